@@ -1,0 +1,480 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Standing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STANDING_UNSET: _ClassVar[Standing]
+    STARTING: _ClassVar[Standing]
+    PARKED: _ClassVar[Standing]
+    ACTIVE: _ClassVar[Standing]
+    ENDED: _ClassVar[Standing]
+    AFTER: _ClassVar[Standing]
+
+class ParkReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PARK_REASON_UNSET: _ClassVar[ParkReason]
+    STANDBY: _ClassVar[ParkReason]
+    DROPPED: _ClassVar[ParkReason]
+    REDUCTION_FAILED: _ClassVar[ParkReason]
+    BOUNDARY: _ClassVar[ParkReason]
+    FORMATION_FAILED: _ClassVar[ParkReason]
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSET: _ClassVar[Phase]
+    WAITING: _ClassVar[Phase]
+    FORMING: _ClassVar[Phase]
+    RUNNING: _ClassVar[Phase]
+    ENDING: _ClassVar[Phase]
+    AFTER_LOOP: _ClassVar[Phase]
+STANDING_UNSET: Standing
+STARTING: Standing
+PARKED: Standing
+ACTIVE: Standing
+ENDED: Standing
+AFTER: Standing
+PARK_REASON_UNSET: ParkReason
+STANDBY: ParkReason
+DROPPED: ParkReason
+REDUCTION_FAILED: ParkReason
+BOUNDARY: ParkReason
+FORMATION_FAILED: ParkReason
+PHASE_UNSET: Phase
+WAITING: Phase
+FORMING: Phase
+RUNNING: Phase
+ENDING: Phase
+AFTER_LOOP: Phase
+
+class Incarnation(_message.Message):
+    __slots__ = ("number", "restart")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RESTART_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    restart: int
+    def __init__(self, number: _Optional[int] = ..., restart: _Optional[int] = ...) -> None: ...
+
+class GenerationName(_message.Message):
+    __slots__ = ("incarnation", "number")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    incarnation: Incarnation
+    number: int
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+
+class StateName(_message.Message):
+    __slots__ = ("generation", "step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: GenerationName
+    step: int
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("id", "pod_uid", "pod_name", "local_rank", "address", "slot")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    POD_NAME_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    pod_uid: str
+    pod_name: str
+    local_rank: int
+    address: str
+    slot: int
+    def __init__(self, id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_name: _Optional[str] = ..., local_rank: _Optional[int] = ..., address: _Optional[str] = ..., slot: _Optional[int] = ...) -> None: ...
+
+class WorkerMessage(_message.Message):
+    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
+    STORE_SET_FIELD_NUMBER: _ClassVar[int]
+    FORMED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    BYE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    parked: Parked
+    store_set: StoreEntry
+    formed: Formed
+    progress: Progress
+    leaving: Leaving
+    ended: Ended
+    values: Values
+    bye: Bye
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    ENDED_STAGE_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    member: Member
+    newest_incarnation: Incarnation
+    generation: GenerationName
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    state: StateName
+    standing: Standing
+    layout_hash: str
+    leaving: bool
+    ended_stage: int
+    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ...) -> None: ...
+
+class Parked(_message.Message):
+    __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_STEP_FIELD_NUMBER: _ClassVar[int]
+    reason: ParkReason
+    generation: GenerationName
+    state: StateName
+    layout_hash: str
+    detail: str
+    suspects: _containers.RepeatedScalarFieldContainer[str]
+    restored_step: int
+    def __init__(self, reason: _Optional[_Union[ParkReason, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., layout_hash: _Optional[str] = ..., detail: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ..., restored_step: _Optional[int] = ...) -> None: ...
+
+class StoreEntry(_message.Message):
+    __slots__ = ("generation", "key", "value")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    generation: GenerationName
+    key: str
+    value: bytes
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class Formed(_message.Message):
+    __slots__ = ("generation", "group_seconds", "transfer_seconds", "transfer_bytes")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    generation: GenerationName
+    group_seconds: float
+    transfer_seconds: float
+    transfer_bytes: int
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., group_seconds: _Optional[float] = ..., transfer_seconds: _Optional[float] = ..., transfer_bytes: _Optional[int] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("state", "unix_time", "step_seconds", "exposed_communication_seconds", "samples", "values", "skipped")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_COMMUNICATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    state: StateName
+    unix_time: float
+    step_seconds: float
+    exposed_communication_seconds: float
+    samples: int
+    values: _containers.ScalarMap[str, float]
+    skipped: bool
+    def __init__(self, state: _Optional[_Union[StateName, _Mapping]] = ..., unix_time: _Optional[float] = ..., step_seconds: _Optional[float] = ..., exposed_communication_seconds: _Optional[float] = ..., samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., skipped: _Optional[bool] = ...) -> None: ...
+
+class Data(_message.Message):
+    __slots__ = ("epoch", "seen", "expected", "repeated", "lost", "skipped", "total_seen", "stage")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SEEN_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    seen: int
+    expected: int
+    repeated: int
+    lost: int
+    skipped: int
+    total_seen: int
+    stage: int
+    def __init__(self, epoch: _Optional[int] = ..., seen: _Optional[int] = ..., expected: _Optional[int] = ..., repeated: _Optional[int] = ..., lost: _Optional[int] = ..., skipped: _Optional[int] = ..., total_seen: _Optional[int] = ..., stage: _Optional[int] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("commits", "data", "productive_seconds", "total_steps")
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    PRODUCTIVE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    commits: _containers.RepeatedCompositeFieldContainer[Commit]
+    data: Data
+    productive_seconds: float
+    total_steps: int
+    def __init__(self, commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., productive_seconds: _Optional[float] = ..., total_steps: _Optional[int] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Ended(_message.Message):
+    __slots__ = ("generation", "state", "stage")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    generation: GenerationName
+    state: StateName
+    stage: int
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., stage: _Optional[int] = ...) -> None: ...
+
+class Values(_message.Message):
+    __slots__ = ("values",)
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Bye(_message.Message):
+    __slots__ = ("outcome", "detail")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    outcome: str
+    detail: str
+    def __init__(self, outcome: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class CoordinatorMessage(_message.Message):
+    __slots__ = ("welcome", "prepare", "start", "store_entry", "boundary", "leave", "end_ok", "refused", "known")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STORE_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    END_OK_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    prepare: Prepare
+    start: Start
+    store_entry: StoreEntry
+    boundary: Boundary
+    leave: Leave
+    end_ok: EndOk
+    refused: Refused
+    known: Known
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("incarnation", "protocol_version", "known")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    incarnation: Incarnation
+    protocol_version: int
+    known: StateName
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., protocol_version: _Optional[int] = ..., known: _Optional[_Union[StateName, _Mapping]] = ...) -> None: ...
+
+class Prepare(_message.Message):
+    __slots__ = ("generation", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: GenerationName
+    reason: str
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Transfer(_message.Message):
+    __slots__ = ("receiver", "holder")
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    receiver: str
+    holder: str
+    def __init__(self, receiver: _Optional[str] = ..., holder: _Optional[str] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("generation", "members", "state", "transfers", "fresh", "known", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: GenerationName
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    state: StateName
+    transfers: _containers.RepeatedCompositeFieldContainer[Transfer]
+    fresh: bool
+    known: StateName
+    reason: str
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., fresh: _Optional[bool] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Boundary(_message.Message):
+    __slots__ = ("generation", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: GenerationName
+    reason: str
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class EndOk(_message.Message):
+    __slots__ = ("generation", "stage")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    generation: GenerationName
+    stage: int
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., stage: _Optional[int] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("reason", "retry")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    retry: bool
+    def __init__(self, reason: _Optional[str] = ..., retry: _Optional[bool] = ...) -> None: ...
+
+class Known(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: StateName
+    def __init__(self, state: _Optional[_Union[StateName, _Mapping]] = ...) -> None: ...
+
+class Pod(_message.Message):
+    __slots__ = ("uid", "name", "slot", "started", "leave_by")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_BY_FIELD_NUMBER: _ClassVar[int]
+    uid: str
+    name: str
+    slot: int
+    started: bool
+    leave_by: float
+    def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., slot: _Optional[int] = ..., started: _Optional[bool] = ..., leave_by: _Optional[float] = ...) -> None: ...
+
+class SyncRequest(_message.Message):
+    __slots__ = ("target", "minimum", "maximum", "living", "observed")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    MINIMUM_FIELD_NUMBER: _ClassVar[int]
+    MAXIMUM_FIELD_NUMBER: _ClassVar[int]
+    LIVING_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    target: int
+    minimum: int
+    maximum: int
+    living: _containers.RepeatedCompositeFieldContainer[Pod]
+    observed: bool
+    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ...) -> None: ...
+
+class MemberStatus(_message.Message):
+    __slots__ = ("member", "standing", "connected", "step_seconds", "leaving")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    standing: Standing
+    connected: bool
+    step_seconds: float
+    leaving: bool
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., connected: _Optional[bool] = ..., step_seconds: _Optional[float] = ..., leaving: _Optional[bool] = ...) -> None: ...
+
+class Recovery(_message.Message):
+    __slots__ = ("generation", "cause", "seconds", "at_unix")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    AT_UNIX_FIELD_NUMBER: _ClassVar[int]
+    generation: GenerationName
+    cause: str
+    seconds: float
+    at_unix: float
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., cause: _Optional[str] = ..., seconds: _Optional[float] = ..., at_unix: _Optional[float] = ...) -> None: ...
+
+class SyncReply(_message.Message):
+    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    GOODPUT_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LAST_RECOVERY_FIELD_NUMBER: _ClassVar[int]
+    RECOVERIES_FIELD_NUMBER: _ClassVar[int]
+    STATES_LOST_FIELD_NUMBER: _ClassVar[int]
+    ENDED_STAGES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
+    LAST_COMMIT_UNIX_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: Incarnation
+    phase: Phase
+    generation: GenerationName
+    state: StateName
+    members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
+    waiting_for: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    message: str
+    data: Data
+    samples_per_second: float
+    goodput: float
+    step_seconds: float
+    last_recovery: Recovery
+    recoveries: int
+    states_lost: int
+    ended_stages: int
+    values: _containers.ScalarMap[str, float]
+    unix_time: float
+    last_commit_unix: float
+    silent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
