@@ -1,0 +1,31 @@
+"""Which samples each step takes, who computes them, and the proof that each counted exactly once.
+
+Everything here is a pure function of (cursor, world size, rank): nothing talks to peers, nothing waits. The
+runtime asks for a batch, and moves cursor and ledger with its commit.
+"""
+
+from springtide.data.batch import Batch, Micro
+from springtide.data.cursor import Cursor
+from springtide.data.ledger import Ledger, contribution, join_halves, split_halves
+from springtide.data.loop import LoopPlan, plan_loop
+from springtide.data.partition import Part, partition, pieces
+from springtide.data.permutation import permutation
+from springtide.data.source import Source, make_source
+
+__all__ = [
+    "Batch",
+    "Cursor",
+    "Ledger",
+    "LoopPlan",
+    "Micro",
+    "Part",
+    "Source",
+    "contribution",
+    "join_halves",
+    "make_source",
+    "partition",
+    "permutation",
+    "pieces",
+    "plan_loop",
+    "split_halves",
+]

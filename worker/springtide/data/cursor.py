@@ -1,0 +1,58 @@
+"""The position in the data that the next step starts from; a part of the committed state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where the job stands: it moves only with a commit and is rolled back with the parameters.
+
+    stage: ordinal of the training loop (`batches` call) in the script, from 0.
+    epoch: epochs completed in this stage, so also the number of the running one, from 0.
+    position: samples of the running epoch that lie behind, in the order of its permutation.
+    step: committed steps since the job began, over all stages.
+    """
+
+    stage: int = 0
+    epoch: int = 0
+    position: int = 0
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not int or value < 0:
+                raise ValueError(f"cursor: {field.name} must be an integer >= 0, got {value!r}")
+
+    def advance(self, batch_size: int, dataset_size: int) -> Cursor:
+        """The cursor after the step that starts here: an epoch's last batch is short, never padded and never dropped."""
+        if self.position >= dataset_size:
+            raise ValueError(
+                f"cursor: position {self.position} lies outside a dataset of {dataset_size} samples"
+            )
+        if batch_size < 1:
+            raise ValueError(f"cursor: batch_size must be at least 1, got {batch_size}")
+        position = self.position + batch_size
+        if position >= dataset_size:
+            return Cursor(self.stage, self.epoch + 1, 0, self.step + 1)
+        return Cursor(self.stage, self.epoch, position, self.step + 1)
+
+    def next_stage(self) -> Cursor:
+        """The start of the next training loop; steps go on being counted."""
+        return Cursor(self.stage + 1, 0, 0, self.step)
+
+    def to_json(self) -> dict[str, int]:
+        return {"stage": self.stage, "epoch": self.epoch, "position": self.position, "step": self.step}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Cursor:
+        """Raise ValueError when a field is missing, unknown or no integer >= 0."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        if set(value) != names:
+            raise ValueError(f"cursor: expected the fields {sorted(names)}, got {sorted(value)}")
+        return cls(**value)

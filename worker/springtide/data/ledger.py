@@ -1,0 +1,188 @@
+"""The proof that each sample counted exactly once per epoch: a count and a hash that add up over workers and steps.
+
+Each step's side reduction sums, over the workers, (count, low half, high half) of the ids whose gradients
+really went in. The sums go into the ledger with the commit, so the ledger describes exactly the parameters
+that it travels with; it is not derived from the cursor. At an epoch's end count and hash are compared with
+those of the whole dataset.
+
+The hash of (id, stage, epoch) is mix(id) * odd(stage, epoch) mod 2^64, with mix a bijection: sums of
+different multisets of ids agree by chance only (about 2^-64), an id of another epoch counts differently, and
+the expected sum of an epoch is one multiplication once the sum of mix(id) over the dataset is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from springtide.data.cursor import Cursor
+from springtide.data.mixing import MASK_64, mix, mix_tensor
+
+_CHUNK = 1 << 20
+_HALF = (1 << 32) - 1
+
+
+class Contribution(NamedTuple):
+    """What one worker adds to the side reduction; each is an integer below 2^32 and so exact in float64.
+
+    A float64 sum of them stays exact (below 2^53) for up to 2^20 workers.
+    """
+
+    samples: int
+    hash_lo: int
+    hash_hi: int
+
+
+def split_halves(value: int) -> tuple[int, int]:
+    """(low, high) 32 bits of a number mod 2^64."""
+    return value & _HALF, (value >> 32) & _HALF
+
+
+def join_halves(lo: float, hi: float) -> int:
+    """The sum mod 2^64 from the summed halves (each may exceed 32 bits).
+
+    Raise ValueError if they are no exact integers.
+    """
+    for name, half in (("low", lo), ("high", hi)):
+        if not 0 <= half <= 2**53 or half != int(half):
+            raise ValueError(f"the {name} half of a hash sum must be an integer in 0..2^53, got {half!r}")
+    return (int(lo) + (int(hi) << 32)) & MASK_64
+
+
+def _factor(stage: int, epoch: int) -> int:
+    return mix(stage, epoch) | 1
+
+
+def _sum(ids: torch.Tensor) -> int:
+    return int(mix_tensor(ids).sum().item()) & MASK_64
+
+
+def contribution(ids: torch.Tensor, stage: int, epoch: int) -> Contribution:
+    """Count and hash of ids (int64, shape (n,), CPU; n may be 0) in this stage and epoch."""
+    if ids.dtype != torch.int64 or ids.dim() != 1:
+        raise ValueError(f"ids must be int64 of shape (n,), got {ids.dtype} of shape {tuple(ids.shape)}")
+    lo, hi = split_halves(_sum(ids) * _factor(stage, epoch))
+    return Contribution(ids.numel(), lo, hi)
+
+
+@lru_cache(maxsize=8)
+def _dataset_sum(n: int) -> int:
+    return sum(_sum(torch.arange(start, min(start + _CHUNK, n))) for start in range(0, n, _CHUNK)) & MASK_64
+
+
+def expected_hash(n: int, stage: int, epoch: int) -> int:
+    """Hash of an epoch that takes each of the ids 0..n-1 once.
+
+    The first call for n takes time proportional to n (1 s per 10^8).
+    """
+    return (_dataset_sum(n) * _factor(stage, epoch)) & MASK_64
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the surviving parameters have seen. All numbers are over the job, but for the running epoch's.
+
+    stage, epoch: the running epoch (epochs completed in this stage).
+    expected: samples of one epoch of the running stage; 0 before the first commit.
+    count, hash: of the ids that went in during the running epoch.
+    total_seen: samples that went in. skipped: steps skipped because a gradient was not finite (their samples
+    count as seen).
+    repeated, lost: found at the ends of epochs; a lower bound when both happened in one epoch.
+    """
+
+    stage: int = 0
+    epoch: int = 0
+    expected: int = 0
+    count: int = 0
+    hash: int = 0
+    total_seen: int = 0
+    skipped: int = 0
+    repeated: int = 0
+    lost: int = 0
+
+    def commit(
+        self,
+        before: Cursor,
+        after: Cursor,
+        dataset_size: int,
+        count: float,
+        hash_lo: float,
+        hash_hi: float,
+        *,
+        skipped: bool = False,
+    ) -> Ledger:
+        """The ledger after a committed step.
+
+        before, after: the step's cursors; the epoch is compared when `after` lies in another one. count,
+        hash_lo, hash_hi: sums over all workers, as they come out of the float64 reduction. A loop that the
+        script left before its epoch's end is not counted as lost. Raise ValueError when the step does not
+        belong to the running epoch or a sum is no exact integer.
+        """
+        if count < 0 or count != int(count):
+            raise ValueError(f"the number of samples of a step must be an integer >= 0, got {count!r}")
+        ledger = self
+        if before.stage > self.stage:
+            ledger = dataclasses.replace(self, stage=before.stage, epoch=before.epoch, count=0, hash=0)
+        if (before.stage, before.epoch) != (ledger.stage, ledger.epoch):
+            raise ValueError(
+                f"the step belongs to stage {before.stage}, epoch {before.epoch}, "
+                f"but the ledger stands in stage {ledger.stage}, epoch {ledger.epoch}"
+            )
+        ledger = dataclasses.replace(
+            ledger,
+            expected=dataset_size,
+            count=ledger.count + int(count),
+            hash=(ledger.hash + join_halves(hash_lo, hash_hi)) & MASK_64,
+            total_seen=ledger.total_seen + int(count),
+            skipped=ledger.skipped + skipped,
+        )
+        if (after.stage, after.epoch) == (ledger.stage, ledger.epoch):
+            return ledger
+        return ledger._close(after)
+
+    def _close(self, after: Cursor) -> Ledger:
+        repeated, lost = max(0, self.count - self.expected), max(0, self.expected - self.count)
+        if not repeated and not lost and self.hash != expected_hash(self.expected, self.stage, self.epoch):
+            # The same number of samples, but not the same samples: at least one of each.
+            repeated = lost = 1
+        return dataclasses.replace(
+            self,
+            stage=after.stage,
+            epoch=after.epoch,
+            count=0,
+            hash=0,
+            repeated=self.repeated + repeated,
+            lost=self.lost + lost,
+        )
+
+    def audit(self) -> dict[str, int]:
+        """The numbers under the names that the job's status and a worker's outcome use."""
+        return {
+            "stage": self.stage,
+            "epoch": self.epoch,
+            "seen": self.count,
+            "expected": self.expected,
+            "repeated": self.repeated,
+            "lost": self.lost,
+            "skipped": self.skipped,
+            "totalSeen": self.total_seen,
+        }
+
+    def to_json(self) -> dict[str, int]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Ledger:
+        """Raise ValueError when a field is missing, unknown or no integer in its range."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        if set(value) != names:
+            raise ValueError(f"ledger: expected the fields {sorted(names)}, got {sorted(value)}")
+        for name in names:
+            if type(value[name]) is not int or not 0 <= value[name] <= MASK_64:
+                raise ValueError(f"ledger: {name} must be an integer in 0..2^64-1, got {value[name]!r}")
+        return cls(**value)

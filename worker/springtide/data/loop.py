@@ -1,0 +1,161 @@
+"""One training loop as a pure function of the cursor: what the next step takes, and which part of it a rank computes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from springtide.data.batch import Batch, Micro
+from springtide.data.cursor import Cursor
+from springtide.data.ledger import Ledger
+from springtide.data.partition import partition
+from springtide.data.permutation import permutation
+from springtide.data.source import Source, make_source
+
+
+@dataclass(frozen=True, slots=True)
+class LoopPlan:
+    """The arguments of one `batches` call, checked.
+
+    Batch_size, micro_batch and min_part count samples; batch_size is global.
+    """
+
+    source: Source
+    batch_size: int
+    epochs: int
+    seed: int
+    micro_batch: int | None
+    min_part: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The last batch of an epoch may be short; nothing is dropped."""
+        return -(-self.source.size // self.batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        return self.steps_per_epoch * self.epochs
+
+    def ended(self, cursor: Cursor) -> bool:
+        return cursor.epoch >= self.epochs
+
+    def advance(self, cursor: Cursor) -> Cursor:
+        return cursor.advance(self.batch_size, self.source.size)
+
+    def global_ids(self, cursor: Cursor) -> torch.Tensor:
+        """Ids of the whole batch of the step that starts at the cursor: int64, shape (1..batch_size,)."""
+        if self.ended(cursor):
+            raise ValueError(f"the loop ended after {self.epochs} epochs, and the cursor stands at {cursor}")
+        order = permutation(self.source.size, self.seed, cursor.epoch)
+        return order[cursor.position : cursor.position + self.batch_size]
+
+    def batch(self, cursor: Cursor, rank: int, world_size: int) -> Batch:
+        """This rank's part of the step at the cursor; a stand-in if the batch is too short for all."""
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} of a world of {world_size}")
+        ids = self.global_ids(cursor)
+        part = partition(ids.numel(), world_size, self.min_part)[rank]
+        own = ids[part.start : part.start + part.size]
+        standin = ids[: self.min_part] if part.size == 0 else None
+        return Batch(
+            Micro(own, ids.numel()),
+            own,
+            self.source.fetch,
+            standin_ids=standin,
+            micro_batch=self.micro_batch,
+            min_part=self.min_part,
+        )
+
+    def commit(
+        self,
+        ledger: Ledger,
+        cursor: Cursor,
+        count: float,
+        hash_lo: float,
+        hash_hi: float,
+        *,
+        skipped: bool = False,
+    ) -> tuple[Cursor, Ledger]:
+        """Cursor and ledger after the step at `cursor`, from the reduced sums of the workers' contributions."""
+        after = self.advance(cursor)
+        return after, ledger.commit(cursor, after, self.source.size, count, hash_lo, hash_hi, skipped=skipped)
+
+    def fingerprint(self) -> dict[str, int]:
+        """What has to be equal on all workers, because the dealing follows from it; JSON-able."""
+        return {
+            "samples": self.source.size,
+            "batch_size": self.batch_size,
+            "epochs": self.epochs,
+            "seed": self.seed,
+            "min_part": self.min_part,
+        }
+
+    def check_same(self, other: Mapping[str, Any]) -> None:
+        """Raise ValueError that names the difference when another worker's fingerprint is not ours."""
+        mine = self.fingerprint()
+        different = {
+            name: (value, other.get(name)) for name, value in mine.items() if other.get(name) != value
+        }
+        if different:
+            text = ", ".join(
+                f"{name} is {own} here and {theirs} there" for name, (own, theirs) in different.items()
+            )
+            raise ValueError(
+                f"batches(): the workers do not agree: {text}; every worker must read the same dataset with the same arguments"
+            )
+
+    def describe(self) -> str:
+        return ", ".join(
+            f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if field.name != "source"
+        )
+
+
+def _at_least(name: str, value: object, minimum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ValueError(f"batches(): {name} must be an integer >= {minimum}, got {value!r}")
+    return value
+
+
+def plan_loop(
+    dataset: Any,
+    *,
+    batch_size: int,
+    epochs: int = 1,
+    seed: int = 0,
+    micro_batch: int | None = None,
+    min_part: int = 2,
+    train: bool = True,
+) -> LoopPlan:
+    """Check the arguments of `batches` and make its plan.
+
+    batch_size: samples of the global batch, at least 1; it stays the same whatever the number of workers.
+    micro_batch: most samples that one worker computes at once, at least 2 * min_part - 1, so that every part
+    can be cut.
+    min_part: fewest samples that a worker computes at once (BatchNorm raises on one); smaller global batches
+    are exempt. Raise ValueError for a bad value, TypeError for a dataset without samples by number,
+    NotImplementedError for train=False.
+    """
+    if not train:
+        raise NotImplementedError(
+            "batches(train=False) does not exist yet: evaluate with a plain torch DataLoader outside of the training loop; "
+            "all workers hold the same parameters, so any one's result is the job's"
+        )
+    _at_least("batch_size", batch_size, 1)
+    _at_least("epochs", epochs, 0)
+    _at_least("min_part", min_part, 1)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"batches(): seed must be an integer, got {seed!r}")
+    if micro_batch is not None:
+        _at_least("micro_batch", micro_batch, 1)
+        if micro_batch < 2 * min_part - 1:
+            raise ValueError(
+                f"batches(): micro_batch={micro_batch} cannot keep every piece at min_part={min_part} samples or more; "
+                f"use micro_batch >= {2 * min_part - 1}, or a smaller min_part if the model has no BatchNorm"
+            )
+    return LoopPlan(make_source(dataset), batch_size, epochs, seed, micro_batch, min_part)

@@ -1,0 +1,43 @@
+"""64-bit mixing: the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014)."""
+
+from __future__ import annotations
+
+import torch
+
+MASK_64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+
+
+def mix(*values: int) -> int:
+    """Mix integers of any size and sign, in order, into one unsigned 64-bit number."""
+    state = 0
+    for value in values:
+        state = (state + (value & MASK_64) + _GOLDEN) & MASK_64
+        state = ((state ^ (state >> 30)) * _FIRST) & MASK_64
+        state = ((state ^ (state >> 27)) * _SECOND) & MASK_64
+        state ^= state >> 31
+    return state
+
+
+def signed(value: int) -> int:
+    """The same 64 bits as a two's complement number, as int64 tensors hold them."""
+    value &= MASK_64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    # Tensors of int64 shift arithmetically; the mask makes it logical.
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix_tensor(ids: torch.Tensor) -> torch.Tensor:
+    """Mix each element as `mix(id)` does.
+
+    Ids: int64, any shape; returns int64 of the same shape (wraps mod 2^64).
+    """
+    x = ids + signed(_GOLDEN)
+    x = (x ^ _shift_right(x, 30)) * signed(_FIRST)
+    x = (x ^ _shift_right(x, 27)) * signed(_SECOND)
+    return x ^ _shift_right(x, 31)

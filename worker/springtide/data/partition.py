@@ -1,0 +1,46 @@
+"""How a global batch is cut into the workers' parts, and a part into micro-batches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """A contiguous range of a batch, in samples. size 0: nothing to do here."""
+
+    start: int
+    size: int
+
+
+def _even(n: int, parts: int) -> list[Part]:
+    base, longer = divmod(n, parts)
+    return [Part(i * base + min(i, longer), base + (i < longer)) for i in range(parts)]
+
+
+def partition(n: int, world_size: int, min_part: int = 2) -> list[Part]:
+    """Cut a global batch of n samples into one part per rank: contiguous, in rank order, sizes as even as possible.
+
+    No part is below min_part unless the whole batch is: a short batch goes to the first ranks, the others get
+    size 0 (their start is n). Raise ValueError for n, world_size or min_part below 1.
+    """
+    if n < 1 or world_size < 1 or min_part < 1:
+        raise ValueError(f"partition needs values >= 1: n={n}, world_size={world_size}, min_part={min_part}")
+    used = min(world_size, max(1, n // min_part))
+    return _even(n, used) + [Part(n, 0)] * (world_size - used)
+
+
+def pieces(n: int, wanted: int = 1, micro_batch: int | None = None, min_part: int = 1) -> list[Part]:
+    """Cut one worker's part of n samples into micro-batches, sizes as even as possible.
+
+    There are `wanted` of them, fewer if they would fall below min_part, more if they would exceed
+    micro_batch: the memory bound comes first. With micro_batch >= 2 * min_part - 1 both always hold for n >=
+    min_part.
+    """
+    if n < 1 or wanted < 1 or min_part < 1 or (micro_batch is not None and micro_batch < 1):
+        raise ValueError(
+            f"pieces needs values >= 1: n={n}, wanted={wanted}, micro_batch={micro_batch}, min_part={min_part}"
+        )
+    count = min(wanted, max(1, n // min_part))
+    if micro_batch is not None:
+        count = max(count, -(-n // micro_batch))
+    return _even(n, count)
