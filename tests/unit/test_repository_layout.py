@@ -1,0 +1,118 @@
+"""The repository's traps: `operator/` must never shadow Python's own `operator`, and nothing may name the machine it was made on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE_ROOTS = ("operator", "worker", "ps", "deploy/local")
+
+
+def tracked_files() -> list[Path]:
+    """Return the files that git tracks, or would track; all files outside hidden folders where this is no checkout."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    if listing.returncode == 0:
+        return [path for name in listing.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
+    return [path for path in ROOT.rglob("*") if path.is_file() and not path.relative_to(ROOT).parts[0].startswith(".")]
+
+
+@pytest.mark.parametrize("root", SOURCE_ROOTS)
+def test_a_source_root_is_no_package(root: str) -> None:
+    assert not (ROOT / root / "__init__.py").exists()
+
+
+def test_no_test_and_no_conftest_lies_below_a_source_root() -> None:
+    found = [
+        str(path.relative_to(ROOT))
+        for path in tracked_files()
+        if str(path.relative_to(ROOT)).startswith(tuple(f"{root}/" for root in SOURCE_ROOTS))
+        and (path.name == "conftest.py" or path.name.startswith("test_") or "tests" in path.relative_to(ROOT).parts)
+    ]
+    assert found == []
+
+
+def test_no_tests_folder_is_a_package_or_is_named_operator() -> None:
+    tests = ROOT / "tests"
+    assert [str(path) for path in tests.rglob("__init__.py")] == []
+    assert [str(path) for path in tests.rglob("operator") if path.is_dir()] == []
+
+
+def test_names_of_test_files_are_unique() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_names_of_test_helpers_hide_no_module() -> None:
+    installed = sys.stdlib_module_names
+    assert [path.name for path in (ROOT / "tests/support").glob("*.py") if path.stem in installed] == []
+
+
+@pytest.mark.parametrize("arguments", [["-c"], ["-m", "timeit", "-n1", "-r1"]], ids=["command", "module"])
+def test_the_standard_operator_is_intact_from_the_repository_root(arguments: list[str]) -> None:
+    code = "import operator; assert operator.add(1, 1) == 2, operator; print(operator.__file__)"
+    done = subprocess.run(
+        [sys.executable, *arguments, code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(ROOT) not in done.stdout.split("\n")[0] or str(ROOT / ".venv") in done.stdout
+
+
+def test_packages_are_found_without_namespaces_in_the_source_roots() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert settings["setuptools"]["packages"]["find"] == {"where": list(SOURCE_ROOTS), "namespaces": False}
+    for root in SOURCE_ROOTS:
+        assert root in settings["mypy"]["mypy_path"]
+        assert root in settings["ruff"]["src"]
+        assert root in settings["pytest"]["ini_options"]["pythonpath"]
+
+
+def test_no_file_names_the_machine_it_was_made_on() -> None:
+    # Put together here, so that this file does not contain them.
+    forbidden = [f"/{'work'}/{place}" for place in ("main", "shared", ".library")] + [f"/{'tmp'}/prompt", f"/{'opt'}/pypi"]
+    found = []
+    for path in tracked_files():
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}: {word}" for word in forbidden if word in text]
+    assert found == []
+
+
+def test_no_file_is_too_long_to_hold_one_idea() -> None:
+    generated = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path in tracked_files()
+        if path.suffix == ".py"
+        and not path.name.endswith(generated)
+        and (lines := len(path.read_text().splitlines())) > 500
+    }
+    assert found == {}
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+    for name in ("deploy/operator.yaml", "deploy/samples/digits-allreduce.yaml"):
+        path = ROOT / name
+        images = [line.split("image:")[1].strip() for line in path.read_text().splitlines() if "image: springtide/" in line]
+        assert images, f"{name} names no image of ours"
+        assert {image.rsplit(":", 1)[1] for image in images} == {version}
