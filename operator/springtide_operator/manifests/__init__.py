@@ -1,0 +1,1 @@
+"""PURE: the Kubernetes objects of a job as plain dicts, ready to be sent."""

@@ -1,0 +1,63 @@
+"""A TrainingJob read from the API server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from springtide_operator.api import names
+from springtide_operator.api.model import TrainingJobSpec
+
+
+class InvalidJob(Exception):
+    """The spec cannot be read; the message names the fields. The API server refuses such a job, an old one may exist."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What policies and manifests need of a TrainingJob."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    spec: TrainingJobSpec
+    status: dict[str, Any]
+    deleting: bool = False
+    resource_version: str = ""
+
+    @classmethod
+    def parse(cls, obj: dict[str, Any]) -> Job:
+        """Raise InvalidJob."""
+        meta = obj["metadata"]
+        try:
+            spec = TrainingJobSpec.model_validate(obj.get("spec") or {})
+        except ValidationError as error:
+            lines = [
+                f"spec.{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()[:5]
+            ]
+            raise InvalidJob("; ".join(lines)) from error
+        return cls(
+            name=meta["name"],
+            namespace=meta["namespace"],
+            uid=meta["uid"],
+            generation=int(meta.get("generation", 1)),
+            spec=spec,
+            status=obj.get("status") or {},
+            deleting="deletionTimestamp" in meta,
+            resource_version=meta.get("resourceVersion", ""),
+        )
+
+    @property
+    def owner_reference(self) -> dict[str, Any]:
+        """`controller: true` and no blocking: Kubernetes collects the children, also when the operator is gone."""
+        return {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }

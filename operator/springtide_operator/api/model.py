@@ -1,0 +1,201 @@
+"""The TrainingJob, as users write it. The CRD is generated from these models (`springtide_operator.api.crd`).
+
+Only fields whose behaviour exists are here. Descriptions are what `kubectl explain` prints.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+from springtide_operator.api.names import MAX_WORKERS
+
+
+class ApiModel(BaseModel):
+    """camelCase on the wire, snake_case in Python; unknown fields are pruned, as the API server prunes them."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
+
+
+def rule(expression: str, message: str, message_expression: str | None = None, **more: str) -> dict[str, str]:
+    """One entry of x-kubernetes-validations."""
+    result = {"rule": expression, "message": message, **more}
+    if message_expression is not None:
+        result["messageExpression"] = message_expression
+    return result
+
+
+class StrategyType(StrEnum):
+    ALL_REDUCE = "AllReduce"
+
+
+class PodCleanup(StrEnum):
+    ALL = "All"
+    RUNNING = "Running"
+    NONE = "None"
+
+
+class AllReduce(ApiModel):
+    """How gradients are summed."""
+
+    bucket_mib: int = Field(
+        default=25,
+        ge=1,
+        le=1024,
+        alias="bucketMiB",
+        description="Size of the buckets in which gradients are reduced, in MiB. Holds for pods made afterwards.",
+    )
+
+
+class Strategy(ApiModel):
+    """How workers exchange gradients."""
+
+    type: StrategyType = Field(
+        default=StrategyType.ALL_REDUCE,
+        description="AllReduce: every worker holds the whole model and gradients are summed among the workers."
+        " Immutable.",
+        json_schema_extra={
+            "x-kubernetes-validations": [rule("self == oldSelf", "strategy.type is immutable: create a new job")]
+        },
+    )
+    all_reduce: AllReduce = Field(
+        default_factory=AllReduce,
+        description="Settings of the AllReduce strategy.",
+        json_schema_extra={"default": {}},
+    )
+
+
+_OPEN: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+# A PodTemplateSpec with only those fields spelled out that are checked early. Inlined in full it would be
+# hundreds of KB, which breaks client-side apply.
+_TEMPLATE_SCHEMA: dict[str, Any] = {
+    **_OPEN,
+    "required": ["spec"],
+    "properties": {
+        "metadata": {**_OPEN, "description": "Labels and annotations of the worker pods."},
+        "spec": {
+            **_OPEN,
+            "description": "A PodSpec. The container named 'worker', or else the first one, runs the training script.",
+            "required": ["containers"],
+            "properties": {
+                "restartPolicy": {
+                    "type": "string",
+                    "enum": ["Never"],
+                    "description": "Workers are replaced by the operator, never restarted in place.",
+                },
+                "containers": {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": 16,
+                    "description": "Containers of a worker pod.",
+                    "items": {
+                        **_OPEN,
+                        "required": ["image"],
+                        "properties": {
+                            "name": {"type": "string", "maxLength": 63, "description": "Default: worker."},
+                            "image": {
+                                "type": "string",
+                                "minLength": 1,
+                                "maxLength": 1024,
+                                "description": "Image of the container.",
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+PodTemplate = Annotated[dict[str, Any], WithJsonSchema(_TEMPLATE_SCHEMA)]
+
+
+class Workers(ApiModel):
+    """The worker pods and how many of them there may be."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                rule(
+                    "!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+                    "workers.minReplicas must not be greater than workers.maxReplicas",
+                    reason="FieldValueInvalid",
+                ),
+                rule(
+                    "self.replicas >= self.minReplicas && (!has(self.maxReplicas) || self.replicas <= self.maxReplicas)",
+                    "workers.replicas must lie between workers.minReplicas and workers.maxReplicas",
+                    "'workers.replicas is ' + string(self.replicas) + ', but it must lie between minReplicas ('"
+                    " + string(self.minReplicas) + ') and maxReplicas ('"
+                    " + (has(self.maxReplicas) ? string(self.maxReplicas) : 'no limit') + ')'",
+                    reason="FieldValueInvalid",
+                ),
+            ]
+        }
+    )
+
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_WORKERS,
+        description="Workers wanted. `kubectl scale` and autoscalers change it; the operator never does."
+        " It must lie between minReplicas and maxReplicas.",
+    )
+    min_replicas: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_WORKERS,
+        description="Training starts, and goes on, with at least this many workers.",
+    )
+    max_replicas: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_WORKERS,
+        description="Scaling above this is refused. Absent: no limit but that of the API"
+        f" ({MAX_WORKERS} workers).",
+    )
+    template: PodTemplate = Field(
+        description="The worker pod. A change holds for pods made afterwards; status.workers.outdated counts the"
+        " older ones."
+    )
+
+    @property
+    def maximum(self) -> int:
+        return self.max_replicas if self.max_replicas is not None else MAX_WORKERS
+
+
+class FailurePolicy(ApiModel):
+    """When the job gives up."""
+
+    backoff_limit: int = Field(
+        default=6,
+        ge=0,
+        le=10000,
+        description="Worker failures that are endured: one more fails the job. Evictions, preemptions, deleted pods"
+        " and scaling down are no failures.",
+    )
+
+
+class TrainingJobSpec(ApiModel):
+    """What is wanted."""
+
+    strategy: Strategy = Field(
+        default_factory=Strategy,
+        description="How workers exchange gradients.",
+        json_schema_extra={"default": {}},
+    )
+    workers: Workers = Field(description="The worker pods and how many of them there may be.")
+    failure_policy: FailurePolicy = Field(
+        default_factory=FailurePolicy,
+        description="When the job gives up.",
+        json_schema_extra={"default": {}},
+    )
+    pod_cleanup: PodCleanup = Field(
+        default=PodCleanup.RUNNING,
+        description="Which worker pods are deleted when the job ends: All; Running (ended ones stay, for their logs);"
+        " None. Workers that still run when another has finished get 60 s to end by themselves."
+        " The coordinator always goes.",
+    )

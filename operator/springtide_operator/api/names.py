@@ -1,0 +1,80 @@
+"""Names that the API server, users and other programs know. Every name is built here and nowhere else."""
+
+from __future__ import annotations
+
+import re
+
+GROUP = "springtide.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "TrainingJob"
+PLURAL = "trainingjobs"
+SINGULAR = "trainingjob"
+SHORT_NAME = "stj"
+
+PROGRAM_VERSION = "0.1.0"
+OPERATOR_IMAGE = f"springtide/operator:{PROGRAM_VERSION}"
+
+MAX_JOB_NAME = 40
+MAX_WORKERS = 1000
+
+LABEL_NAME = "app.kubernetes.io/name"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_JOB = f"{GROUP}/job"
+LABEL_ROLE = f"{GROUP}/role"
+LABEL_SLOT = f"{GROUP}/slot"
+LABEL_ATTEMPT = f"{GROUP}/attempt"
+LABEL_INCARNATION = f"{GROUP}/incarnation"
+MANAGER = "springtide-operator"
+APP = "springtide"
+OURS = f"{LABEL_MANAGED_BY}={MANAGER}"
+
+ANNOTATION_DELETED_BECAUSE = f"{GROUP}/deleted-because"
+ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"
+
+ROLE_COORDINATOR = "coordinator"
+ROLE_WORKER = "worker"
+
+COORDINATOR_PORT = 7070
+COORDINATOR_METRICS_PORT = 9401
+WORKER_METRICS_PORT = 9400
+OPERATOR_METRICS_PORT = 9402
+TERMINATION_LOG = "/dev/termination-log"
+
+_WORKER = re.compile(r"-worker-(\d{1,9})-(\d{1,9})$")
+
+
+def labels(job: str, role: str | None = None) -> dict[str, str]:
+    """Labels of everything made for a job."""
+    result = {LABEL_NAME: APP, LABEL_MANAGED_BY: MANAGER, LABEL_JOB: job}
+    if role is not None:
+        result[LABEL_ROLE] = role
+    return result
+
+
+def worker_name(job: str, slot: int, attempt: int) -> str:
+    return f"{job}-worker-{slot}-{attempt}"
+
+
+def parse_worker_name(name: str) -> tuple[int, int] | None:
+    """(slot, attempt) of a worker pod's name; None where the name is not one."""
+    found = _WORKER.search(name)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def coordinator_name(job: str, incarnation: int) -> str:
+    return f"{job}-coordinator-{incarnation}"
+
+
+def service_name(job: str) -> str:
+    return f"{job}-coordinator"
+
+
+def secret_name(job: str, uid: str) -> str:
+    """The uid is part of it: a Secret left by an earlier job of the same name is never taken for this job's."""
+    return f"{job}-token-{uid[:8]}"
+
+
+def worker_selector(job: str) -> str:
+    """What `kubectl scale`, an HPA and `status.workers.selector` use: workers only."""
+    return f"{LABEL_JOB}={job},{LABEL_ROLE}={ROLE_WORKER}"

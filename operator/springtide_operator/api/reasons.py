@@ -1,0 +1,83 @@
+"""Reasons (CamelCase constants) of conditions, events and deletions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Condition types
+RUNNING: Final = "Running"
+RESCALING: Final = "Rescaling"
+DEGRADED: Final = "Degraded"
+SUCCEEDED: Final = "Succeeded"
+FAILED: Final = "Failed"
+
+# Running
+TRAINING: Final = "Training"
+FINISHING: Final = "Finishing"
+NOT_STARTED: Final = "NotStarted"
+WAITING_FOR_WORKERS: Final = "WaitingForWorkers"
+FORMING: Final = "FormingGroup"
+COORDINATOR_STARTING: Final = "CoordinatorStarting"
+
+# Rescaling
+SCALING_UP: Final = "ScalingUp"
+SCALING_DOWN: Final = "ScalingDown"
+REPLACING_WORKERS: Final = "ReplacingWorkers"
+AT_SIZE: Final = "AtSize"
+
+# Degraded
+HEALTHY: Final = "Healthy"
+PODS_REFUSED: Final = "PodsRefused"
+SERVICE_REFUSED: Final = "ServiceRefused"
+IMAGE_PULL_FAILED: Final = "ImagePullFailed"
+CONTAINER_CONFIG_ERROR: Final = "ContainerConfigError"
+UNSCHEDULABLE: Final = "Unschedulable"
+WORKER_SILENT: Final = "WorkerSilent"
+BACKING_OFF: Final = "BackingOff"
+COORDINATOR_FAILING: Final = "CoordinatorFailing"
+COORDINATOR_UNREACHABLE: Final = "CoordinatorUnreachable"
+STATE_LOST: Final = "StateLost"
+
+# Outcome
+WORKER_FINISHED: Final = "WorkerFinished"
+BACKOFF_LIMIT_EXCEEDED: Final = "BackoffLimitExceeded"
+INVALID_TEMPLATE: Final = "InvalidTemplate"
+INVALID_SPEC: Final = "InvalidSpec"
+
+# How a worker pod's life ended (slots in status)
+END_FINISHED: Final = "Finished"
+END_LEFT: Final = "Left"
+END_FAILED: Final = "Failed"
+END_PREEMPTED: Final = "Preempted"
+END_SCALED_DOWN: Final = "ScaledDown"
+
+# Why the operator deletes a pod
+DELETE_SCALE_DOWN: Final = "ScaledDown"
+DELETE_SUPERSEDED: Final = "Superseded"
+DELETE_REPLACED: Final = "Replaced"
+DELETE_JOB_OVER: Final = "JobOver"
+
+# Events of their own (others carry the condition's reason)
+EVENT_WORKER_FAILED: Final = "WorkerFailed"
+EVENT_WORKER_PREEMPTED: Final = "WorkerPreempted"
+EVENT_SCALED: Final = "Scaled"
+EVENT_COORDINATOR_STARTED: Final = "CoordinatorStarted"
+EVENT_RECOVERED: Final = "Recovered"
+
+# states for people
+STATE_PENDING: Final = "Pending"
+STATE_STARTING: Final = "Starting"
+STATE_RUNNING: Final = "Running"
+STATE_RESCALING: Final = "Rescaling"
+STATE_RECOVERING: Final = "Recovering"
+STATE_SUCCEEDED: Final = "Succeeded"
+STATE_FAILED: Final = "Failed"
+STATES: Final = (
+    STATE_PENDING,
+    STATE_STARTING,
+    STATE_RUNNING,
+    STATE_RESCALING,
+    STATE_RECOVERING,
+    STATE_SUCCEEDED,
+    STATE_FAILED,
+)

@@ -1,0 +1,141 @@
+"""The TrainingJob's status, as the operator writes it. Numbers that are not whole are strings, rounded for people."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from springtide_operator.api.model import ApiModel
+from springtide_operator.api.names import MAX_WORKERS
+
+Text = Annotated[str, Field(max_length=1024)]
+Short = Annotated[str, Field(max_length=128)]
+Time = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
+Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
+
+
+class Condition(ApiModel):
+    """One aspect of the job's state."""
+
+    type: Short = Field(description="Running, Rescaling, Degraded, Succeeded or Failed.")
+    status: Short = Field(description="True, False or Unknown.", json_schema_extra={"enum": ["True", "False", "Unknown"]})
+    reason: Short = Field(description="Why, in one CamelCase word.")
+    message: Annotated[str, Field(max_length=4096)] = Field(description="Why, in a sentence.")
+    last_transition_time: Time = Field(description="When the status last changed.")
+    observed_generation: Count = Field(description="metadata.generation that this was decided for.")
+
+
+class WorkersStatus(ApiModel):
+    """Counts of worker pods."""
+
+    desired: Count = Field(default=0, description="Workers wanted.")
+    replicas: Count = Field(default=0, description="Worker pods that exist and are not ending.")
+    ready: Count = Field(default=0, description="Worker pods whose containers run.")
+    active: Count = Field(default=0, description="Workers that train in the current generation.")
+    outdated: Count = Field(default=0, description="Worker pods made from an older template.")
+    selector: Text = Field(default="", description="Selects the worker pods; used by the scale subresource.")
+    summary: Short = Field(default="", description="active/desired, for people.")
+
+
+class DataStatus(ApiModel):
+    """The check of samples that travels with the surviving parameters."""
+
+    epoch: Count = Field(default=0, description="Epochs completed.")
+    seen: Count = Field(default=0, description="Samples counted in the running epoch.")
+    repeated: Count = Field(default=0, description="Samples counted more than once, over the job.")
+    lost: Count = Field(default=0, description="Samples not counted, over the job.")
+    skipped: Count = Field(default=0, description="Steps skipped because gradients were not finite.")
+    total_seen: Count = Field(default=0, description="Samples counted over the job.")
+
+
+class RestartsStatus(ApiModel):
+    """Workers that ended early and were replaced."""
+
+    failures: Count = Field(default=0, description="Counted against failurePolicy.backoffLimit.")
+    preemptions: Count = Field(default=0, description="Evicted, preempted, deleted or left: not counted against it.")
+    total: Count = Field(default=0, description="failures + preemptions.")
+
+
+class LastFailure(ApiModel):
+    """The newest worker failure."""
+
+    pod: Short = Field(description="Name of the pod.")
+    reason: Short = Field(description="Error, OOMKilled, NotFinished, StartError, ...")
+    message: Annotated[str, Field(max_length=2048)] = Field(description="The script's error, or its log's end.")
+    exit_code: int = Field(default=0, description="Exit code of the container.")
+    time: Time = Field(description="When it ended.")
+
+
+class BackoffStatus(ApiModel):
+    """Delay before failed workers are replaced; it doubles with every failure and decays with time."""
+
+    count: Count = Field(default=0, description="Recent failures that the delay is computed from.")
+    last_time: Time = Field(description="When the newest of them was counted.")
+    until: Time = Field(description="Failed workers are replaced after this.")
+
+
+class CoordinatorStatus(ApiModel):
+    """The job's coordinator pod."""
+
+    incarnation: Count = Field(default=0, description="Raised before each coordinator pod is made.")
+    address: Short = Field(default="", description="host:port that workers are given.")
+    reachable: bool = Field(default=False, description="Whether it answered the operator's last call.")
+
+
+class SlotStatus(ApiModel):
+    """The newest pod of one worker slot. A pod is counted by writing here, once, before anything follows from it."""
+
+    attempt: Count = Field(default=0, description="Number in the pod's name.")
+    uid: Short | None = Field(default=None, description="The pod's uid, once it was seen.")
+    ended: Short | None = Field(default=None, description="How it ended: Finished, Left, Failed, Preempted, ScaledDown.")
+
+
+class TrainingJobStatus(ApiModel):
+    """What is."""
+
+    state: Short | None = Field(default=None, description="The job's state in one word, derived from the conditions.")
+    message: Annotated[str, Field(max_length=4096)] | None = Field(
+        default=None, description="The job's state in a sentence: what it does, or what it waits for."
+    )
+    observed_generation: Count | None = Field(default=None, description="metadata.generation acted on.")
+    start_time: Time | None = Field(default=None, description="When the operator first saw the job.")
+    completion_time: Time | None = Field(default=None, description="When the job succeeded or failed.")
+    conditions: list[Condition] | None = Field(
+        default=None,
+        max_length=16,
+        description="Running, Rescaling, Degraded; Succeeded or Failed at the end.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    workers: WorkersStatus | None = Field(default=None, description="Counts of worker pods.")
+    generation: Count | None = Field(default=None, description="Number of the membership generation.")
+    step: Count | None = Field(default=None, description="Newest committed step.")
+    samples_per_second: Short | None = Field(default=None, description="Samples per second, all workers together.")
+    goodput: Short | None = Field(default=None, description="Time spent on steps that survive / wall time.")
+    data: DataStatus | None = Field(
+        default=None, description="The check of samples that travels with the surviving parameters."
+    )
+    values: dict[str, Short] | None = Field(
+        default=None,
+        description="What the script reported last.",
+        json_schema_extra={"maxProperties": 64},
+    )
+    restarts: RestartsStatus | None = Field(default=None, description="Workers that ended early and were replaced.")
+    recoveries: Count | None = Field(default=None, description="Times that training went on after a change of workers.")
+    last_recovery_seconds: Short | None = Field(
+        default=None, description="Last recovery: last commit before it to first commit after it, in seconds."
+    )
+    last_failure: LastFailure | None = Field(default=None, description="The newest worker failure.")
+    backoff: BackoffStatus | None = Field(
+        default=None,
+        description="Delay before failed workers are replaced; it doubles with every failure and decays with time.",
+    )
+    coordinator: CoordinatorStatus | None = Field(default=None, description="The job's coordinator pod.")
+    slots: dict[str, SlotStatus] | None = Field(
+        default=None,
+        description="The newest pod of each worker slot, and how it ended.",
+        json_schema_extra={"maxProperties": 4 * MAX_WORKERS},
+    )
+    progress_time: Time | None = Field(
+        default=None, description="When step, samplesPerSecond, goodput, data and values were last written."
+    )

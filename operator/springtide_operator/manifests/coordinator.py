@@ -1,0 +1,161 @@
+"""The coordinator's pod and Service, and the job's Secret."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import hmac
+from typing import Any
+
+from springtide_operator.api import names
+from springtide_operator.api.job import Job
+from springtide_operator.manifests.worker import common_environment
+
+STATE_DIR = "/var/run/springtide"
+USER = 65532
+
+Object = dict[str, Any]
+
+# Fields that the coordinator takes from the worker template, so that it may be pulled and scheduled where workers are.
+_FROM_TEMPLATE = ("imagePullSecrets", "nodeSelector", "priorityClassName", "schedulerName", "tolerations")
+
+# A lost node is given up after 20 s instead of 300 s: workers train on meanwhile, but nobody can join.
+_LOST_NODE = [
+    {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 20}
+    for key in ("not-ready", "unreachable")
+]
+
+
+def job_token(root_key: bytes, uid: str) -> str:
+    """The job's token: HMAC-SHA256 of its uid (RFC 2104), hex. Nothing has to be read back to know it."""
+    return hmac.new(root_key, f"springtide job {uid}".encode(), hashlib.sha256).hexdigest()
+
+
+def secret(job: Job, token: str) -> Object:
+    """The Secret from which the job's pods take SPRINGTIDE_TOKEN."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "metadata": {
+            "name": names.secret_name(job.name, job.uid),
+            "namespace": job.namespace,
+            "labels": names.labels(job.name),
+            "ownerReferences": [job.owner_reference],
+        },
+        "data": {"token": base64.b64encode(token.encode()).decode()},
+    }
+
+
+def service(job: Job, incarnation: int, cluster_ip: str | None = None) -> Object:
+    """The address of the coordinator, for life: it selects the pod of one incarnation, ready or not.
+
+    cluster_ip: the address that workers were given, where the Service has to be made again.
+    """
+    spec: Object = {
+        "type": "ClusterIP",
+        "publishNotReadyAddresses": True,
+        "selector": {
+            names.LABEL_JOB: job.name,
+            names.LABEL_ROLE: names.ROLE_COORDINATOR,
+            names.LABEL_INCARNATION: str(incarnation),
+        },
+        "ports": [
+            {
+                "name": "grpc",
+                "port": names.COORDINATOR_PORT,
+                "targetPort": names.COORDINATOR_PORT,
+                "protocol": "TCP",
+            }
+        ],
+    }
+    if cluster_ip:
+        spec["clusterIP"] = cluster_ip
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": names.service_name(job.name),
+            "namespace": job.namespace,
+            "labels": names.labels(job.name, names.ROLE_COORDINATOR),
+            "ownerReferences": [job.owner_reference],
+        },
+        "spec": spec,
+    }
+
+
+def coordinator_pod(job: Job, incarnation: int, image: str = names.OPERATOR_IMAGE) -> Object:
+    """Meets PodSecurity `restricted`; carries no API token; comes back in place when its process ends."""
+    workers = job.spec.workers
+    template = workers.template.get("spec") or {}
+    spec: Object = {key: copy.deepcopy(template[key]) for key in _FROM_TEMPLATE if template.get(key)}
+    keys = {toleration.get("key") for toleration in spec.get("tolerations", []) if isinstance(toleration, dict)}
+    spec["tolerations"] = spec.get("tolerations", []) + [t for t in _LOST_NODE if t["key"] not in keys]
+    values = {
+        "SPRINGTIDE_PORT": names.COORDINATOR_PORT,
+        "SPRINGTIDE_METRICS_PORT": names.COORDINATOR_METRICS_PORT,
+        "SPRINGTIDE_INCARNATION": incarnation,
+        "SPRINGTIDE_STATE_DIR": STATE_DIR,
+        "SPRINGTIDE_TARGET": workers.replicas,
+        "SPRINGTIDE_MINIMUM": workers.min_replicas,
+        "SPRINGTIDE_MAXIMUM": workers.maximum,
+    }
+    probe = {"httpGet": {"path": "/healthz", "port": names.COORDINATOR_METRICS_PORT}, "timeoutSeconds": 5}
+    spec |= {
+        "restartPolicy": "Always",
+        "terminationGracePeriodSeconds": 5,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumes": [{"name": "state", "emptyDir": {}}],
+        "containers": [
+            {
+                "name": "coordinator",
+                "image": image,
+                "imagePullPolicy": "IfNotPresent",
+                "command": ["python", "-m", "springtide_coordinator"],
+                "env": [
+                    *common_environment(job, names.ROLE_COORDINATOR),
+                    *({"name": key, "value": str(value)} for key, value in values.items()),
+                ],
+                "ports": [
+                    {"name": "grpc", "containerPort": names.COORDINATOR_PORT},
+                    {"name": "metrics", "containerPort": names.COORDINATOR_METRICS_PORT},
+                ],
+                "volumeMounts": [{"name": "state", "mountPath": STATE_DIR}],
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": 60},
+                "readinessProbe": {**probe, "periodSeconds": 5, "failureThreshold": 2},
+                "livenessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 6},
+                "resources": {
+                    "requests": {"cpu": "50m", "memory": "96Mi"},
+                    "limits": {"memory": "512Mi"},
+                },
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+            }
+        ],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": names.coordinator_name(job.name, incarnation),
+            "namespace": job.namespace,
+            "labels": {
+                **names.labels(job.name, names.ROLE_COORDINATOR),
+                names.LABEL_INCARNATION: str(incarnation),
+            },
+            "ownerReferences": [job.owner_reference],
+        },
+        "spec": spec,
+    }

@@ -1,0 +1,201 @@
+"""The worker pod: the user's template, filled in where it is silent and never overridden where it speaks."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from typing import Any
+
+from springtide_operator.api import names
+from springtide_operator.api.job import Job
+
+GRACE_SECONDS = 120
+SHM_VOLUME = "springtide-shm"
+SHM_PATH = "/dev/shm"
+
+Object = dict[str, Any]
+
+
+class TemplateError(Exception):
+    """The template cannot be worked with: the message says where, what is wrong and what to do."""
+
+
+def template_hash(job: Job) -> str:
+    """12 hex digits; pods of another hash were made from an older template."""
+    text = json.dumps(job.spec.workers.template, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def worker_pod(job: Job, slot: int, attempt: int, coordinator_address: str) -> Object:
+    """The pod of one slot. Raises TemplateError."""
+    template = copy.deepcopy(job.spec.workers.template)
+    spec = _typed(template, "spec", dict, "spec")
+    meta = _typed(template, "metadata", dict, "metadata")
+    container = _main_container(spec)
+    policy = spec.get("restartPolicy", "Never")
+    if policy != "Never":
+        raise TemplateError(
+            f"spec.workers.template.spec.restartPolicy is {policy!r}: leave it out or say Never;"
+            " the operator replaces workers that fail"
+        )
+    spec["restartPolicy"] = "Never"
+    spec.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
+    spec.setdefault("enableServiceLinks", False)
+    if "serviceAccountName" not in spec and "serviceAccount" not in spec:
+        spec.setdefault("automountServiceAccountToken", False)
+    _typed(spec, "securityContext", dict, "spec.securityContext").setdefault(
+        "seccompProfile", {"type": "RuntimeDefault"}
+    )
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    termination_log = container.setdefault("terminationMessagePath", names.TERMINATION_LOG)
+    _shared_memory(spec, container)
+    _metrics_port(spec, container)
+    container["env"] = _environment(job, container, slot, attempt, coordinator_address, termination_log)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": names.worker_name(job.name, slot, attempt),
+            "namespace": job.namespace,
+            "labels": {
+                **_strings(meta, "labels"),
+                **names.labels(job.name, names.ROLE_WORKER),
+                names.LABEL_SLOT: str(slot),
+                names.LABEL_ATTEMPT: str(attempt),
+            },
+            "annotations": {
+                **_strings(meta, "annotations"),
+                names.ANNOTATION_TEMPLATE: template_hash(job),
+            },
+            "ownerReferences": [job.owner_reference],
+        },
+        "spec": spec,
+    }
+
+
+def main_container_name(template: Object) -> str:
+    """Name of the container that runs the script: 'worker', or else the first. Raises TemplateError."""
+    return str(_main_container(copy.deepcopy(_typed(template, "spec", dict, "spec")))["name"])
+
+
+def _main_container(spec: Object) -> Object:
+    containers = spec.get("containers")
+    where = "spec.workers.template.spec.containers"
+    if not isinstance(containers, list) or not containers:
+        raise TemplateError(f"{where}: name at least one container, the one that runs the training script")
+    for index, container in enumerate(containers):
+        if not isinstance(container, dict):
+            raise TemplateError(f"{where}[{index}]: must be an object")
+    if not containers[0].get("name"):
+        containers[0]["name"] = "worker"
+    main: Object = next((c for c in containers if c.get("name") == "worker"), containers[0])
+    if not main.get("image"):
+        raise TemplateError(f"{where}: container {main['name']!r} has no image")
+    return main
+
+
+def _shared_memory(spec: Object, container: Object) -> None:
+    mounts = _typed(container, "volumeMounts", list, "spec.containers[].volumeMounts")
+    if any(isinstance(mount, dict) and mount.get("mountPath", "").rstrip("/") == SHM_PATH for mount in mounts):
+        return
+    volumes = _typed(spec, "volumes", list, "spec.volumes")
+    if any(isinstance(volume, dict) and volume.get("name") == SHM_VOLUME for volume in volumes):
+        raise TemplateError(
+            f"spec.workers.template.spec.volumes: the name {SHM_VOLUME!r} is taken by Springtide;"
+            f" rename the volume, or mount it at {SHM_PATH}"
+        )
+    volumes.append({"name": SHM_VOLUME, "emptyDir": {"medium": "Memory"}})
+    mounts.append({"name": SHM_VOLUME, "mountPath": SHM_PATH})
+
+
+def _metrics_port(spec: Object, container: Object) -> None:
+    ports = _typed(container, "ports", list, "spec.containers[].ports")
+    taken = any(
+        isinstance(port, dict)
+        and (port.get("containerPort") == names.WORKER_METRICS_PORT or port.get("name") == "metrics")
+        for port in ports
+    )
+    # With hostNetwork a containerPort is a claim on the node: two workers could not share one.
+    if not taken and not spec.get("hostNetwork"):
+        ports.append({"name": "metrics", "containerPort": names.WORKER_METRICS_PORT})
+    if not ports:
+        del container["ports"]
+
+
+def _environment(
+    job: Job, container: Object, slot: int, attempt: int, coordinator_address: str, termination_log: str
+) -> list[Object]:
+    own = [
+        *common_environment(job, names.ROLE_WORKER),
+        {"name": "SPRINGTIDE_COORDINATOR", "value": coordinator_address},
+        {"name": "SPRINGTIDE_SLOT", "value": str(slot)},
+        {"name": "SPRINGTIDE_ATTEMPT", "value": str(attempt)},
+        {"name": "SPRINGTIDE_BUCKET_MIB", "value": str(job.spec.strategy.all_reduce.bucket_mib)},
+        {"name": "SPRINGTIDE_TERMINATION_LOG", "value": termination_log},
+        {"name": "SPRINGTIDE_METRICS_PORT", "value": str(names.WORKER_METRICS_PORT)},
+    ]
+    ours = {entry["name"] for entry in own}
+    users = _typed(container, "env", list, "spec.containers[].env")
+    for entry in users:
+        if not isinstance(entry, dict) or not entry.get("name"):
+            raise TemplateError(
+                f"spec.workers.template.spec.containers: env of {container['name']!r} has an entry without a name"
+            )
+    threads = _threads(container)
+    if threads is not None and not any(entry["name"] == "OMP_NUM_THREADS" for entry in users):
+        own.append({"name": "OMP_NUM_THREADS", "value": str(threads)})
+    return own + [entry for entry in users if entry["name"] not in ours]
+
+
+def common_environment(job: Job, role: str) -> list[Object]:
+    """What every pod of a job gets."""
+
+    def field(name: str, path: str) -> Object:
+        return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+    token = {"secretKeyRef": {"name": names.secret_name(job.name, job.uid), "key": "token"}}
+    return [
+        {"name": "SPRINGTIDE_JOB", "value": job.name},
+        {"name": "SPRINGTIDE_NAMESPACE", "value": job.namespace},
+        {"name": "SPRINGTIDE_JOB_UID", "value": job.uid},
+        {"name": "SPRINGTIDE_ROLE", "value": role},
+        {"name": "SPRINGTIDE_TOKEN", "valueFrom": token},
+        field("SPRINGTIDE_POD_NAME", "metadata.name"),
+        field("SPRINGTIDE_POD_UID", "metadata.uid"),
+        field("SPRINGTIDE_POD_IP", "status.podIP"),
+        field("SPRINGTIDE_NODE_NAME", "spec.nodeName"),
+    ]
+
+
+def _threads(container: Object) -> int | None:
+    """Whole CPUs of the container's limit, at least 1; None without one."""
+    resources = _typed(container, "resources", dict, "spec.containers[].resources")
+    limits = _typed(resources, "limits", dict, "spec.containers[].resources.limits")
+    if not limits:
+        del resources["limits"]
+    if not resources:
+        del container["resources"]
+    cpu = str(limits.get("cpu", ""))
+    if not cpu:
+        return None
+    try:
+        cores = float(cpu.removesuffix("m")) / 1000 if cpu.endswith("m") else float(cpu)
+        return max(1, int(cores))
+    except ValueError:
+        return None  # the API server refuses the pod with a better message
+
+
+def _typed(parent: Object, key: str, kind: type, where: str) -> Any:
+    """parent[key], made where absent. Raises TemplateError where it has another type."""
+    value = parent.get(key)
+    if value is None:
+        value = parent[key] = kind()
+    if not isinstance(value, kind):
+        expected = "an object" if kind is dict else "a list"
+        raise TemplateError(f"spec.workers.template.{where}: must be {expected}, not {type(value).__name__}")
+    return value
+
+
+def _strings(meta: Object, key: str) -> dict[str, str]:
+    return {str(k): str(v) for k, v in _typed(meta, key, dict, f"metadata.{key}").items()}
