@@ -1,1 +1,1 @@
-"""Names, reasons and the TrainingJob model: what users and other programs see. Holds no behaviour of the operator."""
+"""Names, reasons and the TrainingJob model: what users and other programs see."""

@@ -1,4 +1,4 @@
-"""Generate the CustomResourceDefinition from the pydantic models: `python -m springtide_operator.api.crd > FILE`."""
+"""Generate the CRD from the pydantic models: `python -m springtide_operator.api.crd > FILE`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ COLUMNS: list[Schema] = [
 _NAME_RULES = [
     rule(
         f"size(self.metadata.name) <= {names.MAX_JOB_NAME}",
-        f"metadata.name must be at most {names.MAX_JOB_NAME} characters long: names of pods and services derive from it",
+        f"metadata.name must be at most {names.MAX_JOB_NAME} characters long:"
+        " names of pods and services derive from it",
     ),
     rule(
         "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        "metadata.name must consist of lower case letters, digits and '-', begin with a letter and end with a letter"
-        " or digit: the name of a service derives from it",
+        "metadata.name must consist of lower case letters, digits and '-', begin with a letter"
+        " and end with a letter or digit: the name of a service derives from it",
     ),
 ]
 
@@ -75,7 +76,9 @@ def _without_defaults(schema: Schema) -> Schema:
     """Status says what was observed: the API server must not add to it."""
     result = {key: value for key, value in schema.items() if key != "default"}
     if "properties" in result:
-        result["properties"] = {name: _without_defaults(child) for name, child in result["properties"].items()}
+        result["properties"] = {
+            name: _without_defaults(child) for name, child in result["properties"].items()
+        }
     for key in ("items", "additionalProperties"):
         if key in result:
             result[key] = _without_defaults(result[key])
@@ -124,7 +127,8 @@ def custom_resource_definition() -> Schema:
                     },
                     "schema": {
                         "openAPIV3Schema": {
-                            "description": "An elastic PyTorch training job: workers may come, go and fail while it trains.",
+                            "description": "An elastic PyTorch training job:"
+                            " workers may come, go and fail while it trains.",
                             "type": "object",
                             "required": ["spec"],
                             "x-kubernetes-validations": _NAME_RULES,

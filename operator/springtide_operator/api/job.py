@@ -12,7 +12,7 @@ from springtide_operator.api.model import TrainingJobSpec
 
 
 class InvalidJob(Exception):
-    """The spec cannot be read; the message names the fields. The API server refuses such a job, an old one may exist."""
+    """The spec cannot be read; the message names the fields. (The API server refuses such a job.)"""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Job:
             spec = TrainingJobSpec.model_validate(obj.get("spec") or {})
         except ValidationError as error:
             lines = [
-                f"spec.{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()[:5]
+                f"spec.{'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
+                for item in error.errors()[:5]
             ]
             raise InvalidJob("; ".join(lines)) from error
         return cls(
@@ -52,7 +53,7 @@ class Job:
 
     @property
     def owner_reference(self) -> dict[str, Any]:
-        """`controller: true` and no blocking: Kubernetes collects the children, also when the operator is gone."""
+        """`controller: true`, not blocking: Kubernetes collects the children, with or without us."""
         return {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,

@@ -15,14 +15,14 @@ from springtide_operator.api.names import MAX_WORKERS
 
 
 class ApiModel(BaseModel):
-    """camelCase on the wire, snake_case in Python; unknown fields are pruned, as the API server prunes them."""
+    """camelCase on the wire, snake_case in Python; unknown fields are pruned."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
 
 
-def rule(expression: str, message: str, message_expression: str | None = None, **more: str) -> dict[str, str]:
+def rule(expression: str, message: str, message_expression: str | None = None, **more: str) -> dict[str, Any]:
     """One entry of x-kubernetes-validations."""
-    result = {"rule": expression, "message": message, **more}
+    result: dict[str, Any] = {"rule": expression, "message": message, **more}
     if message_expression is not None:
         result["messageExpression"] = message_expression
     return result
@@ -46,7 +46,8 @@ class AllReduce(ApiModel):
         ge=1,
         le=1024,
         alias="bucketMiB",
-        description="Size of the buckets in which gradients are reduced, in MiB. Holds for pods made afterwards.",
+        description="Size of the buckets in which gradients are reduced, in MiB."
+        " Holds for pods made afterwards.",
     )
 
 
@@ -55,10 +56,11 @@ class Strategy(ApiModel):
 
     type: StrategyType = Field(
         default=StrategyType.ALL_REDUCE,
-        description="AllReduce: every worker holds the whole model and gradients are summed among the workers."
-        " Immutable.",
+        description="AllReduce: every worker holds the whole model and gradients are summed. Immutable.",
         json_schema_extra={
-            "x-kubernetes-validations": [rule("self == oldSelf", "strategy.type is immutable: create a new job")]
+            "x-kubernetes-validations": [
+                rule("self == oldSelf", "strategy.type is immutable: create a new job")
+            ]
         },
     )
     all_reduce: AllReduce = Field(
@@ -79,7 +81,7 @@ _TEMPLATE_SCHEMA: dict[str, Any] = {
         "metadata": {**_OPEN, "description": "Labels and annotations of the worker pods."},
         "spec": {
             **_OPEN,
-            "description": "A PodSpec. The container named 'worker', or else the first one, runs the training script.",
+            "description": "A PodSpec. The container named 'worker', or else the first one, runs the script.",
             "required": ["containers"],
             "properties": {
                 "restartPolicy": {
@@ -126,9 +128,10 @@ class Workers(ApiModel):
                     reason="FieldValueInvalid",
                 ),
                 rule(
-                    "self.replicas >= self.minReplicas && (!has(self.maxReplicas) || self.replicas <= self.maxReplicas)",
+                    "self.replicas >= self.minReplicas"
+                    " && (!has(self.maxReplicas) || self.replicas <= self.maxReplicas)",
                     "workers.replicas must lie between workers.minReplicas and workers.maxReplicas",
-                    "'workers.replicas is ' + string(self.replicas) + ', but it must lie between minReplicas ('"
+                    "'workers.replicas is ' + string(self.replicas) + ', but must lie between minReplicas ('"
                     " + string(self.minReplicas) + ') and maxReplicas ('"
                     " + (has(self.maxReplicas) ? string(self.maxReplicas) : 'no limit') + ')'",
                     reason="FieldValueInvalid",
@@ -158,8 +161,8 @@ class Workers(ApiModel):
         f" ({MAX_WORKERS} workers).",
     )
     template: PodTemplate = Field(
-        description="The worker pod. A change holds for pods made afterwards; status.workers.outdated counts the"
-        " older ones."
+        description="The worker pod. A change holds for pods made afterwards; status.workers.outdated"
+        " counts the older ones."
     )
 
     @property
@@ -174,8 +177,8 @@ class FailurePolicy(ApiModel):
         default=6,
         ge=0,
         le=10000,
-        description="Worker failures that are endured: one more fails the job. Evictions, preemptions, deleted pods"
-        " and scaling down are no failures.",
+        description="Worker failures that are endured: one more fails the job. Evictions, preemptions,"
+        " deleted pods and scaling down are no failures.",
     )
 
 
@@ -195,7 +198,7 @@ class TrainingJobSpec(ApiModel):
     )
     pod_cleanup: PodCleanup = Field(
         default=PodCleanup.RUNNING,
-        description="Which worker pods are deleted when the job ends: All; Running (ended ones stay, for their logs);"
-        " None. Workers that still run when another has finished get 60 s to end by themselves."
+        description="Which worker pods are deleted when the job ends: All; Running (ended ones stay,"
+        " for their logs); None. Workers that still run when another has finished get 60 s to end by themselves."
         " The coordinator always goes.",
     )

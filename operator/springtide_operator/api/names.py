@@ -71,7 +71,7 @@ def service_name(job: str) -> str:
 
 
 def secret_name(job: str, uid: str) -> str:
-    """The uid is part of it: a Secret left by an earlier job of the same name is never taken for this job's."""
+    """With the uid: a Secret left by an earlier job of the same name is never taken for this job's."""
     return f"{job}-token-{uid[:8]}"
 
 

@@ -1,4 +1,4 @@
-"""The TrainingJob's status, as the operator writes it. Numbers that are not whole are strings, rounded for people."""
+"""The TrainingJob's status, as the operator writes it. Fractions are strings, rounded for people."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class Condition(ApiModel):
     """One aspect of the job's state."""
 
     type: Short = Field(description="Running, Rescaling, Degraded, Succeeded or Failed.")
-    status: Short = Field(description="True, False or Unknown.", json_schema_extra={"enum": ["True", "False", "Unknown"]})
+    status: Short = Field(
+        description="True, False or Unknown.", json_schema_extra={"enum": ["True", "False", "Unknown"]}
+    )
     reason: Short = Field(description="Why, in one CamelCase word.")
     message: Annotated[str, Field(max_length=4096)] = Field(description="Why, in a sentence.")
     last_transition_time: Time = Field(description="When the status last changed.")
@@ -53,7 +55,7 @@ class RestartsStatus(ApiModel):
     """Workers that ended early and were replaced."""
 
     failures: Count = Field(default=0, description="Counted against failurePolicy.backoffLimit.")
-    preemptions: Count = Field(default=0, description="Evicted, preempted, deleted or left: not counted against it.")
+    preemptions: Count = Field(default=0, description="Evicted, preempted, deleted or left: no failures.")
     total: Count = Field(default=0, description="failures + preemptions.")
 
 
@@ -62,7 +64,7 @@ class LastFailure(ApiModel):
 
     pod: Short = Field(description="Name of the pod.")
     reason: Short = Field(description="Error, OOMKilled, NotFinished, StartError, ...")
-    message: Annotated[str, Field(max_length=2048)] = Field(description="The script's error, or its log's end.")
+    message: Annotated[str, Field(max_length=2048)] = Field(description="The error, or the log's end.")
     exit_code: int = Field(default=0, description="Exit code of the container.")
     time: Time = Field(description="When it ended.")
 
@@ -84,17 +86,19 @@ class CoordinatorStatus(ApiModel):
 
 
 class SlotStatus(ApiModel):
-    """The newest pod of one worker slot. A pod is counted by writing here, once, before anything follows from it."""
+    """The newest pod of one worker slot. Its end is counted by writing here, before anything follows."""
 
     attempt: Count = Field(default=0, description="Number in the pod's name.")
     uid: Short | None = Field(default=None, description="The pod's uid, once it was seen.")
-    ended: Short | None = Field(default=None, description="How it ended: Finished, Left, Failed, Preempted, ScaledDown.")
+    ended: Short | None = Field(
+        default=None, description="How it ended: Finished, Left, Failed, Preempted, ScaledDown."
+    )
 
 
 class TrainingJobStatus(ApiModel):
     """What is."""
 
-    state: Short | None = Field(default=None, description="The job's state in one word, derived from the conditions.")
+    state: Short | None = Field(default=None, description="The state in one word, derived from conditions.")
     message: Annotated[str, Field(max_length=4096)] | None = Field(
         default=None, description="The job's state in a sentence: what it does, or what it waits for."
     )
@@ -110,7 +114,7 @@ class TrainingJobStatus(ApiModel):
     workers: WorkersStatus | None = Field(default=None, description="Counts of worker pods.")
     generation: Count | None = Field(default=None, description="Number of the membership generation.")
     step: Count | None = Field(default=None, description="Newest committed step.")
-    samples_per_second: Short | None = Field(default=None, description="Samples per second, all workers together.")
+    samples_per_second: Short | None = Field(default=None, description="Samples per second of all workers.")
     goodput: Short | None = Field(default=None, description="Time spent on steps that survive / wall time.")
     data: DataStatus | None = Field(
         default=None, description="The check of samples that travels with the surviving parameters."
@@ -120,15 +124,15 @@ class TrainingJobStatus(ApiModel):
         description="What the script reported last.",
         json_schema_extra={"maxProperties": 64},
     )
-    restarts: RestartsStatus | None = Field(default=None, description="Workers that ended early and were replaced.")
-    recoveries: Count | None = Field(default=None, description="Times that training went on after a change of workers.")
+    restarts: RestartsStatus | None = Field(default=None, description="Workers that ended early.")
+    recoveries: Count | None = Field(default=None, description="Changes of workers that training survived.")
     last_recovery_seconds: Short | None = Field(
         default=None, description="Last recovery: last commit before it to first commit after it, in seconds."
     )
     last_failure: LastFailure | None = Field(default=None, description="The newest worker failure.")
     backoff: BackoffStatus | None = Field(
         default=None,
-        description="Delay before failed workers are replaced; it doubles with every failure and decays with time.",
+        description="Delay before failed workers are replaced; doubles with every failure, decays with time.",
     )
     coordinator: CoordinatorStatus | None = Field(default=None, description="The job's coordinator pod.")
     slots: dict[str, SlotStatus] | None = Field(

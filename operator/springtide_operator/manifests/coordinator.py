@@ -17,7 +17,7 @@ USER = 65532
 
 Object = dict[str, Any]
 
-# Fields that the coordinator takes from the worker template, so that it may be pulled and scheduled where workers are.
+# Taken from the worker template, so that the coordinator may be pulled and scheduled where workers are.
 _FROM_TEMPLATE = ("imagePullSecrets", "nodeSelector", "priorityClassName", "schedulerName", "tolerations")
 
 # A lost node is given up after 20 s instead of 300 s: workers train on meanwhile, but nobody can join.
@@ -90,7 +90,7 @@ def coordinator_pod(job: Job, incarnation: int, image: str = names.OPERATOR_IMAG
     workers = job.spec.workers
     template = workers.template.get("spec") or {}
     spec: Object = {key: copy.deepcopy(template[key]) for key in _FROM_TEMPLATE if template.get(key)}
-    keys = {toleration.get("key") for toleration in spec.get("tolerations", []) if isinstance(toleration, dict)}
+    keys = {item.get("key") for item in spec.get("tolerations", []) if isinstance(item, dict)}
     spec["tolerations"] = spec.get("tolerations", []) + [t for t in _LOST_NODE if t["key"] not in keys]
     values = {
         "SPRINGTIDE_PORT": names.COORDINATOR_PORT,

@@ -97,7 +97,7 @@ def _main_container(spec: Object) -> Object:
 
 def _shared_memory(spec: Object, container: Object) -> None:
     mounts = _typed(container, "volumeMounts", list, "spec.containers[].volumeMounts")
-    if any(isinstance(mount, dict) and mount.get("mountPath", "").rstrip("/") == SHM_PATH for mount in mounts):
+    if any(isinstance(m, dict) and str(m.get("mountPath", "")).rstrip("/") == SHM_PATH for m in mounts):
         return
     volumes = _typed(spec, "volumes", list, "spec.volumes")
     if any(isinstance(volume, dict) and volume.get("name") == SHM_VOLUME for volume in volumes):
@@ -140,7 +140,8 @@ def _environment(
     for entry in users:
         if not isinstance(entry, dict) or not entry.get("name"):
             raise TemplateError(
-                f"spec.workers.template.spec.containers: env of {container['name']!r} has an entry without a name"
+                f"spec.workers.template.spec.containers: env of {container['name']!r}"
+                " has an entry without a name"
             )
     threads = _threads(container)
     if threads is not None and not any(entry["name"] == "OMP_NUM_THREADS" for entry in users):
