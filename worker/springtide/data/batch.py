@@ -1,4 +1,4 @@
-"""This worker's part of a global batch, as the script sees it, and the account of what of it went into the gradients.
+"""This worker's part of a global batch as the script sees it, and the account of what went into gradients.
 
 How the runtime uses the account (`batch.micro`), so that the update equals the one that a single process
 would compute:
@@ -28,10 +28,7 @@ class Micro:
     """Which micro-batch the body is at, and what has gone into the gradients so far. One per dealt batch."""
 
     def __init__(self, ids: torch.Tensor, global_samples: int) -> None:
-        """ids: int64, shape (n,): this worker's part; empty for a stand-in.
-
-        Global_samples: of all workers, >= 1.
-        """
+        """ids: this worker's part, int64, shape (n,); none for a stand-in. global_samples: of all."""
         self.global_samples = global_samples
         self.part_samples = ids.numel()
         self._ids = ids
@@ -80,7 +77,8 @@ class Micro:
         """
         if not (math.isfinite(total_weight) and total_weight > 0):
             raise ValueError(
-                f"the weights of this step add up to {total_weight}: batch.weight(n) needs a positive n somewhere"
+                f"the weights of this step add up to {total_weight}: some worker has to call "
+                "batch.weight(n) with a positive n"
             )
         return self.global_samples / total_weight
 
@@ -91,7 +89,8 @@ class Micro:
         """
         if self._finished:
             raise RuntimeError(
-                "backward() after the loop over batch.split() has ended: call it inside the loop, once for each micro-batch"
+                "backward() after the loop over batch.split() has ended: "
+                "call it inside the loop, once for each micro-batch"
             )
         self._contributed.setdefault(self._index, self.current_weight)
 
@@ -109,7 +108,7 @@ class Micro:
 
     @property
     def remaining_samples(self) -> int:
-        """Samples of this part that no backward has put in yet: a step that commits with any would lose them."""
+        """Samples of this part that no backward has put in yet: a step that commits now would lose them."""
         return self.part_samples - sum(self._parts[index].size for index in self._contributed)
 
     def set_weight(self, index: int, n: float | torch.Tensor) -> None:
@@ -141,7 +140,7 @@ class Micro:
 
 
 class Batch:
-    """The collated samples of this worker's part; indexing, unpacking, `len`, iteration and attributes are theirs.
+    """The collated samples of this worker's part: indexing, unpacking, length and attributes are theirs.
 
     A tuple unpacks (`x, y = batch`), a dict is read by key (`batch["x"]`, `batch.items()`); `batch.data` is
     the collated object itself. Samples are read at first use. When `batches(..., micro_batch=)` was given,
@@ -180,7 +179,7 @@ class Batch:
 
     @property
     def standin(self) -> bool:
-        """True when this worker has no samples in this step: it computes on some that others count, and adds zeros."""
+        """True when this worker has no samples in this step: it computes on others', and adds zeros."""
         return self._standin_ids is not None
 
     @property
@@ -192,7 +191,7 @@ class Batch:
         if not self._loaded:
             if self._micro_batch is not None and self._piece is None:
                 raise RuntimeError(
-                    f"batches(..., micro_batch={self._micro_batch}) was given, so this batch is computed in pieces: "
+                    f"batches(..., micro_batch={self._micro_batch}) was given, so it is computed in pieces: "
                     "use `for micro in batch.split():` and the micro-batches' data"
                 )
             self._data = self._fetch(self.ids if self._standin_ids is None else self._standin_ids)
@@ -200,8 +199,9 @@ class Batch:
         return self._data
 
     def split(self, m: int = 1) -> Iterator[Batch]:
-        """Yield the micro-batches, each a Batch: m of them, more where `micro_batch` bounds them, fewer where parts are small.
+        """Yield the micro-batches, each a Batch.
 
+        There are m of them, more where `micro_batch` bounds their size, fewer where the part is small.
         The loss of each is the mean over its samples; call backward() once for each, inside the loop.
         """
         if self._piece is not None:
@@ -220,7 +220,7 @@ class Batch:
         self.micro.end_split()
 
     def weight(self, n: float | torch.Tensor) -> None:
-        """Say that the loss is a mean over n items (tokens, say) instead of over the samples; before backward().
+        """Say, before backward(), that the loss is a mean over n items (such as tokens), not samples.
 
         The step's gradient is then the mean over the items of all workers. n may be 0: such a micro-batch
         adds nothing. Raise ValueError for a negative or not finite n, RuntimeError when it comes too late.

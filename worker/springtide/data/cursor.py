@@ -30,7 +30,7 @@ class Cursor:
                 raise ValueError(f"cursor: {field.name} must be an integer >= 0, got {value!r}")
 
     def advance(self, batch_size: int, dataset_size: int) -> Cursor:
-        """The cursor after the step that starts here: an epoch's last batch is short, never padded and never dropped."""
+        """The cursor after the step that starts here; the last batch is short, neither padded nor dropped."""
         if self.position >= dataset_size:
             raise ValueError(
                 f"cursor: position {self.position} lies outside a dataset of {dataset_size} samples"

@@ -1,4 +1,4 @@
-"""The proof that each sample counted exactly once per epoch: a count and a hash that add up over workers and steps.
+"""The proof that each sample counted once per epoch: a count and a hash that add up over workers and steps.
 
 Each step's side reduction sums, over the workers, (count, low half, high half) of the ids whose gradients
 really went in. The sums go into the ledger with the commit, so the ledger describes exactly the parameters

@@ -1,4 +1,4 @@
-"""One training loop as a pure function of the cursor: what the next step takes, and which part of it a rank computes."""
+"""One training loop as a pure function of the cursor: what a step takes, and which part a rank computes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class LoopPlan:
         *,
         skipped: bool = False,
     ) -> tuple[Cursor, Ledger]:
-        """Cursor and ledger after the step at `cursor`, from the reduced sums of the workers' contributions."""
+        """Cursor and ledger after the step at `cursor`, from the sums of the workers' contributions."""
         after = self.advance(cursor)
         return after, ledger.commit(cursor, after, self.source.size, count, hash_lo, hash_hi, skipped=skipped)
 
@@ -105,7 +105,8 @@ class LoopPlan:
                 f"{name} is {own} here and {theirs} there" for name, (own, theirs) in different.items()
             )
             raise ValueError(
-                f"batches(): the workers do not agree: {text}; every worker must read the same dataset with the same arguments"
+                f"batches(): the workers do not agree: {text}; "
+                "every worker must read the same dataset with the same arguments"
             )
 
     def describe(self) -> str:
@@ -143,8 +144,8 @@ def plan_loop(
     """
     if not train:
         raise NotImplementedError(
-            "batches(train=False) does not exist yet: evaluate with a plain torch DataLoader outside of the training loop; "
-            "all workers hold the same parameters, so any one's result is the job's"
+            "batches(train=False) does not exist yet: evaluate with a plain torch DataLoader outside of the "
+            "training loop; all workers hold the same parameters, so any one's result is the job's"
         )
     _at_least("batch_size", batch_size, 1)
     _at_least("epochs", epochs, 0)
@@ -155,7 +156,7 @@ def plan_loop(
         _at_least("micro_batch", micro_batch, 1)
         if micro_batch < 2 * min_part - 1:
             raise ValueError(
-                f"batches(): micro_batch={micro_batch} cannot keep every piece at min_part={min_part} samples or more; "
+                f"batches(): micro_batch={micro_batch} cannot keep pieces of min_part={min_part} or more; "
                 f"use micro_batch >= {2 * min_part - 1}, or a smaller min_part if the model has no BatchNorm"
             )
     return LoopPlan(make_source(dataset), batch_size, epochs, seed, micro_batch, min_part)

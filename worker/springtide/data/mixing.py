@@ -1,4 +1,7 @@
-"""64-bit mixing: the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014)."""
+"""64-bit mixing.
+
+The finaliser of SplitMix64: Steele, Lea, Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def _even(n: int, parts: int) -> list[Part]:
 
 
 def partition(n: int, world_size: int, min_part: int = 2) -> list[Part]:
-    """Cut a global batch of n samples into one part per rank: contiguous, in rank order, sizes as even as possible.
+    """Cut a global batch of n samples into contiguous parts in rank order, as even as possible.
 
     No part is below min_part unless the whole batch is: a short batch goes to the first ranks, the others get
     size 0 (their start is n). Raise ValueError for n, world_size or min_part below 1.
@@ -37,9 +37,7 @@ def pieces(n: int, wanted: int = 1, micro_batch: int | None = None, min_part: in
     min_part.
     """
     if n < 1 or wanted < 1 or min_part < 1 or (micro_batch is not None and micro_batch < 1):
-        raise ValueError(
-            f"pieces needs values >= 1: n={n}, wanted={wanted}, micro_batch={micro_batch}, min_part={min_part}"
-        )
+        raise ValueError(f"pieces needs values >= 1: {n=}, {wanted=}, {micro_batch=}, {min_part=}")
     count = min(wanted, max(1, n // min_part))
     if micro_batch is not None:
         count = max(count, -(-n // micro_batch))

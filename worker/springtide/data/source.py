@@ -49,7 +49,7 @@ def _from_tensors(dataset: Any) -> Source | None:
     if isinstance(dataset, dict):
         if not _all_tensors(dataset.values()):
             raise TypeError(
-                "dataset: a dict must hold tensors whose first dimension numbers the samples; wrap anything else in a Dataset"
+                "dataset: a dict must hold tensors, one row per sample; wrap anything else in a Dataset"
             )
         return Source(
             _common_size(dataset), lambda ids: {name: _rows(tensor, ids) for name, tensor in dataset.items()}
@@ -57,7 +57,7 @@ def _from_tensors(dataset: Any) -> Source | None:
     if isinstance(dataset, tuple):
         if not _all_tensors(dataset):
             raise TypeError(
-                "dataset: a tuple must hold tensors whose first dimension numbers the samples; wrap anything else in a Dataset"
+                "dataset: a tuple must hold tensors, one row per sample; wrap anything else in a Dataset"
             )
         tensors = dataset
     elif isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__:
@@ -90,18 +90,18 @@ def _read(dataset: Any, ids: list[int]) -> list[Any]:
 
 
 def make_source(dataset: Any) -> Source:
-    """Fetch samples of a map-style dataset, of tensors (a tensor, tuple or dict of tensors), or of a TensorDataset.
+    """Read by id from a map-style dataset, a TensorDataset, or tensors (one, a tuple or a dict of them).
 
     Samples are collated by torch's `default_collate`. Raise TypeError for what cannot be read by id,
     ValueError for an empty dataset; each says what to do.
     """
     if isinstance(dataset, DataLoader):
         raise TypeError(
-            "dataset: this is a DataLoader; give its dataset: batches() does the shuffling and batching itself"
+            "dataset: this is a DataLoader; give its dataset: batches() shuffles and batches itself"
         )
     if isinstance(dataset, IterableDataset):
         raise TypeError(
-            "dataset: an IterableDataset has no samples by number, so no sample can be dealt again after a failure; "
+            "dataset: an IterableDataset has no samples by number, so none can be dealt again; "
             "give a dataset with __len__ and __getitem__"
         )
     source = _from_tensors(dataset)
