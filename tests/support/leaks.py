@@ -13,7 +13,11 @@ _KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserve
 
 def blocking_threads() -> set[threading.Thread]:
     """Return the living threads that are not daemons, without the calling one."""
-    return {t for t in threading.enumerate() if t.is_alive() and not t.daemon and t is not threading.current_thread()}
+    return {
+        t
+        for t in threading.enumerate()
+        if t.is_alive() and not t.daemon and t is not threading.current_thread()
+    }
 
 
 def children() -> dict[int, str]:
@@ -36,7 +40,9 @@ def leaked(
     deadline = time.monotonic() + patience
     while True:
         lines = [f"thread {thread.name!r}" for thread in blocking_threads() - threads_before]
-        lines += [f"process {pid}: {command}" for pid, command in children().items() if pid not in children_before]
+        lines += [
+            f"process {pid}: {command}" for pid, command in children().items() if pid not in children_before
+        ]
         if not lines or time.monotonic() >= deadline:
             return lines
         time.sleep(0.02)

@@ -1,7 +1,7 @@
 """Tools that some tests need and a machine may lack.
 
-A missing tool skips the test, saying which tool. Where nothing may be skipped (continuous integration), the environment
-variable `SPRINGTIDE_REQUIRE=kubectl,helm,promtool` turns that skip into a failure.
+A missing tool skips the test, saying which tool. Where nothing may be skipped (continuous integration), the
+environment variable `SPRINGTIDE_REQUIRE=kubectl,helm,promtool` turns that skip into a failure.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ def is_required(tool: str, environ: Mapping[str, str]) -> bool:
 
 
 def require_tool(tool: str) -> str:
-    """Return the tool's path; skip the test when it is missing, or fail it when `SPRINGTIDE_REQUIRE` names it."""
+    """Return the tool's path; skip the test when it is missing, or fail it when it is required."""
     path = shutil.which(tool)
     if path is not None:
         return path
     if is_required(tool, os.environ):
-        pytest.fail(f"{tool} is not on PATH, and SPRINGTIDE_REQUIRE names it: run make tools, or install {tool}", pytrace=False)
-    pytest.skip(f"{tool} is not on PATH (make tools brings helm and promtool; kubectl comes from your distribution)")
+        pytest.fail(
+            f"{tool} is not on PATH, and SPRINGTIDE_REQUIRE names it: run make tools, or install {tool}",
+            pytrace=False,
+        )
+    pytest.skip(
+        f"{tool} is not on PATH (make tools brings helm and promtool; kubectl comes from your distribution)"
+    )

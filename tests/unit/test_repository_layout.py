@@ -1,4 +1,4 @@
-"""The repository's traps: `operator/` must never shadow Python's own `operator`, and nothing may name the machine it was made on."""
+"""The repository's traps: `operator/` must not hide Python's own, and no file names its machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOURCE_ROOTS = ("operator", "worker", "ps", "deploy/local")
 
 
 def tracked_files() -> list[Path]:
-    """Return the files that git tracks, or would track; all files outside hidden folders where this is no checkout."""
+    """Return the files that git tracks or would track; in no checkout, all outside hidden folders."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -23,8 +23,14 @@ def tracked_files() -> list[Path]:
         timeout=30,
     )
     if listing.returncode == 0:
-        return [path for name in listing.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
-    return [path for path in ROOT.rglob("*") if path.is_file() and not path.relative_to(ROOT).parts[0].startswith(".")]
+        return [
+            path for name in listing.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()
+        ]
+    return [
+        path
+        for path in ROOT.rglob("*")
+        if path.is_file() and not path.relative_to(ROOT).parts[0].startswith(".")
+    ]
 
 
 @pytest.mark.parametrize("root", SOURCE_ROOTS)
@@ -37,7 +43,11 @@ def test_no_test_and_no_conftest_lies_below_a_source_root() -> None:
         str(path.relative_to(ROOT))
         for path in tracked_files()
         if str(path.relative_to(ROOT)).startswith(tuple(f"{root}/" for root in SOURCE_ROOTS))
-        and (path.name == "conftest.py" or path.name.startswith("test_") or "tests" in path.relative_to(ROOT).parts)
+        and (
+            path.name == "conftest.py"
+            or path.name.startswith("test_")
+            or "tests" in path.relative_to(ROOT).parts
+        )
     ]
     assert found == []
 
@@ -85,7 +95,10 @@ def test_packages_are_found_without_namespaces_in_the_source_roots() -> None:
 
 def test_no_file_names_the_machine_it_was_made_on() -> None:
     # Put together here, so that this file does not contain them.
-    forbidden = [f"/{'work'}/{place}" for place in ("main", "shared", ".library")] + [f"/{'tmp'}/prompt", f"/{'opt'}/pypi"]
+    forbidden = [f"/{'work'}/{place}" for place in ("main", "shared", ".library")] + [
+        f"/{'tmp'}/prompt",
+        f"/{'opt'}/pypi",
+    ]
     found = []
     for path in tracked_files():
         try:
@@ -113,6 +126,10 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
     for name in ("deploy/operator.yaml", "deploy/samples/digits-allreduce.yaml"):
         path = ROOT / name
-        images = [line.split("image:")[1].strip() for line in path.read_text().splitlines() if "image: springtide/" in line]
+        images = [
+            line.split("image:")[1].strip()
+            for line in path.read_text().splitlines()
+            if "image: springtide/" in line
+        ]
         assert images, f"{name} names no image of ours"
         assert {image.rsplit(":", 1)[1] for image in images} == {version}

@@ -1,0 +1,101 @@
+"""The training's history as the workers wrote it: one record per commit and member, merged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Generation(NamedTuple):
+    """Name of a generation: the coordinator's incarnation (number, restarts), then its own number."""
+
+    incarnation: int
+    restart: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One committed step as one member saw it. Times in seconds, `unix_time` since 1970."""
+
+    step: int
+    generation: Generation
+    unix_time: float
+    step_seconds: float
+    samples: int
+    loss: float | None
+    pod: str
+
+
+def parse_line(line: str, pod: str) -> Commit:
+    """Read one line of a step log (`SPRINGTIDE_STEP_LOG`).
+
+    Raises ValueError, naming the pod and what is wrong, for a line that is no such record.
+    """
+    try:
+        record = json.loads(line)
+        number, restart = record["incarnation"] or (0, 0)
+        loss = record["values"].get("loss")
+        return Commit(
+            step=int(record["step"]),
+            generation=Generation(int(number), int(restart), int(record["generation"] or 0)),
+            unix_time=float(record["time"]),
+            step_seconds=float(record["step_seconds"]),
+            samples=int(record["samples"]),
+            loss=None if loss is None else float(loss),
+            pod=pod,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"step log of {pod}: {line[:120]!r} is no commit record ({type(error).__name__}: {error})"
+        ) from error
+
+
+@dataclass
+class History:
+    """All commits seen so far. Of a step committed twice, the greatest generation's survived."""
+
+    by_step: dict[int, Commit] = field(default_factory=dict)
+    members: dict[Generation, set[str]] = field(default_factory=dict)
+    first_commit: dict[Generation, float] = field(default_factory=dict)
+
+    def add(self, commits: Iterable[Commit]) -> None:
+        """Merge records in any order. Of a step's records in one generation the earliest gives the time."""
+        for commit in commits:
+            self.members.setdefault(commit.generation, set()).add(commit.pod)
+            first = self.first_commit.get(commit.generation)
+            if first is None or commit.unix_time < first:
+                self.first_commit[commit.generation] = commit.unix_time
+            known = self.by_step.get(commit.step)
+            if known is None or (known.generation, -known.unix_time) < (commit.generation, -commit.unix_time):
+                self.by_step[commit.step] = commit
+
+    def curve(self) -> list[Commit]:
+        """Return the surviving commits in order of their steps."""
+        return [self.by_step[step] for step in sorted(self.by_step)]
+
+    def newest(self) -> Commit | None:
+        """Return the surviving commit of the greatest step; None before the first."""
+        return self.by_step[max(self.by_step)] if self.by_step else None
+
+    def active(self) -> frozenset[str]:
+        """Return the pods that committed in the newest commit's generation."""
+        newest = self.newest()
+        return frozenset(self.members[newest.generation]) if newest else frozenset()
+
+    def missing_steps(self, total: int) -> list[int]:
+        """Return the steps of 1..total that nobody recorded."""
+        return [step for step in range(1, total + 1) if step not in self.by_step]
+
+
+def samples_per_second(commits: list[Commit], window: float) -> float:
+    """Return the rate over the `window` seconds before the newest commit; 0 with fewer than two commits."""
+    if len(commits) < 2:
+        return 0.0
+    end = commits[-1].unix_time
+    recent = [commit for commit in commits[-10_000:] if commit.unix_time > end - window]
+    if len(recent) < 2 or recent[-1].unix_time <= recent[0].unix_time:
+        return 0.0
+    return sum(commit.samples for commit in recent[1:]) / (recent[-1].unix_time - recent[0].unix_time)
