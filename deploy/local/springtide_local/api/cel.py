@@ -1,0 +1,253 @@
+"""CEL rules of custom resources (`x-kubernetes-validations`), evaluated with the library cel-python.
+
+A rule sees `self` and, where a value existed before at the same place, `oldSelf`; a rule that names `oldSelf` is a
+transition rule and is skipped on creation. Values are typed by the schema, as in Kubernetes: a `number` is a double even
+if it was written as `1`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from typing import Any
+
+import celpy
+from celpy import celtypes
+from celpy.evaluation import CELEvalError
+
+from springtide_local.api import errors
+from springtide_local.api.cel_functions import FUNCTIONS
+from springtide_local.api.errors import FieldError
+from springtide_local.api.objects import parse_timestamp
+from springtide_local.api.schema import MISSING, Node
+from springtide_local.ports import Object
+
+_RESERVED = (
+    "true", "false", "null", "in", "as", "break", "const", "continue", "else", "for", "function", "if", "import", "let",
+    "loop", "package", "namespace", "return", "var", "void", "while",
+)  # fmt: skip
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_REASONS = {
+    "FieldValueInvalid": errors.INVALID,
+    "FieldValueForbidden": errors.FORBIDDEN,
+    "FieldValueRequired": errors.REQUIRED,
+    "FieldValueDuplicate": errors.DUPLICATE,
+}
+
+
+class RuleProblem(Exception):
+    """A rule could not be compiled or evaluated; the text says why."""
+
+
+@functools.cache
+def _environment() -> celpy.Environment:
+    return celpy.Environment()
+
+
+@functools.lru_cache(maxsize=4096)
+def _program(rule: str) -> Any:
+    environment = _environment()
+    return environment.program(environment.compile(rule), functions=FUNCTIONS)
+
+
+def evaluate(rule: str, variables: dict[str, Any]) -> Any:
+    """The value of an expression. Raise RuleProblem."""
+    try:
+        return _program(rule).evaluate(variables)
+    except celpy.CELParseError as problem:
+        raise RuleProblem(f"Syntax error: {problem.args[0] if problem.args else problem}") from None
+    except CELEvalError as problem:
+        raise RuleProblem(_eval_text(problem)) from None
+    except (TypeError, ValueError, KeyError, ArithmeticError) as problem:
+        raise RuleProblem(str(problem)) from None
+
+
+def _eval_text(problem: CELEvalError) -> str:
+    return str(problem.args[0]) if problem.args else "evaluation failed"
+
+
+def names_old_self(rule: str) -> bool:
+    return re.search(r"\boldSelf\b", rule) is not None
+
+
+def escape(name: str) -> str | None:
+    """The CEL identifier of a property's name, or None when the property cannot be reached from CEL."""
+    if name in _RESERVED:
+        return f"__{name}__"
+    escaped = name.replace("__", "__underscores__")
+    for char, word in ((".", "__dot__"), ("-", "__dash__"), ("/", "__slash__")):
+        escaped = escaped.replace(char, word)
+    return escaped if _IDENTIFIER.match(escaped) else None
+
+
+def to_cel(value: Any, node: Node | None) -> Any:
+    """A JSON value as a CEL value, typed by its schema."""
+    if isinstance(value, dict):
+        made: dict[Any, Any] = {}
+        for name, item in value.items():
+            child = node.properties.get(name) if node is not None else None
+            if child is not None:
+                key = escape(name)
+                if key is None or item is None:
+                    continue
+            else:
+                key, child = name, node.additional if node is not None else None
+            made[celtypes.StringType(key)] = to_cel(item, child)
+        return celtypes.MapType(made)
+    if isinstance(value, list):
+        below = node.items if node is not None else None
+        return celtypes.ListType([to_cel(item, below) for item in value])
+    if isinstance(value, bool):
+        return celtypes.BoolType(value)
+    if isinstance(value, int | float):
+        kind = node.type if node is not None else None
+        if kind == "number" or (isinstance(value, float) and kind != "integer"):
+            return celtypes.DoubleType(value)
+        return celtypes.IntType(int(value))
+    if value is None:
+        return None
+    if node is not None and node.format in ("date-time", "date") and isinstance(value, str):
+        return _time(value)
+    if node is not None and node.format == "duration" and isinstance(value, str):
+        return celtypes.DurationType(value)
+    return celtypes.StringType(value)
+
+
+def _time(text: str) -> Any:
+    try:
+        parse_timestamp(text)
+        return celtypes.TimestampType(text if "T" in text else f"{text}T00:00:00Z")
+    except ValueError:
+        return celtypes.StringType(text)
+
+
+def validate_rules(node: Node, value: Any, old: Any, path: str, found: list[FieldError]) -> None:
+    """Append what the rules below `node` have against `value`; `old` is the former value or `schema.MISSING`."""
+    if not node.has_rules or value is None:
+        return
+    if node.rules:
+        variables = {"self": to_cel(value, node)}
+        if old is not MISSING and old is not None:
+            variables["oldSelf"] = to_cel(old, node)
+        for rule in node.rules:
+            error = _check(rule, variables, node, value, path)
+            if error is not None:
+                found.append(error)
+    if isinstance(value, dict):
+        before = old if isinstance(old, dict) else {}
+        for name, item in value.items():
+            child = node.properties.get(name)
+            below = child or node.additional
+            if below is not None:
+                where = f"{path}.{name}" if path else name
+                if child is None:
+                    where = f"{path}[{name}]"
+                validate_rules(below, item, before.get(name, MISSING), where, found)
+    elif isinstance(value, list) and node.items is not None:
+        for index, item in enumerate(value):
+            validate_rules(node.items, item, _old_item(node, item, old), f"{path}[{index}]", found)
+
+
+def _old_item(node: Node, item: Any, old: Any) -> Any:
+    """Items of a map list are the same item when their keys are equal; others have no past."""
+    if node.list_type != "map" or not isinstance(old, list) or not isinstance(item, dict):
+        return MISSING
+    for candidate in old:
+        if all(candidate.get(key) == item.get(key) for key in node.list_keys):
+            return candidate
+    return MISSING
+
+
+def _check(rule: Object, variables: dict[str, Any], node: Node, value: Any, path: str) -> FieldError | None:
+    text = rule["rule"]
+    if "oldSelf" not in variables and names_old_self(text):
+        return None
+    kind = "object" if isinstance(value, dict) else node.type or "object"
+    try:
+        if evaluate(text, variables):
+            return None
+    except RuleProblem as problem:
+        detail = f"failed rule evaluation: {problem} evaluating rule: {_name(rule)}"
+        return FieldError(path or "<nil>", errors.INVALID, f'Invalid value: "{kind}": {detail}')
+    where = path
+    if rule.get("fieldPath"):
+        where = f"{path}{rule['fieldPath']}" if path else rule["fieldPath"].lstrip(".")
+    reason = _REASONS.get(rule.get("reason", ""), errors.INVALID)
+    detail = _message(rule, variables)
+    where = where or "<nil>"
+    match reason:
+        case errors.FORBIDDEN:
+            return errors.field_forbidden(where, detail)
+        case errors.REQUIRED:
+            return errors.field_required(where, detail)
+        case errors.DUPLICATE:
+            return FieldError(where, reason, f'Duplicate value: "{kind}"')
+        case _:
+            return FieldError(where, errors.INVALID, f'Invalid value: "{kind}": {detail}')
+
+
+def _message(rule: Object, variables: dict[str, Any]) -> str:
+    if rule.get("messageExpression"):
+        try:
+            made = evaluate(rule["messageExpression"], variables)
+        except RuleProblem:
+            made = None
+        if isinstance(made, str) and made.strip() and "\n" not in made:
+            return str(made)
+    return str(rule.get("message") or f"failed rule: {rule['rule']}")
+
+
+def _name(rule: Object) -> str:
+    return str(rule.get("message") or rule["rule"])
+
+
+def check_rules(raw: Object, path: str) -> list[FieldError]:
+    """What is wrong with the rules of a CRD's schema: they do not parse, or run over lists without a limit."""
+    found: list[FieldError] = []
+    _check_below(raw, path, found)
+    return found
+
+
+def _check_below(raw: Object, path: str, found: list[FieldError]) -> None:
+    for index, rule in enumerate(raw.get("x-kubernetes-validations") or ()):
+        where = f"{path}.x-kubernetes-validations[{index}]"
+        text = rule.get("rule") or ""
+        if not text.strip():
+            found.append(errors.field_required(f"{where}.rule", "rule is not specified"))
+            continue
+        for name in ("rule", "messageExpression"):
+            if rule.get(name):
+                try:
+                    _program(rule[name])
+                except celpy.CELParseError as problem:
+                    text = f"compilation failed: {json.dumps(str(problem.args[0] if problem.args else problem))}"
+                    found.append(errors.field_invalid(f"{where}.{name}", rule[name], text))
+        unlimited = _unlimited(text, raw)
+        if unlimited:
+            detail = (
+                f"estimated rule cost exceeds budget by factor of more than 100x (try simplifying the rule, or adding "
+                f"maxItems, maxProperties, and maxLength where arrays, maps, and strings are declared; {unlimited} has "
+                "no limit)"
+            )
+            found.append(errors.field_forbidden(f"{where}.rule", detail))
+    for name, child in (raw.get("properties") or {}).items():
+        _check_below(child, f"{path}.properties[{name}]", found)
+    for name in ("items", "additionalProperties"):
+        if isinstance(raw.get(name), dict):
+            _check_below(raw[name], f"{path}.{name}", found)
+
+
+def _unlimited(rule: str, raw: Object) -> str | None:
+    """A list or map that the rule's macros run over and that has no limit; Kubernetes refuses most of those by cost."""
+    for match in re.finditer(r"self((?:\.[A-Za-z_][A-Za-z0-9_]*)*)\.(?:all|exists|exists_one|map|filter)\(", rule):
+        target: Any = raw
+        for step in filter(None, match.group(1).split(".")):
+            target = (target.get("properties") or {}).get(step) or {}
+        limit = {"array": "maxItems", "object": "maxProperties"}.get(target.get("type", ""))
+        bounded = limit is None or limit in target or (target.get("type") == "object" and target.get("properties"))
+        if not bounded:
+            return f"self{match.group(1)}"
+    return None
+
+

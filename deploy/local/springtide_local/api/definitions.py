@@ -1,0 +1,34 @@
+"""CRDs come and go: their resources are served from the write that makes them, and their objects go with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from springtide_local.api.kinds.crds import resources_of
+from springtide_local.api.objects import clone
+from springtide_local.ports import Object
+
+if TYPE_CHECKING:
+    from springtide_local.api.store import Store
+
+STORAGE = "customresourcedefinitions.apiextensions.k8s.io"
+
+
+def serve(store: Store, definition: Object) -> None:
+    """Serve every version that the definition says, in place of what it said before."""
+    spec = definition["spec"]
+    store.registry.remove(spec["group"], spec["names"]["plural"])
+    for resource, stores in resources_of(clone(definition)):
+        store.registry.add(resource, stores)
+
+
+def withdraw(store: Store, definition: Object) -> None:
+    """Stop to serve the definition's resource; its objects are gone at once, its watches end."""
+    spec = definition["spec"]
+    name = f"{spec['names']['plural']}.{spec['group']}"
+    resource = store.registry.stored(name)
+    collection = store.collection(name)
+    for stored in list(collection.items.values()):
+        store.commit(resource, "DELETED", clone(stored.object), stored)
+    store.drop_collection(name)
+    store.registry.remove(spec["group"], spec["names"]["plural"])

@@ -1,0 +1,136 @@
+"""What follows a deletion: dependents of a gone owner, the contents of a terminating namespace.
+
+`Collector` listens to the store and works off a queue in a task of its own, so that a cascade of any depth never runs inside
+a request. A dependent goes when none of its owners exists any more, by uid: also one whose owner was never there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from springtide_local.api import writes
+from springtide_local.api.collection import Change, Key
+from springtide_local.api.objects import clone
+from springtide_local.ports import ApiError, Object
+
+if TYPE_CHECKING:
+    from springtide_local.api.store import Store
+
+_MANAGER = "kube-controller-manager"
+
+
+def owner_uids(obj: Object) -> list[str]:
+    return [owner["uid"] for owner in obj["metadata"].get("ownerReferences") or ()]
+
+
+def orphan_dependents(store: Store, uid: str) -> None:
+    """Take the owner `uid` out of every object that names it (propagationPolicy Orphan)."""
+    for storage in store.registry.storages():
+        resource = store.registry.stored(storage)
+        for key, stored in list(store.collection(storage).items.items()):
+            if uid in owner_uids(stored.object):
+                obj = clone(stored.object)
+                owners = [owner for owner in obj["metadata"]["ownerReferences"] if owner["uid"] != uid]
+                obj["metadata"]["ownerReferences"] = owners
+                writes.update(store, resource, key[1], key[0] or None, obj, writes.Options(_MANAGER))
+
+
+class Collector:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._dependents: dict[str, set[tuple[str, Key]]] = {}
+        self._queue: deque[tuple[str, Key]] = deque()
+        self._namespaces: set[str] = set()
+        self._wake = asyncio.Event()
+        store.listeners.append(self._changed)
+
+    def _changed(self, storage: str, change: Change) -> None:
+        here = (storage, change.key)
+        before = owner_uids(change.old.object) if change.old is not None else []
+        after = owner_uids(change.new.object) if change.type != "DELETED" else []
+        for uid in before:
+            if uid not in after:
+                self._dependents.get(uid, set()).discard(here)
+        for uid in after:
+            self._dependents.setdefault(uid, set()).add(here)
+            if uid not in self._store.by_uid:
+                self._enqueue(here)
+        if change.type == "DELETED":
+            for dependent in self._dependents.pop(change.new.object["metadata"]["uid"], ()):
+                self._enqueue(dependent)
+            self._namespace_changed(change.key[0])
+        elif storage == "namespaces" and change.new.object["metadata"].get("deletionTimestamp"):
+            self._namespace_changed(change.key[1])
+
+    def _namespace_changed(self, name: str) -> None:
+        namespace = self._store.peek("namespaces", name) if name else None
+        if namespace is not None and namespace["metadata"].get("deletionTimestamp"):
+            self._namespaces.add(name)
+            self._wake.set()
+
+    def _enqueue(self, item: tuple[str, Key]) -> None:
+        self._queue.append(item)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self.work()
+            await asyncio.sleep(0)
+
+    def work(self) -> None:
+        """Do everything that is due now."""
+        while self._queue:
+            self._collect(*self._queue.popleft())
+        while self._namespaces:
+            self._empty(self._namespaces.pop())
+
+    def _collect(self, storage: str, key: Key) -> None:
+        obj = self._store.peek(storage, key[1], key[0])
+        if obj is None or obj["metadata"].get("deletionTimestamp"):
+            return
+        owners = obj["metadata"].get("ownerReferences") or []
+        alive = [owner for owner in owners if owner["uid"] in self._store.by_uid]
+        if not owners:
+            return
+        resource = self._store.registry.stored(storage)
+        if not alive:
+            self._delete(storage, key, obj["metadata"]["uid"])
+        elif len(alive) < len(owners):
+            changed = clone(obj)
+            changed["metadata"]["ownerReferences"] = alive
+            writes.update(self._store, resource, key[1], key[0] or None, changed, writes.Options(_MANAGER))
+
+    def _delete(self, storage: str, key: Key, uid: str) -> None:
+        resource = self._store.registry.stored(storage)
+        request = writes.Deletion(uid=uid)
+        try:
+            writes.delete(self._store, resource, key[1], key[0] or None, request, writes.Options(_MANAGER))
+        except ApiError as problem:
+            if problem.code not in (404, 409):
+                raise
+
+    def _empty(self, namespace: str) -> None:
+        """Delete what is in a terminating namespace; when nothing is left, the namespace itself."""
+        obj = self._store.peek("namespaces", namespace)
+        if obj is None or not obj["metadata"].get("deletionTimestamp"):
+            return
+        left = False
+        for storage in self._store.registry.storages():
+            if not self._store.registry.stored(storage).namespaced:
+                continue
+            for key, stored in list(self._store.collection(storage).items.items()):
+                if key[0] == namespace:
+                    if not stored.object["metadata"].get("deletionTimestamp"):
+                        self._delete(storage, key, stored.object["metadata"]["uid"])
+                    left = left or key in self._store.collection(storage).items
+        if not left:
+            resource = self._store.registry.stored("namespaces")
+            changed = clone(obj)
+            changed["spec"]["finalizers"] = []
+            options = writes.Options(_MANAGER, subresource="finalize")
+            writes.update(self._store, resource, namespace, None, changed, options)

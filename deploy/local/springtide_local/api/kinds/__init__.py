@@ -1,0 +1,1 @@
+"""What is special about each built-in kind: defaults, checks, allocations. One file per family, `registry` lists them."""

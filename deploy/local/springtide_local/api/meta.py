@@ -1,0 +1,154 @@
+"""Metadata: what the system sets, what a writer may not touch, what is malformed."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from springtide_local.api import errors
+from springtide_local.api.errors import FieldError
+from springtide_local.api.objects import label_value_problem, qualified_name_problem, random_suffix, timestamp
+from springtide_local.api.resources import ResourceType
+from springtide_local.ports import Object
+
+_SYSTEM = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation", "namespace")
+_MAX_ANNOTATIONS = 256 * 1024
+_NAME_LIMIT = 63 - 5
+
+
+def prepare_create(resource: ResourceType, obj: Object, namespace: str, now: float) -> None:
+    """Name, uid and times of a new object, in place. Raise ApiError 400 for another namespace than the request's."""
+    meta = obj["metadata"]
+    given = meta.get("namespace") or ""
+    if resource.namespaced and given not in ("", namespace):
+        raise errors.bad_request(
+            f"the namespace of the provided object does not match the namespace sent on the request "
+            f"({given!r} and {namespace!r})"
+        )
+    if not meta.get("name") and meta.get("generateName"):
+        meta["name"] = meta["generateName"][:_NAME_LIMIT] + random_suffix()
+    for name in ("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "resourceVersion", "generation"):
+        meta.pop(name, None)
+    if resource.namespaced:
+        meta["namespace"] = namespace
+    else:
+        meta.pop("namespace", None)
+    meta["uid"] = str(uuid.uuid4())
+    meta["creationTimestamp"] = timestamp(now)
+    if resource.generation:
+        meta["generation"] = 1
+
+
+def prepare_update(obj: Object, old: Object) -> None:
+    """Carry over what only the system sets, in place."""
+    meta, before = obj["metadata"], old["metadata"]
+    meta.pop("selfLink", None)
+    for name in _SYSTEM:
+        if name in before:
+            meta[name] = before[name]
+        else:
+            meta.pop(name, None)
+    meta["name"] = before["name"]
+
+
+def check(resource: ResourceType, obj: Object) -> list[FieldError]:
+    meta = obj["metadata"]
+    found: list[FieldError] = []
+    name = meta.get("name")
+    if not name:
+        found.append(errors.field_required("metadata.name", "name or generateName is required"))
+    else:
+        problem = resource.name_problem(name)
+        if problem:
+            found.append(errors.field_invalid("metadata.name", name, problem))
+    _check_labels(meta.get("labels"), found)
+    _check_annotations(meta.get("annotations"), found)
+    _check_owners(meta.get("ownerReferences"), found)
+    for index, finalizer in enumerate(meta.get("finalizers") or ()):
+        problem = qualified_name_problem(finalizer)
+        if problem or ("/" not in finalizer and finalizer not in ("kubernetes", "orphan", "foregroundDeletion")):
+            text = problem or "name is neither a standard finalizer name nor is it fully qualified"
+            found.append(errors.field_invalid(f"metadata.finalizers[{index}]", finalizer, text))
+    return found
+
+
+def check_types(obj: Object) -> str | None:
+    """Why the metadata cannot even be decoded, or None."""
+    meta = obj.get("metadata")
+    for name, kind in (
+        ("name", str), ("generateName", str), ("namespace", str), ("resourceVersion", str), ("uid", str),
+        ("labels", dict), ("annotations", dict), ("finalizers", list), ("ownerReferences", list),
+    ):  # fmt: skip
+        value = meta.get(name) if isinstance(meta, dict) else None
+        if value is not None and not isinstance(value, kind):
+            return f"json: cannot unmarshal {_go(value)} into Go struct field ObjectMeta.metadata.{name} of type {_GO[kind]}"
+    for name in ("labels", "annotations"):
+        for item in ((meta or {}).get(name) or {}).values():
+            if not isinstance(item, str):
+                return f"json: cannot unmarshal {_go(item)} into Go struct field ObjectMeta.metadata.{name} of type string"
+    return None
+
+
+_GO: dict[type, str] = {str: "string", dict: "map[string]string", list: "[]string"}
+
+
+def _go(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int | float):
+        return "number"
+    return {str: "string", dict: "object", list: "array"}.get(type(value), "null")
+
+
+def check_update(obj: Object, old: Object) -> list[FieldError]:
+    found: list[FieldError] = []
+    if old["metadata"].get("deletionTimestamp"):
+        before = old["metadata"].get("finalizers") or []
+        added = [name for name in obj["metadata"].get("finalizers") or () if name not in before]
+        if added:
+            shown = ", ".join(errors.shown(name) for name in added)
+            text = (
+                "no new finalizers can be added if the object is being deleted, found new finalizers "
+                f"[]string{{{shown}}}"
+            )
+            found.append(errors.field_forbidden("metadata.finalizers", text))
+    return found
+
+
+def _check_labels(labels: Any, found: list[FieldError]) -> None:
+    for key, value in (labels or {}).items():
+        problem = qualified_name_problem(key)
+        if problem:
+            found.append(errors.field_invalid("metadata.labels", key, problem))
+        problem = label_value_problem(value)
+        if problem:
+            found.append(errors.field_invalid("metadata.labels", value, problem))
+
+
+def _check_annotations(annotations: Any, found: list[FieldError]) -> None:
+    size = 0
+    for key, value in (annotations or {}).items():
+        size += len(key) + len(value)
+        problem = qualified_name_problem(key.lower())
+        if problem:
+            found.append(errors.field_invalid("metadata.annotations", key, problem))
+    if size > _MAX_ANNOTATIONS:
+        text = f"Too long: may not be more than {_MAX_ANNOTATIONS} bytes"
+        found.append(errors.FieldError("metadata.annotations", errors.TOO_LONG, text))
+
+
+def _check_owners(owners: Any, found: list[FieldError]) -> None:
+    controllers = []
+    for index, owner in enumerate(owners or ()):
+        for name in ("apiVersion", "kind", "name", "uid"):
+            if not owner.get(name):
+                text = f"{name if name != 'apiVersion' else 'version'} must not be empty"
+                found.append(errors.field_invalid(f"metadata.ownerReferences[{index}].{name}", "", text))
+        if owner.get("controller"):
+            controllers.append(owner.get("name"))
+    if len(controllers) > 1:
+        text = (
+            "Only one reference can have Controller set to true. Found \"true\" in references for "
+            + " and ".join(map(str, controllers))
+        )
+        found.append(errors.field_invalid("metadata.ownerReferences", None, text))

@@ -1,0 +1,363 @@
+"""The rules of a write: decode, default, prepare, validate, admit, then commit.
+
+The order is that of the Kubernetes API server's registry. `dry_run` goes all the way but for the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from springtide_local.api import admission, apply, builtin, cel, definitions, errors, gc, meta, schema
+from springtide_local.api.collection import Stored
+from springtide_local.api.errors import FieldError
+from springtide_local.api.objects import clone, timestamp
+from springtide_local.api.resources import ResourceType
+from springtide_local.ports import Object
+
+if TYPE_CHECKING:
+    from springtide_local.api.store import Store
+
+_BOUND = ("Succeeded", "Failed")
+_NAMESPACES = ("default", "kube-system", "kube-node-lease", "kube-public")
+
+
+@dataclass(slots=True)
+class Options:
+    """How a write was asked for. `warnings` collects what goes back in Warning headers."""
+
+    manager: str
+    subresource: str | None = None
+    dry_run: bool = False
+    field_validation: str = "Ignore"
+    in_patch: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Deletion:
+    grace: int | None = None
+    uid: str | None = None
+    resource_version: str | None = None
+    orphan: bool = False
+
+
+def decode(resource: ResourceType, obj: Object, options: Options) -> None:
+    """Bring `obj` into the shape of its schema, in place: types of metadata, unknown fields, defaults.
+
+    Raise ApiError 400 for what cannot be decoded and, with strict validation, for unknown fields.
+    """
+    given = (obj.get("apiVersion") or resource.api_version, obj.get("kind") or resource.kind)
+    if given[0] != resource.api_version or given[1] != resource.kind:
+        name = "API version" if given[0] != resource.api_version else "kind"
+        index = 0 if name == "API version" else 1
+        expected = (resource.api_version, resource.kind)[index]
+        raise errors.bad_request(
+            f"the {name} in the data ({given[index]}) does not match the expected {name} ({expected})"
+        )
+    obj["apiVersion"], obj["kind"] = given
+    if obj.get("metadata") is None:
+        obj["metadata"] = {}
+    problem = meta.check_types(obj) if isinstance(obj["metadata"], dict) else "metadata is no object"
+    if problem:
+        raise errors.bad_request(_cannot_handle(resource, problem))
+    unknown: list[str] = []
+    node = resource.node
+    schema.prune(builtin.node(builtin.OBJECT_META), obj["metadata"], "metadata", unknown, drop_nulls=True)
+    if node is not None:
+        if not resource.custom:
+            _check_decodable(resource, node, obj)
+        schema.prune(node, obj, "", unknown, drop_nulls=not resource.custom, root=True)
+        if resource.custom:
+            schema.apply_defaults(node, obj)
+    if unknown:
+        _report_unknown(resource, unknown, options)
+    resource.rules.default(obj)
+
+
+def _cannot_handle(resource: ResourceType, why: str) -> str:
+    return f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: {why}'
+
+
+def _check_decodable(resource: ResourceType, node: schema.Node, obj: Object) -> None:
+    """Wrong JSON types of a built-in kind are refused as a whole, before validation."""
+    found: list[FieldError] = []
+    schema.validate(node, obj, "", found)
+    wrong = next((error for error in found if error.reason == errors.TYPE_INVALID), None)
+    if wrong is not None:
+        got, _, _ = wrong.message.removeprefix('Invalid value: "').partition('"')
+        kind = wrong.message.partition("must be of type ")[2].partition(":")[0]
+        why = f"json: cannot unmarshal {got} into Go struct field {resource.kind}.{wrong.path} of type {kind}"
+        raise errors.bad_request(_cannot_handle(resource, why))
+
+
+def _report_unknown(resource: ResourceType, unknown: list[str], options: Options) -> None:
+    texts = [f'unknown field "{path}"' for path in unknown]
+    if options.field_validation == "Warn":
+        options.warnings.extend(texts)
+    elif options.field_validation == "Strict":
+        joined = "strict decoding error: " + ", ".join(texts)
+        if options.in_patch:
+            found = [FieldError("patch", errors.INVALID, f"Invalid value: {joined}")]
+            raise errors.invalid("", "", "", found)
+        raise errors.bad_request(_cannot_handle(resource, joined))
+
+
+def create(store: Store, resource: ResourceType, obj: Object, namespace: str | None, options: Options,
+           prepared: Callable[[Object], None] | None = None) -> Stored:  # fmt: skip
+    """Create `obj`, which belongs to the store afterwards. `prepared` sets managed fields instead of the usual tracking."""
+    decode(resource, obj, options)
+    space = (namespace or "") if resource.namespaced else ""
+    if resource.namespaced and not space:
+        raise errors.bad_request("an empty namespace may not be set during creation")
+    if obj["metadata"].get("resourceVersion"):
+        raise errors.bad_request("resourceVersion should not be set on objects to be created")
+    meta.prepare_create(resource, obj, space, store.now())
+    name = obj["metadata"]["name"] if obj["metadata"].get("name") else ""
+    if resource.namespaced:
+        _check_namespace(store, resource, name, space)
+    if resource.custom and resource.has_status:
+        obj.pop("status", None)
+    found = meta.check(resource, obj)
+    if any(error.path == "metadata.name" for error in found):
+        raise resource.invalid(name or "", found)
+    items = store.collection(resource.storage).items
+    admission.mutate(store, resource, obj, options.warnings)
+    if (space, name) not in items:
+        resource.rules.prepare_create(store, obj)
+    found += _check(resource, obj, None, None)
+    if found:
+        raise resource.invalid(name, found)
+    if (space, name) in items:
+        raise errors.already_exists(resource.group, resource.plural, name)
+    admission.admit(store, resource, obj, None, options.warnings)
+    if prepared is not None:
+        prepared(obj)
+    else:
+        apply.track(None, obj, resource, options.manager, None, store.now())
+    if options.dry_run:
+        return Stored(obj)
+    stored = store.commit(resource, "ADDED", obj, None)
+    _created(store, resource, obj)
+    return stored
+
+
+def _check_namespace(store: Store, resource: ResourceType, name: str, namespace: str) -> None:
+    found = store.peek("namespaces", namespace)
+    if found is None:
+        raise errors.not_found("", "namespaces", namespace)
+    if found["metadata"].get("deletionTimestamp"):
+        text = f"unable to create new content in namespace {namespace} because it is being terminated"
+        cause = {"reason": "NamespaceTerminating", "message": f"namespace {namespace} is being terminated",
+                 "field": "metadata.namespace"}  # fmt: skip
+        raise resource.forbidden(name, text, [cause])
+
+
+def _check(resource: ResourceType, obj: Object, old: Object | None, subresource: str | None) -> list[FieldError]:
+    found: list[FieldError] = []
+    node = resource.node
+    if node is not None:
+        schema.validate(node, obj, "", found)
+        if not resource.custom:
+            # The Go types write zeros for what a status lacks; only custom resources require fields there.
+            found = [e for e in found if not (e.reason == errors.REQUIRED and e.path.startswith(("status", "metadata")))]
+        elif not found:
+            cel.validate_rules(node, obj, schema.MISSING if old is None else old, "", found)
+    if not any(error.reason == errors.TYPE_INVALID for error in found):
+        own = resource.rules.check(obj)
+        if old is not None:
+            own += resource.rules.check_update(obj, old, subresource)
+        paths = {error.path for error in found}
+        found += [error for error in own if error.path not in paths]
+    return found
+
+
+def update(store: Store, resource: ResourceType, name: str, namespace: str | None, obj: Object, options: Options,
+           prepared: Callable[[Object], None] | None = None, demand_version: bool = False) -> Stored:  # fmt: skip
+    """Replace an object (or the part that `options.subresource` names); nothing is written when nothing changed.
+
+    `demand_version` refuses an update of a custom resource without a resourceVersion, as PUT does.
+    """
+    decode(resource, obj, options)
+    stored = store.get_stored(resource, name, namespace)
+    old = stored.object
+    _check_preconditions(resource, obj, old, name, namespace, demand_version)
+    if options.subresource == "status":
+        obj = _with_status(resource, old, obj)
+    elif resource.has_status and not options.subresource:
+        _keep_status(old, obj)
+    meta.prepare_update(obj, old)
+    resource.rules.prepare_update(store, obj, old, options.subresource)
+    found = meta.check(resource, obj) + meta.check_update(obj, old)
+    found += _check(resource, obj, old, options.subresource)
+    if found:
+        raise resource.invalid(name, found)
+    if options.subresource is None:
+        admission.admit(store, resource, obj, old, options.warnings)
+    if resource.generation and _spec_changed(resource, obj, old):
+        obj["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
+    obj["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
+    if prepared is not None:
+        prepared(obj)
+    elif obj != old:
+        apply.track(old, obj, resource, options.manager, options.subresource, store.now())
+    if obj == old:
+        return stored
+    if options.dry_run:
+        return Stored(obj)
+    if obj["metadata"].get("deletionTimestamp") and _may_go(resource, obj):
+        removed = store.commit(resource, "DELETED", obj, stored)
+        _deleted(store, resource, obj)
+        return removed
+    made = store.commit(resource, "MODIFIED", obj, stored)
+    if resource.storage == definitions.STORAGE:
+        definitions.serve(store, obj)
+    return made
+
+
+def _check_preconditions(resource: ResourceType, obj: Object, old: Object, name: str, namespace: str | None,
+                         demand_version: bool) -> None:  # fmt: skip
+    given = obj["metadata"]
+    if given.get("name") not in (None, "", name):
+        raise errors.bad_request(
+            f"the name of the object ({given['name']}) does not match the name on the URL ({name})"
+        )
+    if resource.namespaced and given.get("namespace") not in (None, "", namespace):
+        raise errors.bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request"
+        )
+    if given.get("uid") and given["uid"] != old["metadata"]["uid"]:
+        why = f"Precondition failed: UID in precondition: {given['uid']}, UID in object meta: {old['metadata']['uid']}"
+        raise errors.conflict(resource.group, resource.plural, name, why)
+    version = given.get("resourceVersion")
+    if version and version != old["metadata"]["resourceVersion"]:
+        raise errors.modified(resource.group, resource.plural, name)
+    if not version and demand_version and not resource.unconditional_update:
+        text = "Invalid value: 0x0: must be specified for an update"
+        raise resource.invalid(name, [FieldError("metadata.resourceVersion", errors.INVALID, text)])
+
+
+def _with_status(resource: ResourceType, old: Object, obj: Object) -> Object:
+    made = clone({name: value for name, value in old.items() if name != "status"})
+    if "status" in obj:
+        made["status"] = obj["status"]
+    if "managedFields" in obj["metadata"]:
+        made["metadata"]["managedFields"] = obj["metadata"]["managedFields"]
+    if resource.storage in ("pods", "nodes"):
+        for name in ("labels", "annotations"):
+            if name in obj["metadata"]:
+                made["metadata"][name] = obj["metadata"][name]
+    return made
+
+
+def _keep_status(old: Object, obj: Object) -> None:
+    if "status" in old:
+        obj["status"] = clone(old["status"])
+    else:
+        obj.pop("status", None)
+
+
+def _spec_changed(resource: ResourceType, obj: Object, old: Object) -> bool:
+    ignored = {"metadata", "apiVersion", "kind"}
+    if resource.has_status or not resource.custom:
+        ignored.add("status")
+    names = {*obj, *old} - ignored
+    return any(obj.get(name) != old.get(name) for name in names)
+
+
+def _may_go(resource: ResourceType, obj: Object) -> bool:
+    """Whether a terminating object has nothing left that holds it."""
+    if obj["metadata"].get("finalizers"):
+        return False
+    if resource.storage == "namespaces":
+        return not obj.get("spec", {}).get("finalizers")
+    return not obj["metadata"].get("deletionGracePeriodSeconds")
+
+
+def delete(store: Store, resource: ResourceType, name: str, namespace: str | None, request: Deletion,
+           options: Options) -> Stored:  # fmt: skip
+    """Remove the object, or mark it: for its finalizers, for the grace of a bound pod, for a namespace's contents.
+
+    The answer is the object's last state. Raise ApiError 404, or 409 when a precondition fails.
+    """
+    stored = store.get_stored(resource, name, namespace)
+    old = stored.object
+    before = old["metadata"]
+    if request.uid and request.uid != before["uid"]:
+        why = f"Precondition failed: UID in precondition: {request.uid}, UID in object meta: {before['uid']}"
+        raise errors.conflict(resource.group, resource.plural, name, why)
+    if request.resource_version and request.resource_version != before["resourceVersion"]:
+        why = (
+            f"Precondition failed: ResourceVersion in precondition: {request.resource_version}, ResourceVersion in "
+            f"object meta: {before['resourceVersion']}"
+        )
+        raise errors.conflict(resource.group, resource.plural, name, why)
+    if resource.storage == "namespaces" and name in _NAMESPACES[:3]:
+        raise resource.forbidden(name, "this namespace may not be deleted")
+    if request.orphan and not options.dry_run:
+        gc.orphan_dependents(store, before["uid"])
+        stored = store.get_stored(resource, name, namespace)
+        old = stored.object
+    obj = clone(old)
+    grace = _grace(resource, obj, request.grace)
+    held = bool(obj["metadata"].get("finalizers")) or resource.storage == "namespaces"
+    if not held and not grace:
+        if options.dry_run:
+            return stored
+        obj["metadata"].setdefault("deletionTimestamp", timestamp(store.now()))
+        obj["metadata"]["deletionGracePeriodSeconds"] = 0
+        removed = store.commit(resource, "DELETED", obj, stored)
+        _deleted(store, resource, obj)
+        return removed
+    if before.get("deletionTimestamp"):
+        remaining = before.get("deletionGracePeriodSeconds") or 0
+        if grace >= remaining:
+            return stored
+    obj["metadata"]["deletionTimestamp"] = timestamp(store.now() + grace)
+    obj["metadata"]["deletionGracePeriodSeconds"] = grace
+    if obj["metadata"].get("generation"):
+        obj["metadata"]["generation"] += 1
+    if resource.storage == "namespaces":
+        obj["metadata"].pop("deletionGracePeriodSeconds")
+        obj["status"] = {**obj.get("status", {}), "phase": "Terminating"}
+    if options.dry_run:
+        return Stored(obj)
+    return store.commit(resource, "MODIFIED", obj, stored)
+
+
+def _grace(resource: ResourceType, obj: Object, asked: int | None) -> int:
+    """Seconds a deleted object stays: only bound, running pods get any."""
+    if resource.storage != "pods":
+        return 0
+    if not obj["spec"].get("nodeName") or obj.get("status", {}).get("phase") in _BOUND:
+        return 0
+    if asked is not None:
+        return max(asked, 0)
+    value: Any = obj["spec"].get("terminationGracePeriodSeconds", 30)
+    return int(value)
+
+
+def _created(store: Store, resource: ResourceType, obj: Object) -> None:
+    if resource.storage == "namespaces":
+        space = obj["metadata"]["name"]
+        accounts = store.registry.stored("serviceaccounts")
+        create(store, accounts, {"metadata": {"name": "default"}}, space, Options("kube-controller-manager"))
+    elif resource.storage == definitions.STORAGE:
+        definitions.serve(store, obj)
+
+
+def _deleted(store: Store, resource: ResourceType, obj: Object) -> None:
+    if resource.storage == definitions.STORAGE:
+        definitions.withdraw(store, obj)
+
+
+def bootstrap(store: Store) -> None:
+    """The objects that every cluster has."""
+    namespaces = store.registry.stored("namespaces")
+    options = Options("kube-apiserver")
+    for name in _NAMESPACES:
+        create(store, namespaces, {"metadata": {"name": name}}, None, options)
+    classes = store.registry.stored("priorityclasses.scheduling.k8s.io")
+    for name, value in (("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)):
+        create(store, classes, {"metadata": {"name": name}, "value": value}, None, options)
