@@ -232,13 +232,17 @@ def packed_size(layout: list[TensorSpec]) -> int:
     return layout[-1].offset + layout[-1].nbytes if layout else 0
 
 
+class _Malformed(ValueError):
+    """Already told with its place; the levels above pass it on."""
+
+
 class _Decoder:
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._tensors = tensors
 
     def node(self, node: Any, depth: int) -> Any:
         if depth > 3 * _DEPTH:
-            raise ValueError(f"state header: nested deeper than {_DEPTH} levels")
+            raise _Malformed(f"state header: nested deeper than {_DEPTH} levels")
         if node is None or isinstance(node, bool | int | float | str):
             return node
         if isinstance(node, list):
@@ -246,8 +250,10 @@ class _Decoder:
         kind = next(iter(node), "")
         try:
             return self._tagged(kind, node, depth)
-        except (TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-            raise ValueError(f"state header: malformed {kind!r}: {error}") from error
+        except _Malformed:
+            raise
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+            raise _Malformed(f"state header: malformed {kind!r}: {error}") from error
 
     def _tagged(self, kind: str, node: dict[str, Any], depth: int) -> Any:
         value = node[kind]

@@ -192,8 +192,8 @@ def parse(text: str | bytes | None) -> Outcome | None:
 def write(outcome: Outcome, path: str | os.PathLike[str] | None = None) -> bool:
     """Write the termination message, all of it or nothing; True if there was a place to write it to.
 
-    path: default is what SPRINGTIDE_TERMINATION_LOG names; without it (alone, no pod) nothing is written. In a
-    pod the file is a mount of its own that cannot be replaced by a rename; then it is written in place, in one
+    path: what SPRINGTIDE_TERMINATION_LOG names by default; without it (no pod) nothing is written. In a
+    pod the file is a mount of its own that no rename can replace; then it is written in place, in one
     call. Raise OSError when neither is possible.
     """
     target = os.environ.get(PATH_VARIABLE, "") if path is None else os.fspath(path)

@@ -150,8 +150,8 @@ def plan_loop(
     _at_least("batch_size", batch_size, 1)
     _at_least("epochs", epochs, 0)
     _at_least("min_part", min_part, 1)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ValueError(f"batches(): seed must be an integer, got {seed!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise ValueError(f"batches(): seed must be an integer of 64 bits, got {seed!r}")
     if micro_batch is not None:
         _at_least("micro_batch", micro_batch, 1)
         if micro_batch < 2 * min_part - 1:

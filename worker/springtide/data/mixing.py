@@ -14,7 +14,7 @@ _SECOND = 0x94D049BB133111EB
 
 
 def mix(*values: int) -> int:
-    """Mix integers of any size and sign, in order, into one unsigned 64-bit number."""
+    """Mix integers (taken mod 2^64), in order, into one unsigned 64-bit number."""
     state = 0
     for value in values:
         state = (state + (value & MASK_64) + _GOLDEN) & MASK_64
