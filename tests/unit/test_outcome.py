@@ -157,18 +157,6 @@ def test_a_file_outside_of_the_scripts_folder_is_told_by_its_name(tmp_path: Path
 
 
 def test_a_module_beside_the_script_is_told_with_its_folder(
-    script: Callable[[str], Failed], tmp_path: Path
-) -> None:
-    made = script(
-        "import importlib.util, os\n"
-        "spec = importlib.util.spec_from_file_location('deep', os.path.dirname(__file__) + '/package/deep.py')\n"
-        "deep = importlib.util.module_from_spec(spec); spec.loader.exec_module(deep)\n"
-        "deep.dive(lambda: {}['missing'])\n"
-    )
-    assert made == Failed("KeyError", "'missing'", "train.py:4 in <lambda>")
-
-
-def test_a_module_beside_the_script_is_told_with_its_folder(
     script: Callable[[str], Failed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(os.fspath(tmp_path))
