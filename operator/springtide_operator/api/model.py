@@ -198,7 +198,7 @@ class TrainingJobSpec(ApiModel):
     )
     pod_cleanup: PodCleanup = Field(
         default=PodCleanup.RUNNING,
-        description="Which worker pods are deleted when the job ends: All; Running (ended ones stay,"
-        " for their logs); None. Workers that still run when another has finished get 60 s to end by themselves."
-        " The coordinator always goes.",
+        description="Which worker pods are deleted when the job ends: All; Running (ended ones"
+        " stay, for their logs); None. Workers that still run when another has finished get 60 s"
+        " to end by themselves. The coordinator goes when no worker is left.",
     )

@@ -83,6 +83,13 @@ class CoordinatorStatus(ApiModel):
     incarnation: Count = Field(default=0, description="Raised before each coordinator pod is made.")
     address: Short = Field(default="", description="host:port that workers are given.")
     reachable: bool = Field(default=False, description="Whether it answered the operator's last call.")
+    restart: Count | None = Field(default=None, description="Restarts of the container in its pod.")
+    recoveries: Count | None = Field(
+        default=None, description="Its own count, as added to status.recoveries."
+    )
+    states_lost: Count | None = Field(
+        default=None, description="Its own count, as added to status.statesLost."
+    )
 
 
 class SlotStatus(ApiModel):
@@ -126,6 +133,10 @@ class TrainingJobStatus(ApiModel):
     )
     restarts: RestartsStatus | None = Field(default=None, description="Workers that ended early.")
     recoveries: Count | None = Field(default=None, description="Changes of workers that training survived.")
+    states_lost: Count | None = Field(
+        default=None,
+        description="Times that no worker with the job's state survived and training started again.",
+    )
     last_recovery_seconds: Short | None = Field(
         default=None, description="Last recovery: last commit before it to first commit after it, in seconds."
     )

@@ -1,0 +1,79 @@
+"""What a plan asks the shell to do, each with its reason. All of them may be carried out twice without
+harm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class EnsureSecret:
+    """POST the job's Secret; AlreadyExists is as good."""
+
+    reason: str
+    kind: ClassVar[str] = "ensure_secret"
+
+
+@dataclass(frozen=True)
+class ApplyService:
+    """Server-side apply of the coordinator's Service, selecting one incarnation."""
+
+    incarnation: int
+    cluster_ip: str | None
+    reason: str
+    kind: ClassVar[str] = "apply_service"
+
+
+@dataclass(frozen=True)
+class CreateCoordinator:
+    """POST. The number stands in status before this is carried out."""
+
+    incarnation: int
+    reason: str
+    kind: ClassVar[str] = "create_coordinator"
+
+
+@dataclass(frozen=True)
+class CreateWorker:
+    """POST. Slot and attempt stand in status before this is carried out."""
+
+    slot: int
+    attempt: int
+    address: str
+    reason: str
+    kind: ClassVar[str] = "create_worker"
+
+
+@dataclass(frozen=True)
+class DeletePod:
+    """Write the reason on the pod, then DELETE with its uid as precondition."""
+
+    name: str
+    uid: str
+    because: str  # a DELETE_ constant, written on the pod
+    reason: str
+    kind: ClassVar[str] = "delete_pod"
+
+
+Action = EnsureSecret | ApplyService | CreateCoordinator | CreateWorker | DeletePod
+
+
+@dataclass(frozen=True)
+class Event:
+    """Posted after status was written."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`status` is complete: what it lacks is removed. `wake_at`: unix seconds by which to plan again."""
+
+    status: dict[str, Any]
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    wake_at: float | None = None

@@ -1,0 +1,73 @@
+"""Clean-up: ended pods of a running job, and all that a job leaves behind when it ends."""
+
+from __future__ import annotations
+
+from springtide_operator.api import reasons
+from springtide_operator.api.job import Job
+from springtide_operator.api.model import PodCleanup
+from springtide_operator.plan.actions import Action, DeletePod
+from springtide_operator.plan.ledger import Ledger
+from springtide_operator.plan.observation import Observation, WorkerPod
+
+KEEP_FAILED = 5  # newest failed pods kept for their logs
+PATIENCE_SECONDS = 60.0  # for workers that still run when another finished (they may be saving)
+
+
+def ended_pods(observation: Observation, ledger: Ledger) -> list[Action]:
+    """Delete counted, ended pods of a running job, except the newest failed ones."""
+
+    def counted(pod: WorkerPod) -> bool:
+        entry = ledger.slots.get(pod.slot)
+        if entry is None or pod.end is None or pod.deleting:
+            return False
+        return pod.attempt < entry.attempt or (pod.attempt == entry.attempt and entry.ended is not None)
+
+    ended = [pod for pod in observation.workers if counted(pod)]
+    failed = [
+        pod for pod in ended if pod.terminal and pod.end is not None and pod.end.kind == reasons.END_FAILED
+    ]
+    failed.sort(key=lambda pod: (pod.created_at, pod.slot, pod.attempt), reverse=True)
+    keep = {pod.uid for pod in failed[:KEEP_FAILED]}
+    return [
+        DeletePod(pod.name, pod.uid, reasons.DELETE_REPLACED, "it ended, and its end is counted")
+        for pod in ended
+        if pod.uid not in keep
+    ]
+
+
+def after_the_end(
+    job: Job, observation: Observation, succeeded: bool, ended_at: float, now: float
+) -> tuple[list[Action], float | None]:
+    """(actions, unix time by which to look again). The coordinator goes last: leaving workers still talk to
+    it.
+    """
+    actions: list[Action] = []
+    wake_at: float | None = None
+    policy = job.spec.pod_cleanup
+    patient_until = ended_at + PATIENCE_SECONDS
+    for pod in observation.workers:
+        if pod.deleting or policy is PodCleanup.NONE:
+            continue
+        if pod.end is not None and pod.terminal:
+            if policy is PodCleanup.ALL:
+                actions.append(_over(pod, "podCleanup is All"))
+        elif succeeded and pod.running and pod.end is None and now < patient_until:
+            wake_at = patient_until
+        else:
+            actions.append(_over(pod, "the job has ended"))
+    if all(pod.end is not None for pod in observation.workers):
+        for coordinator in observation.coordinators:
+            if not coordinator.deleting:
+                actions.append(
+                    DeletePod(
+                        coordinator.name,
+                        coordinator.uid,
+                        reasons.DELETE_JOB_OVER,
+                        "no worker is left to serve",
+                    )
+                )
+    return actions, wake_at
+
+
+def _over(pod: WorkerPod, why: str) -> DeletePod:
+    return DeletePod(pod.name, pod.uid, reasons.DELETE_JOB_OVER, why)

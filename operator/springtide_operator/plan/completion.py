@@ -1,0 +1,61 @@
+"""Completion: the job succeeds when a worker says Finished, never by exit codes alone; it fails for stated
+reasons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from springtide_operator.api import reasons
+from springtide_operator.api.job import Job
+from springtide_operator.manifests.worker import TemplateError, worker_pod
+from springtide_operator.plan import restarts
+from springtide_operator.plan.ledger import Ledger
+from springtide_operator.plan.observation import Finished, Observation, WorkerPod
+
+INVALID = 422
+
+
+@dataclass(frozen=True)
+class Outcome:
+    succeeded: bool
+    reason: str
+    message: str
+    finished: Finished | None = None
+
+
+def decide(job: Job, observation: Observation, ledger: Ledger) -> Outcome | None:
+    """None while the job goes on."""
+    pod = finished_worker(observation, ledger)
+    if pod is not None and pod.end is not None and pod.end.finished is not None:
+        return Outcome(True, reasons.WORKER_FINISHED, f"worker {pod.name} finished", pod.end.finished)
+    text = restarts.exceeded(job, ledger)
+    if text is not None:
+        return Outcome(False, reasons.BACKOFF_LIMIT_EXCEEDED, text)
+    try:
+        worker_pod(job, 0, 0, "")
+    except TemplateError as error:
+        return Outcome(False, reasons.INVALID_TEMPLATE, str(error))
+    for role in ("worker", "coordinator"):
+        refusal = observation.refusals.get(role)
+        if refusal is not None and refusal.code == INVALID:
+            text = f"the API server refuses the {role} pod as invalid: {refusal.message}"
+            return Outcome(False, reasons.INVALID_TEMPLATE, text)
+    return None
+
+
+def finished_worker(observation: Observation, ledger: Ledger) -> WorkerPod | None:
+    """A worker whose Finished counts.
+
+    It counts from the coordinator incarnation in status. From an older one it counts only when no worker
+    process is
+    left: then its coordinator was replaced after all had ended, and no other history of the job can exist.
+    """
+    said = [pod for pod in observation.workers if pod.end is not None and pod.end.finished is not None]
+    alone = all(pod.end is not None for pod in observation.workers)
+    for pod in sorted(said, key=lambda pod: (pod.slot, pod.attempt)):
+        assert pod.end is not None
+        assert pod.end.finished is not None
+        if alone or pod.end.finished.incarnation == ledger.incarnation:
+            return pod
+    return None

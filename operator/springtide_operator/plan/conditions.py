@@ -1,0 +1,191 @@
+"""Conditions carry the truth; the state for people is derived from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from springtide_operator.api import reasons
+from springtide_operator.api.job import Job
+from springtide_operator.plan import restarts, sizing
+from springtide_operator.plan.completion import Outcome
+from springtide_operator.plan.ledger import Ledger, timestamp
+from springtide_operator.plan.observation import Observation, Problem, Report
+
+# The short pause while a generation is formed is no news; one that lasts is.
+PAUSE_SECONDS = 5.0
+
+_ORDER = (reasons.RUNNING, reasons.RESCALING, reasons.DEGRADED, reasons.SUCCEEDED, reasons.FAILED)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Status, reason and message of one condition."""
+
+    true: bool
+    reason: str
+    message: str
+
+
+def current_report(observation: Observation, ledger: Ledger) -> Report | None:
+    """The coordinator's word, if it is the word of the incarnation in status."""
+    report = observation.report
+    return report if report is not None and report.incarnation == ledger.incarnation else None
+
+
+def running(job: Job, observation: Observation, ledger: Ledger, old: dict[str, Any], now: float) -> Truth:
+    """Whether training goes on. Without the coordinator's word it is what it was: workers do not need it to
+    train.
+    """
+    before = _find(old, reasons.RUNNING)
+    was = before is not None and before.get("status") == "True"
+    report = current_report(observation, ledger)
+    if report is None:
+        if was and before is not None and any(pod.running for pod in observation.workers):
+            return Truth(True, before["reason"], before["message"])
+        if not ledger.slots:
+            return Truth(False, reasons.NOT_STARTED, "the job's coordinator and workers are being made")
+        return Truth(False, reasons.COORDINATOR_STARTING, "waits for the coordinator")
+    if report.training:
+        return _training(job, report)
+    if was and report.last_commit_at is not None and now - report.last_commit_at < PAUSE_SECONDS:
+        assert before is not None
+        return Truth(True, before["reason"], before["message"])
+    if report.phase == "FORMING":
+        return Truth(False, reasons.FORMING, report.message or "the workers form their group")
+    waiting = ", ".join(report.waiting_for[:5])
+    if len(report.waiting_for) > 5:
+        waiting += f" and {len(report.waiting_for) - 5} more"
+    text = report.message or "waits for workers"
+    if waiting and waiting not in text:
+        text += f" (waits for {waiting})"
+    return Truth(False, reasons.WAITING_FOR_WORKERS, text)
+
+
+def _training(job: Job, report: Report) -> Truth:
+    count = active_workers(report)
+    if report.phase in ("ENDING", "AFTER_LOOP"):
+        return Truth(True, reasons.FINISHING, f"{count} workers are at the end of the training loop")
+    text = f"{count} of {sizing.target(job)} workers train in generation {report.generation}"
+    return Truth(True, reasons.TRAINING, text)
+
+
+def active_workers(report: Report) -> int:
+    """Pods with a member in the current generation."""
+    return len({member.pod_uid for member in report.members if member.active})
+
+
+def rescaling(job: Job, observation: Observation, ledger: Ledger, started: bool) -> Truth:
+    """Whether the number of training workers differs from the target."""
+    report = current_report(observation, ledger)
+    if not started or report is None:
+        return Truth(False, reasons.NOT_STARTED, "training has not started")
+    want = sizing.target(job)
+    active = {member.pod_uid for member in report.members if member.active}
+    live = sizing.live_pods(observation)
+    uids = {pod.uid for pod in live}
+    if len(active) > want or active - uids:
+        leaving = len(active - uids) or len(active) - want
+        if len(uids) >= want and len(active) <= want:
+            return Truth(True, reasons.REPLACING_WORKERS, f"{leaving} workers leave and are replaced")
+        return Truth(True, reasons.SCALING_DOWN, f"{leaving} workers leave, {want} are wanted")
+    joining = want - len(active & uids)
+    if joining <= 0:
+        return Truth(False, reasons.AT_SIZE, f"{want} workers train, as wanted")
+    newest = restarts.newest_pods(observation)
+    again = False
+    for slot in sizing.wanted_slots(job, observation):
+        pod = newest.get(slot)
+        entry = ledger.slots.get(slot)
+        if pod is not None and pod.live and pod.uid in active:
+            continue
+        again = again or (entry is not None and (entry.attempt > 0 or entry.ended is not None))
+    reason = reasons.REPLACING_WORKERS if again else reasons.SCALING_UP
+    verb = "are being replaced" if again else "are joining"
+    return Truth(True, reason, f"{joining} of {want} workers {verb}")
+
+
+def degraded(problem: Problem | None) -> Truth:
+    if problem is None:
+        return Truth(False, reasons.HEALTHY, "nothing keeps the job from what is wanted")
+    return Truth(True, problem.reason, problem.message)
+
+
+def at_the_end(outcome: Outcome) -> dict[str, Truth]:
+    """All conditions of a job that has ended."""
+    final = reasons.SUCCEEDED if outcome.succeeded else reasons.FAILED
+    text = "the job has ended"
+    return {
+        reasons.RUNNING: Truth(False, final, text),
+        reasons.RESCALING: Truth(False, final, text),
+        reasons.DEGRADED: Truth(False, final, text),
+        final: Truth(True, outcome.reason, outcome.message),
+    }
+
+
+def write(truths: dict[str, Truth], old: dict[str, Any], generation: int, now: float) -> list[dict[str, Any]]:
+    """The list for status; lastTransitionTime moves only when the status does."""
+    result = []
+    for kind in _ORDER:
+        truth = truths.get(kind)
+        if truth is None:
+            continue
+        before = _find(old, kind)
+        status = "True" if truth.true else "False"
+        moved = before is None or before.get("status") != status
+        result.append(
+            {
+                "type": kind,
+                "status": status,
+                "reason": truth.reason,
+                "message": truth.message[:4096],
+                "lastTransitionTime": timestamp(now)
+                if moved or before is None
+                else before["lastTransitionTime"],
+                "observedGeneration": generation,
+            }
+        )
+    return result
+
+
+def state(truths: dict[str, Truth], observation: Observation, started: bool) -> str:
+    """One word for people."""
+    if reasons.SUCCEEDED in truths:
+        return reasons.STATE_SUCCEEDED
+    if reasons.FAILED in truths:
+        return reasons.STATE_FAILED
+    if truths[reasons.RUNNING].true:
+        return reasons.STATE_RESCALING if truths[reasons.RESCALING].true else reasons.STATE_RUNNING
+    if started:
+        return reasons.STATE_RECOVERING
+    if any(pod.running for pod in observation.workers):
+        return reasons.STATE_STARTING
+    return reasons.STATE_PENDING
+
+
+def message(truths: dict[str, Truth]) -> str:
+    """One sentence for people: the outcome, or what is wrong, or what goes on."""
+    for kind in (reasons.FAILED, reasons.SUCCEEDED):
+        if kind in truths:
+            return truths[kind].message[:4096]
+    parts = [truths[reasons.RUNNING].message]
+    if truths[reasons.DEGRADED].true:
+        parts.append(truths[reasons.DEGRADED].message)
+    return "; ".join(parts)[:4096]
+
+
+def is_true(status: dict[str, Any], kind: str) -> bool:
+    condition = _find(status, kind)
+    return condition is not None and condition.get("status") == "True"
+
+
+def reason_of(status: dict[str, Any], kind: str) -> str | None:
+    condition = _find(status, kind)
+    return None if condition is None else condition.get("reason")
+
+
+def _find(status: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == kind:
+            return dict(condition)
+    return None

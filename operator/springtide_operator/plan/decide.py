@@ -1,0 +1,213 @@
+"""The one decision: what exists and what was said -> what to do, what to write, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from springtide_operator.api import names, reasons
+from springtide_operator.api.job import Job
+from springtide_operator.manifests.worker import template_hash
+from springtide_operator.plan import cleanup, completion, conditions, problems, progress, restarts, sizing
+from springtide_operator.plan import coordinator as coordinator_policy
+from springtide_operator.plan.actions import Action, Event, Plan
+from springtide_operator.plan.completion import Outcome
+from springtide_operator.plan.conditions import Truth
+from springtide_operator.plan.ledger import Ledger, parse_time, timestamp
+from springtide_operator.plan.observation import Observation
+
+Status = dict[str, Any]
+
+
+def plan(job: Job, observation: Observation, now: float) -> Plan:
+    """Actions are to be carried out after `status` is written, events posted after that.
+
+    `job.status` must be the newest one written; `observation` may be older or newer than it.
+    """
+    old = job.status
+    if job.deleting:
+        return Plan(old)
+    ended = _ended(old)
+    if ended is not None:
+        return _after_the_end(job, observation, ended, now)
+    ledger = Ledger.from_status(old)
+    events = restarts.account(job, observation, ledger, now)
+    outcome = completion.decide(job, observation, ledger)
+    if outcome is not None:
+        return _end(job, observation, ledger, outcome, events, now)
+    actions: list[Action] = []
+    made, said = coordinator_policy.decide(observation, ledger, now)
+    actions += made
+    events += said
+    actions += sizing.decide(job, observation, ledger, now)
+    actions += cleanup.ended_pods(observation, ledger)
+    truths = _truths(job, observation, ledger, now)
+    status = _status(job, observation, ledger, truths, now)
+    events += _changes(job, old, status)
+    wake_at = min(
+        (refusal.retry_at for refusal in observation.refusals.values()),
+        default=None,
+    )
+    if ledger.backoff_until > now:
+        wake_at = min(wake_at or ledger.backoff_until, ledger.backoff_until)
+    return Plan(progress.throttle(old, status, now), tuple(actions), tuple(events), wake_at)
+
+
+def invalid(status: Status, generation: int, text: str, now: float) -> Plan:
+    """For a job whose spec cannot be read: says so, does nothing."""
+    truths = {reasons.DEGRADED: Truth(True, reasons.INVALID_SPEC, text)}
+    others = [
+        condition for condition in status.get("conditions") or [] if condition.get("type") != reasons.DEGRADED
+    ]
+    written = conditions.write(truths, status, generation, now)
+    new = {**status, "message": text[:4096], "observedGeneration": generation, "conditions": others + written}
+    new.setdefault("state", reasons.STATE_PENDING)
+    known = conditions.reason_of(status, reasons.DEGRADED) == reasons.INVALID_SPEC
+    events = () if known else (Event(reasons.INVALID_SPEC, text, warning=True),)
+    return Plan(new, (), events)
+
+
+def _truths(job: Job, observation: Observation, ledger: Ledger, now: float) -> dict[str, Truth]:
+    old = job.status
+    running = conditions.running(job, observation, ledger, old, now)
+    started = running.true or bool(old.get("generation"))
+    problem = problems.summary(problems.find(job, observation, ledger, now))
+    return {
+        reasons.RUNNING: running,
+        reasons.RESCALING: conditions.rescaling(job, observation, ledger, started),
+        reasons.DEGRADED: conditions.degraded(problem),
+    }
+
+
+def _status(
+    job: Job, observation: Observation, ledger: Ledger, truths: dict[str, Truth], now: float
+) -> Status:
+    old = job.status
+    report = conditions.current_report(observation, ledger)
+    numbers = progress.numbers(report, old)
+    started = truths[reasons.RUNNING].true or bool(old.get("generation"))
+    return {
+        **numbers,
+        **ledger.to_status(),
+        "state": conditions.state(truths, observation, started),
+        "message": conditions.message(truths),
+        "observedGeneration": job.generation,
+        "startTime": old.get("startTime") or timestamp(now),
+        "conditions": conditions.write(truths, old, job.generation, now),
+        "workers": _workers(job, observation, ledger),
+        "coordinator": _coordinator(observation, ledger, numbers, old),
+    }
+
+
+def _workers(job: Job, observation: Observation, ledger: Ledger, over: bool = False) -> Status:
+    live = sizing.live_pods(observation)
+    report = conditions.current_report(observation, ledger)
+    before = (job.status.get("workers") or {}).get("active", 0)
+    active = conditions.active_workers(report) if report is not None else min(before, len(live))
+    if over:
+        active = 0
+    hashed = template_hash(job)
+    want = sizing.target(job)
+    return {
+        "desired": want,
+        "replicas": len(live),
+        "ready": sum(pod.running for pod in live),
+        "active": active,
+        "outdated": sum(pod.template is not None and pod.template != hashed for pod in live),
+        "selector": names.worker_selector(job.name),
+        "summary": f"{active}/{want}",
+    }
+
+
+def _coordinator(observation: Observation, ledger: Ledger, numbers: Status, old: Status) -> Status:
+    before = old.get("coordinator") or {}
+    report = conditions.current_report(observation, ledger)
+    address = observation.service.address if observation.service is not None else ledger.address
+    result: Status = {
+        "incarnation": ledger.incarnation,
+        "address": address,
+        "reachable": report is not None and observation.unreachable_since is None,
+    }
+    if report is not None:
+        result |= {
+            "restart": report.restart,
+            "recoveries": report.recoveries,
+            "statesLost": report.states_lost,
+        }
+    elif before.get("incarnation") == ledger.incarnation:
+        result |= {key: before[key] for key in ("restart", "recoveries", "statesLost") if key in before}
+    return result
+
+
+def _changes(job: Job, old: Status, new: Status) -> list[Event]:
+    """Events of what changed in status."""
+    events = []
+    if conditions.is_true(new, reasons.RUNNING) and not conditions.is_true(old, reasons.RUNNING):
+        events.append(Event(reasons.TRAINING, _message(new, reasons.RUNNING)))
+    reason = conditions.reason_of(new, reasons.DEGRADED)
+    if conditions.is_true(new, reasons.DEGRADED) and (
+        not conditions.is_true(old, reasons.DEGRADED) or reason != conditions.reason_of(old, reasons.DEGRADED)
+    ):
+        events.append(Event(reason or reasons.DEGRADED, _message(new, reasons.DEGRADED), warning=True))
+    before = (old.get("workers") or {}).get("desired")
+    want = sizing.target(job)
+    if before is not None and before != want:
+        events.append(Event(reasons.EVENT_SCALED, f"from {before} to {want} workers"))
+    if new.get("statesLost", 0) > old.get("statesLost", 0):
+        text = "no worker with the job's state survived: training starts again"
+        events.append(Event(reasons.STATE_LOST, text, warning=True))
+    return events
+
+
+def _message(status: Status, kind: str) -> str:
+    return next(str(c["message"]) for c in status["conditions"] if c["type"] == kind)
+
+
+def _ended(status: Status) -> bool | None:
+    """True: succeeded; False: failed; None: goes on."""
+    if conditions.is_true(status, reasons.SUCCEEDED):
+        return True
+    return False if conditions.is_true(status, reasons.FAILED) else None
+
+
+def _end(
+    job: Job, observation: Observation, ledger: Ledger, outcome: Outcome, events: list[Event], now: float
+) -> Plan:
+    """The round in which the job ends: status says so first; clean-up begins with it."""
+    old = job.status
+    truths = conditions.at_the_end(outcome)
+    report = conditions.current_report(observation, ledger)
+    numbers = progress.numbers(report, old)
+    if outcome.finished is not None:
+        numbers = progress.final(outcome.finished, numbers)
+    final = reasons.SUCCEEDED if outcome.succeeded else reasons.FAILED
+    status = {
+        **numbers,
+        **ledger.to_status(),
+        "state": conditions.state(truths, observation, True),
+        "message": conditions.message(truths),
+        "observedGeneration": job.generation,
+        "startTime": old.get("startTime") or timestamp(now),
+        "completionTime": timestamp(now),
+        "conditions": conditions.write(truths, old, job.generation, now),
+        "workers": _workers(job, observation, ledger, over=True),
+        "coordinator": _coordinator(observation, ledger, numbers, old),
+        "progressTime": timestamp(now),
+    }
+    events = [*events, Event(final, outcome.message, warning=not outcome.succeeded)]
+    actions, wake_at = cleanup.after_the_end(job, observation, outcome.succeeded, now, now)
+    return Plan(status, tuple(actions), tuple(events), wake_at)
+
+
+def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: float) -> Plan:
+    old = job.status
+    ended_at = parse_time(old.get("completionTime")) or now
+    actions, wake_at = cleanup.after_the_end(job, observation, succeeded, ended_at, now)
+    ledger = Ledger.from_status(old)
+    status = {
+        **old,
+        "observedGeneration": job.generation,
+        "workers": _workers(job, observation, ledger, over=True),
+    }
+    if not any(pod.live for pod in observation.coordinators):
+        status["coordinator"] = {**(old.get("coordinator") or {}), "reachable": False}
+    return Plan(status, tuple(actions), (), wake_at)

@@ -1,0 +1,162 @@
+"""What policies see: pods, the coordinator's word, refusals. Facts only; nothing here decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that a person must know: `reason` is a constant of `api.reasons`."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A worker's script ended after its last training loop was committed by all."""
+
+    incarnation: int | None = None  # number of the coordinator that said so
+    generation: int | None = None
+    step: int | None = None
+    data: Mapping[str, int] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class End:
+    """How a worker's process ended. `kind` is one of the END_ constants of `api.reasons`."""
+
+    kind: str
+    reason: str
+    message: str
+    exit_code: int = 0
+    at: float | None = None  # unix seconds; None: not said
+    finished: Finished | None = None
+
+
+@dataclass(frozen=True)
+class WorkerPod:
+    name: str
+    uid: str
+    slot: int
+    attempt: int
+    phase: str = "Pending"
+    created_at: float = 0.0
+    started_at: float | None = None  # of the container that runs the script
+    running: bool = False  # that container runs now
+    deletion_asked_at: float | None = None
+    gone_by: float | None = None  # deletionTimestamp
+    deleted_because: str | None = None  # our annotation
+    template: str | None = None  # hash of the template it was made from
+    end: End | None = None  # None: a process may still run
+    problem: Problem | None = None
+
+    @property
+    def deleting(self) -> bool:
+        return self.gone_by is not None
+
+    @property
+    def live(self) -> bool:
+        """Counts towards the size: may run, and nobody has asked it to go."""
+        return self.end is None and not self.deleting
+
+    @property
+    def terminal(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class CoordinatorPod:
+    name: str
+    uid: str
+    incarnation: int
+    phase: str = "Pending"
+    created_at: float = 0.0
+    running_since: float | None = None
+    deleting: bool = False
+    ip: str | None = None
+    problem: Problem | None = None
+
+    @property
+    def live(self) -> bool:
+        return not self.deleting and self.phase not in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class MemberReport:
+    pod_uid: str
+    active: bool  # in the current generation
+    connected: bool
+    leaving: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """The coordinator's last answer."""
+
+    incarnation: int
+    restart: int
+    at: float  # unix seconds, when the operator got it
+    phase: str  # WAITING, FORMING, RUNNING, ENDING, AFTER_LOOP
+    generation: int | None = None
+    step: int | None = None
+    members: tuple[MemberReport, ...] = ()
+    waiting_for: tuple[str, ...] = ()
+    reason: str = ""
+    message: str = ""
+    data: Mapping[str, int] | None = None
+    samples_per_second: float = 0.0
+    goodput: float = 0.0
+    values: Mapping[str, float] = field(default_factory=dict)
+    recoveries: int = 0
+    recovery_seconds: float | None = None
+    recovery_cause: str = ""
+    states_lost: int = 0
+    last_commit_at: float | None = None
+    silent: frozenset[str] = frozenset()  # pod uids that run and have not said Hello
+
+    @property
+    def training(self) -> bool:
+        return self.phase in ("RUNNING", "ENDING", "AFTER_LOOP")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The API server's no to a creation; kept by the shell, cleared by a success."""
+
+    code: int
+    message: str
+    retry_at: float
+    since: float
+
+    @property
+    def transient(self) -> bool:
+        """The server did not get to an answer: nothing that a user can act on."""
+        return self.code == 0 or self.code >= 500
+
+
+@dataclass(frozen=True)
+class ServiceSeen:
+    """The coordinator's Service as the API server answered when it was applied."""
+
+    address: str  # host:port
+    incarnation: int  # that it selects
+    applied_at: float
+
+
+@dataclass(frozen=True)
+class Observation:
+    workers: tuple[WorkerPod, ...] = ()
+    coordinators: tuple[CoordinatorPod, ...] = ()
+    service: ServiceSeen | None = None
+    secret_made: bool = False
+    report: Report | None = None
+    unreachable_since: float | None = None  # the coordinator's calls fail since
+    unreachable_why: str = ""
+    refusals: Mapping[str, Refusal] = field(
+        default_factory=dict
+    )  # by role: worker, coordinator, service, secret
+    taken: frozenset[str] = frozenset()  # pod names that somebody else holds

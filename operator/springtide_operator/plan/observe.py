@@ -1,0 +1,144 @@
+"""Read pods, as the API server gives them, into observations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from springtide_operator.api import names, reasons
+from springtide_operator.plan.ledger import parse_time
+from springtide_operator.plan.observation import CoordinatorPod, Problem, WorkerPod
+from springtide_operator.plan.outcome import read_end
+
+Object = dict[str, Any]
+
+_IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+_CONFIG = {
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+    "PreStartHookError",
+    "PostStartHookError",
+}
+
+
+def owned_by(obj: Object, uid: str) -> bool:
+    """True if the object's controller is the job with this uid."""
+    references = obj.get("metadata", {}).get("ownerReferences") or []
+    return any(reference.get("controller") and reference.get("uid") == uid for reference in references)
+
+
+def role_of(pod: Object) -> str | None:
+    return (pod["metadata"].get("labels") or {}).get(names.LABEL_ROLE)
+
+
+def worker_pod(pod: Object) -> WorkerPod | None:
+    """None for a pod whose name carries no slot and attempt."""
+    meta = pod["metadata"]
+    place = names.parse_worker_name(meta["name"])
+    if place is None:
+        return None
+    status = pod.get("status") or {}
+    container = _script_container(pod)
+    state = (container or {}).get("state") or {}
+    running = state.get("running")
+    started = (
+        running or state.get("terminated") or ((container or {}).get("lastState") or {}).get("terminated")
+    )
+    annotations = meta.get("annotations") or {}
+    gone_by = parse_time(meta.get("deletionTimestamp"))
+    grace = float(meta.get("deletionGracePeriodSeconds") or 0)
+    return WorkerPod(
+        name=meta["name"],
+        uid=meta["uid"],
+        slot=place[0],
+        attempt=place[1],
+        phase=status.get("phase", "Pending"),
+        created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
+        started_at=parse_time((started or {}).get("startedAt")),
+        running=running is not None,
+        deletion_asked_at=None if gone_by is None else gone_by - grace,
+        gone_by=gone_by,
+        deleted_because=annotations.get(names.ANNOTATION_DELETED_BECAUSE),
+        template=annotations.get(names.ANNOTATION_TEMPLATE),
+        end=read_end(pod, container),
+        problem=pod_problem(pod, f"worker {meta['name']}"),
+    )
+
+
+def coordinator_pod(pod: Object) -> CoordinatorPod | None:
+    """None for a pod without an incarnation label."""
+    meta = pod["metadata"]
+    number = (meta.get("labels") or {}).get(names.LABEL_INCARNATION, "")
+    if not number.isdigit():
+        return None
+    status = pod.get("status") or {}
+    containers = status.get("containerStatuses") or [{}]
+    running = (containers[0].get("state") or {}).get("running")
+    return CoordinatorPod(
+        name=meta["name"],
+        uid=meta["uid"],
+        incarnation=int(number),
+        phase=status.get("phase", "Pending"),
+        created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
+        running_since=parse_time(running.get("startedAt")) if running else None,
+        deleting="deletionTimestamp" in meta,
+        ip=status.get("podIP") or None,
+        problem=pod_problem(pod, f"the coordinator {meta['name']}"),
+    )
+
+
+def pod_problem(pod: Object, who: str) -> Problem | None:
+    """What keeps a pod from running that a person has to act on."""
+    status = pod.get("status") or {}
+    if "deletionTimestamp" in pod["metadata"] or status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    for container in every:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason") or ""
+        detail = _short(waiting.get("message") or reason)
+        if reason in _IMAGE:
+            return Problem(
+                reasons.IMAGE_PULL_FAILED,
+                f"the image {container.get('image', '?')!r} of {who} cannot be pulled:"
+                " check its name and the pull secrets",
+            )
+        if reason in _CONFIG:
+            return Problem(reasons.CONTAINER_CONFIG_ERROR, f"{who} cannot be started ({reason}): {detail}")
+        if reason == "CrashLoopBackOff":
+            last = (container.get("lastState") or {}).get("terminated") or {}
+            text = _short((last.get("message") or "").strip().splitlines()[-1:] or "")
+            return Problem(
+                reasons.COORDINATOR_FAILING,
+                f"{who} fails again and again: exit code {last.get('exitCode', '?')}"
+                + (f": {text}" if text else ""),
+            )
+    for condition in status.get("conditions") or []:
+        if (
+            condition.get("type") == "PodScheduled"
+            and condition.get("status") == "False"
+            and condition.get("reason") in ("Unschedulable", "SchedulingGated")
+        ):
+            return Problem(
+                reasons.UNSCHEDULABLE,
+                f"{who} cannot be scheduled: {_short(condition.get('message') or 'no node fits')}",
+            )
+    return None
+
+
+def _script_container(pod: Object) -> Object | None:
+    """Status of the container named 'worker', or else of the spec's first."""
+    containers = (pod.get("spec") or {}).get("containers") or []
+    wanted = "worker" if any(c.get("name") == "worker" for c in containers) else None
+    if wanted is None and containers:
+        wanted = containers[0].get("name")
+    for status in (pod.get("status") or {}).get("containerStatuses") or []:
+        if status.get("name") == wanted:
+            return dict(status)
+    return None
+
+
+def _short(text: str | list[str]) -> str:
+    if isinstance(text, list):
+        text = text[0] if text else ""
+    return text if len(text) <= 400 else text[:397] + "..."

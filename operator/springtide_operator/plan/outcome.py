@@ -1,0 +1,146 @@
+"""How a worker's process ended, read from its pod."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from springtide_operator.api import reasons
+from springtide_operator.plan.ledger import parse_time
+from springtide_operator.plan.observation import End, Finished
+
+Object = dict[str, Any]
+
+# Pod status reasons with which the kubelet or the node's loss ends a pod; the script has no part in them.
+_NOT_THE_SCRIPT = {
+    "Evicted",
+    "NodeAffinity",
+    "NodeLost",
+    "NodeShutdown",
+    "Preempting",
+    "Shutdown",
+    "Terminated",
+    "TerminationByKubelet",
+    "UnexpectedAdmissionError",
+}
+_MESSAGE_LIMIT = 1500
+
+
+def read_end(pod: Object, container: Object | None) -> End | None:
+    """None while a process may run. `container` is the status of the container that runs the script."""
+    status = pod.get("status") or {}
+    phase = status.get("phase", "Pending")
+    terminated = ((container or {}).get("state") or {}).get("terminated")
+    if terminated is None and phase not in ("Succeeded", "Failed"):
+        return None
+    message = (terminated or {}).get("message") or ""
+    said = _said(message)
+    at = parse_time((terminated or {}).get("finishedAt"))
+    code = int((terminated or {}).get("exitCode", 0))
+    if said is not None and said.get("outcome") == "Finished" and code == 0:
+        return End(reasons.END_FINISHED, "Finished", "the script ended", 0, at, _finished(said))
+    disruption = _disruption(status)
+    if disruption is not None:
+        return End(reasons.END_PREEMPTED, disruption[0], disruption[1], code, at)
+    if said is not None and said.get("outcome") == "Left":
+        return End(reasons.END_LEFT, "Left", f"it left: {said.get('reason') or 'asked'}", code, at)
+    if said is not None and said.get("outcome") == "Failed":
+        return End(reasons.END_FAILED, "Error", _failure_text(said), code, at)
+    return _failed_without_words(status, terminated, message, code, at)
+
+
+def _failed_without_words(
+    status: Object, terminated: Object | None, message: str, code: int, at: float | None
+) -> End:
+    if terminated is None:
+        for init in status.get("initContainerStatuses") or []:
+            ended = (init.get("state") or {}).get("terminated")
+            if ended and ended.get("exitCode"):
+                text = f"init container {init.get('name')!r} exited with code {ended['exitCode']}"
+                return End(
+                    reasons.END_FAILED,
+                    "InitContainerFailed",
+                    _join(text, _last_lines(ended.get("message") or "")),
+                    int(ended["exitCode"]),
+                    parse_time(ended.get("finishedAt")),
+                )
+        reason = status.get("reason") or "PodFailed"
+        return End(reasons.END_FAILED, reason, status.get("message") or f"the pod failed: {reason}", code, at)
+    if code == 0:
+        text = (
+            "exited with code 0 without finishing: the script must call springtide.init() and run its"
+            " training loop to the end"
+        )
+        return End(reasons.END_FAILED, "NotFinished", _join(text, _last_lines(message)), code, at)
+    reason = terminated.get("reason") or "Error"
+    text = f"exited with code {code}"
+    if reason == "OOMKilled":
+        text = "out of memory: raise the container's memory limit, or bound what one worker computes at once"
+    elif terminated.get("signal") or code > 128:
+        text = f"killed by signal {terminated.get('signal') or code - 128}"
+    if reason in ("StartError", "ContainerCannotRun"):
+        text = "its command cannot be started"
+    return End(reasons.END_FAILED, reason, _join(text, _last_lines(message)), code, at)
+
+
+def _disruption(status: Object) -> tuple[str, str] | None:
+    """(reason, message) when the pod was ended from outside and that is no failure of the script's."""
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            reason = condition.get("reason") or "DisruptionTarget"
+            return reason, condition.get("message") or f"disrupted: {reason}"
+    reason = status.get("reason") or ""
+    if reason in _NOT_THE_SCRIPT or reason.startswith("OutOf"):
+        return reason, status.get("message") or reason
+    return None
+
+
+def _said(message: str) -> Object | None:
+    """The worker library's JSON, or None (a log's end, nothing, another program's text)."""
+    text = message.strip()
+    if not text.startswith("{"):
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("outcome"), str) else None
+
+
+def _finished(said: Object) -> Finished:
+    incarnation = said.get("incarnation")
+    number = incarnation[0] if isinstance(incarnation, list) and incarnation else incarnation
+    data = said.get("data") if isinstance(said.get("data"), dict) else {}
+    values = said.get("values") if isinstance(said.get("values"), dict) else {}
+    return Finished(
+        incarnation=number if isinstance(number, int) else None,
+        generation=said["generation"] if isinstance(said.get("generation"), int) else None,
+        step=said["step"] if isinstance(said.get("step"), int) else None,
+        data={key: value for key, value in (data or {}).items() if isinstance(value, int)},
+        values={key: float(value) for key, value in (values or {}).items() if isinstance(value, int | float)},
+    )
+
+
+def _failure_text(said: Object) -> str:
+    text = str(said.get("exception") or "Error")
+    if said.get("message"):
+        text += f": {said['message']}"
+    if said.get("frame"):
+        text += f" ({said['frame']})"
+    return text[:_MESSAGE_LIMIT]
+
+
+def _last_lines(text: str) -> str:
+    """The last line that is not blank: of a traceback, the error itself; with the frame it came from."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    if not lines:
+        return ""
+    frame = next((line for line in reversed(lines) if line.startswith('File "')), None)
+    result = lines[-1]
+    if frame is not None and frame != result:
+        result += f" ({frame})"
+    return result[:_MESSAGE_LIMIT]
+
+
+def _join(text: str, detail: str) -> str:
+    return f"{text}: {detail}" if detail else text

@@ -1,0 +1,134 @@
+"""Problems: what keeps the job from its size or its coordinator, in the order in which a person should act."""
+
+from __future__ import annotations
+
+from springtide_operator.api import reasons
+from springtide_operator.api.job import Job
+from springtide_operator.plan import coordinator as coordinator_policy
+from springtide_operator.plan import restarts, sizing
+from springtide_operator.plan.ledger import Ledger, timestamp
+from springtide_operator.plan.observation import Observation, Problem
+
+SILENT_SECONDS = 60.0
+STARTING_SECONDS = 30.0  # a coordinator may need this long before silence is worth a word
+SHOWN = 3
+
+
+def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
+    """The worst first. Texts hold no changing numbers: each change of a text is a write to the API server."""
+    return [
+        *_coordinator(observation, ledger),
+        *_refused(observation),
+        *_workers(observation),
+        *_silent(observation, now),
+        *_backing_off(job, observation, ledger, now),
+        *_unreachable(observation, ledger, now),
+    ]
+
+
+def summary(problems: list[Problem]) -> Problem | None:
+    """One condition's worth: the worst one's reason, the first few texts."""
+    if not problems:
+        return None
+    texts = [problem.message for problem in problems[:SHOWN]]
+    if len(problems) > SHOWN:
+        texts.append(f"and {len(problems) - SHOWN} more")
+    return Problem(problems[0].reason, "; ".join(texts)[:4000])
+
+
+def _coordinator(observation: Observation, ledger: Ledger) -> list[Problem]:
+    pod = coordinator_policy.current(observation, ledger)
+    if pod is None or pod.problem is None:
+        return []
+    reason = pod.problem.reason
+    return [
+        Problem(reasons.COORDINATOR_FAILING if reason == "CrashLoopBackOff" else reason, pod.problem.message)
+    ]
+
+
+def _refused(observation: Observation) -> list[Problem]:
+    result = []
+    what = {
+        "secret": "the job's Secret",
+        "service": "the coordinator's Service",
+        "coordinator": "the coordinator's pod",
+        "worker": "worker pods",
+    }
+    for role, text in what.items():
+        refusal = observation.refusals.get(role)
+        if refusal is None or refusal.transient:
+            continue
+        reason = reasons.SERVICE_REFUSED if role == "service" else reasons.PODS_REFUSED
+        result.append(Problem(reason, f"the API server refuses {text}: {refusal.message[:1000]}"))
+    return result
+
+
+def _workers(observation: Observation) -> list[Problem]:
+    """The same trouble of several workers is one problem that names the first and the number of the others."""
+    groups: dict[str, list[tuple[str, Problem]]] = {}
+    for pod in sizing.live_pods(observation):
+        if pod.problem is not None:
+            groups.setdefault(pod.problem.reason, []).append((pod.name, pod.problem))
+    result = []
+    for reason, members in groups.items():
+        text = members[0][1].message
+        if len(members) > 1:
+            text += f" (and {len(members) - 1} more)"
+        result.append(Problem(reason, text))
+    return result
+
+
+def _silent(observation: Observation, now: float) -> list[Problem]:
+    report = observation.report
+    if report is None:
+        return []
+    names = [
+        pod.name
+        for pod in sizing.live_pods(observation)
+        if pod.uid in report.silent
+        and pod.running
+        and pod.started_at is not None
+        and now - pod.started_at >= SILENT_SECONDS
+    ]
+    if not names:
+        return []
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return [
+        Problem(
+            reasons.WORKER_SILENT,
+            f"{shown}: runs for more than {SILENT_SECONDS:.0f} s and has not called springtide.init();"
+            " call it at the script's start, before data is loaded",
+        )
+    ]
+
+
+def _backing_off(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
+    have = {pod.slot for pod in sizing.live_pods(observation)}
+    waiting = [
+        slot
+        for slot in sizing.wanted_slots(job, observation)
+        if slot not in have and restarts.waits(ledger, slot, now)
+    ]
+    if not waiting:
+        return []
+    last = ledger.last_failure or {}
+    text = f"failed workers are replaced after {timestamp(ledger.backoff_until)}"
+    if last:
+        text += f"; last failure: worker {last.get('pod')}: {last.get('message')}"
+    return [Problem(reasons.BACKING_OFF, text)]
+
+
+def _unreachable(observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
+    since = observation.unreachable_since
+    pod = coordinator_policy.current(observation, ledger)
+    if since is None or now - since < coordinator_policy.UNREACHABLE_SECONDS:
+        return []
+    if pod is None or pod.problem is not None or now - pod.created_at < STARTING_SECONDS:
+        return []
+    return [
+        Problem(
+            reasons.COORDINATOR_UNREACHABLE,
+            f"the operator cannot reach {pod.name}: {observation.unreachable_why};"
+            " workers train on meanwhile",
+        )
+    ]

@@ -1,0 +1,105 @@
+"""Progress in status: numbers that always move are written at most every 15 s; everything else at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from springtide_operator.plan.ledger import parse_time, timestamp
+from springtide_operator.plan.observation import Finished, Report
+
+INTERVAL_SECONDS = 15.0
+MAX_VALUES = 64
+
+# Not written on their own account more often than INTERVAL_SECONDS.
+_SLOW = (
+    "step",
+    "samplesPerSecond",
+    "goodput",
+    "data",
+    "values",
+    "recoveries",
+    "lastRecoverySeconds",
+    "statesLost",
+)
+
+
+def numbers(report: Report | None, old: dict[str, Any]) -> dict[str, Any]:
+    """The progress keys of status: from the report, or as they were."""
+    result = {key: old[key] for key in ("generation", *_SLOW) if key in old}
+    if report is None:
+        return result
+    if report.generation is not None:
+        result["generation"] = report.generation
+    if report.step is not None:
+        result["step"] = max(report.step, old.get("step", 0)) if report.states_lost == 0 else report.step
+    if report.training:
+        result["samplesPerSecond"] = rounded(report.samples_per_second)
+        result["goodput"] = f"{min(1.0, max(0.0, report.goodput)):.3f}"
+    if report.data is not None:
+        result["data"] = data(report.data)
+    if report.values:
+        result["values"] = values(report.values)
+    seen = counters_seen(report, old)
+    result["recoveries"] = old.get("recoveries", 0) + max(0, report.recoveries - seen[0])
+    result["statesLost"] = old.get("statesLost", 0) + max(0, report.states_lost - seen[1])
+    if report.recovery_seconds is not None:
+        result["lastRecoverySeconds"] = f"{report.recovery_seconds:.3f}"
+    return result
+
+
+def counters_seen(report: Report, old: dict[str, Any]) -> tuple[int, int]:
+    """(recoveries, states lost) of this coordinator process that status already holds; another process
+    counts anew.
+    """
+    before = old.get("coordinator") or {}
+    if (before.get("incarnation"), before.get("restart")) != (report.incarnation, report.restart):
+        return 0, 0
+    return before.get("recoveries", 0), before.get("statesLost", 0)
+
+
+def final(finished: Finished, old: dict[str, Any]) -> dict[str, Any]:
+    """The progress keys of a job that succeeded: the last worker's word, where it says something."""
+    result = {key: old[key] for key in ("generation", *_SLOW) if key in old}
+    if finished.generation is not None:
+        result["generation"] = finished.generation
+    if finished.step is not None:
+        result["step"] = finished.step
+    if finished.data:
+        result["data"] = data(finished.data)
+    if finished.values:
+        result["values"] = values(finished.values)
+    return result
+
+
+def data(source: Mapping[str, int]) -> dict[str, int]:
+    keys = ("epoch", "seen", "repeated", "lost", "skipped", "totalSeen")
+    return {key: max(0, int(source.get(key, 0))) for key in keys}
+
+
+def values(source: Mapping[str, float]) -> dict[str, str]:
+    return {key[:128]: f"{source[key]:.6g}" for key in sorted(source)[:MAX_VALUES]}
+
+
+def rounded(value: float) -> str:
+    """Three significant digits below 100, whole above."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def throttle(old: dict[str, Any], new: dict[str, Any], now: float) -> dict[str, Any]:
+    """The status to write: `old` where only progress moved and the last write of it is too young."""
+    if _without_progress(old) == _without_progress(new):
+        if all(old.get(key) == new.get(key) for key in _SLOW):
+            return old
+        last = parse_time(old.get("progressTime"))
+        if last is not None and 0 <= now - last < INTERVAL_SECONDS:
+            return old
+    return {**new, "progressTime": timestamp(now)}
+
+
+def _without_progress(status: dict[str, Any]) -> dict[str, Any]:
+    result = {key: value for key, value in status.items() if key not in _SLOW and key != "progressTime"}
+    coordinator = dict(result.get("coordinator") or {})
+    for key in ("recoveries", "statesLost"):
+        coordinator.pop(key, None)
+    return {**result, "coordinator": coordinator}

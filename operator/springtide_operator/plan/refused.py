@@ -1,0 +1,26 @@
+"""Refused creations (quota, PodSecurity, webhooks, throttling): shown, retried ever more slowly, never a
+failure.
+"""
+
+from __future__ import annotations
+
+from springtide_operator.plan.observation import Observation, Refusal
+
+RETRY_LIMIT_SECONDS = 60.0
+TRANSIENT_LIMIT_SECONDS = 5.0
+
+
+def refuse(previous: Refusal | None, code: int, message: str, now: float) -> Refusal:
+    """The refusal after one more no: waits 1, 2, 4, ... 60 s (at most 5 s when the server did not get to an
+    answer).
+    """
+    since = previous.since if previous is not None else now
+    waited = max(0.0, now - since)
+    limit = TRANSIENT_LIMIT_SECONDS if code == 0 or code >= 500 else RETRY_LIMIT_SECONDS
+    return Refusal(code, message, now + min(limit, max(1.0, waited)), since)
+
+
+def held_back(observation: Observation, role: str, now: float) -> bool:
+    """True while the next try of this role's creation has to wait."""
+    refusal = observation.refusals.get(role)
+    return refusal is not None and now < refusal.retry_at

@@ -1,0 +1,90 @@
+"""Sizing, policy Manual: as many workers as `spec.workers.replicas`, all made at once, the highest slots
+given back.
+"""
+
+from __future__ import annotations
+
+from springtide_operator.api import names, reasons
+from springtide_operator.api.job import Job
+from springtide_operator.plan import restarts
+from springtide_operator.plan.actions import Action, CreateWorker, DeletePod
+from springtide_operator.plan.ledger import Ledger, Slot
+from springtide_operator.plan.observation import Observation, WorkerPod
+from springtide_operator.plan.refused import held_back
+
+
+def target(job: Job) -> int:
+    return job.spec.workers.replicas
+
+
+def live_pods(observation: Observation) -> list[WorkerPod]:
+    """One per slot: pods that count towards the size."""
+    return sorted(
+        (pod for pod in restarts.newest_pods(observation).values() if pod.live), key=lambda p: p.slot
+    )
+
+
+def wanted_slots(job: Job, observation: Observation) -> list[int]:
+    """The slots that are to have a pod: those that have one, then the lowest free ones; no more than the
+    target.
+    """
+    have = [pod.slot for pod in live_pods(observation)]
+    missing = target(job) - len(have)
+    free = (slot for slot in range(len(have) + max(0, missing)) if slot not in set(have))
+    return sorted(have + [slot for _, slot in zip(range(missing), free, strict=False)])
+
+
+def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Action]:
+    """Creations (their attempts raised in the ledger) or deletions, never both for the size's sake."""
+    live = live_pods(observation)
+    actions: list[Action] = [*_duplicates(observation)]
+    if len(live) > target(job):
+        return actions + _give_back(job, live, observation)
+    address = observation.service.address if observation.service is not None else None
+    if address is None or not observation.secret_made or held_back(observation, "worker", now):
+        return actions
+    have = {pod.slot for pod in live}
+    for slot in wanted_slots(job, observation):
+        if slot in have or restarts.waits(ledger, slot, now):
+            continue
+        before = ledger.slots.get(slot)
+        attempt = _next_attempt(job, slot, before, observation)
+        why = f"{target(job)} workers are wanted"
+        if before is not None and before.ended is not None:
+            why = f"slot {slot}'s last pod ended: {before.ended}"
+        ledger.slots[slot] = Slot(attempt)
+        actions.append(CreateWorker(slot, attempt, address, why))
+    return actions
+
+
+def _next_attempt(job: Job, slot: int, before: Slot | None, observation: Observation) -> int:
+    """The same number again where the pod was never seen (its creation was refused, or nobody lived to
+    try).
+    """
+    attempt = 0
+    if before is not None:
+        attempt = before.attempt + 1 if before.ended is not None else before.attempt
+    while names.worker_name(job.name, slot, attempt) in observation.taken:
+        attempt += 1
+    return attempt
+
+
+def _give_back(job: Job, live: list[WorkerPod], observation: Observation) -> list[Action]:
+    """First those that do not run, then those that leave anyway, then the highest slots."""
+    leaving = set()
+    if observation.report is not None:
+        leaving = {member.pod_uid for member in observation.report.members if member.leaving}
+    order = sorted(live, key=lambda pod: (pod.running, pod.uid not in leaving, -pod.slot))
+    text = f"{target(job)} of {len(live)} workers are wanted"
+    victims = order[: len(live) - target(job)]
+    return [DeletePod(pod.name, pod.uid, reasons.DELETE_SCALE_DOWN, text) for pod in victims]
+
+
+def _duplicates(observation: Observation) -> list[Action]:
+    """A slot has one live pod, that of the highest attempt."""
+    newest = restarts.newest_pods(observation)
+    return [
+        DeletePod(pod.name, pod.uid, reasons.DELETE_SUPERSEDED, f"{newest[pod.slot].name} took its slot")
+        for pod in observation.workers
+        if pod.live and pod.attempt < newest[pod.slot].attempt
+    ]
