@@ -1,0 +1,29 @@
+"""`python -m springtide_coordinator`: the control plane of one job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+from . import logs
+from .service import PortTakenError, serve
+from .settings import BadEnvironmentError, read_options
+
+
+def main() -> int:
+    """Serve until told to stop; 2 when the environment is wrong."""
+    logs.set_up(
+        job=os.environ.get("SPRINGTIDE_JOB", "job"), namespace=os.environ.get("SPRINGTIDE_NAMESPACE", "")
+    )
+    try:
+        asyncio.run(serve(read_options(os.environ)))
+    except (BadEnvironmentError, PortTakenError, ValueError, OSError) as error:
+        logging.getLogger("springtide.coordinator").error("%s", error)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""gRPC options that both sides share.
+
+Liveness is the transport's keepalive, answered by gRPC's own threads: a process that holds the interpreter
+lock for seconds is alive, a stopped one is not. `grpc.http2.ping_timeout_ms` is needed beside the two
+keepalive options; its default of a minute would otherwise decide.
+"""
+
+from __future__ import annotations
+
+from .settings import MAX_MESSAGE_BYTES
+
+Options = list[tuple[str, int]]
+
+
+def keepalive_options(seconds: float) -> Options:
+    """Ping every `seconds` and give up after as long without an answer."""
+    milliseconds = max(1, int(seconds * 1000))
+    return [
+        ("grpc.keepalive_time_ms", milliseconds),
+        ("grpc.keepalive_timeout_ms", milliseconds),
+        ("grpc.http2.ping_timeout_ms", milliseconds),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ]
+
+
+def server_options(seconds: float) -> Options:
+    """Clients may ping as often as they like; a second server on the same port is an error."""
+    return [
+        *keepalive_options(seconds),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def client_options(seconds: float) -> Options:
+    """A connection of its own for each client, found again within a second."""
+    return [
+        *keepalive_options(seconds),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+    ]
+
+
+def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),)

@@ -1,0 +1,174 @@
+"""What was committed: merged by step under the greatest name, and what follows from it.
+
+Goodput, recoveries and rates are computed from the commits that rank 0 reports. Times are unix seconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from .membership.messages import Start
+from .membership.names import GenerationName, StateName
+
+KEPT_COMMITS = 20_000
+KEPT_GENERATIONS = 2_000
+RATE_WINDOW = 5.0  # s
+RECOVERY_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # s
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A committed step as its reporter saw it; seconds are those of the reporting member."""
+
+    state: StateName
+    unix_time: float
+    step_seconds: float
+    samples: int
+    values: Mapping[str, float] = field(default_factory=dict)
+    exposed_seconds: float = 0.0
+    skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """From the last commit before a new generation to its first commit."""
+
+    generation: GenerationName
+    cause: str
+    seconds: float
+    at_unix: float
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSeen:
+    name: GenerationName
+    at_unix: float
+    cause: str
+    reason: str
+    members: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class History:
+    """The recent commits in order of steps, and sums over all that were told of."""
+
+    commits: list[Commit] = field(default_factory=list)
+    generations: list[GenerationSeen] = field(default_factory=list)
+    steps_total: int = 0
+    samples_total: int = 0
+    total_steps: int = 0
+    recoveries: Counter[str] = field(default_factory=Counter)
+    recovery_buckets: list[int] = field(default_factory=lambda: [0] * (len(RECOVERY_BUCKETS) + 1))
+    recovery_seconds: float = 0.0
+    last_recovery: Recovery | None = None
+    values: dict[str, float] = field(default_factory=dict)
+    _pending: GenerationSeen | None = None
+    _before: float = 0.0  # unix time of the last commit before the pending generation
+    _received_at: float = 0.0
+    _first_unix: float | None = None
+    _productive: float = 0.0
+    _productive_base: float = 0.0
+
+    @property
+    def known(self) -> StateName | None:
+        """Newest commit on record."""
+        return self.commits[-1].state if self.commits else None
+
+    @property
+    def last_commit_unix(self) -> float:
+        return self.commits[-1].unix_time if self.commits else 0.0
+
+    def generation_made(self, start: Start, cause: str, now: float) -> None:
+        """A generation begins from `start.state`: commits beyond that did not survive."""
+        seen = GenerationSeen(
+            start.generation, now, cause, start.reason, tuple(member.label for member in start.members)
+        )
+        self.generations = [*self.generations[-KEPT_GENERATIONS:], seen]
+        self._before = self._before if self._pending is not None else self.last_commit_unix
+        self._pending = seen
+        self._cut_after(start.state.step)
+
+    def _cut_after(self, step: int) -> None:
+        del self.commits[bisect_left(self.commits, step + 1, key=lambda commit: commit.state.step) :]
+
+    def add(self, commits: Sequence[Commit], productive_seconds: float, now: float) -> None:
+        """Merge reported commits; of two for one step the greater name stays."""
+        fresh = [commit for commit in commits if self._add(commit)]
+        self._received_at = now
+        if fresh and self._first_unix is None:
+            first = fresh[0]
+            self._first_unix = first.unix_time - first.step_seconds
+            self._productive_base = max(
+                0.0, productive_seconds - sum(commit.step_seconds for commit in fresh)
+            )
+        if productive_seconds > 0:
+            self._productive = productive_seconds
+            self._productive_base = min(self._productive_base, productive_seconds)
+        if len(self.commits) > KEPT_COMMITS + KEPT_COMMITS // 10:
+            del self.commits[:-KEPT_COMMITS]
+
+    def _add(self, commit: Commit) -> bool:
+        step = commit.state.step
+        at = bisect_left(self.commits, step, key=lambda other: other.state.step)
+        later = self.commits[at:]
+        if any(other.state.generation > commit.state.generation for other in later):
+            return False
+        if later and later[0].state == commit.state:
+            return False
+        if at == 0 and len(self.commits) >= KEPT_COMMITS:
+            return False
+        self.commits[at:] = [
+            commit,
+            *(other for other in later if other.state.generation == commit.state.generation),
+        ]
+        self.steps_total += 1
+        self.samples_total += commit.samples
+        if commit.values and self.commits[-1] is commit:
+            self.values.update(commit.values)
+        self._recovered(commit)
+        return True
+
+    def _recovered(self, commit: Commit) -> None:
+        pending = self._pending
+        if pending is None or commit.state.generation != pending.name:
+            return
+        self._pending = None
+        if not self._before:
+            return
+        seconds = max(0.0, commit.unix_time - self._before)
+        self.last_recovery = Recovery(pending.name, pending.cause, seconds, commit.unix_time)
+        self.recoveries[pending.cause] += 1
+        self.recovery_seconds += seconds
+        self.recovery_buckets[bisect_left(RECOVERY_BUCKETS, seconds)] += 1
+
+    def step_seconds(self) -> float:
+        """Median of the recent steps, in seconds; 0 without any."""
+        recent = [commit.step_seconds for commit in self.commits[-50:]]
+        return median(recent) if recent else 0.0
+
+    def samples_per_second(self, now: float) -> float:
+        """Committed samples per second over the last few seconds; 0 when nothing was heard for as long."""
+        if len(self.commits) < 2 or now - self._received_at > RATE_WINDOW:
+            return 0.0
+        newest = self.commits[-1].unix_time
+        start = bisect_left(self.commits, newest - RATE_WINDOW, key=lambda commit: commit.unix_time)
+        window = self.commits[start:]
+        seconds = newest - window[0].unix_time
+        if len(window) < 2 or seconds <= 0:
+            return 0.0
+        return sum(commit.samples for commit in window[1:]) / seconds
+
+    def goodput(self, until: float) -> float:
+        """Seconds spent on steps that survive / seconds from the first known commit to `until`; 0..1."""
+        if self._first_unix is None or until <= self._first_unix:
+            return 0.0
+        productive = self._productive - self._productive_base
+        return min(1.0, max(0.0, productive / (until - self._first_unix)))
+
+    def since(self, step: int) -> list[Commit]:
+        """The kept commits after `step`."""
+        return self.commits[bisect_left(self.commits, step + 1, key=lambda commit: commit.state.step) :]

@@ -1,0 +1,217 @@
+"""Carries out what the state machine decides: the thin shell between membership, history and the streams."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from . import coordinator_pb2 as pb
+from . import wire
+from .history import Commit, History
+from .membership import Connected, Disconnected, Event, Membership, Received, Tick, describe, handle
+from .membership.events import Cut, Effect, LoopEnded, Made, MemberLost, Send
+from .membership.messages import Refused
+from .membership.names import Incarnation
+from .rendezvous import Rendezvous, TooMuchError
+from .reply import sync_reply
+from .settings import Options
+from .streams import Stream
+
+log = logging.getLogger("springtide.coordinator")
+
+
+def steady_unix_clock() -> Callable[[], float]:
+    """A clock in unix seconds that never goes backwards."""
+    offset = time.time() - time.monotonic()
+    return lambda: offset + time.monotonic()
+
+
+class Hub:
+    """All state of the process; used from one event loop only.
+
+    Args:
+        clock: unix seconds, never backwards.
+    """
+
+    def __init__(
+        self, options: Options, incarnation: Incarnation, clock: Callable[[], float] | None = None
+    ) -> None:
+        self.clock = clock or steady_unix_clock()
+        self.options = options
+        self.membership = Membership(
+            incarnation,
+            started_at=self.clock(),
+            target=options.target,
+            minimum=options.minimum,
+            maximum=options.maximum,
+            settings=options.membership,
+        )
+        self.history = History()
+        self.rendezvous = Rendezvous()
+        self.data = pb.Data()
+        self.values: dict[str, float] = {}
+        self.streams: dict[int, Stream] = {}
+        self._last_told = ("", "")
+        self._last_session = 0
+
+    # ---- streams ----
+
+    def new_stream(self) -> Stream:
+        self._last_session += 1
+        stream = Stream(self._last_session)
+        self.streams[stream.session] = stream
+        return stream
+
+    def hello(self, stream: Stream, hello: pb.Hello) -> None:
+        """Let a process in (or refuse it, which ends the stream)."""
+        try:
+            event = Connected(stream.session, wire.to_hello(hello))
+        except wire.MalformedError as error:
+            self.refuse(stream, str(error))
+            return
+        stream.member = hello.member.id
+        self._take(event)
+        if stream.ended:
+            return
+        current = self.membership.current
+        if current is None or stream.member not in current.ids or stream.member in current.formed:
+            return
+        self.rendezvous.begin(current.name)
+        for key, value in self.rendezvous.entries.items():
+            stream.put(self._entry(key, value))
+
+    def receive(self, stream: Stream, message: pb.WorkerMessage) -> None:
+        """Take in a message; one that cannot be right ends the stream with the reason."""
+        if stream.ended:
+            return
+        try:
+            incoming = wire.to_incoming(message)
+            match message.WhichOneof("message"):
+                case "store_set":
+                    self._store(stream, message.store_set)
+                case "progress":
+                    self._progress(stream, message.progress)
+                case "values":
+                    self.values.update(message.values.values)
+                case "hello":
+                    raise wire.MalformedError("Hello may only be the first message of a stream")
+                case None:
+                    raise wire.MalformedError("a message without content")
+        except (wire.MalformedError, TooMuchError) as error:
+            self.refuse(stream, str(error))
+            return
+        if incoming is not None:
+            self._take(Received(stream.session, incoming))
+
+    def closed(self, stream: Stream) -> None:
+        """The stream broke or ended."""
+        stream.end()
+        if self.streams.pop(stream.session, None) is not None:
+            self._take(Disconnected(stream.session))
+
+    def refuse(self, stream: Stream, reason: str) -> None:
+        log.warning("refused %s: %s", stream.member or "a process", reason)
+        stream.put(wire.from_outgoing(Refused(reason, retry=False), None))
+        stream.end()
+
+    # ---- operator and time ----
+
+    def sync(self, request: pb.SyncRequest) -> pb.SyncReply:
+        self._take(wire.to_synced(request))
+        return sync_reply(self, self.clock())
+
+    def tick(self) -> None:
+        self._take(Tick())
+
+    # ---- inside ----
+
+    def _take(self, event: Event) -> None:
+        now = self.clock()
+        for effect in handle(self.membership, event, now):
+            self._carry_out(effect, now)
+        _, status = describe(self.membership, now)
+        told = (status.reason, status.message)
+        if told != self._last_told:
+            self._last_told = told
+            waiting = ", ".join(status.waiting_for)
+            self._log(status.message + (f"; waits for {waiting}" if waiting else ""), reason=status.reason)
+
+    def _carry_out(self, effect: Effect, now: float) -> None:
+        match effect:
+            case Send():
+                stream = self.streams.get(effect.session)
+                if stream is not None:
+                    stream.put(wire.from_outgoing(effect.message, self.history.known))
+            case Cut():
+                stream = self.streams.get(effect.session)
+                if stream is not None:
+                    stream.end()
+                self._log(f"ended the stream of {effect.member}: {effect.reason}", reason="StreamEnded")
+            case Made():
+                self.rendezvous.begin(effect.start.generation)
+                self.history.generation_made(effect.start, effect.cause, now)
+                names = ", ".join(member.label for member in effect.start.members)
+                self._log(f"{effect.start.reason}; begins with {names}", reason="GenerationMade")
+            case MemberLost():
+                self._log(effect.reason, reason="MemberLost")
+            case LoopEnded():
+                self._log(f"training loop {effect.stage} ended", reason="LoopEnded")
+
+    def _log(self, message: str, reason: str) -> None:
+        current = self.membership.current
+        fields = {"generation": current.name if current else "-", "reason": reason}
+        log.info("%s", message, extra={"fields": fields})
+
+    def _entry(self, key: str, value: bytes) -> pb.CoordinatorMessage:
+        assert self.rendezvous.generation is not None
+        generation = wire.from_generation(self.rendezvous.generation)
+        return pb.CoordinatorMessage(store_entry=pb.StoreEntry(generation=generation, key=key, value=value))
+
+    def _store(self, stream: Stream, entry: pb.StoreEntry) -> None:
+        current = self.membership.current
+        if (
+            current is None
+            or wire.to_generation(entry.generation) != current.name
+            or stream.member not in current.ids
+        ):
+            return
+        self.rendezvous.begin(current.name)
+        if not self.rendezvous.put(entry.key, entry.value):
+            return
+        message = self._entry(entry.key, entry.value)
+        for other in self.streams.values():
+            if other is not stream and other.member in current.ids:
+                other.put(message)
+
+    def _progress(self, stream: Stream, progress: pb.Progress) -> None:
+        record = self.membership.members.get(stream.member)
+        if record is None or record.session != stream.session:
+            return
+        commits = []
+        for commit in progress.commits:
+            state = wire.to_state(commit.state)
+            if state is None:
+                raise wire.MalformedError("Commit.state is not set")
+            commits.append(
+                Commit(
+                    state,
+                    commit.unix_time,
+                    commit.step_seconds,
+                    commit.samples,
+                    dict(commit.values),
+                    commit.exposed_communication_seconds,
+                    commit.skipped,
+                )
+            )
+        known = self.history.known
+        if commits and known is not None and commits[-1].state.generation < known.generation:
+            stream.put(pb.CoordinatorMessage(known=pb.Known(state=wire.from_state(known))))
+            return
+        self.history.add(commits, progress.productive_seconds, self.clock())
+        self.history.total_steps = progress.total_steps or self.history.total_steps
+        if progress.HasField("data"):
+            self.data = progress.data
+        known = self.history.known
+        if known is not None:
+            stream.put(pb.CoordinatorMessage(known=pb.Known(state=wire.from_state(known))))

@@ -1,0 +1,28 @@
+"""Membership generations as a pure state machine: events in, effects out, each decision with its reason.
+
+Nothing here reads a clock, a socket or the environment; time is an argument. `machine.handle` is the only
+way in.
+"""
+
+from .describe import Phase, describe
+from .events import Connected, Disconnected, Effect, Event, Received, Synced, Tick
+from .machine import handle
+from .rules import Rules, Settings
+from .state import Membership, Status
+
+__all__ = [
+    "Connected",
+    "Disconnected",
+    "Effect",
+    "Event",
+    "Membership",
+    "Phase",
+    "Received",
+    "Rules",
+    "Settings",
+    "Status",
+    "Synced",
+    "Tick",
+    "describe",
+    "handle",
+]

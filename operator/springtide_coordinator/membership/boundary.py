@@ -1,0 +1,95 @@
+"""Joins and leaves happen at a step boundary: when it is asked for, and who leaves in between."""
+
+from __future__ import annotations
+
+from .effects_once import once
+from .events import Effect
+from .generation import Generation
+from .leaving import is_due, may_leave
+from .members import Record
+from .messages import Boundary, Leave, ParkReason, Standing
+from .state import Membership
+
+
+def ask_for_boundary(m: Membership, generation: Generation, now: float) -> list[Effect]:
+    """Ask all members to stop after the same step when somebody wants in or out."""
+    if generation.closing or generation.ended_stage is not None or not m.settled:
+        return []
+    if not generation.boundary:
+        records = [m.members.get(member) for member in generation.ids]
+        trains = [r for r in records if r is not None and r.connected and r.standing is Standing.ACTIVE]
+        formed = generation.adopted or len(generation.formed) == len(generation.ids)
+        if len(trains) < len(generation.ids) or not formed:
+            return []
+        why = why_leave(m, trains, now) or why_join(m, generation, trains, now)
+        if why is None:
+            return []
+        generation.boundary_cause, generation.boundary = why
+    effects: list[Effect] = []
+    for record in list(m.connected()):
+        if record.generation == generation.name and record.standing is Standing.ACTIVE:
+            message = Boundary(generation.name, generation.boundary)
+            effects += once(record, ("boundary", generation.name), message)
+    return effects
+
+
+def standbys(m: Membership, generation: Generation | None) -> list[Record]:
+    """Parked processes outside of the generation that want in."""
+    inside = () if generation is None else generation.ids
+    return [r for r in m.connected() if r.parked and not r.leaving and r.info.id not in inside]
+
+
+def why_leave(m: Membership, trains: list[Record], now: float) -> tuple[str, str] | None:
+    leavers = [record for record in trains if record.leaving]
+    if not leavers:
+        return None
+    holders = len(trains) - len(leavers)
+    waiting = len(standbys(m, m.current))
+    going = may_leave(m, leavers, holders + waiting, holders, now)
+    if going:
+        return "leave", ", ".join(f"{r.info.label} leaves ({r.leave_reason})" for r in going)
+    if holders == 0 and waiting:
+        return "join", f"{leavers[0].info.label} leaves and hands its state over first"
+    return None
+
+
+def why_join(
+    m: Membership, generation: Generation, trains: list[Record], now: float
+) -> tuple[str, str] | None:
+    staying = sum(not record.leaving for record in trains)
+    room = m.maximum - staying if m.maximum else len(m.members)
+    joiners = sorted(standbys(m, generation), key=lambda record: record.parked_at)
+    if room <= 0 or not joiners:
+        return None
+    coming = any(r.standing is Standing.STARTING and not r.leaving for r in m.connected())
+    if coming and len(joiners) < room and now - joiners[0].parked_at < m.settings.joiners:
+        return None
+    return "join", ", ".join(record.info.label for record in joiners[:room]) + " joins"
+
+
+def dismiss(m: Membership, now: float) -> list[Effect]:
+    """Leave: to parked processes that nobody needs, and to those whose time is over."""
+    effects: list[Effect] = []
+    current = m.current
+    for record in list(m.connected()):
+        if record.dismissed and record.standing is Standing.PARKED:
+            effects += once(record, "leave", Leave(record.dismissed))
+        if not record.parked:
+            continue
+        member = m.in_current(record.info.id)
+        idle = not member or (current is not None and current.ended_stage is not None)
+        running = current is not None and not current.closing and bool(set(current.ids) - set(current.lost))
+        reason = ""
+        if m.finished and idle and record.park_reason is not ParkReason.BOUNDARY:
+            reason = "the job is finished"
+        elif (record.leaving and not member and (record.state is None or running)) or is_due(m, record, now):
+            reason = record.leave_reason
+        if reason:
+            effects += send_away(record, reason)
+    return effects
+
+
+def send_away(record: Record, reason: str) -> list[Effect]:
+    """Leave: the process exits with outcome Left."""
+    record.dismissed = reason
+    return once(record, "leave", Leave(reason))

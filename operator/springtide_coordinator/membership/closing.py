@@ -1,0 +1,86 @@
+"""Losses and complaints: when a generation is over, and who is told to park."""
+
+from __future__ import annotations
+
+from .effects_once import once
+from .events import Cut, Effect, MemberLost, Send
+from .generation import Generation
+from .liveness import why_lost
+from .members import Record
+from .messages import ParkReason, Prepare, Refused, Standing
+from .state import Membership
+
+_TRAINS = (Standing.ACTIVE, Standing.ENDED)
+
+
+def note_losses(m: Membership, generation: Generation, now: float) -> list[Effect]:
+    """Write down which members of the generation are lost by now."""
+    effects: list[Effect] = []
+    for info in generation.members:
+        if info.id in generation.lost:
+            continue
+        if why := why_lost(m, generation, info, now):
+            generation.lost[info.id] = why
+            effects.append(MemberLost(info.id, f"{info.label}: {why}"))
+    return effects
+
+
+def close_if_over(m: Membership, generation: Generation, now: float) -> None:
+    """Decide whether the generation is over; the reason stays with it."""
+    if generation.closing:
+        return
+    labels = {info.id: info.label for info in generation.members}
+    records = [m.members[member] for member in generation.ids if member in m.members]
+    stage = generation.ended_stage
+    ended = stage is not None and not any(r.at_stage is not None and r.at_stage > stage for r in records)
+    if generation.lost and not ended:
+        member, why = next(iter(generation.lost.items()))
+        generation.close(f"{labels[member]} is lost: {why}", now)
+        return
+    for record in records:
+        if record.standing is not Standing.PARKED or record.park_reason is ParkReason.BOUNDARY:
+            continue
+        if ended and not record.park_reason.is_complaint:
+            continue
+        if now - record.parked_at >= m.settings.complaint:
+            generation.complained = record.park_reason.is_complaint
+            told = f": {record.detail}" if record.detail else ""
+            generation.close(f"{record.info.label} parked ({record.park_reason.name}){told}", now)
+            return
+    ends = {(r.at_stage, r.state) for r in records if r.standing is Standing.ENDED and r.connected}
+    if len(ends) > 1:
+        generation.close("members wait at the end of the loop with different states", now)
+
+
+def tell_to_park(m: Membership, now: float) -> list[Effect]:
+    """Prepare: to the members of a generation that is over, and to whoever trains in an older one."""
+    effects: list[Effect] = []
+    current = m.current
+    for record in list(m.connected()):
+        name = record.generation
+        if name is None or record.standing not in (*_TRAINS, Standing.AFTER):
+            continue
+        if current is None or (record.info.id in current.ids and name == current.name):
+            if current is None or not current.closing:
+                continue
+            if record.standing is Standing.AFTER and not current.complained:
+                continue
+            effects += once(record, ("prepare", name), Prepare(name, current.closing))
+            effects += cut_if_stuck(m, current, record, now)
+        elif record.standing in _TRAINS:
+            reason = f"generation {current.name} goes on without this process"
+            effects += once(record, ("prepare", name), Prepare(name, reason))
+    return effects
+
+
+def cut_if_stuck(m: Membership, generation: Generation, record: Record, now: float) -> list[Effect]:
+    """A member that was told to park and does not answer must not hold the others for ever."""
+    since = max(generation.closing_at, record.connected_at)
+    if record.standing not in _TRAINS or now - since < m.settings.parking or record.session is None:
+        return []
+    reason = f"{record.info.label} did not park within {m.settings.parking:g} s"
+    session = record.session
+    m.sessions.pop(session, None)
+    record.session, record.disconnected_at = None, now
+    generation.fenced.add(record.info.id)
+    return [Send(session, record.info.id, Refused(reason, retry=True)), Cut(session, record.info.id, reason)]

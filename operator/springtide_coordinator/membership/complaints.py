@@ -1,0 +1,58 @@
+"""A failed reduction is a complaint, not a proof.
+
+When generation after generation ends with complaints although every stream is alive (two members that cannot
+reach each other), the member most complained of is cut off; of equals the youngest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .members import Record
+
+
+@dataclass(slots=True)
+class ComplaintRow:
+    """Generations in a row that ended with complaints and without a loss."""
+
+    length: int = 0
+    accused: Counter[str] = field(default_factory=Counter)
+    details: dict[str, str] = field(default_factory=dict)  # accused -> last complaint about it
+
+    def reset(self) -> None:
+        self.length = 0
+        self.accused.clear()
+        self.details.clear()
+
+    def record(self, members: Sequence[Record], lived: float, healthy: float) -> None:
+        """Count a generation that ended by complaints.
+
+        Args:
+            members: its members, with the reasons they parked for.
+            lived: seconds from its start to its end; above `healthy` seconds a new row begins.
+        """
+        if lived > healthy:
+            self.reset()
+        self.length += 1
+        ids = {member.info.id for member in members}
+        for member in members:
+            if not member.park_reason.is_complaint:
+                continue
+            for suspect in set(member.suspects) & ids - {member.info.id}:
+                self.accused[suspect] += 1
+                self.details[suspect] = f"{member.info.label}: {member.detail or member.park_reason.name}"
+
+    def worst(self, members: Sequence[Record]) -> tuple[Record, str] | None:
+        """The member to cut off and why; None when fewer than two are there to choose from."""
+        if len(members) < 2:
+            return None
+        worst = max(members, key=lambda member: (self.accused[member.info.id], member.order))
+        count = self.accused[worst.info.id]
+        detail = self.details.get(worst.info.id, "no member was named, it is the youngest")
+        return worst, (
+            f"{self.length} generations in a row failed while all members were connected;"
+            f" {worst.info.label} was complained of {count} times ({detail})."
+            " Check that pods can reach each other (network policy, interfaces, firewalls)."
+        )

@@ -1,0 +1,40 @@
+"""The end of a training loop: nobody goes on before all members stand at its end with the same state."""
+
+from __future__ import annotations
+
+from .effects_once import once
+from .events import Effect, LoopEnded
+from .generation import Generation
+from .messages import EndOk, Standing
+from .state import Membership
+
+
+def end_loop(m: Membership, generation: Generation) -> list[Effect]:
+    """Say EndOk when all members wait at the end of the same loop; say it again to who missed it."""
+    effects: list[Effect] = []
+    records = [m.members.get(member) for member in generation.ids]
+    there = [record for record in records if record is not None]
+    if any(r.generation == generation.name and r.standing is Standing.AFTER for r in there):
+        stage = max(r.ended_stages for r in there if r.standing is Standing.AFTER) - 1
+        if stage >= 0 and (generation.ended_stage is None or stage > generation.ended_stage):
+            generation.ended_stage = stage
+    waiting = [r for r in there if r.standing is Standing.ENDED and r.generation == generation.name]
+    if not waiting or generation.closing:
+        return effects
+    ends = {(record.at_stage, record.state) for record in waiting}
+    together = len(waiting) == len(generation.ids) and all(r.connected for r in waiting) and len(ends) == 1
+    if together or not m.rules.end_together:
+        stage = max(record.at_stage or 0 for record in waiting)
+        if generation.ended_stage is None or stage > generation.ended_stage:
+            generation.ended_stage = stage
+            generation.ended_state = max((r.state for r in waiting if r.state is not None), default=None)
+            effects.append(LoopEnded(stage))
+    if generation.ended_stage is None:
+        return effects
+    m.ended_stages = max(m.ended_stages, generation.ended_stage + 1)
+    for record in waiting:
+        if record.at_stage is not None and record.at_stage <= generation.ended_stage and record.connected:
+            effects += once(record, ("end", record.at_stage), EndOk(generation.name, record.at_stage))
+            record.standing = Standing.AFTER
+            record.ended_stages = max(record.ended_stages, record.at_stage + 1)
+    return effects

@@ -1,0 +1,102 @@
+"""Events that go into the state machine and effects that come out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .messages import Hello, Incoming, Outgoing, Start
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A stream was opened and said Hello; `session` is a number never used before."""
+
+    session: int
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    session: int
+    message: Incoming
+
+
+@dataclass(frozen=True, slots=True)
+class PodSeen:
+    """A worker pod that may still have a process; `leave_by` is unix time in seconds, 0 when it stays."""
+
+    uid: str
+    name: str = ""
+    slot: int = 0
+    started: bool = True
+    leave_by: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """The operator's word: sizes in processes (0: unknown) and the whole list of living pods."""
+
+    target: int
+    minimum: int
+    maximum: int
+    living: tuple[PodSeen, ...]
+    observed: bool = True
+    processes_per_pod: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+Event = Connected | Disconnected | Received | Synced | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send `message` on the stream `session` of member `member`."""
+
+    session: int
+    member: str
+    message: Outgoing
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """End the stream after what was sent on it; nothing that it still says is heard."""
+
+    session: int
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A generation was made; `cause` is start, join, leave, failure or end."""
+
+    start: Start
+    cause: str
+    state_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost:
+    """A member of the running generation is lost; `reason` says how that is known."""
+
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoopEnded:
+    """EndOk was said for loop `stage`."""
+
+    stage: int
+
+
+Effect = Send | Cut | Made | MemberLost | LoopEnded

@@ -1,0 +1,66 @@
+"""A generation, and how the next one is composed from parked members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .members import Record
+from .messages import MemberInfo, Start, Transfer
+from .names import GenerationName, StateName
+
+
+@dataclass(slots=True)
+class Generation:
+    """The newest generation this coordinator knows: made by it, or adopted from reports."""
+
+    name: GenerationName
+    members: tuple[MemberInfo, ...]  # in rank order
+    made_at: float
+    base: StateName | None  # what every formed member holds at least; of an adopted one: as far as reported
+    start: Start | None = None  # None: adopted
+    formed: set[str] = field(default_factory=set)
+    lost: dict[str, str] = field(default_factory=dict)  # member id -> how that is known
+    fenced: set[str] = field(default_factory=set)  # cut off for not parking: stay lost until they park
+    closing: str = ""  # why it is over; "" while it goes on
+    closing_at: float = 0.0
+    boundary: str = ""  # why its members shall stop at the same step
+    boundary_cause: str = ""
+    complained: bool = False  # it ended by a complaint
+    ended_stage: int | None = None  # EndOk was said for this loop
+    ended_state: StateName | None = None  # at which it ended, as far as known
+
+    @property
+    def adopted(self) -> bool:
+        return self.start is None
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(member.id for member in self.members)
+
+    def close(self, reason: str, now: float) -> None:
+        """Say that it is over; the first reason stays."""
+        if not self.closing:
+            self.closing, self.closing_at = reason, now
+
+
+def compose(
+    name: GenerationName, participants: Sequence[Record], chosen: StateName | None, reason: str
+) -> Start:
+    """Make the Start of generation `name`: ranks, the state, and who sends it to whom.
+
+    Args:
+        participants: parked members, in any order; not empty.
+        chosen: the state all begin from, held by at least one participant; None starts anew from the
+            initial state of the first member.
+    """
+    members = tuple(sorted((record.info for record in participants), key=lambda info: info.rank_key))
+    if chosen is None:
+        source = members[0].id
+        transfers = tuple(Transfer(info.id, source) for info in members[1:])
+        return Start(name, members, StateName(name, 0), transfers, fresh=True, reason=reason)
+    held = {record.info.id: record.state for record in participants}
+    holders = [info.id for info in members if held[info.id] == chosen]
+    receivers = [info.id for info in members if held[info.id] != chosen]
+    transfers = tuple(Transfer(receiver, holders[i % len(holders)]) for i, receiver in enumerate(receivers))
+    return Start(name, members, chosen, transfers, fresh=False, reason=reason)

@@ -1,0 +1,161 @@
+"""Hello: who is let in, and what a process that comes (back) is told."""
+
+from __future__ import annotations
+
+from .adoption import adopt
+from .effects_once import once
+from .events import Cut, Effect, Send
+from .liveness import same_place
+from .members import Record
+from .messages import PROTOCOL_VERSION, Hello, ParkReason, Refused, Standing, Welcome
+from .state import Membership
+
+
+def greet(m: Membership, session: int, hello: Hello, now: float) -> list[Effect]:
+    """Let a process in on a new stream, or refuse it with the reason."""
+    effects: list[Effect] = []
+    heard_of = [hello.newest_incarnation, hello.generation.incarnation if hello.generation else None]
+    newest = max((incarnation for incarnation in heard_of if incarnation), default=m.incarnation)
+    if m.rules.supersede and newest > m.incarnation and not m.superseded:
+        effects += step_down(m, f"{hello.member.label} has heard of incarnation {newest}")
+    refused = why_refused(m, hello)
+    if refused is not None:
+        return [
+            *effects,
+            Send(session, hello.member.id, refused),
+            Cut(session, hello.member.id, refused.reason),
+        ]
+    effects += replace_predecessors(m, hello)
+    record = m.members.get(hello.member.id)
+    if record is None:
+        m.arrivals += 1
+        record = m.members[hello.member.id] = Record(hello.member, order=m.arrivals)
+    elif record.session is not None:
+        effects.append(Cut(record.session, record.info.id, "the process opened a new stream"))
+        m.sessions.pop(record.session, None)
+    m.sessions[session] = hello.member.id
+    take_report(m, record, hello, now)
+    record.session, record.connected_at, record.disconnected_at = session, now, None
+    record.sent = set()
+    adopt(m, hello, now)
+    effects.append(Send(session, record.info.id, Welcome(m.incarnation)))
+    effects += resume(m, record)
+    return effects
+
+
+def why_refused(m: Membership, hello: Hello) -> Refused | None:
+    """The reason not to let a process in; None when it is welcome."""
+    if not hello.member.id:
+        return Refused("Hello.member.id is empty: every process needs a random id of its own", retry=False)
+    if hello.protocol_version != PROTOCOL_VERSION:
+        return Refused(
+            f"the worker speaks protocol version {hello.protocol_version}, this coordinator"
+            f" {PROTOCOL_VERSION}: use the same springtide version in the images of worker and coordinator",
+            retry=False,
+        )
+    if m.superseded:
+        return Refused(f"this coordinator is out of date: {m.superseded}", retry=True)
+    if hello.member.id in m.excluded:
+        return Refused(m.excluded[hello.member.id], retry=False)
+    name = hello.generation
+    known = m.current.name if m.current is not None and not m.current.adopted else None
+    if name is not None and name.incarnation == m.incarnation and (known is None or name > known):
+        return Refused(
+            f"it reports generation {name}, which this coordinator never made although it is incarnation"
+            f" {m.incarnation}: the incarnation was used twice; the coordinator's state directory was lost",
+            retry=False,
+        )
+    return layout_mismatch(m, hello.member.id, hello.layout_hash)
+
+
+def layout_mismatch(m: Membership, member: str, layout_hash: str) -> Refused | None:
+    """Refuse a process whose model is not that of the others."""
+    reference = reference_layout(m, member)
+    if not layout_hash or reference is None or reference[0] == layout_hash:
+        return None
+    return Refused(
+        f"its model has the layout {layout_hash}, that of {reference[1]} is {reference[0]}: names, shapes,"
+        " dtypes and order of the parameters must be equal on all workers; check that all pods run the same"
+        " script, arguments and image (a changed template takes effect for new pods only)",
+        retry=False,
+    )
+
+
+def reference_layout(m: Membership, besides: str) -> tuple[str, str] | None:
+    """(layout hash, whose): of the current generation, else of a holder of state, else of the eldest."""
+    known = [r for r in m.connected() if r.layout_hash and r.info.id != besides]
+    if not known:
+        return None
+    best = min(known, key=lambda r: (not m.in_current(r.info.id), r.state is None, r.order))
+    return best.layout_hash, best.info.label
+
+
+def step_down(m: Membership, why: str) -> list[Effect]:
+    """Become passive for good: a newer coordinator lives. All are sent to look for it."""
+    m.superseded = why
+    effects: list[Effect] = []
+    for record in list(m.connected()):
+        assert record.session is not None
+        reason = f"this coordinator is out of date: {why}"
+        effects.append(Send(record.session, record.info.id, Refused(reason, retry=True)))
+        effects.append(Cut(record.session, record.info.id, reason))
+        m.sessions.pop(record.session, None)
+        record.session = None
+    return effects
+
+
+def replace_predecessors(m: Membership, hello: Hello) -> list[Effect]:
+    """A new process in the same place of the same pod proves that the earlier one is dead."""
+    effects: list[Effect] = []
+    for other in m.members.values():
+        if other.info.id == hello.member.id or other.replaced or not same_place(other.info, hello.member):
+            continue
+        other.replaced = True
+        if other.session is not None:
+            reason = f"process {hello.member.id} took the place of {other.info.id} in pod {other.info.label}"
+            effects.append(Send(other.session, other.info.id, Refused(reason, retry=False)))
+            effects.append(Cut(other.session, other.info.id, reason))
+            m.sessions.pop(other.session, None)
+            other.session = None
+    return effects
+
+
+def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None:
+    """Write down what the process says it is."""
+    if hello.standing is not record.standing or hello.generation != record.generation:
+        record.park_reason, record.detail, record.suspects = ParkReason.UNKNOWN, "", ()
+    record.info = hello.member
+    record.standing = hello.standing
+    record.generation = hello.generation
+    record.state = hello.state
+    record.layout_hash = hello.layout_hash or record.layout_hash
+    record.ended_stages = hello.ended_stage
+    record.at_stage = hello.ended_stage if hello.standing is Standing.ENDED else None
+    record.dismissed = record.goodbye = ""
+    record.replaced = False
+    if hello.standing is Standing.PARKED:
+        record.parked_at = now
+    if hello.leaving:
+        record.asked_to_leave(now, "it was asked to leave")
+    m.state_existed = m.state_existed or hello.state is not None
+    m.ended_stages = max(m.ended_stages, hello.ended_stage)
+
+
+def resume(m: Membership, record: Record) -> list[Effect]:
+    """Go on with a member of the current generation whose stream broke."""
+    current = m.current
+    if current is None or not m.in_current(record.info.id):
+        return []
+    if record.info.id not in current.fenced or record.parked:
+        current.lost.pop(record.info.id, None)
+        current.fenced.discard(record.info.id)
+    missed_start = record.parked and (record.generation is None or record.generation < current.name)
+    if (
+        missed_start
+        and current.start is not None
+        and not current.closing
+        and record.info.id not in current.formed
+    ):
+        record.standing, record.generation = Standing.ACTIVE, current.name
+        return once(record, ("start", current.name), current.start)
+    return []

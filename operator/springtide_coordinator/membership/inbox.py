@@ -1,0 +1,107 @@
+"""What members say after Hello. A message that names an older generation is ignored."""
+
+from __future__ import annotations
+
+from .events import Cut, Effect, Send
+from .greeting import layout_mismatch
+from .members import Record
+from .messages import Bye, Ended, Formed, Incoming, Leaving, Parked, Progressed, Standing
+from .state import Membership
+
+
+def receive(m: Membership, record: Record, message: Incoming, now: float) -> list[Effect]:
+    """Write down what a member says; only a wrong layout is answered at once."""
+    match message:
+        case Parked():
+            return on_parked(m, record, message, now)
+        case Formed():
+            on_formed(m, record, message)
+        case Progressed():
+            on_progress(m, record, message)
+        case Leaving():
+            record.asked_to_leave(now, message.reason or "it was asked to leave")
+        case Ended():
+            on_ended(m, record, message)
+        case Bye():
+            record.goodbye = message.outcome or "Failed"
+            record.detail = message.detail
+            m.finished = m.finished or message.outcome == "Finished"
+    return []
+
+
+def on_parked(m: Membership, record: Record, message: Parked, now: float) -> list[Effect]:
+    """The promise counts unless a Start for a newer generation is already on its way."""
+    current = m.current
+    started = record.generation is not None and record.standing is not Standing.STARTING
+    if (
+        m.in_current(record.info.id)
+        and current is not None
+        and record.generation == current.name
+        and started
+        and message.generation != current.name
+    ):
+        return []
+    refused = layout_mismatch(m, record.info.id, message.layout_hash)
+    if refused is not None and record.session is not None:
+        m.excluded[record.info.id] = refused.reason
+        return [
+            Send(record.session, record.info.id, refused),
+            Cut(record.session, record.info.id, refused.reason),
+        ]
+    if record.standing is not Standing.PARKED:
+        record.parked_at = now
+    record.standing = Standing.PARKED
+    record.generation = message.generation
+    record.state = message.state
+    record.layout_hash = message.layout_hash or record.layout_hash
+    record.park_reason = message.reason
+    record.detail, record.suspects = message.detail, message.suspects
+    record.at_stage = None
+    m.state_existed = m.state_existed or message.state is not None
+    return []
+
+
+def on_formed(m: Membership, record: Record, message: Formed) -> None:
+    current = m.current
+    if current is None or message.generation != current.name or record.info.id not in current.ids:
+        return
+    current.formed.add(record.info.id)
+    if current.start is not None:
+        record.state = current.start.state
+    m.state_existed = True
+
+
+def on_progress(m: Membership, record: Record, message: Progressed) -> None:
+    """A commit proves that all members of its generation take part in its steps."""
+    if m.known is None or message.state > m.known:
+        m.known = message.state
+    m.state_existed = True
+    current = m.current
+    if record.state is None or message.state > record.state:
+        record.state = message.state
+    if current is None or message.state.generation != current.name or record.generation != current.name:
+        return
+    if record.standing is Standing.AFTER and newer_than_the_end(m, message):
+        for member in current.ids:
+            other = m.members.get(member)
+            if other is not None and other.standing is Standing.AFTER:
+                other.standing = Standing.ACTIVE
+        current.ended_stage = current.ended_state = None
+
+
+def newer_than_the_end(m: Membership, message: Progressed) -> bool:
+    """Whether a commit was made after the loop's end that all waited at: the next loop runs."""
+    current = m.current
+    return current is not None and current.ended_state is not None and message.state > current.ended_state
+
+
+def on_ended(m: Membership, record: Record, message: Ended) -> None:
+    current = m.current
+    if current is None or message.generation != current.name or record.info.id not in current.ids:
+        return
+    if record.standing is Standing.PARKED:
+        return
+    record.standing = Standing.ENDED
+    record.at_stage = message.stage
+    record.state = message.state
+    m.state_existed = True

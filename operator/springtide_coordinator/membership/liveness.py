@@ -1,0 +1,87 @@
+"""Who is dead for certain, who is lost, and who is only waited for."""
+
+from __future__ import annotations
+
+from .generation import Generation
+from .messages import MemberInfo, Standing
+from .state import Membership
+
+
+def proof_of_death(m: Membership, info: MemberInfo) -> str:
+    """How it is known that the process can never act again; "" when it is not known."""
+    record = m.members.get(info.id)
+    if record is not None:
+        if record.goodbye:
+            return f"it ended ({record.goodbye})"
+        if record.replaced:
+            return "another process took its place"
+        if record.connected:
+            return ""
+    if m.operator_word and info.pod_uid and info.pod_uid not in m.living:
+        left = record.disconnected_at if record is not None else None
+        if left is None or (m.operator_heard_at or 0.0) >= left:
+            return "its pod is gone"
+    for other in m.heard.values():
+        if record is None and other.id != info.id and same_place(other, info):
+            return "another process took its place"
+    return ""
+
+
+def same_place(one: MemberInfo, other: MemberInfo) -> bool:
+    """Whether two processes can only have lived one after the other."""
+    return bool(one.pod_uid) and (one.pod_uid, one.local_rank) == (other.pod_uid, other.local_rank)
+
+
+def complaint_in(m: Membership, generation: Generation) -> bool:
+    """Whether a member of the generation said that a reduction or the formation failed."""
+    return any(
+        record.generation == generation.name
+        and record.standing is Standing.PARKED
+        and record.park_reason.is_complaint
+        for record in (m.members[member] for member in generation.ids if member in m.members)
+    )
+
+
+def why_lost(m: Membership, generation: Generation, info: MemberInfo, now: float) -> str:
+    """How it is known that a member will not take part in what follows; "" while it may.
+
+    A stream that broke has a short grace. A failed reduction or the operator's word ends it at once. Without
+    either, a coordinator that cannot hear the operator pauses: it may be the one that was cut off.
+    """
+    if proof := proof_of_death(m, info):
+        return proof
+    record = m.members.get(info.id)
+    if record is None:
+        return ""
+    if record.parked:
+        generation.fenced.discard(info.id)
+    if info.id in generation.fenced:
+        return "it did not stop when it was told to"
+    if record.dismissed:
+        return "it left"
+    if record.connected or record.disconnected_at is None:
+        return ""
+    if complaint_in(m, generation):
+        return "its stream broke and a peer could not reach it"
+    if now - record.disconnected_at < m.settings.grace:
+        return ""
+    if paused_without_operator(m, generation, now):
+        return ""
+    return "its stream broke"
+
+
+def paused_without_operator(m: Membership, generation: Generation, now: float) -> bool:
+    """Whether a silent loss must wait for the operator."""
+    return m.rules.pause_when_deaf and m.deaf(now) and not complaint_in(m, generation)
+
+
+def silent_pods(m: Membership) -> list[tuple[str, str]]:
+    """(uid, name) of the pods that run and of which not every process has said Hello."""
+    greeted: dict[str, set[int]] = {}
+    for info in m.heard.values():
+        greeted.setdefault(info.pod_uid, set()).add(info.local_rank)
+    return [
+        (pod.uid, pod.name or pod.uid)
+        for pod in m.living.values()
+        if pod.started and len(greeted.get(pod.uid, ())) < m.processes_per_pod
+    ]

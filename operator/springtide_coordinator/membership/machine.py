@@ -1,0 +1,110 @@
+"""The state machine: one event in, effects out.
+
+Facts are written down first (greeting, inbox), then all decisions are taken again from the facts (`decide`),
+so that no decision depends on the way that led to it.
+"""
+
+from __future__ import annotations
+
+from .adoption import settle
+from .boundary import ask_for_boundary, dismiss
+from .closing import close_if_over, note_losses, tell_to_park
+from .ending import end_loop
+from .events import Connected, Cut, Disconnected, Effect, Event, Received, Synced, Tick
+from .greeting import greet
+from .inbox import receive
+from .liveness import proof_of_death
+from .messages import Standing
+from .state import Membership
+from .succession import Plan, carry_out, plan_next
+
+
+def handle(m: Membership, event: Event, now: float) -> list[Effect]:
+    """Take an event in and say what to do.
+
+    Args:
+        m: the memory; changed in place.
+        now: unix time in seconds; must not go backwards.
+    """
+    effects: list[Effect] = []
+    match event:
+        case Connected():
+            effects += greet(m, event.session, event.hello, now)
+        case Disconnected():
+            member = m.sessions.pop(event.session, None)
+            if member is not None:
+                record = m.members[member]
+                record.session, record.disconnected_at = None, now
+        case Received():
+            member = m.sessions.get(event.session)
+            if member is not None:
+                effects += receive(m, m.members[member], event.message, now)
+                for effect in effects:
+                    drop_session(m, effect, now)
+        case Synced():
+            hear_operator(m, event, now)
+        case Tick():
+            pass
+    return effects + decide(m, now)
+
+
+def drop_session(m: Membership, effect: Effect, now: float) -> None:
+    """A stream that is cut is not listened to any more."""
+    if isinstance(effect, Cut) and m.sessions.get(effect.session) == effect.member:
+        del m.sessions[effect.session]
+        record = m.members[effect.member]
+        record.session, record.disconnected_at = None, now
+
+
+def hear_operator(m: Membership, event: Synced, now: float) -> None:
+    """Take in sizes, the living pods, and which of them are going away."""
+    m.target, m.minimum, m.maximum = event.target, event.minimum, event.maximum
+    m.living = {pod.uid: pod for pod in event.living}
+    m.processes_per_pod = max(1, event.processes_per_pod)
+    m.operator_heard_at = now
+    m.operator_word = m.operator_word or event.observed
+    for record in m.members.values():
+        pod = m.living.get(record.info.pod_uid)
+        if pod is not None and pod.leave_by:
+            record.asked_to_leave(now, "its pod is going away", pod.leave_by)
+    m.heard = {
+        key: info
+        for key, info in m.heard.items()
+        if not info.pod_uid or info.pod_uid in m.living or (key in m.members and m.members[key].connected)
+    }
+
+
+def decide(m: Membership, now: float) -> list[Effect]:
+    """Take all decisions that the facts allow."""
+    effects: list[Effect] = []
+    if m.superseded:
+        return effects
+    m.blocked = None
+    settle(m)
+    for _ in range(4):
+        current = m.current
+        if current is not None:
+            effects += note_losses(m, current, now)
+            effects += end_loop(m, current)
+            close_if_over(m, current, now)
+        effects += tell_to_park(m, now)
+        effects += dismiss(m, now)
+        outcome = plan_next(m, now)
+        if not isinstance(outcome, Plan):
+            m.blocked = outcome
+            break
+        effects += carry_out(m, outcome, now)
+    if m.current is not None:
+        effects += ask_for_boundary(m, m.current, now)
+    forget(m)
+    return effects
+
+
+def forget(m: Membership) -> None:
+    """Drop processes that are gone and of which nothing more can be learned."""
+    for member, record in list(m.members.items()):
+        if record.connected or m.in_current(member):
+            continue
+        harmless = record.state is None or record.standing is Standing.STARTING
+        if harmless or proof_of_death(m, record.info):
+            del m.members[member]

@@ -1,0 +1,64 @@
+"""What the coordinator remembers of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from .messages import MemberInfo, ParkReason, Standing
+from .names import GenerationName, StateName
+
+
+@dataclass(slots=True)
+class Record:
+    """One process, as far as this coordinator has heard of it. Times are unix seconds."""
+
+    info: MemberInfo
+    order: int  # of arrival: the youngest has the greatest
+    standing: Standing = Standing.STARTING
+    session: int | None = None
+    connected_at: float = 0.0
+    disconnected_at: float | None = None
+    generation: GenerationName | None = None  # it is in, or was in last
+    state: StateName | None = None  # at least this was committed here, by its last report
+    layout_hash: str = ""
+    park_reason: ParkReason = ParkReason.UNKNOWN
+    parked_at: float = 0.0
+    detail: str = ""
+    suspects: tuple[str, ...] = ()
+    leaving_since: float | None = None
+    leave_by: float = 0.0
+    leave_reason: str = ""
+    at_stage: int | None = None  # of Ended
+    ended_stages: int = 0  # loops it knows to be ended
+    dismissed: str = ""  # Leave was said; the reason
+    goodbye: str = ""  # the outcome it said Bye with
+    replaced: bool = False  # another process has its place
+    sent: set[Hashable] = field(default_factory=set)  # what was said once on this stream
+
+    @property
+    def connected(self) -> bool:
+        return self.session is not None
+
+    @property
+    def parked(self) -> bool:
+        """Whether it waits on a live stream for a Start and has not been told to leave."""
+        return self.connected and self.standing is Standing.PARKED and not self.dismissed
+
+    @property
+    def leaving(self) -> bool:
+        return self.leaving_since is not None
+
+    def asked_to_leave(self, now: float, reason: str, leave_by: float = 0.0) -> None:
+        """Remember that the process is to go, at the latest at unix time `leave_by` (0: unknown)."""
+        if self.leaving_since is None:
+            self.leaving_since = now
+            self.leave_reason = reason
+        if leave_by:
+            self.leave_by = leave_by
+
+    def leave_deadline(self, margin: float, assumed_grace: float) -> float:
+        """Unix time at which it must be let go, whatever it holds (infinite when it stays)."""
+        if self.leaving_since is None:
+            return float("inf")
+        return (self.leave_by or self.leaving_since + assumed_grace) - margin

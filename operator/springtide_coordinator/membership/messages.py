@@ -1,0 +1,194 @@
+"""What members say to the coordinator and what it answers, as plain values.
+
+The shapes follow `coordinator.proto`; `wire.py` converts. An unset field is None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from .names import GenerationName, Incarnation, StateName
+
+PROTOCOL_VERSION = 1
+
+
+class Standing(StrEnum):
+    """What a process is at this moment."""
+
+    STARTING = "starting"
+    PARKED = "parked"
+    ACTIVE = "active"
+    ENDED = "ended"
+    AFTER = "after"
+
+
+class ParkReason(Enum):
+    """Why a process parked; UNKNOWN after a reconnection that told only that it is parked."""
+
+    UNKNOWN = 0
+    STANDBY = 1
+    DROPPED = 2
+    REDUCTION_FAILED = 3
+    BOUNDARY = 4
+    FORMATION_FAILED = 5
+
+    @property
+    def is_complaint(self) -> bool:
+        """Whether the process says that a peer or the way to it is broken."""
+        return self in (ParkReason.REDUCTION_FAILED, ParkReason.FORMATION_FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberInfo:
+    """Who a process is; the id is random and made once per process."""
+
+    id: str
+    pod_uid: str = ""
+    pod_name: str = ""
+    local_rank: int = 0
+    address: str = ""
+    slot: int = 0
+
+    @property
+    def rank_key(self) -> tuple[int, int, str]:
+        """Ranks are given in this order."""
+        return (self.slot, self.local_rank, self.id)
+
+    @property
+    def label(self) -> str:
+        """The name that people know."""
+        name = self.pod_name or self.id
+        return f"{name}/{self.local_rank}" if self.local_rank else name
+
+
+# ---- worker -> coordinator ----
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of a stream: who the process is and what it is at this moment."""
+
+    member: MemberInfo
+    standing: Standing
+    protocol_version: int = PROTOCOL_VERSION
+    newest_incarnation: Incarnation | None = None
+    generation: GenerationName | None = None
+    members: tuple[MemberInfo, ...] = ()
+    state: StateName | None = None
+    layout_hash: str = ""
+    leaving: bool = False
+    ended_stage: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A promise: nothing older than the next Start commits after it."""
+
+    reason: ParkReason
+    generation: GenerationName | None = None
+    state: StateName | None = None
+    layout_hash: str = ""
+    detail: str = ""
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """The member has the generation's group and the state that Start named."""
+
+    generation: GenerationName
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The newest commit that a Progress told of."""
+
+    state: StateName
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The process has been asked to go."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The cursor stands at the end of loop `stage`."""
+
+    generation: GenerationName
+    state: StateName
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The process exits after this; outcome is Finished, Left or Failed."""
+
+    outcome: str
+    detail: str = ""
+
+
+Incoming = Parked | Formed | Progressed | Leaving | Ended | Bye
+
+
+# ---- coordinator -> worker ----
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    generation: GenerationName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """`receiver` lacks the state and gets it from `holder` (member ids)."""
+
+    receiver: str
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The next generation: members in rank order, the state that all begin from, and who sends it to whom."""
+
+    generation: GenerationName
+    members: tuple[MemberInfo, ...]
+    state: StateName
+    transfers: tuple[Transfer, ...]
+    fresh: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    generation: GenerationName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndOk:
+    generation: GenerationName
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    reason: str
+    retry: bool
+
+
+Outgoing = Welcome | Prepare | Start | Boundary | Leave | EndOk | Refused

@@ -1,0 +1,81 @@
+"""Everything the state machine knows, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .complaints import ComplaintRow
+from .events import PodSeen
+from .generation import Generation
+from .members import Record
+from .messages import MemberInfo
+from .names import GenerationName, Incarnation, StateName
+from .rules import Rules, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the job does and why: `reason` is a CamelCase constant, `message` one sentence for people."""
+
+    reason: str
+    message: str
+    waiting_for: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Membership:
+    """The coordinator's memory. Times are unix seconds, sizes are processes (0: unknown)."""
+
+    incarnation: Incarnation
+    started_at: float
+    target: int = 0
+    minimum: int = 0
+    maximum: int = 0
+    settings: Settings = field(default_factory=Settings)
+    rules: Rules = field(default_factory=Rules)
+
+    members: dict[str, Record] = field(default_factory=dict)
+    sessions: dict[int, str] = field(default_factory=dict)
+    current: Generation | None = None
+    generations: int = 0  # greatest number of a generation that was made or reported
+    arrivals: int = 0
+
+    living: dict[str, PodSeen] = field(default_factory=dict)
+    processes_per_pod: int = 1
+    operator_heard_at: float | None = None
+    operator_word: bool = False  # it listed the living pods after this incarnation began
+
+    settled: bool = False  # who may hold state is known; see adoption.py
+    heard: dict[str, MemberInfo] = field(default_factory=dict)  # every process that ever said Hello
+    named: dict[str, MemberInfo] = field(default_factory=dict)  # by reports of other processes too
+    known: StateName | None = None  # newest commit told of
+    state_existed: bool = False  # some process has held state
+
+    minimum_since: float | None = None
+    complaints: ComplaintRow = field(default_factory=ComplaintRow)
+    excluded: dict[str, str] = field(default_factory=dict)
+    superseded: str = ""
+    finished: bool = False
+    ended_stages: int = 0
+    states_lost: int = 0
+    blocked: Status | None = None  # why no generation could be made; None: nothing is waited for
+
+    def connected(self) -> Iterator[Record]:
+        """All members with a live stream, oldest first."""
+        return (record for record in self.members.values() if record.connected)
+
+    def in_current(self, member: str) -> bool:
+        return self.current is not None and member in self.current.ids
+
+    def deaf(self, now: float) -> bool:
+        """Whether the operator has not been heard for too long."""
+        return now - (self.operator_heard_at or self.started_at) > self.settings.operator_silence
+
+    def next_name(self) -> GenerationName:
+        """The name of the generation to make; used once."""
+        self.generations += 1
+        incarnation = self.incarnation
+        if not self.rules.own_incarnation and self.current is not None:
+            incarnation = self.current.name.incarnation
+        return GenerationName(incarnation, self.generations)

@@ -1,0 +1,248 @@
+"""The next generation: who takes part, from which state, and why not yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .adoption import settle
+from .boundary import send_away
+from .effects_once import once
+from .events import Cut, Effect, Made, Send
+from .generation import Generation, compose
+from .leaving import may_leave
+from .liveness import paused_without_operator, proof_of_death
+from .members import Record
+from .messages import ParkReason, Refused, Standing
+from .names import StateName
+from .startup import enough_to_start, may_start_fresh
+from .state import Membership, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A generation to make."""
+
+    participants: tuple[Record, ...]
+    leavers: tuple[Record, ...]
+    chosen: StateName | None
+    cause: str
+    reason: str
+    state_lost: bool
+
+
+def is_over(m: Membership, generation: Generation | None) -> bool:
+    """Whether a successor is wanted."""
+    if generation is None or generation.closing:
+        return True
+    if all(member in generation.lost for member in generation.ids):
+        return not m.finished
+    parked = (m.members[member].parked for member in generation.ids if member in m.members)
+    return any(parked)
+
+
+def plan_next(m: Membership, now: float) -> Plan | Status | None:
+    """Decide on the next generation: a plan, or what it waits for, or None when none is wanted."""
+    current = m.current
+    if not is_over(m, current):
+        return None
+    missing = settle(m)
+    if current is not None and (waiting := not_parked(m, current, now)) is not None:
+        return waiting
+    if not m.settled:
+        return Status(
+            "WaitingForReports", "this coordinator is new and learns who holds the state", tuple(missing)
+        )
+    pool = [record for record in m.members.values() if is_candidate(m, record)]
+    chosen = choose_state(m, pool)
+    staying = [record for record in pool if not record.leaving]
+    holders = sum(record.state == chosen for record in staying)
+    leavers = may_leave(m, [r for r in pool if r.leaving], len(staying), holders, now)
+    pool = [record for record in pool if record not in leavers]
+    chosen = choose_state(m, pool)
+    if (risk := newer_state_at_risk(m, chosen)) is not None:
+        return risk
+    participants = cap(m, pool, chosen)
+    if not participants:
+        return Plan((), tuple(leavers), None, "leave", "", False) if leavers else no_members(m)
+    if chosen is None:
+        waiting = may_start_fresh(m) or enough_to_start(m, len(participants), now)
+    elif len(participants) < max(1, m.minimum):
+        waiting = Status(
+            "BelowMinimum",
+            f"{len(participants)} processes are ready, the job needs at least {m.minimum}",
+        )
+    if waiting is not None:
+        return waiting
+    lost = m.state_existed and (chosen is None or rolls_back(m, chosen))
+    cause, reason = why(m, participants, chosen, lost)
+    return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, lost)
+
+
+def is_candidate(m: Membership, record: Record) -> bool:
+    if record.parked:
+        return True
+    return not m.rules.parked_only and record.connected and record.standing is Standing.ACTIVE
+
+
+def not_parked(m: Membership, generation: Generation, now: float) -> Status | None:
+    """Members of the old generation that may still commit in it."""
+    if not m.rules.wait_for_survivors:
+        return None
+    waiting = []
+    paused = []
+    for info in generation.members:
+        record = m.members.get(info.id)
+        if info.id in generation.lost or (record is not None and record.parked):
+            continue
+        if not m.rules.parked_only and record is not None and record.connected:
+            continue
+        if record is None and not m.rules.wait_for_reports:
+            continue
+        silent = record is not None and not record.connected and record.disconnected_at is not None
+        if silent and paused_without_operator(m, generation, now):
+            paused.append(info.label)
+        else:
+            waiting.append(info.label)
+    if paused:
+        return Status(
+            "OperatorUnreachable",
+            "members fell silent and the operator has not been heard for"
+            f" {m.settings.operator_silence:g} s: this coordinator may be the one that is cut off and waits",
+            tuple(paused + waiting),
+        )
+    if waiting:
+        return Status("Parking", "members of the last generation have not stopped yet", tuple(waiting))
+    return None
+
+
+def choose_state(m: Membership, pool: Sequence[Record]) -> StateName | None:
+    """The greatest state that a parked member holds."""
+    states = [record.state for record in pool if record.state is not None]
+    if not m.rules.greatest_state:
+        return states[0] if states else None
+    return max(states, default=None)
+
+
+def rolls_back(m: Membership, chosen: StateName) -> bool:
+    """Whether no participant of the last generation brings its state along."""
+    current = m.current
+    if current is None or chosen.generation >= current.name:
+        return False
+    return current.base is not None and chosen < current.base
+
+
+def newer_state_at_risk(m: Membership, chosen: StateName | None) -> Status | None:
+    """Older state is taken only when each member of the last generation takes part or is dead for certain."""
+    current = m.current
+    if chosen is None or current is None or not m.rules.guard_rollback or not rolls_back(m, chosen):
+        return None
+    alive = []
+    for info in current.members:
+        record = m.members.get(info.id)
+        if not (record is not None and record.parked) and not proof_of_death(m, info):
+            alive.append(info.label)
+    if not alive:
+        return None
+    return Status(
+        "WaitingForState",
+        f"only {chosen} is left, and these may still hold newer state",
+        tuple(alive),
+    )
+
+
+def cap(m: Membership, pool: list[Record], chosen: StateName | None) -> list[Record]:
+    """At most `maximum`: holders of the state first, then members of the last generation, then by rank.
+
+    Leavers do not count: they are there to hand over what they hold, and go at the next boundary.
+    """
+    pool.sort(
+        key=lambda r: (
+            chosen is not None and r.state != chosen,
+            not m.in_current(r.info.id),
+            r.info.rank_key,
+        )
+    )
+    staying = [record for record in pool if not record.leaving]
+    leaving = [record for record in pool if record.leaving]
+    return staying[: m.maximum or len(staying)] + leaving
+
+
+def no_members(m: Membership) -> Status:
+    if m.finished:
+        return Status("Finished", "a worker finished")
+    return enough_to_start(m, 0, m.started_at) or Status("WaitingForWorkers", "no process is ready")
+
+
+def why(
+    m: Membership, participants: Sequence[Record], chosen: StateName | None, lost: bool
+) -> tuple[str, str]:
+    """(cause, reason) of the generation to make."""
+    current = m.current
+    if lost:
+        what = "starts again from nothing" if chosen is None else f"goes back to {chosen}"
+        return "failure", f"StateLost: every holder of newer state is gone, the job {what}"
+    if current is None or chosen is None:
+        return "start", f"first start with {len(participants)} processes"
+    if current.closing:
+        return "failure", current.closing
+    if current.ended_stage is not None:
+        return "start", "the next training loop begins"
+    if current.boundary:
+        return current.boundary_cause, current.boundary
+    if current.lost:
+        member, reason = next(iter(current.lost.items()))
+        return "failure", f"{member} is lost: {reason}"
+    return "join", "all members stopped at a step boundary"
+
+
+def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
+    """Make the planned generation: dismiss who leaves, start the others."""
+    effects: list[Effect] = []
+    for record in plan.leavers:
+        effects += send_away(record, record.leave_reason)
+    if not plan.participants:
+        return effects
+    participants = list(plan.participants)
+    effects += judge_complaints(m, participants, now)
+    if not any(record.state == plan.chosen for record in participants):
+        return effects  # the only holder was cut off: decide again
+    name = m.next_name()
+    start = compose(name, participants, plan.chosen, plan.reason)
+    m.current = Generation(name, start.members, made_at=now, base=start.state, start=start)
+    m.minimum_since = None
+    m.states_lost += plan.state_lost
+    for record in participants:
+        record.standing, record.generation = Standing.ACTIVE, name
+        record.park_reason, record.at_stage = ParkReason.UNKNOWN, None
+        effects += once(record, ("start", name), start)
+    effects.append(Made(start, plan.cause, plan.state_lost))
+    return effects
+
+
+def judge_complaints(m: Membership, participants: list[Record], now: float) -> list[Effect]:
+    """Count a generation that ended by complaints alone; cut a member off after too many in a row."""
+    current = m.current
+    if current is None or not current.complained or current.lost:
+        m.complaints.reset()
+        return []
+    members = [record for record in participants if m.in_current(record.info.id)]
+    m.complaints.record(members, now - current.made_at, m.settings.healthy_generation)
+    if m.complaints.length < m.settings.complaints:
+        return []
+    worst = m.complaints.worst(members)
+    if worst is None:
+        return []
+    record, reason = worst
+    m.complaints.reset()
+    m.excluded[record.info.id] = reason
+    participants.remove(record)
+    assert record.session is not None
+    session = record.session
+    m.sessions.pop(session, None)
+    record.session, record.disconnected_at = None, now
+    current.lost[record.info.id] = f"cut off: {reason}"
+    return [
+        Send(session, record.info.id, Refused(reason, retry=False)),
+        Cut(session, record.info.id, reason),
+    ]

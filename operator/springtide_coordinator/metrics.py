@@ -1,0 +1,83 @@
+"""The job's metrics, computed when they are scraped. Labels: the job's name, its namespace, small enums."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from .history import RECOVERY_BUCKETS
+from .hub import Hub
+from .membership.messages import Standing
+from .reply import goodput
+
+PREFIX = "springtide_coordinator_"
+LABELS = ("training_job", "job_namespace")
+CAUSES = ("start", "failure", "join", "leave")
+
+
+class JobCollector(Collector):
+    """Reads the hub; runs in the event loop's thread."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def collect(self) -> Iterator[Metric]:
+        hub, now = self._hub, self._hub.clock()
+        m, history = hub.membership, hub.history
+        job = (hub.options.job, hub.options.namespace)
+        standings = Counter(record.standing for record in m.connected())
+        members = GaugeMetricFamily(
+            PREFIX + "members",
+            "Connected worker processes by standing: starting, parked, active, ended, after.",
+            labels=(*LABELS, "standing"),
+        )
+        for standing in Standing:
+            members.add_metric((*job, standing.value), standings[standing])
+        yield members
+        gauges = (
+            ("generation", "Number of the current generation.", m.current.name.number if m.current else 0),
+            ("generation_members", "Processes in it.", len(m.current.ids) if m.current else 0),
+            ("step", "Newest committed step.", history.known.step if history.known else 0),
+            ("samples_per_second", "Committed samples per second.", history.samples_per_second(now)),
+            ("step_seconds", "Median duration of the recent steps.", history.step_seconds()),
+            ("goodput_ratio", "Seconds spent on steps that survive / wall time, 0..1.", goodput(hub, now)),
+            ("streams", "Open streams of worker processes.", len(hub.streams)),
+            ("incarnation_number", "Number of this coordinator's incarnation.", m.incarnation.number),
+            ("incarnation_restarts", "Restarts of its container.", m.incarnation.restart),
+        )
+        for name, text, value in gauges:
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
+            gauge.add_metric(job, value)
+            yield gauge
+        counters = (
+            ("steps", "Commits told of, also those that a later generation replaced.", history.steps_total),
+            ("samples", "Samples of these commits.", history.samples_total),
+            ("states_lost", "Times the job's state was lost.", m.states_lost),
+        )
+        for name, text, count in counters:
+            counter = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
+            counter.add_metric(job, count)
+            yield counter
+        recoveries = CounterMetricFamily(
+            PREFIX + "recoveries",
+            "New generations that committed, by cause: start, failure, join, leave.",
+            labels=(*LABELS, "cause"),
+        )
+        for cause in CAUSES:
+            recoveries.add_metric((*job, cause), history.recoveries[cause])
+        yield recoveries
+        seconds = HistogramMetricFamily(
+            PREFIX + "recovery_seconds",
+            "Last commit before a new generation to its first commit.",
+            labels=LABELS,
+        )
+        total, buckets = 0, []
+        for bound, count in zip((*map(str, RECOVERY_BUCKETS), "+Inf"), history.recovery_buckets, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        seconds.add_metric(job, buckets, history.recovery_seconds)
+        yield seconds

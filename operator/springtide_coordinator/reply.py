@@ -1,0 +1,71 @@
+"""The answer to the operator's Sync."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import coordinator_pb2 as pb
+from . import wire
+from .membership import Phase, describe
+from .membership.liveness import silent_pods
+
+if TYPE_CHECKING:
+    from .hub import Hub
+
+
+def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
+    """The job's state as the operator writes it to status; times are unix seconds."""
+    m, history = hub.membership, hub.history
+    phase, status = describe(m, now)
+    current = m.current
+    rank_zero = current.members[0].id if current is not None else ""
+    known = history.known or (m.known if not history.commits else None)
+    reply = pb.SyncReply(
+        incarnation=wire.from_incarnation(m.incarnation),
+        phase=wire.PHASES[phase],
+        generation=wire.from_generation(current.name) if current is not None else None,
+        state=wire.from_state(known),
+        waiting_for=status.waiting_for,
+        reason=status.reason,
+        message=status.message,
+        data=hub.data,
+        samples_per_second=history.samples_per_second(now),
+        goodput=goodput(hub, now),
+        step_seconds=history.step_seconds(),
+        recoveries=sum(history.recoveries.values()),
+        states_lost=m.states_lost,
+        ended_stages=m.ended_stages,
+        values={**hub.values, **history.values},
+        unix_time=now,
+        last_commit_unix=history.last_commit_unix,
+        silent=[uid for uid, _ in silent_pods(m)],
+    )
+    for record in m.members.values():
+        if not record.connected and not m.in_current(record.info.id):
+            continue
+        reply.members.append(
+            pb.MemberStatus(
+                member=wire.from_member(record.info),
+                standing=wire.from_standing(record.standing),
+                connected=record.connected,
+                step_seconds=history.step_seconds() if record.info.id == rank_zero else 0.0,
+                leaving=record.leaving,
+            )
+        )
+    last = history.last_recovery
+    if last is not None:
+        reply.last_recovery.CopyFrom(
+            pb.Recovery(
+                generation=wire.from_generation(last.generation),
+                cause=last.cause,
+                seconds=last.seconds,
+                at_unix=last.at_unix,
+            )
+        )
+    return reply
+
+
+def goodput(hub: Hub, now: float) -> float:
+    """Up to now while it trains, up to the last commit once the loop has ended; 0..1."""
+    phase, _ = describe(hub.membership, now)
+    return hub.history.goodput(hub.history.last_commit_unix if phase is Phase.AFTER_LOOP else now)

@@ -1,0 +1,180 @@
+"""The coordinator's server: gRPC for workers and operator, HTTP for metrics and views, one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from . import coordinator_pb2 as pb
+from . import coordinator_pb2_grpc as pb_grpc
+from .channel import server_options
+from .hub import Hub
+from .restarts import next_incarnation
+from .settings import Options
+from .streams import Stream
+
+log = logging.getLogger("springtide.coordinator")
+
+HELLO_TIMEOUT = 10.0  # s from the opening of a stream to its Hello
+
+
+class TokenCheck(grpc.aio.ServerInterceptor):
+    """Every call presents the job's token, or is refused before anything of it is read."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+        self._denied: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Session": grpc.stream_stream_rpc_method_handler(self._deny),
+            "Sync": grpc.unary_unary_rpc_method_handler(self._deny),
+        }
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        for key, value in details.invocation_metadata or ():
+            if key == "authorization":
+                given = value if isinstance(value, bytes) else value.encode()
+                if hmac.compare_digest(given, self._expected):
+                    return await continuation(details)
+        return self._denied.get(details.method.rpartition("/")[2])
+
+    async def _deny(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(
+            grpc.StatusCode.UNAUTHENTICATED,
+            "the job's token is missing or wrong: send `authorization: Bearer TOKEN` (SPRINGTIDE_TOKEN)",
+        )
+
+
+class Servicer(pb_grpc.CoordinatorServicer):
+    """Carries messages between gRPC and the hub."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def Session(
+        self, request_iterator: AsyncIterator[pb.WorkerMessage], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        stream = self._hub.new_stream()
+        reader = asyncio.create_task(self._read(stream, request_iterator))
+        writer = asyncio.create_task(self._write(stream, context))
+        try:
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            if reader.done() and not writer.done():
+                stream.end()
+                await asyncio.wait((writer,), timeout=1.0)
+        finally:
+            self._hub.closed(stream)
+            for task in (reader, writer):
+                task.cancel()
+            results = await asyncio.gather(reader, writer, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, grpc.aio.AbortError | EOFError):
+                log.error("stream of %s failed", stream.member or "a process", exc_info=result)
+
+    async def _read(self, stream: Stream, requests: AsyncIterator[pb.WorkerMessage]) -> None:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT):
+                first = await anext(requests, None)
+        except TimeoutError:
+            self._hub.refuse(stream, f"no Hello within {HELLO_TIMEOUT:g} s")
+            return
+        if first is None:
+            return
+        if first.WhichOneof("message") != "hello":
+            self._hub.refuse(stream, "the first message of a stream must be Hello")
+            return
+        self._hub.hello(stream, first.hello)
+        async for message in requests:
+            self._hub.receive(stream, message)
+
+    async def _write(self, stream: Stream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        async for message in stream.messages():
+            await context.write(message)
+
+    async def Sync(
+        self, request: pb.SyncRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.SyncReply:
+        return self._hub.sync(request)
+
+
+def host_port(host: str, port: int) -> str:
+    """An address that gRPC understands; all addresses when `host` is empty."""
+    host = host or "[::]"
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    return f"{host}:{port}"
+
+
+class PortTakenError(RuntimeError):
+    """The address could not be listened on."""
+
+
+async def start_grpc(hub: Hub, options: Options) -> tuple[grpc.aio.Server, int]:
+    """Listen; returns the server and the port.
+
+    Raises:
+        PortTakenError: with the address.
+    """
+    server = grpc.aio.server(
+        interceptors=[TokenCheck(options.token)], options=server_options(options.keepalive)
+    )
+    pb_grpc.add_CoordinatorServicer_to_server(Servicer(hub), server)  # type: ignore[no-untyped-call]
+    address = host_port(options.host, options.port)
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if not port and not options.host:  # no IPv6 here
+        address = host_port("0.0.0.0", options.port)
+        with contextlib.suppress(RuntimeError):
+            port = server.add_insecure_port(address)
+    if not port:
+        raise PortTakenError(f"cannot listen on {address}: the port is taken or the address is not ours")
+    await server.start()
+    return server, port
+
+
+async def tick_for_ever(hub: Hub, seconds: float) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        hub.tick()
+
+
+async def serve(options: Options) -> None:
+    """Serve until SIGTERM or SIGINT. Workers do not mind the end: they go on and look for the next one.
+
+    Raises:
+        PortTakenError, ValueError, OSError: it cannot serve; the text says why.
+    """
+    incarnation = next_incarnation(options.state_dir, options.number)
+    hub = Hub(options, incarnation)
+    server, port = await start_grpc(hub, options)
+    log.info("listening", extra={"fields": {"port": port, "incarnation": incarnation}})
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop.set)
+    ticker = asyncio.create_task(tick_for_ever(hub, options.tick))
+    from .web import start_web  # aiohttp takes as long to import as all the rest
+
+    web = await start_web(hub, options)
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((stopped, ticker), return_when=asyncio.FIRST_COMPLETED)
+        if ticker.done():
+            ticker.result()
+    finally:
+        log.info("stops")
+        for task in (ticker, stopped):
+            task.cancel()
+        await asyncio.gather(ticker, stopped, return_exceptions=True)
+        await server.stop(grace=None)
+        await web.cleanup()

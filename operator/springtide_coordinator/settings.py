@@ -1,0 +1,94 @@
+"""What the coordinator's process is told by its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .membership import Settings
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+MAX_STORE_VALUE_BYTES = 1024 * 1024
+MAX_STORE_BYTES = 64 * 1024 * 1024
+
+
+class BadEnvironmentError(ValueError):
+    """A variable is missing or wrong; the text says which, what it must be, and who sets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything `serve` needs. Sizes are in processes, times in seconds, ports are TCP (0: a free one)."""
+
+    token: str
+    number: int  # of the incarnation
+    state_dir: Path
+    job: str = "job"
+    namespace: str = "default"
+    host: str = ""
+    port: int = 7070
+    metrics_port: int = 9401
+    target: int = 0
+    minimum: int = 0
+    maximum: int = 0
+    keepalive: float = 1.0
+    tick: float = 0.05
+    membership: Settings = field(default_factory=Settings)
+
+
+def read_options(env: Mapping[str, str]) -> Options:
+    """Read the options from environment variables.
+
+    Raises:
+        BadEnvironmentError: a variable is missing or malformed.
+    """
+    silence = number(env, "SPRINGTIDE_OPERATOR_SILENCE_SECONDS", 15.0)
+    return Options(
+        token=required(env, "SPRINGTIDE_TOKEN", "the job's token, from the Secret NAME-token"),
+        number=whole(env, "SPRINGTIDE_INCARNATION", 1, least=1),
+        state_dir=Path(
+            required(
+                env,
+                "SPRINGTIDE_STATE_DIR",
+                "a directory that outlives a restart of the container: it counts the restarts, so that no"
+                " name is used twice",
+            )
+        ),
+        job=env.get("SPRINGTIDE_JOB", "job"),
+        namespace=env.get("SPRINGTIDE_NAMESPACE", "default"),
+        host=env.get("SPRINGTIDE_BIND", ""),
+        port=whole(env, "SPRINGTIDE_PORT", 7070),
+        metrics_port=whole(env, "SPRINGTIDE_METRICS_PORT", 9401),
+        target=whole(env, "SPRINGTIDE_TARGET", 0),
+        minimum=whole(env, "SPRINGTIDE_MINIMUM", 0),
+        maximum=whole(env, "SPRINGTIDE_MAXIMUM", 0),
+        keepalive=number(env, "SPRINGTIDE_KEEPALIVE_SECONDS", 1.0),
+        membership=Settings(operator_silence=silence),
+    )
+
+
+def required(env: Mapping[str, str], name: str, meaning: str) -> str:
+    if not env.get(name):
+        raise BadEnvironmentError(
+            f"{name} is not set. It must be {meaning}. The operator sets it on the pod."
+        )
+    return env[name]
+
+
+def whole(env: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
+    text = env.get(name) or str(default)
+    if not text.isdigit() or int(text) < least:
+        raise BadEnvironmentError(f"{name} is {text!r}; it must be a whole number of at least {least}.")
+    return int(text)
+
+
+def number(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name) or str(default)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value > 0:
+        raise BadEnvironmentError(f"{name} is {text!r}; it must be a positive number of seconds.")
+    return value

@@ -1,0 +1,38 @@
+"""One open stream to a worker process: what is to be sent, in order, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from . import coordinator_pb2 as pb
+
+MAX_WAITING = 20_000  # messages; a process that reads nothing must not fill the memory
+
+
+class Stream:
+    """A queue that the gRPC handler drains. `end` closes it after what was put before."""
+
+    def __init__(self, session: int) -> None:
+        self.session = session
+        self.member = ""
+        self.ended = False
+        self._queue: asyncio.Queue[pb.CoordinatorMessage | None] = asyncio.Queue()
+
+    def put(self, message: pb.CoordinatorMessage) -> None:
+        """Send a message; a process that does not read is cut off."""
+        if self.ended:
+            return
+        if self._queue.qsize() >= MAX_WAITING:
+            self.end()
+            return
+        self._queue.put_nowait(message)
+
+    def end(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self._queue.put_nowait(None)
+
+    async def messages(self) -> AsyncIterator[pb.CoordinatorMessage]:
+        while (message := await self._queue.get()) is not None:
+            yield message

@@ -1,0 +1,206 @@
+"""Between the protocol's messages and the state machine's values."""
+
+from __future__ import annotations
+
+from . import coordinator_pb2 as pb
+from .membership import messages as say
+from .membership.describe import Phase
+from .membership.events import PodSeen, Synced
+from .membership.names import GenerationName, Incarnation, StateName
+
+STANDINGS = {
+    pb.STARTING: say.Standing.STARTING,
+    pb.PARKED: say.Standing.PARKED,
+    pb.ACTIVE: say.Standing.ACTIVE,
+    pb.ENDED: say.Standing.ENDED,
+    pb.AFTER: say.Standing.AFTER,
+}
+_STANDINGS_BACK = {value: key for key, value in STANDINGS.items()}
+_PARK_REASONS = {
+    pb.STANDBY: say.ParkReason.STANDBY,
+    pb.DROPPED: say.ParkReason.DROPPED,
+    pb.REDUCTION_FAILED: say.ParkReason.REDUCTION_FAILED,
+    pb.BOUNDARY: say.ParkReason.BOUNDARY,
+    pb.FORMATION_FAILED: say.ParkReason.FORMATION_FAILED,
+}
+PHASES = {
+    Phase.WAITING: pb.WAITING,
+    Phase.FORMING: pb.FORMING,
+    Phase.RUNNING: pb.RUNNING,
+    Phase.ENDING: pb.ENDING,
+    Phase.AFTER_LOOP: pb.AFTER_LOOP,
+}
+
+
+class MalformedError(ValueError):
+    """A message lacks something it must have; the text says what."""
+
+
+# ---- names ----
+
+
+def to_incarnation(name: pb.Incarnation) -> Incarnation:
+    return Incarnation(name.number, name.restart)
+
+
+def to_generation(name: pb.GenerationName) -> GenerationName | None:
+    """None when unset: generation numbers begin at 1."""
+    return GenerationName(to_incarnation(name.incarnation), name.number) if name.number else None
+
+
+def to_state(name: pb.StateName) -> StateName | None:
+    generation = to_generation(name.generation)
+    return StateName(generation, name.step) if generation is not None else None
+
+
+def from_incarnation(name: Incarnation) -> pb.Incarnation:
+    return pb.Incarnation(number=name.number, restart=name.restart)
+
+
+def from_generation(name: GenerationName) -> pb.GenerationName:
+    return pb.GenerationName(incarnation=from_incarnation(name.incarnation), number=name.number)
+
+
+def from_state(name: StateName | None) -> pb.StateName | None:
+    if name is None:
+        return None
+    return pb.StateName(generation=from_generation(name.generation), step=name.step)
+
+
+# ---- worker -> coordinator ----
+
+
+def to_member(member: pb.Member) -> say.MemberInfo:
+    return say.MemberInfo(
+        member.id, member.pod_uid, member.pod_name, member.local_rank, member.address, member.slot
+    )
+
+
+def to_hello(hello: pb.Hello) -> say.Hello:
+    """Raises MalformedError when the standing is missing."""
+    standing = STANDINGS.get(hello.standing)
+    if standing is None:
+        raise MalformedError("Hello.standing is not set")
+    newest = hello.newest_incarnation
+    return say.Hello(
+        member=to_member(hello.member),
+        standing=standing,
+        protocol_version=hello.protocol_version,
+        newest_incarnation=to_incarnation(newest) if newest.number else None,
+        generation=to_generation(hello.generation),
+        members=tuple(to_member(member) for member in hello.members),
+        state=to_state(hello.state),
+        layout_hash=hello.layout_hash,
+        leaving=hello.leaving,
+        ended_stage=hello.ended_stage,
+    )
+
+
+def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
+    """None for messages that are no matter of membership. Raises MalformedError."""
+    match message.WhichOneof("message"):
+        case "parked":
+            parked = message.parked
+            return say.Parked(
+                _PARK_REASONS.get(parked.reason, say.ParkReason.UNKNOWN),
+                to_generation(parked.generation),
+                to_state(parked.state),
+                parked.layout_hash,
+                parked.detail,
+                tuple(parked.suspects),
+            )
+        case "formed":
+            return say.Formed(_needed(to_generation(message.formed.generation), "Formed.generation"))
+        case "progress":
+            states = [state for c in message.progress.commits if (state := to_state(c.state)) is not None]
+            return say.Progressed(max(states)) if states else None
+        case "leaving":
+            return say.Leaving(message.leaving.reason)
+        case "ended":
+            ended = message.ended
+            generation = _needed(to_generation(ended.generation), "Ended.generation")
+            state = to_state(ended.state)
+            if state is None:
+                raise MalformedError("Ended.state is not set")
+            return say.Ended(generation, state, ended.stage)
+        case "bye":
+            return say.Bye(message.bye.outcome, message.bye.detail)
+    return None
+
+
+def _needed(name: GenerationName | None, what: str) -> GenerationName:
+    if name is None:
+        raise MalformedError(f"{what} is not set")
+    return name
+
+
+# ---- coordinator -> worker ----
+
+
+def from_member(member: say.MemberInfo) -> pb.Member:
+    return pb.Member(
+        id=member.id,
+        pod_uid=member.pod_uid,
+        pod_name=member.pod_name,
+        local_rank=member.local_rank,
+        address=member.address,
+        slot=member.slot,
+    )
+
+
+def from_standing(standing: say.Standing) -> pb.Standing:
+    return _STANDINGS_BACK[standing]
+
+
+def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.CoordinatorMessage:
+    """`known`: the newest commit on record, told with Welcome and Start."""
+    match message:
+        case say.Welcome():
+            return pb.CoordinatorMessage(
+                welcome=pb.Welcome(
+                    incarnation=from_incarnation(message.incarnation),
+                    protocol_version=say.PROTOCOL_VERSION,
+                    known=from_state(known),
+                )
+            )
+        case say.Prepare():
+            generation = from_generation(message.generation)
+            return pb.CoordinatorMessage(prepare=pb.Prepare(generation=generation, reason=message.reason))
+        case say.Start():
+            return pb.CoordinatorMessage(
+                start=pb.Start(
+                    generation=from_generation(message.generation),
+                    members=[from_member(member) for member in message.members],
+                    state=from_state(message.state),
+                    transfers=[pb.Transfer(receiver=t.receiver, holder=t.holder) for t in message.transfers],
+                    fresh=message.fresh,
+                    known=from_state(known),
+                    reason=message.reason,
+                )
+            )
+        case say.Boundary():
+            generation = from_generation(message.generation)
+            return pb.CoordinatorMessage(boundary=pb.Boundary(generation=generation, reason=message.reason))
+        case say.Leave():
+            return pb.CoordinatorMessage(leave=pb.Leave(reason=message.reason))
+        case say.EndOk():
+            generation = from_generation(message.generation)
+            return pb.CoordinatorMessage(end_ok=pb.EndOk(generation=generation, stage=message.stage))
+        case say.Refused():
+            return pb.CoordinatorMessage(refused=pb.Refused(reason=message.reason, retry=message.retry))
+
+
+# ---- operator ----
+
+
+def to_synced(request: pb.SyncRequest) -> Synced:
+    return Synced(
+        target=request.target,
+        minimum=request.minimum,
+        maximum=request.maximum,
+        living=tuple(
+            PodSeen(pod.uid, pod.name, pod.slot, pod.started, pod.leave_by) for pod in request.living
+        ),
+        observed=request.observed,
+        processes_per_pod=request.processes_per_pod or 1,
+    )
