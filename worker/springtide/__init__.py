@@ -1,0 +1,37 @@
+"""Springtide: elastic data-parallel training. The same script trains alone and as a member of a job that
+rises and falls.
+
+    springtide.init()
+    model, optimizer = springtide.distribute(model, optimizer, scheduler=scheduler)
+    for batch in springtide.batches(dataset, batch_size=256, epochs=10, seed=0):
+        with springtide.step():
+            loss = F.cross_entropy(model(batch[0]), batch[1])
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+A body of `step()` happens as a whole or not at all: when members are lost, it is left, put back, and its
+samples are dealt again. The global batch stays what `batch_size` says, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+from springtide.api import batches, distribute, init, local_rank, rank, report, step, world_size
+from springtide.errors import SpringtideError, UsageError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SpringtideError",
+    "UsageError",
+    "__version__",
+    "batches",
+    "distribute",
+    "init",
+    "local_rank",
+    "rank",
+    "report",
+    "step",
+    "world_size",
+]

@@ -1,0 +1,55 @@
+"""How the process ends: the outcome that is written, and SIGTERM as a wish to leave."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+
+from springtide import outcome
+from springtide.runtime import Runtime
+
+log = logging.getLogger("springtide")
+
+
+def install(runtime: Runtime) -> None:
+    """Hook into the interpreter's end, and into SIGTERM unless the script handles that itself."""
+    previous = sys.excepthook
+
+    def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if runtime.outcome is None:
+            runtime.outcome = outcome.failed(error)
+        previous(kind, error, trace)
+
+    sys.excepthook = on_exception
+    atexit.register(_at_exit, runtime, os.getpid())
+    if runtime.settings.alone or threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, frame: _on_term(runtime, frame))
+
+
+def _at_exit(runtime: Runtime, process: int) -> None:
+    if os.getpid() != process:
+        return  # a forked child, of a data loader for example
+    if runtime.outcome is None:
+        runtime.outcome = runtime.finished()
+        if isinstance(runtime.outcome, outcome.Failed) and not runtime.settings.alone:
+            log.error("%s", runtime.outcome.message)
+    runtime.write_outcome()
+    runtime.close()
+
+
+def _on_term(runtime: Runtime, frame: FrameType | None) -> None:
+    """First: ask to leave at the next boundary. Second: end now."""
+    session = runtime.session
+    if session is None or session.term_received:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+    # Only a flag: a handler may interrupt code that holds a lock.
+    session.term_received = True

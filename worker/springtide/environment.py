@@ -1,0 +1,100 @@
+"""What the pod's environment says; the only place that reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from springtide.errors import SpringtideError
+
+PREFIX = "SPRINGTIDE_"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Names as in the environment without the prefix; coordinator "": the script trains alone."""
+
+    job: str = ""
+    namespace: str = ""
+    coordinator: str = ""
+    token: str = ""
+    pod_name: str = ""
+    pod_uid: str = ""
+    pod_ip: str = "127.0.0.1"
+    bind: str = ""
+    slot: int = 0
+    attempt: int = 0
+    local_rank: int = 0
+    bucket_mib: float = 25.0
+    termination_log: str = "/dev/termination-log"
+    metrics_port: int = 9400
+    step_log: str = ""
+    connect_seconds: float = 10.0
+    collective_seconds: float = 1800.0
+    """Above the coordinator's hang limit:
+
+    that a collective took long proves nothing, the coordinator's word does.
+    """
+    formation_seconds: float = 60.0
+    threads: int = 0
+    process_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def alone(self) -> bool:
+        return not self.coordinator
+
+
+def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Raise SpringtideError that names the variable, its value and what it should be."""
+
+    def number(name: str, default: float, minimum: float) -> float:
+        text = environ.get(name, "")
+        if not text:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not value >= minimum:
+            raise SpringtideError(
+                f"environment variable {name} must be a number >= {minimum:g}, got {text!r}"
+            )
+        return value
+
+    def text(name: str, default: str = "") -> str:
+        return environ.get(PREFIX + name, "") or default
+
+    coordinator = text("COORDINATOR")
+    if coordinator:
+        host, _, port = coordinator.rpartition(":")
+        if not host or not port.isdigit():
+            raise SpringtideError(
+                f"environment variable SPRINGTIDE_COORDINATOR must be host:port, got {coordinator!r}"
+            )
+        for name in ("TOKEN", "POD_UID", "POD_NAME", "POD_IP"):
+            if not text(name):
+                raise SpringtideError(
+                    f"environment variable SPRINGTIDE_{name} is missing, but SPRINGTIDE_COORDINATOR is set: "
+                    "the operator sets both; unset SPRINGTIDE_COORDINATOR to train alone"
+                )
+    return Settings(
+        job=text("JOB"),
+        namespace=text("NAMESPACE"),
+        coordinator=coordinator,
+        token=text("TOKEN"),
+        pod_name=text("POD_NAME"),
+        pod_uid=text("POD_UID"),
+        pod_ip=text("POD_IP", "127.0.0.1"),
+        bind=text("BIND"),
+        slot=int(number("SPRINGTIDE_SLOT", 0, 0)),
+        attempt=int(number("SPRINGTIDE_ATTEMPT", 0, 0)),
+        local_rank=int(number("LOCAL_RANK", 0, 0)),
+        bucket_mib=number("SPRINGTIDE_BUCKET_MIB", 25.0, 0.001),
+        termination_log=text("TERMINATION_LOG", "/dev/termination-log"),
+        metrics_port=int(number("SPRINGTIDE_METRICS_PORT", 9400, 0)),
+        step_log=text("STEP_LOG"),
+        threads=int(number("OMP_NUM_THREADS", 0, 0)),
+    )

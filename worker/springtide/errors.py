@@ -1,0 +1,25 @@
+"""The exceptions of the library.
+
+SpringtideError(RuntimeError)     something that the user or the platform must act on; the message says
+what to do
+    UsageError                    the script uses the library in a way that would break training
+Dropped(BaseException)            internal: leaves the body of a dropped step; `with springtide.step()`
+swallows it
+"""
+
+from __future__ import annotations
+
+
+class SpringtideError(RuntimeError):
+    """Training cannot go on; the message says what is wrong and what to do."""
+
+
+class UsageError(SpringtideError):
+    """The script broke a rule of the library; the message names the rule and the remedy."""
+
+
+class Dropped(BaseException):
+    """The body of a step that will not count is being left; the same samples are dealt again.
+
+    A BaseException, so that a script's own `except Exception` does not keep a dropped body alive.
+    """

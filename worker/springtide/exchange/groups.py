@@ -1,0 +1,244 @@
+"""One generation's process group: formed through a store of ours, ended by shutting its sockets.
+
+Dropping a gloo group with a stuck collective blocks for the collective's whole timeout. Shutting down
+duplicates of its connected sockets makes the collective fail within milliseconds on both ends, and the group
+can be freed at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from springtide.exchange.store import StreamStore
+
+_LISTENER_KEY = "listener"
+_RELEASE_SECONDS = 1.0
+_PEER = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
+
+_Gloo: Any = dist.ProcessGroupGloo  # its type stubs lack the operations
+
+_parked: list[object] = []
+"""Groups whose collectives did not end after their sockets were shut:
+
+freeing them would block for their timeout.
+"""
+
+
+class Work(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> object: ...
+
+    def is_completed(self) -> bool: ...
+
+
+class _Done:
+    def wait(self) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+_DONE = _Done()
+
+
+class Group:
+    """The collectives of one generation, on CPU tensors. Started works must be started in the same order by
+    all members.
+
+    Every failure is a RuntimeError of the backend's. `shut` may be called from any thread, `release` by the
+    owner when no call is under way in it.
+    """
+
+    def __init__(self, backend: Any | None, rank: int, size: int, timeout_seconds: float) -> None:
+        self.rank = rank
+        self.size = size
+        self._backend = backend
+        self._store: StreamStore | None = None
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._shut = False
+        self._works: list[Work] = []
+
+    def start_sum(self, tensor: torch.Tensor) -> Work:
+        """Begin to replace `tensor` (contiguous, CPU) by its sum over the members."""
+        if self._backend is None:
+            return _DONE
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.SUM
+        options.timeout = self._timeout
+        return self._track(self._backend.allreduce([tensor], options))
+
+    def start_send(self, tensor: torch.Tensor, receiver: int) -> Work:
+        if self._backend is None:
+            raise RuntimeError("a group of one has nobody to send to")
+        return self._track(self._backend.send([tensor], receiver, 0))
+
+    def start_receive(self, tensor: torch.Tensor, sender: int) -> Work:
+        if self._backend is None:
+            raise RuntimeError("a group of one has nobody to receive from")
+        return self._track(self._backend.recv([tensor], sender, 0))
+
+    def _track(self, work: Work) -> Work:
+        if len(self._works) > 64:
+            self._works = [other for other in self._works if not other.is_completed()]
+        self._works.append(work)
+        return work
+
+    @property
+    def is_shut(self) -> bool:
+        return self._shut
+
+    def shut(self) -> None:
+        """Fail everything that is under way or comes later, here and at the peers that wait for us.
+
+        Idempotent.
+        """
+        with self._lock:
+            if self._shut:
+                return
+            self._shut = True
+            for connection in self._sockets:
+                # The peer may have gone first.
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+                connection.close()
+            self._sockets.clear()
+
+    def release(self) -> bool:
+        """Shut and free the group.
+
+        False: a collective is still stuck, so that its buffers must not be used again.
+        """
+        self.shut()
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while not all(work.is_completed() for work in self._works):
+            if time.monotonic() > deadline:
+                _parked.append((self._backend, self._store, self._works))
+                self._backend, self._works = None, []
+                return False
+            time.sleep(0.001)
+        self._works = []
+        self._backend = None
+        self._store = None
+        return True
+
+    def adopt(self, store: StreamStore, sockets: Sequence[socket.socket]) -> None:
+        """Take over what the group needs as long as it lives; a group shut in the meantime shuts them at
+
+        once.
+        """
+        with self._lock:
+            self._store = store
+            if not self._shut:
+                self._sockets.extend(sockets)
+                return
+        for connection in sockets:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+
+def form(
+    store: StreamStore,
+    rank: int,
+    size: int,
+    address: str,
+    *,
+    connect_seconds: float,
+    collective_seconds: float,
+) -> Group:
+    """Form the group of a generation; blocks until all members are connected.
+
+    address: IP of this process, to which the group's listener is bound. connect_seconds: limit for connecting
+    to peers once their addresses are known. collective_seconds: limit of a collective, above any time after
+    which the coordinator acts. Raise FormationCancelled, TimeoutError or RuntimeError.
+    """
+    if size == 1:
+        return Group(None, 0, 1, collective_seconds)
+    before = _sockets()
+    options = _Gloo._Options()
+    options._devices = [_Gloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=connect_seconds)
+    listener = _listener(_sockets() - before)
+    store.set(f"{_LISTENER_KEY}/{rank}", listener.encode())
+    backend = _Gloo(store, rank, size, options)
+    group = Group(backend, rank, size, collective_seconds)
+    peers = {store.get(f"{_LISTENER_KEY}/{other}").decode() for other in range(size) if other != rank}
+    group.adopt(store, _connections(_sockets() - before, listener, peers))
+    return group
+
+
+def peers_in(error: BaseException) -> list[str]:
+    """IP addresses of the peers that a backend's error names, without repetition."""
+    return list(dict.fromkeys(_PEER.findall(str(error))))
+
+
+def _sockets() -> set[int]:
+    found = set()
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                found.add(int(entry))
+        except OSError:
+            continue  # closed since, or the descriptor of the listing itself
+    return found
+
+
+def _listener(descriptors: set[int]) -> str:
+    """`host:port` of the one listening socket among the descriptors."""
+    for descriptor in sorted(descriptors):
+        with _duplicate(descriptor) as candidate:
+            if candidate is not None and candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return _endpoint(candidate.getsockname())
+    raise RuntimeError("the backend opened no listening socket; this version of torch is not supported")
+
+
+def _connections(descriptors: set[int], listener: str, peers: set[str]) -> list[socket.socket]:
+    """Duplicates of the sockets that connect this group:
+
+    other threads may have opened sockets of their own meanwhile.
+    """
+    found = []
+    for descriptor in sorted(descriptors):
+        with _duplicate(descriptor) as candidate:
+            if candidate is None or candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                continue
+            try:
+                ours, theirs = _endpoint(candidate.getsockname()), _endpoint(candidate.getpeername())
+            except OSError:
+                continue  # not connected
+            if ours == listener or theirs in peers:
+                found.append(candidate.dup())
+    return found
+
+
+@contextlib.contextmanager
+def _duplicate(descriptor: int) -> Iterator[socket.socket | None]:
+    try:
+        duplicate = socket.socket(fileno=os.dup(descriptor))
+    except OSError:
+        yield None  # closed since
+        return
+    with duplicate:
+        if duplicate.family in (socket.AF_INET, socket.AF_INET6):
+            yield duplicate
+        else:
+            yield None
+
+
+def _endpoint(address: tuple[object, ...]) -> str:
+    return f"{address[0]}:{address[1]}"

@@ -1,0 +1,110 @@
+"""The side reduction: one small float64 sum per step for everything that members must know of each other.
+
+Fields are sums over members. Where members must agree, each puts in a value and its square: the values are
+equal exactly when size * sum of squares = (sum)^2.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+MOST_VALUES = 16
+_DIGITS = 1 << 20
+_SCALARS = 12  # step x2, weight, count, lo, hi, change, seconds, names low x2, names high x2
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one member puts in.
+
+    step: number of the step that it is about to commit. weight: denominator of its gradients' mean. count,
+    hash_lo, hash_hi: of the ids that went in. change: it wants a new generation after this step. seconds:
+    that the step has taken so far. used: by parameter. changed: by buffer. values: reported means with the
+    weight they count with (0 for a stand-in).
+    """
+
+    step: int
+    weight: float
+    count: int
+    hash_lo: int
+    hash_hi: int
+    change: bool
+    seconds: float
+    used: Sequence[bool]
+    changed: Sequence[bool]
+    values: Mapping[str, float] = field(default_factory=dict)
+    values_weight: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The sums (of seconds:
+
+    the mean), equal on all members. values: None when members reported different names.
+    """
+
+    same_step: bool
+    weight: float
+    count: float
+    hash_lo: float
+    hash_hi: float
+    change: bool
+    seconds: float
+    used: list[bool]
+    changed: list[bool]
+    values: dict[str, float] | None
+
+
+def encode(part: Contribution) -> torch.Tensor:
+    """float64 of shape (12 + 17 + parameters + buffers,). Raise ValueError for more than 16 values."""
+    if len(part.values) > MOST_VALUES:
+        raise ValueError(f"report(): at most {MOST_VALUES} values per step, got {len(part.values)}")
+    names = _names_hash(part.values)
+    step, low, high = part.step % _DIGITS, names % _DIGITS, names // _DIGITS
+    values = [
+        part.values[name] * part.values_weight if part.values_weight else 0.0 for name in sorted(part.values)
+    ]
+    vector = [
+        *(step, step * step, part.weight, part.count, part.hash_lo, part.hash_hi, part.change, part.seconds),
+        *(low, low * low, high, high * high),
+        *(part.values_weight, *values, *[0.0] * (MOST_VALUES - len(values))),
+        *part.used,
+        *part.changed,
+    ]
+    return torch.tensor(vector, dtype=torch.float64)
+
+
+def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
+    """Read the sum over `size` members; part: what this member put in (its names and the lengths)."""
+    numbers = total.tolist()
+    step, step2, weight, count, lo, hi, change, seconds, low, low2, high, high2 = numbers[:_SCALARS]
+    values_weight, *values = numbers[_SCALARS : _SCALARS + 1 + MOST_VALUES]
+    rest = numbers[_SCALARS + 1 + MOST_VALUES :]
+    agreed: dict[str, float] | None = None
+    if _equal(low, low2, size) and _equal(high, high2, size):
+        divisor = values_weight or float("nan")
+        agreed = {name: value / divisor for name, value in zip(sorted(part.values), values, strict=False)}
+    return Result(
+        same_step=_equal(step, step2, size),
+        weight=weight,
+        count=count,
+        hash_lo=lo,
+        hash_hi=hi,
+        change=change > 0,
+        seconds=seconds / size,
+        used=[number > 0 for number in rest[: len(part.used)]],
+        changed=[number > 0 for number in rest[len(part.used) :]],
+        values=agreed,
+    )
+
+
+def _equal(total: float, squares: float, size: int) -> bool:
+    return size * int(squares) == int(total) ** 2
+
+
+def _names_hash(values: Mapping[str, float]) -> int:
+    return zlib.crc32("\n".join(sorted(values)).encode()) if values else 0

@@ -1,0 +1,80 @@
+"""Named points at which tests break a worker. Without SPRINGTIDE_FAULT nothing happens here.
+
+SPRINGTIDE_FAULT=POINT:STEP:ACTION[;...]. STEP is the number of the step that would be committed, from 1; `*`
+means any, and each fault happens once. ACTION: kill (SIGKILL), stop (SIGSTOP), term (SIGTERM), raise
+(RuntimeError), sleep=SECONDS.
+
+Points: body (a step's body begins), backward (half of the gradients are there), gradients (all are there,
+before the reductions are awaited), reduced (all reductions done, not yet stepping), stepping (before the
+optimizer changes parameters), stepped (after it), committed, formed (the group of a generation stands),
+transfer (before a piece of the state is sent or received), ended (at a loop's end).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+POINTS = frozenset(
+    [
+        "body",
+        "backward",
+        "gradients",
+        "reduced",
+        "stepping",
+        "stepped",
+        "committed",
+        "formed",
+        "transfer",
+        "ended",
+    ]
+)
+
+
+@dataclass(slots=True)
+class Fault:
+    point: str
+    step: int | None
+    action: str
+    done: bool = False
+
+
+def parse(text: str) -> list[Fault]:
+    """Raise ValueError for an unknown point or action."""
+    faults = []
+    for entry in filter(None, text.split(";")):
+        point, step, action = [*entry.split(":"), "", ""][:3]
+        known = action in ("kill", "stop", "term", "raise") or action.startswith("sleep=")
+        if point not in POINTS or not known or not (step == "*" or step.isdigit()):
+            raise ValueError(
+                f"SPRINGTIDE_FAULT: expected POINT:STEP:ACTION with a point of {sorted(POINTS)}, got "
+                f"{entry!r}"
+            )
+        faults.append(Fault(point, None if step == "*" else int(step), action))
+    return faults
+
+
+_faults = parse(os.environ.get("SPRINGTIDE_FAULT", ""))
+
+
+def reach(point: str, step: int) -> None:
+    """The worker has come to `point` of the step that would be committed as number `step`."""
+    for fault in _faults:
+        if not fault.done and fault.point == point and fault.step in (None, step):
+            fault.done = True
+            _act(fault.action, point, step)
+
+
+def _act(action: str, point: str, step: int) -> None:
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif action == "term":
+        os.kill(os.getpid(), signal.SIGTERM)
+    elif action == "raise":
+        raise RuntimeError(f"fault at {point} of step {step}")
+    else:
+        time.sleep(float(action.removeprefix("sleep=")))

@@ -1,0 +1,394 @@
+"""This process as a member of the job: what the coordinator has told it, and what it has promised.
+
+Two threads meet here. The thread of the coordinator's stream writes down what arrives and drops the open step
+when its generation is over; it never waits. The script's thread, when it stands in the library, parks, waits
+and leaves. All fields are guarded by one condition.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from springtide.environment import Settings
+from springtide.errors import SpringtideError
+from springtide.exchange.store import StreamStore
+from springtide.names import Generation, StateName
+from springtide_coordinator import coordinator_pb2 as pb
+
+log = logging.getLogger("springtide")
+
+PROTOCOL_VERSION = 1
+_LOG_EVERY_SECONDS = 10.0
+_OLD_ENTRIES = 1024
+
+Send = Callable[[pb.WorkerMessage], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A Start that was accepted, with the store through which its group is formed."""
+
+    message: pb.Start
+    generation: Generation
+    store: StreamStore
+
+
+@dataclass(frozen=True, slots=True)
+class Depart:
+    """The coordinator lets this parked process go."""
+
+    reason: str
+
+
+class Membership:
+    """State of the session.
+
+    send: queues a message on the stream; what is queued while there is no stream may be lost, since Hello
+    repeats what matters. on_over(reason): the current generation is over (called from the stream's thread).
+    on_boundary(): stop after the step.
+    """
+
+    def __init__(
+        self, settings: Settings, send: Send, on_over: Callable[[str], None], on_boundary: Callable[[], None]
+    ) -> None:
+        self._settings = settings
+        self._send = send
+        self._on_over = on_over
+        self._on_boundary = on_boundary
+        self._changed = threading.Condition()
+        self.me = pb.Member(
+            id=settings.process_id,
+            pod_uid=settings.pod_uid,
+            pod_name=settings.pod_name,
+            local_rank=settings.local_rank,
+            address=settings.pod_ip,
+            slot=settings.slot,
+        )
+        self.standing = pb.STARTING
+        self.generation: Generation | None = None
+        self.members: list[pb.Member] = []
+        self.state: StateName | None = None
+        self.layout_hash = ""
+        self.leaving = ""
+        self.ended_stages = 0
+        self.connected = False
+        self.known: StateName | None = None
+        self._newest = (0, 0)
+        self._over = ""
+        self._fatal = ""
+        self._promise: pb.Parked | None = None
+        self._ended: pb.Ended | None = None
+        self._begin: Begin | None = None
+        self._depart: Depart | None = None
+        self._store: StreamStore | None = None
+        self._early: list[pb.StoreEntry] = []
+
+    # ---- the stream's thread
+
+    def hello(self) -> pb.Hello:
+        """What this process is at this moment; the first message of every stream."""
+        with self._changed:
+            message = pb.Hello(
+                protocol_version=PROTOCOL_VERSION,
+                member=self.me,
+                newest_incarnation=pb.Incarnation(number=self._newest[0], restart=self._newest[1]),
+                members=self.members,
+                standing=self.standing,
+                layout_hash=self.layout_hash,
+                leaving=bool(self.leaving),
+                ended_stage=self.ended_stages,
+            )
+            if self.generation is not None:
+                message.generation.CopyFrom(self.generation.to_proto())
+            if self.state is not None:
+                message.state.CopyFrom(self.state.to_proto())
+            return message
+
+    def receive(self, message: pb.CoordinatorMessage) -> None:
+        """Take a message of the coordinator's; what does not concern the present generation is ignored."""
+        match message.WhichOneof("message"):
+            case "welcome":
+                self._welcomed(message.welcome)
+            case "prepare":
+                self._prepare(message.prepare)
+            case "start":
+                self._started(message.start)
+            case "store_entry":
+                self._store_entry(message.store_entry)
+            case "boundary":
+                with self._changed:
+                    asked = self.standing == pb.ACTIVE and self._is_current(message.boundary.generation)
+                if asked:
+                    self._on_boundary()
+            case "leave":
+                with self._changed:
+                    if self.standing == pb.PARKED:
+                        self._depart = Depart(message.leave.reason)
+                        self._changed.notify_all()
+            case "end_ok":
+                self._end_ok(message.end_ok)
+            case "refused":
+                self._refused(message.refused)
+            case "known":
+                with self._changed:
+                    self.known = StateName.from_proto(message.known.state)
+
+    def disconnected(self) -> None:
+        with self._changed:
+            self.connected = False
+            self._changed.notify_all()
+
+    def _welcomed(self, message: pb.Welcome) -> None:
+        with self._changed:
+            incarnation = (message.incarnation.number, message.incarnation.restart)
+            if incarnation > self._newest:
+                self._newest = incarnation
+            self.known = StateName.from_proto(message.known) if message.HasField("known") else None
+            self.connected = True
+            # Hello told where this process stands, but not why.
+            if self.standing == pb.PARKED and self._promise is not None:
+                self._send(pb.WorkerMessage(parked=self._promise))
+            if self.standing == pb.ENDED and self._ended is not None:
+                self._send(pb.WorkerMessage(ended=self._ended))
+            if self.leaving:
+                self._send(pb.WorkerMessage(leaving=pb.Leaving(reason=self.leaving)))
+            self._changed.notify_all()
+
+    def _prepare(self, message: pb.Prepare) -> None:
+        with self._changed:
+            if not self._is_current(message.generation) or self._over or self.standing == pb.PARKED:
+                return
+            self._over = message.reason or "the coordinator ended the generation"
+            reason, store = self._over, self._store
+            self._changed.notify_all()
+        if store is not None:
+            store.cancel(reason)
+        self._on_over(reason)
+
+    def _started(self, message: pb.Start) -> None:
+        with self._changed:
+            generation = Generation.from_proto(message.generation)
+            newer = self.generation is None or generation > self.generation
+            if self.standing != pb.PARKED or not newer or generation[:2] < self._newest:
+                log.warning(
+                    "ignoring the start of generation %s: this process does not wait for it", generation
+                )
+                return
+            if all(member.id != self.me.id for member in message.members):
+                log.warning("ignoring the start of generation %s: this process is not in it", generation)
+                return
+            self.generation = generation
+            self.members = list(message.members)
+            # From here on the process may train in the new generation: the promise is kept and over.
+            self.standing = pb.ACTIVE
+            self._promise = None
+            self._over = ""
+            owners = [member.pod_name or member.id for member in self.members]
+            name = generation.to_proto()
+            self._store = StreamStore(
+                lambda key, value: self._send(
+                    pb.WorkerMessage(store_set=pb.StoreEntry(generation=name, key=key, value=value))
+                ),
+                owners,
+                self._settings.formation_seconds,
+            )
+            for entry in self._early:
+                if self._is_current(entry.generation):
+                    self._store.deliver(entry.key, entry.value)
+            self._early = []
+            self._begin = Begin(message, generation, self._store)
+            self._changed.notify_all()
+
+    def _store_entry(self, message: pb.StoreEntry) -> None:
+        with self._changed:
+            store = self._store if self._is_current(message.generation) else None
+            if store is None and len(self._early) < _OLD_ENTRIES:
+                self._early.append(message)
+        if store is not None:
+            store.deliver(message.key, message.value)
+
+    def _end_ok(self, message: pb.EndOk) -> None:
+        with self._changed:
+            if self._is_current(message.generation) and not self._over:
+                self._end_stages(message.stage + 1)
+
+    def _refused(self, message: pb.Refused) -> None:
+        if message.retry:
+            log.warning("the coordinator refused this process for now: %s", message.reason)
+            return
+        self.session_over(f"the coordinator refused this worker: {message.reason or 'no reason given'}")
+
+    def session_over(self, reason: str) -> None:
+        """There will be no stream any more:
+
+        the process cannot go on as a member. Any thread; the first reason stays.
+        """
+        with self._changed:
+            if self._fatal:
+                return
+            self._fatal = reason
+            store = self._store
+            self._changed.notify_all()
+        if store is not None:
+            store.cancel(reason)
+        self._on_over(reason)
+
+    def _is_current(self, name: pb.GenerationName) -> bool:
+        return self.generation is not None and Generation.from_proto(name) == self.generation
+
+    def _end_stages(self, count: int) -> None:
+        if count > self.ended_stages:
+            self.ended_stages = count
+            self._changed.notify_all()
+
+    # ---- the script's thread
+
+    @property
+    def over(self) -> str:
+        """Why the generation is over; "" while it goes on.
+
+        Raise SpringtideError when the coordinator refused the process.
+        """
+        with self._changed:
+            self._check_fatal()
+            return self._over
+
+    def check(self) -> None:
+        """Raise SpringtideError when the coordinator has refused this process for good."""
+        with self._changed:
+            self._check_fatal()
+
+    def hold(self, state: StateName) -> None:
+        """The state of this name is there, whole."""
+        with self._changed:
+            self.state = state
+
+    def train(self) -> None:
+        """The process is in a training loop of its generation again."""
+        with self._changed:
+            if self.standing == pb.AFTER:
+                self.standing = pb.ACTIVE
+
+    def stages_ended(self, count: int) -> None:
+        """Loops 0..count-1 are known to be ended: a peer or the received state is past them."""
+        with self._changed:
+            self._end_stages(count)
+
+    def park(self, reason: int, detail: str = "", addresses: Sequence[str] = ()) -> None:
+        """Promise to commit nothing before the next Start.
+
+        Call it only with the script's thread in the library.
+        """
+        with self._changed:
+            suspects = [m.id for m in self.members if m.address in addresses and m.id != self.me.id]
+            promise = pb.Parked(
+                reason=reason,  # type: ignore[arg-type]
+                layout_hash=self.layout_hash,
+                detail=detail[:1000],
+                suspects=suspects,
+            )
+            if self.generation is not None:
+                promise.generation.CopyFrom(self.generation.to_proto())
+            if self.state is not None:
+                promise.state.CopyFrom(self.state.to_proto())
+            self.standing = pb.PARKED
+            self._promise, self._begin, self._depart, self._store = promise, None, None, None
+            self._send(pb.WorkerMessage(parked=promise))
+
+    def await_start(self) -> Begin | Depart:
+        """Wait until the coordinator starts a generation with this process, or lets it go.
+
+        Raise SpringtideError if refused.
+        """
+        with self._changed:
+            self._wait_for(lambda: self._begin is not None or self._depart is not None, "the next generation")
+            # A Start that was accepted ends the promise, so it comes first.
+            answer = self._begin or self._depart
+            assert answer is not None
+            self._begin = None
+            return answer
+
+    def formed(self, group_seconds: float, transfer_seconds: float, transfer_bytes: int) -> None:
+        with self._changed:
+            assert self.generation is not None
+            self._store = None
+            self._send(
+                pb.WorkerMessage(
+                    formed=pb.Formed(
+                        generation=self.generation.to_proto(),
+                        group_seconds=group_seconds,
+                        transfer_seconds=transfer_seconds,
+                        transfer_bytes=transfer_bytes,
+                    )
+                )
+            )
+
+    def await_end(self, stage: int) -> bool:
+        """Wait at the end of loop `stage` until all members stand there.
+
+        False: the generation is over instead.
+        """
+        with self._changed:
+            if self.ended_stages > stage:
+                self.standing = pb.AFTER
+                return True
+            if self._over:
+                return False
+            assert self.generation is not None
+            assert self.state is not None
+            self.standing = pb.ENDED
+            self._ended = pb.Ended(
+                generation=self.generation.to_proto(), state=self.state.to_proto(), stage=stage
+            )
+            self._send(pb.WorkerMessage(ended=self._ended))
+            self._wait_for(
+                lambda: self.ended_stages > stage or bool(self._over),
+                "the other members at the end of the loop",
+            )
+            if self.ended_stages > stage:
+                self.standing = pb.AFTER
+                return True
+            self.standing = pb.ACTIVE
+            return False
+
+    def leave(self, reason: str) -> None:
+        """This process has been asked to go; say so as soon as there is a stream. Any thread."""
+        with self._changed:
+            self.leaving = self.leaving or reason
+            self._send(pb.WorkerMessage(leaving=pb.Leaving(reason=self.leaving)))
+
+    def await_connection(self, timeout_seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.connected, timeout_seconds)
+
+    def others(self) -> list[str]:
+        """Names of the other members of the generation."""
+        with self._changed:
+            return [member.pod_name or member.id for member in self.members if member.id != self.me.id]
+
+    def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        began = said = time.monotonic()
+        while not condition():
+            self._check_fatal()
+            # Short waits, so that signals are handled.
+            self._changed.wait(0.5)
+            now = time.monotonic()
+            if now - said >= _LOG_EVERY_SECONDS:
+                said = now
+                through = (
+                    ""
+                    if self.connected
+                    else f"; the coordinator at {self._settings.coordinator} cannot be reached"
+                )
+                names = (
+                    ", ".join(m.pod_name or m.id for m in self.members if m.id != self.me.id) or "none yet"
+                )
+                log.warning("waiting for %s for %.0f s (members: %s)%s", what, now - began, names, through)
+
+    def _check_fatal(self) -> None:
+        if self._fatal:
+            raise SpringtideError(self._fatal)

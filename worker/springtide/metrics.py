@@ -1,0 +1,81 @@
+"""What a worker shows of itself on /metrics."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+log = logging.getLogger("springtide")
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+
+class Metrics:
+    """Series of one worker process; labels name the job as the operator's do."""
+
+    def __init__(self, job: str, namespace: str) -> None:
+        self.registry = CollectorRegistry()
+        labels = {"training_job": job, "job_namespace": namespace}
+
+        def seconds(name: str, text: str) -> Histogram:
+            histogram = Histogram(
+                f"springtide_worker_{name}_seconds",
+                text,
+                list(labels),
+                buckets=_SECONDS,
+                registry=self.registry,
+            )
+            return histogram.labels(**labels)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"springtide_worker_{name}", text, list(labels), registry=self.registry).labels(
+                **labels
+            )
+
+        self.step = seconds("step", "From the begin of a committed step's body to its commit.")
+        self.compute = seconds("compute", "Forward and backward of a committed step.")
+        self.communication = seconds(
+            "exposed_communication", "Wait for reductions after backward of a committed step."
+        )
+        self.steps = counter("steps", "Steps that this process committed.")
+        self.samples = counter("samples", "Samples whose gradients this process put into committed steps.")
+        self.dropped = counter("dropped_steps", "Steps whose body was dropped.")
+        self.transfers = counter("state_transfers", "State transfers that this process sent or received.")
+        self.transfer_bytes = counter(
+            "state_transfer_bytes", "Bytes of state that this process sent or received."
+        )
+        self.generation = Gauge(
+            "springtide_worker_generation",
+            "Number of the membership generation.",
+            list(labels),
+            registry=self.registry,
+        ).labels(**labels)
+
+    def serve(self, port: int, address: str) -> Callable[[], None]:
+        """Serve /metrics; a taken port is replaced by a free one, and no failure is fatal.
+
+        Return what ends it.
+        """
+        for candidate in (port, 0):
+            try:
+                server, thread = start_http_server(
+                    candidate, addr=address or "0.0.0.0", registry=self.registry
+                )
+            except OSError as error:
+                log.warning("metrics: port %d cannot be used (%s)", candidate, error.strerror)
+                continue
+            log.info("metrics on port %d", server.server_port)
+
+            return partial(_stop, server, thread)
+        return lambda: None
+
+
+def _stop(server: WSGIServer, thread: threading.Thread) -> None:
+    server.shutdown()
+    server.server_close()
+    thread.join(1.0)

@@ -1,0 +1,130 @@
+"""Commits on their way out: the ring that a new coordinator is told from, and the step log."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import IO
+
+from springtide.data.ledger import Ledger
+from springtide.errors import SpringtideError
+from springtide.names import StateName
+from springtide_coordinator import coordinator_pb2 as pb
+
+RING_COMMITS = 4096
+_MOST_IN_MESSAGE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One committed step.
+
+    unix_time in s; seconds: body start to commit here; values: means over the samples of all members.
+    """
+
+    state: StateName
+    unix_time: float
+    seconds: float
+    exposed_seconds: float
+    samples: int
+    values: dict[str, float]
+
+    def to_proto(self) -> pb.Commit:
+        return pb.Commit(
+            state=self.state.to_proto(),
+            unix_time=self.unix_time,
+            step_seconds=self.seconds,
+            exposed_communication_seconds=self.exposed_seconds,
+            samples=self.samples,
+            values=self.values,
+        )
+
+
+class Ring:
+    """The last commits of this process, so that a coordinator that lost them can be told again.
+
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._commits: deque[Commit] = deque(maxlen=RING_COMMITS)
+        self._sent: StateName | None = None
+        self._lock = threading.Lock()
+
+    def add(self, commit: Commit) -> None:
+        with self._lock:
+            self._commits.append(commit)
+
+    def rewind(self, known: StateName | None) -> None:
+        """On a new stream or in a new generation:
+
+        what the coordinator does not know has to be sent (again).
+        """
+        with self._lock:
+            self._sent = known
+
+    def take(self) -> list[Commit]:
+        """The commits to send now, oldest first, at most 512; they count as sent."""
+        with self._lock:
+            fresh: list[Commit] = []
+            for commit in reversed(self._commits):
+                if self._sent is not None and commit.state <= self._sent:
+                    break
+                fresh.append(commit)
+            fresh = fresh[: -_MOST_IN_MESSAGE - 1 : -1]
+            if fresh:
+                self._sent = fresh[-1].state
+            return fresh
+
+
+def data_message(ledger: Ledger) -> pb.Data:
+    audit = ledger.audit()
+    return pb.Data(
+        epoch=audit["epoch"],
+        seen=audit["seen"],
+        expected=audit["expected"],
+        repeated=audit["repeated"],
+        lost=audit["lost"],
+        skipped=audit["skipped"],
+        total_seen=audit["totalSeen"],
+        stage=audit["stage"],
+    )
+
+
+class StepLog:
+    """Appends one JSON line per commit of this process to a file; nothing without a path."""
+
+    def __init__(self, path: str, member: str) -> None:
+        self._member = member
+        self._file: IO[str] | None = None
+        if path:
+            try:
+                self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (lives as long as the process)
+            except OSError as error:
+                raise SpringtideError(
+                    f"environment variable SPRINGTIDE_STEP_LOG: cannot append to {path!r}: {error.strerror}; "
+                    "name a writable file"
+                ) from None
+
+    def write(self, commit: Commit) -> None:
+        if self._file is None:
+            return
+        generation = commit.state.generation
+        line = {
+            "step": commit.state.step,
+            "generation": generation.number,
+            "incarnation": [generation.incarnation, generation.restart],
+            "time": commit.unix_time,
+            "step_seconds": commit.seconds,
+            "samples": commit.samples,
+            "values": commit.values,
+            "member": self._member,
+        }
+        self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

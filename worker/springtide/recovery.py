@@ -1,0 +1,195 @@
+"""Between two generations:
+
+park, wait for the Start, form the group, receive the state. Only the script's thread comes here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from springtide import faults
+from springtide.data.loop import LoopPlan
+from springtide.errors import SpringtideError
+from springtide.exchange.groups import Group, form
+from springtide.exchange.transfer import receive_state, send_state
+from springtide.membership import Begin, Depart, Membership
+from springtide.names import StateName
+from springtide.state import Position
+from springtide_coordinator import coordinator_pb2 as pb
+
+if TYPE_CHECKING:
+    from springtide.runtime import Runtime
+
+log = logging.getLogger("springtide")
+
+_SPARE_BYTES = 1 << 30
+_STATE_PER_MODEL = 16
+"""A state that is more than this many times the model plus 1 GiB is taken for a broken header."""
+
+
+class Recovery:
+    """Brings the runtime into a running generation, and again into the next one when that is over."""
+
+    def __init__(self, runtime: Runtime, membership: Membership) -> None:
+        self._runtime = runtime
+        self._membership = membership
+        self._formation_error = ""
+        self._awaited: tuple[int, dict[str, object]] | None = None
+
+    def stand(self, stage: int) -> None:
+        """Return when this process is an active member of a generation and holds its state.
+
+        Raise SystemExit when the coordinator lets the process go, SpringtideError when it was refused.
+        """
+        self._membership.check()
+        while (reason := self._why_park()) is not None:
+            self._enter_generation(stage, *reason)
+        self._membership.train()
+        if self._awaited is not None and self._awaited[0] <= stage:
+            # The script's code after earlier loops ran on this state and may have changed it.
+            self._runtime.ready("batches()").state.write(self._awaited[1])
+            self._awaited = None
+
+    def end_loop(self, stage: int) -> bool:
+        """Whether all members have ended loop `stage`; otherwise a new generation has begun."""
+        if self._membership.await_end(stage):
+            return True
+        self.stand(stage)
+        return False
+
+    def _why_park(self) -> tuple[int, str, list[str]] | None:
+        runtime, membership = self._runtime, self._membership
+        trainer = runtime.ready("batches()")
+        if membership.generation is None:
+            return pb.STANDBY, "", []
+        if over := membership.over:
+            return pb.DROPPED, over, []
+        if self._formation_error:
+            return pb.FORMATION_FAILED, self._formation_error, []
+        if trainer.failure is not None:
+            return pb.REDUCTION_FAILED, trainer.failure.detail, trainer.failure.suspects
+        if runtime.boundary:
+            return pb.BOUNDARY, "", []
+        return None
+
+    def _enter_generation(self, stage: int, reason: int, detail: str, suspects: list[str]) -> None:
+        runtime, membership = self._runtime, self._membership
+        trainer = runtime.ready("batches()")
+        at_boundary = reason == pb.BOUNDARY
+        if not at_boundary:
+            runtime.group.shut()
+        if runtime.boundary or reason == pb.DROPPED:
+            log.info(
+                "step %d: parked (%s)", runtime.position.cursor.step, detail or pb.ParkReason.Name(reason)
+            )
+        else:
+            log.warning(
+                "step %d: parked, %s: %s", runtime.position.cursor.step, pb.ParkReason.Name(reason), detail
+            )
+        membership.park(reason, detail, suspects)
+        if not at_boundary and not runtime.group.release():
+            trainer.buckets.allocate()
+        trainer.failure, runtime.boundary, self._formation_error = None, False, ""
+        answer = membership.await_start()
+        if at_boundary and not runtime.group.release():
+            # All members are parked, so nobody needs the old group any more.
+            trainer.buckets.allocate()
+        if isinstance(answer, Depart):
+            runtime.depart(answer)
+            return
+        trainer.want_change(False)
+        trainer.transaction.allow()
+        try:
+            self._form(answer, stage)
+        except SpringtideError:
+            raise
+        except (RuntimeError, OSError, ValueError) as error:
+            self._formation_error = f"{type(error).__name__}: {error}"
+            runtime.group.shut()
+
+    def _form(self, begin: Begin, stage: int) -> None:
+        runtime, membership = self._runtime, self._membership
+        settings = runtime.settings
+        members = list(begin.message.members)
+        ids = [member.id for member in members]
+        rank = ids.index(membership.me.id)
+        began = time.monotonic()
+        group = form(
+            begin.store,
+            rank,
+            len(ids),
+            settings.pod_ip,
+            connect_seconds=settings.connect_seconds,
+            collective_seconds=settings.collective_seconds,
+        )
+        runtime.group = group
+        if membership.over:
+            raise RuntimeError(f"the generation ended while its group was formed: {membership.over}")
+        formed = time.monotonic()
+        faults.reach("formed", runtime.position.cursor.step + 1)
+        receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in begin.message.transfers]
+        lacking = {receiver for receiver, _ in receivers}
+        if rank not in lacking:
+            begin.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
+        moved = self._transfer(begin, group, receivers, stage)
+        membership.hold(StateName.from_proto(begin.message.state))
+        ended = [
+            json.loads(begin.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
+        ]
+        membership.stages_ended(max(ended))
+        now = time.monotonic()
+        membership.formed(formed - began, now - formed, moved)
+        runtime.generations += 1
+        runtime.metrics.generation.set(begin.generation.number)
+        runtime.ring.rewind(membership.known)
+        log.info(
+            "generation %s: rank %d of %d, state %s, group %.3f s, transfer %.3f s (%s)",
+            begin.generation,
+            rank,
+            len(ids),
+            membership.state,
+            formed - began,
+            now - formed,
+            begin.message.reason,
+        )
+
+    def _transfer(self, begin: Begin, group: Group, receivers: list[tuple[int, int]], stage: int) -> int:
+        """Send or receive the state as Start says; return the bytes moved."""
+        runtime = self._runtime
+        trainer = runtime.ready("batches()")
+        plan = runtime.plan
+        assert plan is not None
+        step = runtime.position.cursor.step + 1
+        mine = [receiver for receiver, holder in receivers if holder == group.rank]
+        if mine:
+            tree = trainer.state.read(runtime.position, plan.fingerprint())
+            sent = send_state(group, mine, tree, lambda: faults.reach("transfer", step))
+            runtime.metrics.transfers.inc(len(mine))
+            runtime.metrics.transfer_bytes.inc(sent * len(mine))
+            return sent * len(mine)
+        for receiver, holder in receivers:
+            if receiver == group.rank:
+                limit = _STATE_PER_MODEL * trainer.state.size_bytes() + _SPARE_BYTES
+                tree, moved = receive_state(group, holder, limit, lambda: faults.reach("transfer", step))
+                runtime.position = self._accept(tree, stage, plan)
+                runtime.metrics.transfers.inc()
+                runtime.metrics.transfer_bytes.inc(moved)
+                return moved
+        return 0
+
+    def _accept(self, tree: dict[str, object], stage: int, plan: LoopPlan) -> Position:
+        """Swap the received state in. Raise SpringtideError when it belongs to another script."""
+        state = self._runtime.ready("batches()").state
+        position = state.check(tree)
+        if position.cursor.stage == stage:
+            try:
+                plan.check_same(tree["plan"])  # type: ignore[arg-type]
+            except ValueError as error:
+                raise SpringtideError(str(error)) from None
+        state.write(tree)
+        self._awaited = (position.cursor.stage, tree) if position.cursor.stage > stage else None
+        self._membership.stages_ended(position.cursor.stage)
+        return position

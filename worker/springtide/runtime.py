@@ -1,0 +1,297 @@
+"""The one runtime of a process:
+
+joins the training script, the generation's group and the session with the coordinator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from springtide import faults, outcome
+from springtide.data.cursor import Cursor
+from springtide.data.ledger import Ledger
+from springtide.data.loop import LoopPlan
+from springtide.environment import Settings
+from springtide.errors import SpringtideError, UsageError
+from springtide.exchange.groups import Group
+from springtide.membership import Depart, Membership
+from springtide.metrics import Metrics
+from springtide.names import ALONE, Generation, StateName
+from springtide.records import Commit, Ring, StepLog
+from springtide.recovery import Recovery
+from springtide.session import Session
+from springtide.state import Position
+from springtide.training import Deal, Trainer
+from springtide.transaction import Phase
+
+log = logging.getLogger("springtide")
+
+
+class Runtime:
+    """State of the library in this process.
+
+    All methods are called from the script's thread unless they say otherwise.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics(settings.job, settings.namespace)
+        self.ring = Ring()
+        self.step_log = StepLog(settings.step_log, settings.pod_name or "alone")
+        self.trainer: Trainer | None = None
+        self.position = Position(Cursor(), Ledger())
+        self.plan: LoopPlan | None = None
+        self.group = Group(None, 0, 1, settings.collective_seconds)
+        self.boundary = False
+        self.loops = 0
+        self.ended_loops = 0
+        self.generations = 0
+        self.values: dict[str, float] = {}
+        self.outcome: outcome.Outcome | None = None
+        self._deal: Deal | None = None
+        self.membership: Membership | None = None
+        self.session: Session | None = None
+        self.recovery: Recovery | None = None
+        self._stop_metrics: Callable[[], None] = lambda: None
+        if not settings.alone:
+            self.session = Session(settings, self)
+            self.membership = self.session.membership
+            self.recovery = Recovery(self, self.membership)
+            self._stop_metrics = self.metrics.serve(settings.metrics_port, settings.bind)
+            self.session.start()
+
+    # ---- from the stream's thread
+
+    def on_over(self, reason: str) -> None:
+        """The generation is over:
+
+        drop the open step, and release whoever waits in a collective, here and at the peers.
+        """
+        if self.trainer is not None:
+            self.trainer.drop(reason)
+        self.group.shut()
+
+    def on_boundary(self) -> None:
+        if self.trainer is not None:
+            self.trainer.want_change(True)
+
+    # ---- the loop
+
+    def ready(self, call: str) -> Trainer:
+        """Raise UsageError when distribute() has not been called."""
+        if self.trainer is None:
+            raise UsageError(
+                f"{call} before springtide.distribute(): call model, optimizer = "
+                "springtide.distribute(model, optimizer) first"
+            )
+        return self.trainer
+
+    def open_loop(self, plan: LoopPlan) -> int:
+        """A training loop begins; return its ordinal, from 0."""
+        trainer = self.ready("batches()")
+        if trainer.transaction.phase is not Phase.IDLE:
+            raise UsageError("batches() inside of a step: start the next training loop after the step's body")
+        if self.plan is not None:
+            raise UsageError(
+                "batches() before the previous training loop ended: loops run one after another and to their "
+                "end; "
+                "use epochs= instead of leaving a loop with `break`"
+            )
+        self.plan = plan
+        self.loops += 1
+        return self.loops - 1
+
+    def stand(self, stage: int) -> None:
+        """Be a member of a running generation, with its state, at loop `stage` or past it."""
+        if self.recovery is not None:
+            self.recovery.stand(stage)
+        cursor = self.position.cursor
+        while cursor.stage < stage:
+            cursor = cursor.next_stage()
+        self.position = Position(cursor, self.position.ledger, self.position.productive_seconds)
+
+    def deal(self, deal: Deal) -> None:
+        self._deal = deal
+
+    def check_taken(self) -> None:
+        """Raise UsageError when the script went on to the next batch without a step for this one."""
+        if self._deal is not None:
+            raise UsageError(
+                f"the batch of step {self._deal.number} was not trained: every batch needs `with "
+                "springtide.step():` around its "
+                "training code, on every worker; do not skip batches with `continue`"
+            )
+
+    def end_loop(self, stage: int) -> bool:
+        """The cursor stands at the end of loop `stage`.
+
+        False: the loop goes on, since the state is an earlier one now.
+        """
+        faults.reach("ended", self.position.cursor.step)
+        if self.recovery is not None and not self.recovery.end_loop(stage):
+            return False
+        self.close_loop(stage)
+        return True
+
+    def close_loop(self, stage: int) -> None:
+        self.ended_loops = stage + 1
+        self.plan = None
+
+    # ---- the step
+
+    def enter_body(self) -> None:
+        trainer = self.ready("step()")
+        if self._deal is None:
+            if trainer.transaction.phase is Phase.IDLE:
+                raise UsageError(
+                    "step() without a batch: use it once for each batch of `for batch in "
+                    "springtide.batches(...)`"
+                )
+            trainer.transaction.begin()  # raises: nested, or broken
+        deal = self._deal
+        assert deal is not None
+        trainer.begin(deal)
+        self._deal = None
+
+    def leave_body(self, error: BaseException | None) -> bool:
+        """End the body; True: `error` is swallowed."""
+        trainer = self.ready("step()")
+        if trainer.transaction.phase is Phase.DROPPED:
+            log.info("step %d is dropped: %s", self.position.cursor.step + 1, trainer.transaction.reason)
+            self.metrics.dropped.inc()
+            trainer.end_dropped()
+            return not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+        if error is not None:
+            self._break_off(f"{type(error).__name__}: {error}")
+            return False
+        try:
+            self._commit(trainer)
+        except SpringtideError as problem:
+            self._break_off(str(problem))
+            raise
+        return False
+
+    def _break_off(self, problem: str) -> None:
+        trainer = self.ready("step()")
+        trainer.transaction.break_off(
+            f"step {self.position.cursor.step + 1} was left by an exception, and nothing can go on in this "
+            f"process: {problem}"
+        )
+        self.group.shut()
+
+    def _commit(self, trainer: Trainer) -> None:
+        body = trainer.end_stepped()
+        result, deal = body.result, body.deal
+        assert result is not None
+        assert self.plan is not None
+        cursor, ledger = self.plan.commit(
+            self.position.ledger, self.position.cursor, result.count, result.hash_lo, result.hash_hi
+        )
+        self.position = Position(cursor, ledger, self.position.productive_seconds + result.seconds)
+        state = StateName(self.generation, cursor.step)
+        if self.membership is not None:
+            self.membership.hold(state)
+        trainer.transaction.end()
+        self.boundary = self.boundary or result.change
+        seconds = time.perf_counter() - body.began
+        if result.values is None:
+            log.warning(
+                "step %d: workers reported different names, so the values are left out; this one reported %s",
+                deal.number,
+                sorted(body.reports),
+            )
+        commit = Commit(
+            state,
+            time.time(),
+            seconds,
+            body.exposed_seconds,
+            deal.batch.micro.global_samples,
+            result.values or {},
+        )
+        self.ring.add(commit)
+        self.step_log.write(commit)
+        self.metrics.step.observe(seconds)
+        self.metrics.compute.observe(body.backward_seconds)
+        self.metrics.communication.observe(body.exposed_seconds)
+        self.metrics.steps.inc()
+        self.metrics.samples.inc(deal.batch.samples)
+        faults.reach("committed", cursor.step)
+
+    # ---- facts
+
+    @property
+    def generation(self) -> Generation:
+        if self.membership is None or self.membership.generation is None:
+            return ALONE
+        return self.membership.generation
+
+    @property
+    def step_in_body(self) -> bool:
+        return self.trainer is not None and self.trainer.transaction.phase is not Phase.IDLE
+
+    def report(self, values: Mapping[str, Any]) -> None:
+        numbers: dict[str, float] = {}
+        for name, value in values.items():
+            try:
+                numbers[name] = float(value.detach() if isinstance(value, torch.Tensor) else value)
+            except (TypeError, ValueError, RuntimeError):
+                raise UsageError(
+                    f"report({name}=...): expected a number or a tensor of one element, got "
+                    f"{type(value).__name__}"
+                ) from None
+        if self.step_in_body:
+            self.ready("report()").report(numbers)
+            return
+        self.values.update(numbers)
+        if self.session is not None:
+            self.session.send_values(numbers)
+
+    def depart(self, answer: Depart) -> None:
+        """The coordinator lets this process go: end it, without the script's code after the loop."""
+        log.info("leaving the job: %s", answer.reason)
+        self.outcome = outcome.Left(answer.reason)
+        self.write_outcome()
+        raise SystemExit(0)
+
+    def finished(self) -> outcome.Outcome:
+        """How the process ends when its script ended without an exception."""
+        if self.plan is not None or self.loops == 0:
+            what = (
+                "before its training loop did: do not leave the loop with `break` or `return`"
+                if self.loops
+                else "without a training loop: use `for batch in springtide.batches(...)`"
+            )
+            return outcome.Failed("UsageError", f"the script ended {what}")
+        generation = self.generation
+        return outcome.Finished(
+            (generation.incarnation, generation.restart),
+            generation.number,
+            self.position.cursor.step,
+            self.position.cursor.epoch,
+            self.position.ledger.audit(),
+            dict(self.values),
+            {"generations": self.generations, "restarts": self.settings.attempt},
+        )
+
+    def write_outcome(self) -> None:
+        if self.outcome is None or self.settings.alone:
+            return
+        try:
+            outcome.write(self.outcome, self.settings.termination_log)
+        except OSError as error:
+            log.error("cannot write the outcome to %s: %s", self.settings.termination_log, error)
+
+    def close(self) -> None:
+        """End threads and sockets; the process is about to exit."""
+        if self.session is not None:
+            self.session.close(self.outcome)
+        self.group.release()
+        self._stop_metrics()
+        with contextlib.suppress(OSError):
+            self.step_log.close()

@@ -1,0 +1,126 @@
+"""The stream to the coordinator and the thread that tells it of commits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from springtide.environment import Settings
+from springtide.membership import Membership
+from springtide.outcome import Failed, Left, Outcome
+from springtide.records import data_message
+from springtide_coordinator import coordinator_pb2 as pb
+from springtide_coordinator.client import SessionClient, SessionClosedError
+
+if TYPE_CHECKING:
+    from springtide.runtime import Runtime
+
+log = logging.getLogger("springtide")
+
+TELL_SECONDS = 0.1
+_FLUSH_SECONDS = 2.0
+
+
+class Session:
+    """Owns the client, the membership and the telling thread.
+
+    `term_received` is set by the signal handler.
+    """
+
+    def __init__(self, settings: Settings, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.membership = Membership(settings, self.send, runtime.on_over, runtime.on_boundary)
+        self._client = SessionClient(
+            settings.coordinator,
+            settings.token,
+            self.membership.hello,
+            self._receive,
+            on_disconnected=self._disconnected,
+        )
+        self.term_received = False
+        self._streams = 0
+        self._resend = False
+        self._closing = threading.Event()
+        self._teller = threading.Thread(target=self._tell_for_ever, name="springtide-progress", daemon=True)
+
+    def start(self) -> None:
+        self._client.start()
+        self._teller.start()
+
+    def send(self, message: pb.WorkerMessage) -> None:
+        """Queue a message; without a stream it is lost, since the next Hello tells what matters."""
+        try:
+            self._client.send(message)
+        except SessionClosedError as error:
+            self.membership.session_over(str(error))
+
+    def send_values(self, values: Mapping[str, float]) -> None:
+        self.send(pb.WorkerMessage(values=pb.Values(values=values)))
+
+    def close(self, ended: Outcome | None) -> None:
+        """Tell the last commits and the outcome, and end both threads."""
+        self._closing.set()
+        self._teller.join(_FLUSH_SECONDS)
+        self._tell()
+        if ended is not None:
+            detail = ended.reason if isinstance(ended, Left) else ""
+            if isinstance(ended, Failed):
+                detail = f"{ended.exception}: {ended.message}"[:1000]
+            self.send(pb.WorkerMessage(bye=pb.Bye(outcome=type(ended).__name__, detail=detail)))
+        try:
+            self._client.close(_FLUSH_SECONDS)
+        except SessionClosedError as error:
+            log.error("%s", error)
+
+    # ---- the stream's thread
+
+    def _receive(self, message: pb.CoordinatorMessage) -> None:
+        kind = message.WhichOneof("message")
+        self.membership.receive(message)
+        if kind == "welcome":
+            self._runtime.ring.rewind(self.membership.known)
+            # A coordinator that is new may not have heard of commits of this generation's former first
+            # member.
+            self._resend = self._streams > 0
+            self._streams += 1
+
+    def _disconnected(self, reason: str) -> None:
+        log.warning("lost the coordinator (%s); training goes on, trying to reach it", reason)
+        self.membership.disconnected()
+
+    # ---- the telling thread
+
+    def _tell_for_ever(self) -> None:
+        while not self._closing.wait(TELL_SECONDS):
+            self._tell()
+            if self.term_received and not self.membership.leaving:
+                log.info("SIGTERM: leaving at the next boundary")
+                self.membership.leave("SIGTERM")
+            if not self._client.connected:
+                try:
+                    self._client.wait_connected(0.0)
+                except TimeoutError:
+                    continue
+                except SessionClosedError as error:
+                    self.membership.session_over(str(error))
+                    return
+
+    def _tell(self) -> None:
+        runtime = self._runtime
+        if not self._client.connected or not (runtime.group.rank == 0 or self._resend):
+            return
+        self._resend = False
+        while commits := runtime.ring.take():
+            position, plan = runtime.position, runtime.plan
+            self.send(
+                pb.WorkerMessage(
+                    progress=pb.Progress(
+                        commits=[commit.to_proto() for commit in commits],
+                        data=data_message(position.ledger),
+                        productive_seconds=position.productive_seconds,
+                        total_steps=0 if plan is None else plan.total_steps,
+                    )
+                )
+            )

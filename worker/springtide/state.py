@@ -1,0 +1,160 @@
+"""The committed state as a tree: what a joiner needs to go on as if it had always been there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from springtide.buffers import Buffers
+from springtide.data.cursor import Cursor
+from springtide.data.ledger import Ledger
+from springtide.errors import SpringtideError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What is committed besides tensors. productive_seconds: time spent on steps that survive."""
+
+    cursor: Cursor
+    ledger: Ledger
+    productive_seconds: float = 0.0
+
+
+class State:
+    """Reads and writes the whole state of one (model, optimizer, tracked objects).
+
+    Tensors are copied raw: `Optimizer.load_state_dict` would cast the optimizer's state to the parameters'
+    type.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        buffers: Buffers,
+        optimizer: torch.optim.Optimizer,
+        tracked: Mapping[str, Any],
+    ) -> None:
+        self._parameters = parameters
+        self._buffers = buffers
+        self._optimizer = optimizer
+        self._tracked = tracked
+
+    def size_bytes(self) -> int:
+        """Bytes of parameters and buffers."""
+        tensors = [*self._parameters.values(), *self._buffers.current()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def read(self, position: Position, plan: Mapping[str, int]) -> dict[str, Any]:
+        """The tree; its tensors share memory with the live ones, so send it before anything changes.
+
+        plan: fingerprint of the training loop, which the receiver compares with its own.
+        """
+        return {
+            "format": FORMAT,
+            "parameters": {name: parameter.detach() for name, parameter in self._parameters.items()},
+            "buffers": dict(zip(self._buffers.names, self._buffers.current(), strict=True)),
+            "optimizer": {
+                "state": [dict(self._optimizer.state.get(parameter, {})) for parameter in self._in_order()],
+                "groups": [
+                    {name: value for name, value in group.items() if name != "params"}
+                    for group in self._optimizer.param_groups
+                ],
+            },
+            "tracked": {name: item.state_dict() for name, item in self._tracked.items()},
+            "cursor": position.cursor.to_json(),
+            "ledger": position.ledger.to_json(),
+            "productive_seconds": position.productive_seconds,
+            "plan": dict(plan),
+        }
+
+    def check(self, tree: Mapping[str, Any]) -> Position:
+        """What the tree says besides tensors.
+
+        Raise SpringtideError when it does not fit this process's script.
+        """
+        if tree.get("format") != FORMAT:
+            raise SpringtideError(
+                f"the job's state has format {tree.get('format')!r}, this worker reads format {FORMAT}: "
+                "run one version of springtide in all workers of a job"
+            )
+        ours: dict[str, torch.Tensor] = dict(self._parameters)
+        _same_tensors("parameter", ours, tree["parameters"])
+        _same_tensors(
+            "buffer",
+            dict(zip(self._buffers.names, self._buffers.current(), strict=True)),
+            tree["buffers"],
+            shapes=False,
+        )
+        groups, states = tree["optimizer"]["groups"], tree["optimizer"]["state"]
+        if len(groups) != len(self._optimizer.param_groups) or len(states) != len(self._in_order()):
+            raise SpringtideError(
+                "the job's optimizer has other parameter groups than this worker's: is the script the same?"
+            )
+        if set(tree["tracked"]) != set(self._tracked):
+            raise SpringtideError(
+                f"the job tracks {sorted(tree['tracked'])} and this worker {sorted(self._tracked)}: is the "
+                "script the same?"
+            )
+        return Position(
+            Cursor.from_json(tree["cursor"]),
+            Ledger.from_json(tree["ledger"]),
+            float(tree["productive_seconds"]),
+        )
+
+    def write(self, tree: Mapping[str, Any]) -> None:
+        """Make the live state equal to the tree, which `check` has accepted."""
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(tree["parameters"][name])
+                parameter.grad = None
+            self._buffers.write(
+                list(range(len(self._buffers.names))), [tree["buffers"][name] for name in self._buffers.names]
+            )
+            for parameter, state in zip(self._in_order(), tree["optimizer"]["state"], strict=True):
+                self._write_parameter_state(parameter, state)
+        for group, values in zip(self._optimizer.param_groups, tree["optimizer"]["groups"], strict=True):
+            group.update(values)
+        for name, item in self._tracked.items():
+            item.load_state_dict(tree["tracked"][name])
+        self._buffers.remember()
+
+    def _in_order(self) -> list[torch.nn.Parameter]:
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def _write_parameter_state(self, parameter: torch.nn.Parameter, values: Mapping[str, Any]) -> None:
+        if not values:
+            self._optimizer.state.pop(parameter, None)
+            return
+        state = self._optimizer.state[parameter]
+        for name in set(state) - set(values):
+            del state[name]
+        for name, value in values.items():
+            old = state.get(name)
+            if not isinstance(value, torch.Tensor):
+                state[name] = value
+            elif isinstance(old, torch.Tensor) and old.shape == value.shape and old.dtype == value.dtype:
+                old.copy_(value)
+            else:
+                # An optimizer that has not stepped yet; scalars such as Adam's step count stay on the CPU.
+                state[name] = value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
+
+
+def _same_tensors(
+    kind: str, ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor], shapes: bool = True
+) -> None:
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        mine, other = ours.get(name), theirs.get(name)
+        described = [
+            "missing" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype}"
+            for tensor in (mine, other)
+        ]
+        if mine is None or other is None or (shapes and described[0] != described[1]):
+            raise SpringtideError(
+                f"{kind} {name} is {described[0]} in this worker and {described[1]} in the job's state: is "
+                "the script the same?"
+            )

@@ -1,0 +1,123 @@
+"""The step as a transaction: *open -> stepping -> stepped -> committed*, or *open -> dropped*.
+
+The lock is held for decisions only. Two threads use it: the script's thread moves the step on, the thread of
+the coordinator's stream may drop it as long as it is open. A step that has begun to step is finished and
+committed, never left: from then on its parameters are changing.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+
+from springtide.errors import Dropped, UsageError
+
+
+class Phase(enum.Enum):
+    IDLE = "idle"
+    OPEN = "open"
+    STEPPING = "stepping"
+    STEPPED = "stepped"
+    DROPPED = "dropped"
+    BROKEN = "broken"
+
+
+class Transaction:
+    """State of the running step. `broken` is final: a body was left by an exception of the script's own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._phase = Phase.IDLE
+        self._reason = ""
+        self._drop_next = ""
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def reason(self) -> str:
+        """Why the step was dropped, or broken."""
+        return self._reason
+
+    def begin(self) -> None:
+        """Open a step.
+
+        If a drop came since the last one ended, it is open as dropped: its first library call leaves it.
+        """
+        with self._lock:
+            if self._phase is Phase.BROKEN:
+                raise UsageError(self._reason)
+            if self._phase is not Phase.IDLE:
+                raise UsageError(
+                    "`with springtide.step():` inside another one: a body holds one whole step "
+                    "(micro-batches by batch.split())"
+                )
+            self._phase = Phase.DROPPED if self._drop_next else Phase.OPEN
+            self._reason = self._drop_next
+
+    def drop(self, reason: str) -> bool:
+        """Drop the step if it is open, or the next one if there is none.
+
+        False: it steps already, and will be committed.
+        """
+        with self._lock:
+            if self._phase is Phase.OPEN:
+                self._phase, self._reason = Phase.DROPPED, reason
+            if self._phase is Phase.IDLE:
+                self._drop_next = reason
+            return self._phase in (Phase.DROPPED, Phase.IDLE)
+
+    def allow(self) -> None:
+        """A new generation has begun: steps may be opened again."""
+        with self._lock:
+            self._drop_next = ""
+
+    def check_alive(self) -> None:
+        """Raise Dropped in the body of a dropped step."""
+        if self._phase is Phase.DROPPED:
+            raise Dropped(self._reason)
+
+    def require_open(self, call: str) -> None:
+        """Raise Dropped, or UsageError when `call` does not belong here."""
+        phase = self._phase
+        if phase is Phase.OPEN:
+            return
+        if phase is Phase.DROPPED:
+            raise Dropped(self._reason)
+        if phase is Phase.BROKEN:
+            raise UsageError(self._reason)
+        if phase is Phase.IDLE:
+            raise UsageError(
+                f"{call} outside of a step: put the training code of each "
+                "batch into `with springtide.step():`"
+            )
+        raise UsageError(
+            f"{call} after optimizer.step() in the same body: a body holds one optimizer step; "
+            "use batch.split() for micro-batches, and one `with springtide.step():` per batch"
+        )
+
+    def start_stepping(self) -> None:
+        """All reductions have succeeded:
+
+        from here on the step cannot be dropped. Raise Dropped if it has been.
+        """
+        with self._lock:
+            if self._phase is Phase.DROPPED:
+                raise Dropped(self._reason)
+            self._phase = Phase.STEPPING
+
+    def finish_stepping(self) -> None:
+        with self._lock:
+            if self._phase is Phase.STEPPING:
+                self._phase = Phase.STEPPED
+
+    def end(self) -> None:
+        """The body has ended, committed or put back."""
+        with self._lock:
+            self._phase = Phase.IDLE
+
+    def break_off(self, reason: str) -> None:
+        """The body was left by an exception of the script's: nothing may go on in this process."""
+        with self._lock:
+            self._phase, self._reason = Phase.BROKEN, reason
