@@ -60,6 +60,12 @@ class Store:
             for subscription in tuple(collection.subscriptions):
                 subscription.end()
 
+    def end_watches(self) -> None:
+        """The server stops: every watch ends."""
+        for collection in self._collections.values():
+            for subscription in tuple(collection.subscriptions):
+                subscription.end()
+
     def peek(self, resource: str, name: str, namespace: str | None = None) -> Object | None:
         """The stored object itself, or None; never change it."""
         stored = self.collection(resource).items.get((namespace or "", name))

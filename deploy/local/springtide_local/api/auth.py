@@ -1,0 +1,109 @@
+"""Who asks: the common name of a client certificate, or a bearer token that this server has issued.
+
+Tokens are signed JWTs (HS256 with a key of this process), so none has to be stored. Rights are not enforced: whoever is known
+may do everything; that is one of the embedded cluster's cuts.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from springtide_local.ports import Object
+
+if TYPE_CHECKING:
+    from springtide_local.api.store import Store
+
+ISSUER = "https://kubernetes.default.svc.cluster.local"
+_DEFAULT_SECONDS = 3600
+_PREFIX = "system:serviceaccount:"
+
+
+class User(NamedTuple):
+    name: str
+    groups: tuple[str, ...] = ()
+    uid: str = ""
+
+
+def _b64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _unb64(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+class Tokens:
+    """Issues and checks bearer tokens."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._key = secrets.token_bytes(32)
+
+    def issue(
+        self, namespace: str, account: str, seconds: int = _DEFAULT_SECONDS, audiences: tuple[str, ...] = (ISSUER,),
+        pod: Object | None = None,
+    ) -> tuple[str, float]:  # fmt: skip
+        """A token for a service account and when it expires (seconds since the epoch). Raise ApiError 404."""
+        found = self._store.get("serviceaccounts", account, namespace)
+        now = self._store.now()
+        about: Object = {"namespace": namespace, "serviceaccount": {"name": account, "uid": found["metadata"]["uid"]}}
+        if pod is not None:
+            about["pod"] = {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        claims = {
+            "iss": ISSUER, "aud": list(audiences), "sub": f"{_PREFIX}{namespace}:{account}",
+            "iat": int(now), "nbf": int(now), "exp": int(now + seconds), "kubernetes.io": about,
+        }  # fmt: skip
+        return self._sign(claims), now + seconds
+
+    def issue_user(self, user: str, groups: tuple[str, ...] = ()) -> str:
+        """A token without end for a user of this server."""
+        return self._sign({"iss": ISSUER, "sub": user, "groups": list(groups)})
+
+    def _sign(self, claims: Object) -> str:
+        head = _b64(json.dumps({"alg": "HS256", "typ": "JWT"}).encode())
+        body = _b64(json.dumps(claims).encode())
+        return f"{head}.{body}.{self._mac(head, body)}"
+
+    def _mac(self, head: str, body: str) -> str:
+        return _b64(hmac.new(self._key, f"{head}.{body}".encode(), hashlib.sha256).digest())
+
+    def check(self, token: str) -> User | None:
+        """The user of a valid token, else None: forged, expired, or its account (or pod) is gone."""
+        parts = token.split(".")
+        if len(parts) != 3 or not hmac.compare_digest(self._mac(parts[0], parts[1]).encode(), parts[2].encode()):
+            return None
+        claims = json.loads(_unb64(parts[1]))
+        if "exp" in claims and claims["exp"] <= self._store.now():
+            return None
+        name = claims["sub"]
+        about = claims.get("kubernetes.io")
+        if about is None:
+            return User(name, tuple(claims.get("groups", ())))
+        account, space = about["serviceaccount"], about["namespace"]
+        found = self._store.peek("serviceaccounts", account["name"], space)
+        if found is None or found["metadata"]["uid"] != account["uid"]:
+            return None
+        if "pod" in about and about["pod"]["uid"] not in self._store.by_uid:
+            return None
+        groups = ("system:serviceaccounts", f"system:serviceaccounts:{space}", "system:authenticated")
+        return User(name, groups, account["uid"])
+
+
+def certificate_user(certificate: Mapping[str, Any] | None) -> User | None:
+    """The user that a verified peer certificate (as `ssl` shows it) names."""
+    if not certificate:
+        return None
+    name, groups = "", []
+    for part in certificate.get("subject", ()):
+        for key, value in part:
+            if key == "commonName":
+                name = value
+            elif key == "organizationName":
+                groups.append(value)
+    return User(name, (*groups, "system:authenticated")) if name else None

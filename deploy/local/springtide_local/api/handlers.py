@@ -1,0 +1,323 @@
+"""From an HTTP request to the store and back."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import yaml
+from aiohttp import web
+
+from springtide_local.api import discovery, errors, openapi_server, patching, present, reviews, subresources, watch, writes
+from springtide_local.api.auth import Tokens, User, certificate_user
+from springtide_local.api.collection import Stored, encode
+from springtide_local.api.logs import LogProvider, log_options
+from springtide_local.api.negotiation import AGGREGATED, Shape, negotiate
+from springtide_local.api.objects import clone
+from springtide_local.api.pages import page, selection
+from springtide_local.api.requests import Audit, Target, flag, parse_target, verb_of, write_options
+from springtide_local.api.store import Store
+from springtide_local.api.writes import Deletion, Options
+from springtide_local.ports import ApiError, Object
+
+_LOG = logging.getLogger(__name__)
+_OPEN = ("/healthz", "/livez", "/readyz", "/version")
+_STREAMED = ("exec", "attach", "portforward", "proxy")
+
+
+class Api:
+    def __init__(self, store: Store, tokens: Tokens, audit: Audit) -> None:
+        self.store = store
+        self.log_provider: LogProvider | None = None
+        self._tokens = tokens
+        self._audit = audit
+        self._documents = openapi_server.Documents(store.registry)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Every request comes here; a refusal leaves as a Status object."""
+        try:
+            return await self._answer(request)
+        except ApiError as problem:
+            return _failed(problem)
+        except web.HTTPRequestEntityTooLarge:
+            return _failed(ApiError(413, "RequestEntityTooLarge", "the request is larger than 3 MiB"))
+        except (ConnectionError, web.HTTPException):
+            raise
+        except Exception as problem:
+            _LOG.exception("%s %s failed", request.method, request.path)
+            return _failed(errors.internal(f"{type(problem).__name__}: {problem}"))
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        user = self._user(request)
+        if user is None and path not in _OPEN:
+            raise errors.unauthorized()
+        if user is None or not path.startswith(("/api/", "/apis/")) or request.path.count("/") < 3:
+            return self._document(request)
+        target = parse_target(self.store.registry, path)
+        if target is None:
+            return await self._other(request, user)
+        if target.subresource in _STREAMED:
+            raise errors.method_not_allowed(
+                f"{target.subresource} is not served by the embedded cluster: its pods are processes of this machine"
+            )
+        if target.subresource and target.subresource not in target.resource.subresources:
+            raise errors.no_such_path()
+        verb = verb_of(request.method, target, flag(request.query, "watch"))
+        agent = request.headers.get("User-Agent", "")
+        self._audit.count(user.name, verb, target, agent)
+        match verb:
+            case "get":
+                return await self._get(request, target)
+            case "list":
+                return self._list(request, target)
+            case "watch":
+                return await self._watch(request, target)
+            case "delete" | "deletecollection":
+                return await self._delete(request, target, verb)
+        options = write_options(request.query, agent, target.subresource)
+        if verb == "patch":
+            return await self._patch(request, target, options)
+        return await self._write(request, target, options, verb)
+
+    def _user(self, request: web.Request) -> User | None:
+        header = request.headers.get("Authorization", "")
+        if header.startswith("Bearer "):
+            user = self._tokens.check(header.removeprefix("Bearer ").strip())
+            if user is None:
+                raise errors.unauthorized()
+            return user
+        transport = request.transport
+        return certificate_user(transport.get_extra_info("peercert")) if transport is not None else None
+
+    # Documents: discovery, OpenAPI, health.
+
+    def _document(self, request: web.Request) -> web.Response:
+        path = request.path.rstrip("/")
+        if request.method not in ("GET", "HEAD"):
+            raise errors.method_not_allowed()
+        if path in ("/healthz", "/livez", "/readyz"):
+            return web.Response(text="ok")
+        if path == "/version":
+            return _json(discovery.VERSION)
+        if path == "/debug/springtide/requests":
+            return _json({"requests": self._audit.report()})
+        if path.startswith("/openapi"):
+            return self._documents.answer(path, request.headers.get("Accept", ""), request.query.get("hash", ""))
+        return self._discovery(path, request.headers.get("Accept", ""))
+
+    def _discovery(self, path: str, accept: str) -> web.Response:
+        registry = self.store.registry
+        parts = path.strip("/").split("/")
+        if path in ("/api", "/apis"):
+            shape = negotiate(accept, (AGGREGATED[0],))
+            if shape.kind:
+                body = discovery.aggregated(registry, path == "/api", shape.version)
+                kind = f"application/json;g={AGGREGATED[1]};v={shape.version};as={shape.kind}"
+                return web.Response(body=encode(body), headers={"Content-Type": kind})
+            return _json(discovery.api_versions() if path == "/api" else discovery.groups(registry))
+        found: Object | None = None
+        if parts[0] == "api" and len(parts) == 2:
+            found = discovery.resources(registry, "", parts[1])
+        elif parts[0] == "apis" and len(parts) == 2:
+            found = discovery.group(registry, parts[1])
+        elif parts[0] == "apis" and len(parts) == 3:
+            found = discovery.resources(registry, parts[1], parts[2])
+        elif path == "":
+            paths = ["/api", "/api/v1", "/apis", "/healthz", "/livez", "/openapi/v3", "/readyz", "/version"]
+            found = {"paths": paths}
+        if found is None:
+            raise errors.no_such_path()
+        return _json(found)
+
+    async def _other(self, request: web.Request, user: User) -> web.Response:
+        """Paths below a group that name no stored resource: discovery of a group version, reviews."""
+        parts = request.path.strip("/").split("/")
+        if parts[0] == "apis" and len(parts) == 3 and request.method in ("GET", "HEAD"):
+            return self._discovery(request.path.rstrip("/"), request.headers.get("Accept", ""))
+        if request.method == "POST" and tuple(parts[1:]) in discovery.REVIEWS:
+            body = await _body(request)
+            return _json(reviews.answer(discovery.REVIEWS[parts[1], parts[2], parts[3]], body, user, self._tokens), 201)
+        raise errors.no_such_path()
+
+    # Reading.
+
+    async def _get(self, request: web.Request, target: Target) -> web.StreamResponse:
+        if target.subresource == "log":
+            return await self._log(request, target)
+        stored = self.store.get_stored(target.resource, target.name, target.namespace)
+        if target.subresource == "scale":
+            return _json(subresources.scale_of(target, stored.object))
+        if target.subresource in ("eviction", "binding", "token", "finalize"):
+            raise errors.method_not_allowed()
+        shape = negotiate(request.headers.get("Accept", ""), present.SHAPES)
+        return present.one(self.store, target, stored, shape, request.query)
+
+    def _list(self, request: web.Request, target: Target) -> web.Response:
+        shape = negotiate(request.headers.get("Accept", ""), present.SHAPES)
+        return present.many(self.store, target, page(self.store, target, request.query), shape, request.query)
+
+    async def _watch(self, request: web.Request, target: Target) -> web.StreamResponse:
+        shape = negotiate(request.headers.get("Accept", "").replace(";stream=watch", ""), present.SHAPES)
+        show = present.shower(self.store, target, shape, request.query)
+        plan = watch.prepare(self.store, target, request.query, show)
+        try:
+            return await _stream(request, watch.stream(self.store, target, plan, show), "application/json")
+        finally:
+            plan.subscription.cancel()
+
+    async def _log(self, request: web.Request, target: Target) -> web.StreamResponse:
+        pod = self.store.get_stored(target.resource, target.name, target.namespace).object
+        options = log_options(pod, request.query, self.store.now())
+        if self.log_provider is None:
+            raise ApiError(501, "NotImplemented", "no kubelet runs in this cluster: there are no logs")
+        return await _stream(request, self.log_provider(clone(pod), options), "text/plain; charset=utf-8")
+
+    # Writing.
+
+    async def _write(self, request: web.Request, target: Target, options: Options, verb: str) -> web.Response:
+        body = await _body(request)
+        if target.subresource in ("eviction", "binding", "token", "scale"):
+            return _json(self._sub(target, body, options, verb), 201 if verb == "create" else 200, options)
+        if (verb == "create") == bool(target.name):
+            raise errors.method_not_allowed()
+        resource = target.resource
+        if resource.view is not None:
+            body = resource.view.store(body)
+            resource = self.store.registry.stored(resource.storage)
+        if verb == "create":
+            stored = writes.create(self.store, resource, body, target.namespace, options)
+        else:
+            stored = writes.update(
+                self.store, resource, target.name, target.namespace, body, options, demand_version=True
+            )
+        return self._written(request, target, stored, options, 201 if verb == "create" else 200)
+
+    def _sub(self, target: Target, body: Object, options: Options, verb: str) -> Object:
+        if target.subresource == "scale":
+            if verb != "update":
+                raise errors.method_not_allowed()
+            return subresources.set_scale(self.store, target, body, options)
+        if verb != "create":
+            raise errors.method_not_allowed()
+        if target.subresource == "eviction":
+            return subresources.evict(self.store, target, body, options)
+        if target.subresource == "binding":
+            return subresources.bind(self.store, target, body, options)
+        return subresources.request_token(self.store, self._tokens, target, body)
+
+    async def _patch(self, request: web.Request, target: Target, options: Options) -> web.Response:
+        options.in_patch = True
+        kind = request.content_type
+        body = await _payload(request)
+        if target.subresource == "scale":
+            return _json(patching.patch_scale(self.store, target, kind, body, options), 200, options)
+        stored, created = patching.patch(self.store, target, kind, body, options, flag(request.query, "force"))
+        return self._written(request, target, stored, options, 201 if created else 200)
+
+    def _written(
+        self, request: web.Request, target: Target, stored: Stored, options: Options, status: int
+    ) -> web.Response:
+        shape = negotiate(request.headers.get("Accept", ""), present.SHAPES)
+        response = present.one(self.store, target, stored, shape, request.query)
+        response.set_status(status)
+        _warn(response, options)
+        return response
+
+    async def _delete(self, request: web.Request, target: Target, verb: str) -> web.Response:
+        if target.subresource:
+            raise errors.method_not_allowed()
+        body = await _body(request) if request.can_read_body else {}
+        agent = request.headers.get("User-Agent", "")
+        query = {**request.query, **({"dryRun": body["dryRun"][0]} if body.get("dryRun") else {})}
+        options = write_options(query, agent)
+        wish = _deletion(body, query)
+        if verb == "delete":
+            stored = writes.delete(self.store, target.resource, target.name, target.namespace, wish, options)
+            gone = self.store.peek(target.resource.storage, target.name, target.namespace) is None
+            if gone and not target.resource.deletion_returns_object:
+                return _json(subresources.answer_status(target, stored))
+            return self._written(request, target, stored, options, 200)
+        chosen = selection(target, request.query)
+        items = self.store.collection(target.resource.storage).items
+        keys = [key for key in sorted(items) if target.namespace in (None, key[0]) and chosen.has(items[key])]
+        for key in keys:
+            writes.delete(self.store, target.resource, key[1], key[0] or None, wish, options)
+        return _json({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"})
+
+
+def _deletion(body: Object, query: dict[str, str]) -> Deletion:
+    """Raise ApiError 422."""
+    preconditions = body.get("preconditions") or {}
+    grace = body.get("gracePeriodSeconds")
+    if grace is None and query.get("gracePeriodSeconds"):
+        grace = int(query["gracePeriodSeconds"])
+    policy = body.get("propagationPolicy") or query.get("propagationPolicy") or ""
+    if policy not in ("", "Orphan", "Background", "Foreground"):
+        found = [errors.field_unsupported("propagationPolicy", policy, ("Foreground", "Background", "Orphan", "nil"))]
+        raise errors.invalid("meta.k8s.io", "DeleteOptions", "", found)
+    orphan = policy == "Orphan" or bool(body.get("orphanDependents"))
+    return Deletion(grace, preconditions.get("uid"), preconditions.get("resourceVersion"), orphan)
+
+
+async def _stream(request: web.Request, parts: AsyncIterator[bytes], kind: str) -> web.StreamResponse:
+    """Send parts as they come. What the first one raises is still an ordinary refusal."""
+    response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-cache, private"})
+    if kind == "application/json":
+        await response.prepare(request)
+    async for part in parts:
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write(part)
+    if not response.prepared:
+        await response.prepare(request)
+    await response.write_eof()
+    return response
+
+
+async def _payload(request: web.Request) -> Any:
+    """The decoded body, JSON or YAML. Raise ApiError 400, 415."""
+    kind = request.content_type
+    text = await request.read()
+    try:
+        if kind.endswith("yaml"):
+            return yaml.safe_load(text)
+        if kind.endswith("json") or kind == "application/octet-stream":
+            return json.loads(text)
+    except (ValueError, yaml.YAMLError) as problem:
+        raise errors.bad_request(f"the object provided is unrecognized or malformed: {problem}") from None
+    raise errors.unsupported_media_type(
+        "the body of the request was in an unknown format - accepted media types include: application/json, "
+        "application/yaml"
+    )
+
+
+async def _body(request: web.Request) -> Object:
+    body = await _payload(request)
+    if not isinstance(body, dict):
+        raise errors.bad_request("the object provided is unrecognized: it is no JSON object")
+    return body
+
+
+def _json(body: Object, status: int = 200, options: Options | None = None) -> web.Response:
+    response = web.Response(body=encode(body), status=status, content_type="application/json")
+    if options is not None:
+        _warn(response, options)
+    return response
+
+
+def _warn(response: web.Response, options: Options) -> None:
+    for text in options.warnings:
+        response.headers.add("Warning", "299 - " + json.dumps(text))
+
+
+def _failed(problem: ApiError) -> web.Response:
+    response = _json(errors.status(problem), problem.code)
+    if problem.code == 429:
+        response.headers["Retry-After"] = "10"
+    return response
+
+
+__all__ = ["Api", "Shape"]

@@ -1,0 +1,111 @@
+"""Lists: selection, order, limit and continue."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from springtide_local.api import errors
+from springtide_local.api.collection import Key, Stored
+from springtide_local.api.requests import Target, number
+from springtide_local.api.selectors import FieldSelector, LabelSelector, parse_field_selector, parse_label_selector
+from springtide_local.api.store import Store, selected
+
+
+class Selection(NamedTuple):
+    labels: LabelSelector
+    fields: FieldSelector
+
+    def __bool__(self) -> bool:
+        return bool(self.labels) or bool(self.fields)
+
+    def has(self, stored: Stored) -> bool:
+        return selected(stored.object, self.labels, self.fields)
+
+
+class Page(NamedTuple):
+    items: list[Stored]
+    version: int
+    next: str
+    remaining: int | None
+
+
+def selection(target: Target, query: Mapping[str, str]) -> Selection:
+    """Raise ApiError 400."""
+    labels = parse_label_selector(query.get("labelSelector", ""))
+    return Selection(labels, parse_field_selector(query.get("fieldSelector", ""), target.resource.field_getters))
+
+
+def page(store: Store, target: Target, query: Mapping[str, str]) -> Page:
+    """The asked part of a list, ordered by namespace and name.
+
+    A list in pieces is consistent: later pieces show the state of the first. Raise ApiError 400, 410 (that state is too long
+    ago), 504 (a resourceVersion of the future).
+    """
+    chosen = selection(target, query)
+    limit = number(query, "limit")
+    collection = store.collection(target.resource.storage)
+    after: Key | None = None
+    version = store.version
+    items = collection.items
+    if query.get("continue"):
+        version, after = _parse_continue(query["continue"])
+        items = _snapshot(store, target, version)
+    else:
+        asked = _asked_version(query)
+        if asked > version:
+            raise errors.too_large_resource_version(asked, version)
+        if query.get("resourceVersionMatch") == "Exact":
+            version, items = asked, collection.at(asked, store.version)
+    found = []
+    only = chosen.fields.only("metadata.name")
+    keys = sorted(items) if only is None else sorted(key for key in items if key[1] == only)
+    for key in keys:
+        inside = target.namespace is None or key[0] == target.namespace
+        if inside and (after is None or key > after) and (not chosen or chosen.has(items[key])):
+            found.append((key, items[key]))
+    if not limit or len(found) <= limit:
+        return Page([stored for _, stored in found], version, "", None)
+    kept = found[:limit]
+    remaining = None if chosen else len(found) - limit
+    return Page([stored for _, stored in kept], version, _continue(version, kept[-1][0]), remaining)
+
+
+def _asked_version(query: Mapping[str, str]) -> int:
+    text = query.get("resourceVersion", "")
+    if query.get("resourceVersionMatch") and not text:
+        raise errors.bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided")
+    return resource_version(text)
+
+
+def resource_version(text: str) -> int:
+    """Raise ApiError 400."""
+    if text and not text.isdigit():
+        raise errors.bad_request(f'Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax')
+    return int(text or 0)
+
+
+def _snapshot(store: Store, target: Target, version: int) -> dict[Key, Stored]:
+    try:
+        return store.collection(target.resource.storage).at(version, store.version)
+    except errors.ApiError:
+        raise errors.expired(
+            "The provided continue parameter is too old to display a consistent list result. You can start a new list "
+            "without the continue parameter."
+        ) from None
+
+
+def _continue(version: int, key: Key) -> str:
+    return base64.urlsafe_b64encode(json.dumps({"rv": version, "start": key}).encode()).decode()
+
+
+def _parse_continue(text: str) -> tuple[int, Key]:
+    try:
+        content = json.loads(base64.urlsafe_b64decode(text))
+        namespace, name = content["start"]
+        return int(content["rv"]), (str(namespace), str(name))
+    except (binascii.Error, ValueError, KeyError, TypeError):
+        raise errors.bad_request(f"continue key is not valid: {text}") from None

@@ -1,0 +1,62 @@
+"""PATCH requests: which kind of patch, onto what, and what is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from springtide_local.api import errors, subresources, writes
+from springtide_local.api.collection import Stored
+from springtide_local.api.objects import clone
+from springtide_local.api.patch import json_patch, merge_patch, strategic_merge
+from springtide_local.api.requests import Target
+from springtide_local.api.resources import ResourceType
+from springtide_local.api.store import Store
+from springtide_local.api.writes import Options
+from springtide_local.ports import Object
+
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+
+
+def patch(
+    store: Store, target: Target, kind: str, body: Any, options: Options, force: bool
+) -> tuple[Stored, bool]:
+    """The patched object, and whether it was created (server-side apply does). Raise ApiError."""
+    resource = target.resource
+    if target.subresource in ("log", "eviction", "binding", "token", "finalize"):
+        raise errors.method_not_allowed()
+    if kind == APPLY:
+        raise errors.unsupported_media_type("apply")
+    view = resource.view
+    current = store.get_stored(resource, target.name, target.namespace).object
+    shown = view.show(current) if view is not None else current
+    patched = patched_object(resource, shown, kind, body)
+    if view is not None:
+        patched = view.store(patched)
+        resource = store.registry.stored(resource.storage)
+    return writes.update(store, resource, target.name, target.namespace, patched, options), False
+
+
+def patched_object(resource: ResourceType | None, current: Object, kind: str, body: Any) -> Object:
+    """A new object. `resource` None (a Scale) has no strategic merge. Raise ApiError 400, 415, 422."""
+    if kind == JSON_PATCH:
+        return json_patch(current, body)
+    if not isinstance(body, dict):
+        raise errors.bad_request("error decoding patch: the patch is no JSON object")
+    if kind == MERGE_PATCH:
+        return clone(merge_patch(current, body))
+    if kind == STRATEGIC and resource is not None and not resource.custom:
+        return clone(strategic_merge(current, body, resource.node))
+    accepted = [JSON_PATCH, MERGE_PATCH, APPLY]
+    raise errors.unsupported_media_type(
+        "the body of the request was in an unknown format - accepted media types include: " + ", ".join(accepted)
+    )
+
+
+def patch_scale(store: Store, target: Target, kind: str, body: Any, options: Options) -> Object:
+    current = store.get_stored(target.resource, target.name, target.namespace).object
+    scale = subresources.scale_of(target, current)
+    made = patched_object(None, scale, MERGE_PATCH if kind == STRATEGIC else kind, body)
+    return subresources.set_scale(store, target, made, options)

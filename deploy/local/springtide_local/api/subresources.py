@@ -1,0 +1,141 @@
+"""Subresources that are more than a part of their object: scale, eviction, binding, token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from springtide_local.api import errors, eviction, writes
+from springtide_local.api.auth import ISSUER, Tokens
+from springtide_local.api.collection import Stored
+from springtide_local.api.objects import clone, timestamp
+from springtide_local.api.requests import Target
+from springtide_local.api.resources import get_path, set_path
+from springtide_local.api.selectors import selector_of
+from springtide_local.api.writes import Options
+from springtide_local.ports import Object
+
+if TYPE_CHECKING:
+    from springtide_local.api.store import Store
+
+_SHORTEST_TOKEN = 600
+
+
+def scale_of(target: Target, obj: Object) -> Object:
+    """The Scale of an object. Raise ApiError 500 when its spec has no number of replicas, as Kubernetes does."""
+    paths = target.resource.scale
+    if paths is None:
+        raise errors.no_such_path()
+    replicas = get_path(obj, paths.spec_replicas)
+    if not isinstance(replicas, int):
+        where = "." + ".".join(paths.spec_replicas)
+        raise errors.internal(f'the spec replicas field "{where}" does not exist')
+    meta = obj["metadata"]
+    selector = get_path(obj, paths.selector) if paths.selector else ""
+    shown: Object = {"replicas": get_path(obj, paths.status_replicas) or 0}
+    text = _selector_text(selector)
+    if text:
+        shown["selector"] = text
+    kept = {name: meta[name] for name in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp") if name in meta}
+    return {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": kept,
+        "spec": {"replicas": replicas} if replicas else {},
+        "status": shown,
+    }
+
+
+def _selector_text(selector: object) -> str:
+    if not isinstance(selector, dict):
+        return selector if isinstance(selector, str) else ""
+    parts = []
+    for requirement in selector_of(selector).requirements:
+        match requirement.operator:
+            case "In" if len(requirement.values) == 1:
+                parts.append(f"{requirement.key}={requirement.values[0]}")
+            case "In" | "NotIn":
+                word = "in" if requirement.operator == "In" else "notin"
+                parts.append(f"{requirement.key} {word} ({','.join(requirement.values)})")
+            case "Exists":
+                parts.append(requirement.key)
+            case _:
+                parts.append(f"!{requirement.key}")
+    return ",".join(sorted(parts))
+
+
+def set_scale(store: Store, target: Target, scale: Object, options: Options) -> Object:
+    """Write the number of replicas; the rest of a Scale is ignored. Raise ApiError 409, 422."""
+    paths = target.resource.scale
+    if paths is None:
+        raise errors.no_such_path()
+    replicas = (scale.get("spec") or {}).get("replicas", 0)
+    if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
+        found = [errors.field_invalid("spec.replicas", replicas, "must be greater than or equal to 0")]
+        raise errors.invalid("autoscaling", "Scale", target.name, found)
+    obj = clone(store.get_stored(target.resource, target.name, target.namespace).object)
+    given = scale.get("metadata") or {}
+    if given.get("uid"):
+        obj["metadata"]["uid"] = given["uid"]
+    obj["metadata"]["resourceVersion"] = given.get("resourceVersion") or obj["metadata"]["resourceVersion"]
+    set_path(obj, paths.spec_replicas, replicas)
+    options.subresource = "scale"
+    return scale_of(target, writes.update(store, target.resource, target.name, target.namespace, obj, options).object)
+
+
+def bind(store: Store, target: Target, binding: Object, options: Options) -> Object:
+    """Assign a pod to a node, once. Raise ApiError 409 when it has one already or is going away."""
+    node = (binding.get("target") or {}).get("name")
+    if not node:
+        found = [errors.field_required("target.name")]
+        raise errors.invalid("", "Binding", target.name, found)
+    stored = store.get_stored(target.resource, target.name, target.namespace)
+    obj = clone(stored.object)
+    if obj["spec"].get("nodeName"):
+        raise errors.conflict("", "pods/binding", target.name,
+                              f'pod {target.name} is already assigned to node "{obj["spec"]["nodeName"]}"')  # fmt: skip
+    if obj["metadata"].get("deletionTimestamp"):
+        why = f"pod {target.name} is being deleted, cannot be assigned to a host"
+        raise errors.conflict("", "pods/binding", target.name, why)
+    obj["spec"]["nodeName"] = node
+    conditions = obj["status"].setdefault("conditions", [])
+    if not any(condition["type"] == "PodScheduled" for condition in conditions):
+        conditions.append({"type": "PodScheduled", "status": "True", "lastProbeTime": None,
+                           "lastTransitionTime": timestamp(store.now())})  # fmt: skip
+    store.commit(target.resource, "MODIFIED", obj, stored)
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
+
+def evict(store: Store, target: Target, body: Object, options: Options) -> Object:
+    eviction.evict(store, target.name, target.namespace or "", body, options)
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
+
+def request_token(store: Store, tokens: Tokens, target: Target, body: Object) -> Object:
+    """Raise ApiError 404, 422."""
+    spec = body.get("spec") or {}
+    seconds = spec.get("expirationSeconds") or 3600
+    if seconds < _SHORTEST_TOKEN:
+        found = [errors.field_invalid("spec.expirationSeconds", seconds, "may not specify a duration less than 10 minutes")]
+        raise errors.invalid("authentication.k8s.io", "TokenRequest", target.name, found)
+    bound = spec.get("boundObjectRef")
+    pod = None
+    if bound and bound.get("kind") == "Pod":
+        pod = store.get("pods", bound["name"], target.namespace)
+    audiences = tuple(spec.get("audiences") or (ISSUER,))
+    token, expires = tokens.issue(target.namespace or "", target.name, seconds, audiences, pod)
+    return {
+        "kind": "TokenRequest",
+        "apiVersion": "authentication.k8s.io/v1",
+        "metadata": {"name": target.name, "namespace": target.namespace, "creationTimestamp": timestamp(store.now())},
+        "spec": {"audiences": list(audiences), "expirationSeconds": seconds, "boundObjectRef": bound},
+        "status": {"token": token, "expirationTimestamp": timestamp(expires)},
+    }
+
+
+def answer_status(target: Target, stored: Stored) -> Object:
+    """What DELETE answers for an object that is gone."""
+    resource = target.resource
+    details: Object = {"name": target.name, "kind": resource.plural, "uid": stored.object["metadata"]["uid"]}
+    if resource.group:
+        details["group"] = resource.group
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
