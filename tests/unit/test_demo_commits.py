@@ -6,7 +6,7 @@ import random
 import pytest
 from demo_histories import FIRST, SECOND, commit, steady
 
-from springtide_demo.commits import Generation, History, parse_line, samples_per_second
+from springtide_demo.commits import Generation, History, parse_line, samples_per_second, steps_per_second
 
 LINE = {
     "step": 7,
@@ -68,7 +68,18 @@ def test_missing_steps_are_named() -> None:
     assert history.missing_steps(5) == [2, 3, 5]
 
 
-def test_the_rate_counts_the_samples_after_the_windows_first_commit() -> None:
-    assert samples_per_second(steady(1, 101, 0.0), window=5.0) == pytest.approx(6400.0)
-    assert samples_per_second(steady(1, 1, 0.0), window=5.0) == 0.0
-    assert samples_per_second([], window=5.0) == 0.0
+def test_the_rate_counts_the_samples_after_the_first_commit() -> None:
+    history = History()
+    assert samples_per_second(history.recent(5.0)) == 0.0
+    history.add(steady(1, 1, 0.0))
+    assert samples_per_second(history.recent(5.0)) == 0.0
+    history.add(steady(2, 1001, 0.01))
+    assert samples_per_second(history.recent(5.0)) == pytest.approx(6400.0)
+    assert steps_per_second(history.recent(5.0)) == pytest.approx(100.0)
+
+
+def test_recent_commits_are_those_of_the_last_seconds_in_order() -> None:
+    history = History()
+    history.add([commit(1, 0.0), commit(3, 2.0), commit(2, 1.0), commit(5, 3.0)])
+    assert [c.step for c in history.recent(1.5)] == [3, 5]
+    assert [c.step for c in history.recent(100.0)] == [1, 2, 3, 5]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -60,6 +60,7 @@ class History:
     by_step: dict[int, Commit] = field(default_factory=dict)
     members: dict[Generation, set[str]] = field(default_factory=dict)
     first_commit: dict[Generation, float] = field(default_factory=dict)
+    last_step: int = 0
 
     def add(self, commits: Iterable[Commit]) -> None:
         """Merge records in any order. Of a step's records in one generation the earliest gives the time."""
@@ -68,6 +69,7 @@ class History:
             first = self.first_commit.get(commit.generation)
             if first is None or commit.unix_time < first:
                 self.first_commit[commit.generation] = commit.unix_time
+            self.last_step = max(self.last_step, commit.step)
             known = self.by_step.get(commit.step)
             if known is None or (known.generation, -known.unix_time) < (commit.generation, -commit.unix_time):
                 self.by_step[commit.step] = commit
@@ -78,7 +80,19 @@ class History:
 
     def newest(self) -> Commit | None:
         """Return the surviving commit of the greatest step; None before the first."""
-        return self.by_step[max(self.by_step)] if self.by_step else None
+        return self.by_step.get(self.last_step)
+
+    def recent(self, seconds: float) -> list[Commit]:
+        """Return the surviving commits of the last `seconds` before the newest, in order of their steps."""
+        newest = self.newest()
+        found: list[Commit] = []
+        for step in range(self.last_step, 0, -1):
+            commit = self.by_step.get(step)
+            if newest is None or (commit is not None and commit.unix_time < newest.unix_time - seconds):
+                break
+            if commit is not None:
+                found.append(commit)
+        return found[::-1]
 
     def active(self) -> frozenset[str]:
         """Return the pods that committed in the newest commit's generation."""
@@ -90,12 +104,15 @@ class History:
         return [step for step in range(1, total + 1) if step not in self.by_step]
 
 
-def samples_per_second(commits: list[Commit], window: float) -> float:
-    """Return the rate over the `window` seconds before the newest commit; 0 with fewer than two commits."""
-    if len(commits) < 2:
+def samples_per_second(commits: Sequence[Commit]) -> float:
+    """Return the rate over consecutive commits; 0 with fewer than two."""
+    if len(commits) < 2 or commits[-1].unix_time <= commits[0].unix_time:
         return 0.0
-    end = commits[-1].unix_time
-    recent = [commit for commit in commits[-10_000:] if commit.unix_time > end - window]
-    if len(recent) < 2 or recent[-1].unix_time <= recent[0].unix_time:
+    return sum(commit.samples for commit in commits[1:]) / (commits[-1].unix_time - commits[0].unix_time)
+
+
+def steps_per_second(commits: Sequence[Commit]) -> float:
+    """Return the rate over consecutive commits; 0 with fewer than two."""
+    if len(commits) < 2 or commits[-1].unix_time <= commits[0].unix_time:
         return 0.0
-    return sum(commit.samples for commit in recent[1:]) / (recent[-1].unix_time - recent[0].unix_time)
+    return (len(commits) - 1) / (commits[-1].unix_time - commits[0].unix_time)

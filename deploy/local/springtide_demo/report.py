@@ -99,7 +99,7 @@ def build(
     """Return the report as plain data.
 
     `outcome` is what a worker that finished left in its termination message: its `data` is the check that
-    travels with the parameters. `reference` is the undisturbed run; its samples are those that were to be seen.
+    travels with the parameters. `reference` is the undisturbed run: its samples were to be seen.
     Raises ValueError when something that the report must say is not known.
     """
     data, values = outcome.get("data") or {}, outcome.get("values") or {}

@@ -27,8 +27,10 @@ class Target:
     uids: frozenset[str]
 
 
-def unexpected_ends(processes: Iterable[WorkerProcess], targets: Iterable[Target]) -> list[WorkerProcess]:
-    """Return the processes that ended, did not finish the job, and were the target of no earlier event.
+def unexpected_ends(
+    processes: Iterable[WorkerProcess], targets: Iterable[Target], over_at: float = float("inf")
+) -> list[WorkerProcess]:
+    """Return the processes that ended before the job was over (unix s) although no event aimed at them.
 
     Each is a broken promise: a survivor that restarted.
     """
@@ -37,6 +39,7 @@ def unexpected_ends(processes: Iterable[WorkerProcess], targets: Iterable[Target
         process
         for process in processes
         if process.ended_at is not None
+        and process.ended_at < over_at
         and process.outcome != "Finished"
         and not any(process.uid in target.uids and process.ended_at >= target.at for target in aims)
     ]

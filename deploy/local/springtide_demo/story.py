@@ -1,0 +1,198 @@
+"""The course of the demo: observe, decide, act, show; until the job ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import urllib3
+
+from springtide_demo import actions, scenario
+from springtide_demo.commits import History, samples_per_second, steps_per_second
+from springtide_demo.kube import Kube, KubeError
+from springtide_demo.observe import PodView, WorkerWatch, pod_view
+from springtide_demo.scenario import Done, Observation
+from springtide_demo.steplog import StepLogs
+from springtide_demo.survivors import Target
+from springtide_demo.view import Snapshot, View, WorkerRow
+
+OPERATOR_NAMESPACE = "springtide-system"
+OPERATOR_SELECTOR = "app.kubernetes.io/name=springtide,app.kubernetes.io/component=operator"
+POLL_SECONDS = 0.1
+LIST_SECONDS = 0.4
+
+
+class StoryError(Exception):
+    """The demo cannot go on: its message says what happened and where to look."""
+
+
+@dataclass
+class Story:
+    """Everything that was seen and done. `total_steps` is that of the undisturbed run."""
+
+    kube: Kube
+    view: View
+    logs: StepLogs
+    job: str
+    namespace: str
+    total_steps: int
+    history: History = field(default_factory=History)
+    watch: WorkerWatch = field(default_factory=WorkerWatch)
+    done: tuple[Done, ...] = ()
+    targets: list[Target] = field(default_factory=list)
+    over_at: float = float("inf")
+    final_workers: int = 0
+    _workers: list[PodView] = field(default_factory=list)
+    _coordinator: PodView | None = None
+    _operator: PodView | None = None
+    _job: dict[str, Any] = field(default_factory=dict)
+    _listed: float = float("-inf")
+    _rates: list[float] = field(default_factory=list)
+    _waiting: str = ""
+    _generation: int = 0
+
+    def run(self, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Tell the story until the job has succeeded.
+
+        Raises StoryError when the job fails, or has not ended within `timeout` seconds (and for what).
+        """
+        deadline = clock() + timeout
+        while True:
+            self.observe(clock())
+            failure = _condition(self._job, "Failed")
+            if failure is not None:
+                raise StoryError(f"the job failed: {failure.get('reason')}: {failure.get('message')}")
+            if _condition(self._job, "Succeeded") is not None and self.watch.outcome:
+                return
+            if clock() > deadline:
+                raise StoryError(f"not over within {timeout:.0f} s: {self._waiting or self._state()}")
+            self.advance()
+            self.show()
+            time.sleep(POLL_SECONDS)
+
+    # ---- observe
+
+    def observe(self, now: float) -> None:
+        """Read the step logs; list pods and job now and then. A silent API server is asked again later."""
+        self.history.add(self.logs.poll())
+        if now - self._listed < LIST_SECONDS:
+            return
+        self._listed = now
+        try:
+            listed = [pod_view(p) for p in self.kube.pods(self.namespace, f"springtide.dev/job={self.job}")]
+            operators = [pod_view(p) for p in self.kube.pods(OPERATOR_NAMESPACE, OPERATOR_SELECTOR)]
+            self._job = self.kube.job(self.namespace, self.job)
+        except (KubeError, urllib3.exceptions.HTTPError) as error:
+            self._waiting = f"the API server does not answer: {error}"
+            return
+        moment = time.time()
+        self._workers = [pod for pod in listed if "-worker-" in pod.name]
+        self._coordinator = next((p for p in listed if "-coordinator-" in p.name and not p.leaving), None)
+        self._operator = next((pod for pod in operators if not pod.leaving), None)
+        self.watch.update(self._workers, moment)
+        if self.watch.outcome and self.over_at == float("inf"):
+            self.over_at = moment
+        self._aim_at_those_that_scale_down(moment)
+        self._rates.append(samples_per_second(self.history.recent(2.0)))
+        if self.over_at == float("inf"):
+            self.final_workers = len(self.history.active())
+
+    def _aim_at_those_that_scale_down(self, now: float) -> None:
+        """The operator chooses who goes when the job shrinks, and says so on the pod."""
+        shrinks = next((done for done in self.done if done.kind == scenario.SCALE_DOWN), None)
+        if shrinks is None:
+            return
+        uids = frozenset(pod.uid for pod in self._workers if pod.deleted_because == "ScaledDown")
+        if uids - self._targeted(scenario.SCALE_DOWN):
+            self.targets.append(Target(scenario.SCALE_DOWN, shrinks.at, uids))
+
+    def _targeted(self, kind: str) -> frozenset[str]:
+        return frozenset(uid for target in self.targets if target.kind == kind for uid in target.uids)
+
+    # ---- decide and act
+
+    def advance(self) -> None:
+        """Carry out the next event of the story if its time has come."""
+        decision = scenario.decide(self._observation(), self.done)
+        self._waiting = decision.reason
+        if decision.kind is None:
+            return
+        seen = actions.Seen(self._workers, self._coordinator, self._operator, self.history.active())
+        try:
+            act = actions.carry_out(decision.kind, self.kube, self.namespace, self.job, seen)
+        except (actions.NotPossibleError, KubeError, urllib3.exceptions.HTTPError) as error:
+            self._waiting = f"{decision.kind} has to wait: {error}"
+            return
+        self.done = (*self.done, Done(decision.kind, act.at, act.pid))
+        self.targets.append(Target(decision.kind, act.at, act.uids))
+        self._listed = float("-inf")
+        self.view.say(f"{decision.kind}: {scenario.EXPLANATION[decision.kind]}", "bold yellow")
+        self.view.say(f"    {act.line}", "yellow")
+
+    def _observation(self) -> Observation:
+        newest = self.history.newest()
+        since = None if newest is None else self.history.first_commit[newest.generation]
+        return Observation(
+            now=time.time(),
+            active=len(self.history.active()),
+            generation_since=since,
+            coordinator_pid=self._coordinator.pid if self._coordinator else None,
+            operator_pid=self._operator.pid if self._operator else None,
+            operator_ready=bool(self._operator and self._operator.ready),
+            seconds_left=self._seconds_left(),
+            finished=bool(self.watch.outcome),
+        )
+
+    def _seconds_left(self) -> float | None:
+        speed = steps_per_second(self.history.recent(2.0))
+        return (self.total_steps - self.history.last_step) / speed if speed > 0 else None
+
+    # ---- show
+
+    def show(self) -> None:
+        """Update the view; a new generation gets a line of its own."""
+        newest = self.history.newest()
+        active = self.history.active()
+        if newest is not None and newest.generation.number != self._generation:
+            self._generation = newest.generation.number
+            names = ", ".join(sorted(name.rsplit("-worker-", 1)[-1] for name in active))
+            self.view.say(
+                f"    generation {self._generation}: {len(active)} workers train ({names})", "green"
+            )
+        self.view.update(
+            Snapshot(
+                state=self._state(),
+                step=newest.step if newest else 0,
+                total_steps=self.total_steps,
+                generation=self._generation,
+                samples_per_second=self._rates[-1] if self._rates else 0.0,
+                loss=newest.loss if newest else None,
+                waiting=self._waiting,
+                workers=[
+                    WorkerRow(pod.name, pod.node, pod.pid, _standing(pod, active)) for pod in self._workers
+                ],
+                rates=self._rates,
+            )
+        )
+
+    def _state(self) -> str:
+        status = self._job.get("status") or {}
+        return str(status.get("state") or "Pending")
+
+
+def _standing(pod: PodView, active: frozenset[str]) -> str:
+    if pod.leaving:
+        return "leaving"
+    if pod.phase in ("Succeeded", "Failed"):
+        return "ended"
+    if pod.pid is not None and pod.name in active:
+        return "training"
+    return "starting" if pod.pid is not None else pod.phase.lower()
+
+
+def _condition(job: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    """Return the job's condition if it is true."""
+    conditions = (job.get("status") or {}).get("conditions") or []
+    return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
