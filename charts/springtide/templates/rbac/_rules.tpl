@@ -1,0 +1,48 @@
+{{/* What the operator does in a namespace with jobs: each verb with its reason. */}}
+{{- define "springtide.jobRules" -}}
+# Jobs are watched; never created, changed or deleted.
+- apiGroups: [springtide.dev]
+  resources: [trainingjobs]
+  verbs: [get, list, watch]
+# What the operator knows about a job is written to its status, and nowhere else.
+- apiGroups: [springtide.dev]
+  resources: [trainingjobs/status]
+  verbs: [patch]
+# get, list, watch: how pods fare. create: coordinators and workers. patch: the reason is written to a pod before it
+# is deleted. delete: scaling down, replacing, cleaning up.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, patch, delete]
+# The address of each job's coordinator: read, and made by server-side apply, which needs create and patch.
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, create, patch]
+# The token of each job. It is computed from the root key, so no Secret of a job is ever read.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+# What happened to a job, for `kubectl describe`.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end -}}
+
+{{/* What the operator does in its own namespace. */}}
+{{- define "springtide.ownRules" -}}
+# The root key: made at the first start, read at every later one.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: [springtide-root-key]
+  verbs: [get]
+# The Lease by which one operator is active. (A right to create cannot name its object.)
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [springtide-operator]
+  verbs: [get, update]
+{{- end -}}

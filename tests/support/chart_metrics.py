@@ -1,0 +1,50 @@
+"""Names of the metrics that the code serves, and those that queries ask for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
+from springtide.metrics import Metrics
+from springtide_coordinator.hub import Hub
+from springtide_coordinator.membership.names import Incarnation
+from springtide_coordinator.metrics import JobCollector
+from springtide_coordinator.settings import Options
+
+_NAME = re.compile(r"\bspringtide_[a-z0-9_]+")
+
+
+def names_in(queries: Iterable[str]) -> set[str]:
+    """Metric names in PromQL."""
+    return {name for query in queries for name in _NAME.findall(query)}
+
+
+def series(collector: Collector) -> dict[str, set[str]]:
+    """{series name: names of its labels}; a family without samples counts with what its type will serve."""
+    result: dict[str, set[str]] = {}
+    for family in collector.collect():
+        endings = {
+            "counter": ("_total",),
+            "histogram": ("_bucket", "_count", "_sum"),
+            "summary": ("_count", "_sum"),
+        }
+        for ending in endings.get(family.type, ("",)):
+            result.setdefault(family.name + ending, set())
+        for sample in family.samples:
+            result.setdefault(sample.name, set()).update(sample.labels)
+    return result
+
+
+def worker_series() -> dict[str, set[str]]:
+    return series(Metrics("job", "namespace").registry)
+
+
+def coordinator_series(folder: Path) -> dict[str, set[str]]:
+    hub = Hub(Options(token="t" * 16, number=1, state_dir=folder), Incarnation(1, 0))
+    registry = CollectorRegistry()
+    registry.register(JobCollector(hub))
+    return series(registry)

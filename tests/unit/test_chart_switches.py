@@ -1,0 +1,345 @@
+"""Every value of the chart does what its comment says, seen in the rendered objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from chart_render import CHART, MONITORING, Object, kinds, pick, render
+
+OPERATOR = "springtide-operator"
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """`a.b` and a value as {"a": {"b": value}}."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    result: dict[str, Any] = value
+    return result
+
+
+def deployment(objects: list[Object]) -> Object:
+    return pick(objects, "Deployment")
+
+
+def pod(objects: list[Object]) -> Object:
+    spec: Object = deployment(objects)["spec"]["template"]["spec"]
+    return spec
+
+
+def container(objects: list[Object]) -> Object:
+    result: Object = pod(objects)["containers"][0]
+    return result
+
+
+def environment(objects: list[Object]) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value") for entry in container(objects)["env"]}
+
+
+def hook_pod(objects: list[Object]) -> Object:
+    return pick(objects, "Pod")
+
+
+def test_job(objects: list[Object]) -> Object:
+    entry = next(
+        e for e in hook_pod(objects)["spec"]["containers"][0]["env"] if e["name"] == "SPRINGTIDE_TEST_JOB"
+    )
+    job: Object = yaml.safe_load(entry["value"])
+    return job
+
+
+test_job.__test__ = False  # type: ignore[attr-defined]
+
+TOLERATION = {"key": "a", "operator": "Exists"}
+SPREAD = {"maxSkew": 2, "topologyKey": "z", "whenUnsatisfiable": "DoNotSchedule"}
+PEER = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
+DIGEST = "sha256:" + "2" * 64
+
+# (value, what it is set to, where it is seen, what is there by default, what is there then)
+Case = tuple[str, Any, Callable[[list[Object]], Any], Any, Any]
+CASES: list[Case] = [
+    (
+        "nameOverride",
+        "train",
+        lambda o: deployment(o)["metadata"]["name"],
+        OPERATOR,
+        "springtide-train-operator",
+    ),
+    ("fullnameOverride", "lab", lambda o: deployment(o)["metadata"]["name"], OPERATOR, "lab-operator"),
+    (
+        "commonLabels",
+        {"team": "x"},
+        lambda o: {x["metadata"]["labels"].get("team") for x in o},
+        {None},
+        {"x"},
+    ),
+    (
+        "image.registry",
+        "r.example.com/m/",
+        lambda o: container(o)["image"],
+        "springtide/operator:0.1.0",
+        "r.example.com/m/springtide/operator:0.1.0",
+    ),
+    ("image.repository", "a/b", lambda o: container(o)["image"], "springtide/operator:0.1.0", "a/b:0.1.0"),
+    (
+        "image.tag",
+        "9",
+        lambda o: environment(o)["SPRINGTIDE_COORDINATOR_IMAGE"],
+        "springtide/operator:0.1.0",
+        "springtide/operator:9",
+    ),
+    (
+        "image.digest",
+        DIGEST,
+        lambda o: hook_pod(o)["spec"]["containers"][0]["image"],
+        "springtide/operator:0.1.0",
+        f"springtide/operator@{DIGEST}",
+    ),
+    ("image.pullPolicy", "Always", lambda o: container(o)["imagePullPolicy"], "IfNotPresent", "Always"),
+    ("imagePullSecrets", [{"name": "s"}], lambda o: pod(o).get("imagePullSecrets"), None, [{"name": "s"}]),
+    ("crds.enabled", False, lambda o: "CustomResourceDefinition" in kinds(o), True, False),
+    (
+        "crds.keep",
+        False,
+        lambda o: pick(o, "CustomResourceDefinition")["metadata"].get("annotations"),
+        {"helm.sh/resource-policy": "keep"},
+        None,
+    ),
+    (
+        "watchNamespaces",
+        ["a", "b"],
+        lambda o: environment(o).get("SPRINGTIDE_WATCH_NAMESPACES"),
+        None,
+        "a,b",
+    ),
+    ("replicas", 1, lambda o: deployment(o)["spec"]["replicas"], 2, 1),
+    ("logLevel", "debug", lambda o: environment(o)["SPRINGTIDE_LOG_LEVEL"], "info", "debug"),
+    ("extraEnv", [{"name": "A", "value": "b"}], lambda o: environment(o).get("A"), None, "b"),
+    ("resources.requests.cpu", "2", lambda o: container(o)["resources"]["requests"]["cpu"], "100m", "2"),
+    (
+        "resources.requests.memory",
+        "1Gi",
+        lambda o: container(o)["resources"]["requests"]["memory"],
+        "128Mi",
+        "1Gi",
+    ),
+    (
+        "resources.limits.memory",
+        "1Gi",
+        lambda o: container(o)["resources"]["limits"]["memory"],
+        "512Mi",
+        "1Gi",
+    ),
+    (
+        "podLabels",
+        {"a": "b"},
+        lambda o: deployment(o)["spec"]["template"]["metadata"]["labels"].get("a"),
+        None,
+        "b",
+    ),
+    (
+        "podAnnotations",
+        {"a": "b"},
+        lambda o: deployment(o)["spec"]["template"]["metadata"]["annotations"].get("a"),
+        None,
+        "b",
+    ),
+    ("nodeSelector", {"a": "b"}, lambda o: pod(o).get("nodeSelector"), None, {"a": "b"}),
+    ("tolerations", [TOLERATION], lambda o: pod(o).get("tolerations"), None, [TOLERATION]),
+    ("affinity", {"podAffinity": {}}, lambda o: pod(o).get("affinity"), None, {"podAffinity": {}}),
+    (
+        "topologySpreadConstraints",
+        [SPREAD],
+        lambda o: [entry["topologyKey"] for entry in pod(o)["topologySpreadConstraints"]],
+        ["kubernetes.io/hostname", "topology.kubernetes.io/zone"],
+        ["z"],
+    ),
+    ("priorityClassName", "high", lambda o: pod(o).get("priorityClassName"), None, "high"),
+    ("terminationGracePeriodSeconds", 60, lambda o: pod(o)["terminationGracePeriodSeconds"], 15, 60),
+    ("serviceAccount.name", "sa", lambda o: pod(o)["serviceAccountName"], OPERATOR, "sa"),
+    (
+        "serviceAccount.annotations",
+        {"a": "b"},
+        lambda o: pick(o, "ServiceAccount", OPERATOR)["metadata"].get("annotations"),
+        None,
+        {"a": "b"},
+    ),
+    (
+        "rbac.create",
+        False,
+        lambda o: {"RoleBinding", "ClusterRoleBinding", "Role"} & kinds(o),
+        {"RoleBinding", "ClusterRoleBinding", "Role"},
+        set(),
+    ),
+    (
+        "rbac.aggregateToUserRoles",
+        False,
+        lambda o: sorted(x["metadata"]["name"] for x in o if x["kind"] == "ClusterRole"),
+        ["springtide-edit", f"{OPERATOR}-jobs", "springtide-view"],
+        [f"{OPERATOR}-jobs"],
+    ),
+    ("podDisruptionBudget.enabled", False, lambda o: "PodDisruptionBudget" in kinds(o), True, False),
+    (
+        "podDisruptionBudget.maxUnavailable",
+        "50%",
+        lambda o: pick(o, "PodDisruptionBudget")["spec"]["maxUnavailable"],
+        1,
+        "50%",
+    ),
+    ("networkPolicy.enabled", False, lambda o: "NetworkPolicy" in kinds(o), True, False),
+    (
+        "networkPolicy.metricsFrom",
+        [PEER],
+        lambda o: pick(o, "NetworkPolicy")["spec"]["ingress"][0]["from"],
+        [{"namespaceSelector": {}}],
+        [PEER],
+    ),
+    (
+        "networkPolicy.egress.enabled",
+        True,
+        lambda o: pick(o, "NetworkPolicy")["spec"]["policyTypes"],
+        ["Ingress"],
+        ["Ingress", "Egress"],
+    ),
+    ("metrics.service.enabled", False, lambda o: "Service" in kinds(o), True, False),
+    (
+        "metrics.service.annotations",
+        {"a": "b"},
+        lambda o: pick(o, "Service")["metadata"].get("annotations"),
+        None,
+        {"a": "b"},
+    ),
+    ("metrics.serviceMonitor.enabled", True, lambda o: "ServiceMonitor" in kinds(o), False, True),
+    ("metrics.podMonitor.enabled", True, lambda o: "PodMonitor" in kinds(o), False, True),
+    ("metrics.prometheusRule.enabled", True, lambda o: "PrometheusRule" in kinds(o), False, True),
+    ("metrics.dashboard.enabled", True, lambda o: "ConfigMap" in kinds(o), False, True),
+    ("helmTest.enabled", False, lambda o: "Pod" in kinds(o), True, False),
+    ("helmTest.namespace", "lab", lambda o: test_job(o)["metadata"]["namespace"], "springtide-system", "lab"),
+    (
+        "helmTest.timeoutSeconds",
+        17,
+        lambda o: hook_pod(o)["spec"]["containers"][0]["args"],
+        ["--timeout-seconds", "300"],
+        ["--timeout-seconds", "17"],
+    ),
+    (
+        "helmTest.workerImage",
+        "w:1",
+        lambda o: test_job(o)["spec"]["workers"]["template"]["spec"]["containers"][0]["image"],
+        "springtide/worker:0.1.0",
+        "w:1",
+    ),
+    (
+        "extraObjects",
+        ["apiVersion: v1\nkind: Secret\nmetadata: {name: '{{ .Release.Name }}-x', labels: {}}"],
+        lambda o: [x["metadata"]["name"] for x in o if x["kind"] == "Secret"],
+        [],
+        ["springtide-x"],
+    ),
+]
+
+# Values that say something only beside another one.
+TOGETHER: list[tuple[str, dict[str, Any], dict[str, Any], Callable[[list[Object]], Any], Any, Any]] = [
+    (
+        "serviceAccount.create",
+        {"serviceAccount": {"name": "sa"}},
+        {"serviceAccount": {"name": "sa", "create": False}},
+        lambda o: sorted(x["metadata"]["name"] for x in o if x["kind"] == "ServiceAccount"),
+        ["sa", "springtide-helm-test"],
+        ["springtide-helm-test"],
+    ),
+    (
+        "networkPolicy.egress.apiServerPorts",
+        {"networkPolicy": {"egress": {"enabled": True}}},
+        {"networkPolicy": {"egress": {"enabled": True, "apiServerPorts": [16443]}}},
+        lambda o: [entry["port"] for entry in pick(o, "NetworkPolicy")["spec"]["egress"][0]["ports"]],
+        [443, 6443],
+        [16443],
+    ),
+]
+for _kind, _key in (
+    ("ServiceMonitor", "serviceMonitor"),
+    ("PodMonitor", "podMonitor"),
+    ("PrometheusRule", "prometheusRule"),
+    ("ConfigMap", "dashboard"),
+):
+    _on = {"metrics": {_key: {"enabled": True}}}
+    TOGETHER.append(
+        (
+            f"metrics.{_key}.labels",
+            _on,
+            {"metrics": {_key: {"enabled": True, "labels": {"a": "b"}}}},
+            lambda o, kind=_kind: pick(o, kind)["metadata"]["labels"].get("a"),
+            None,
+            "b",
+        )
+    )
+for _kind, _key, _endpoints in (
+    ("ServiceMonitor", "serviceMonitor", "endpoints"),
+    ("PodMonitor", "podMonitor", "podMetricsEndpoints"),
+):
+    _on = {"metrics": {_key: {"enabled": True}}}
+    TOGETHER.append(
+        (
+            f"metrics.{_key}.interval",
+            _on,
+            {"metrics": {_key: {"enabled": True, "interval": "1m"}}},
+            lambda o, kind=_kind, endpoints=_endpoints: pick(o, kind)["spec"][endpoints][0]["interval"],
+            "15s",
+            "1m",
+        )
+    )
+TOGETHER.append(
+    (
+        "metrics.dashboard.annotations",
+        {"metrics": {"dashboard": {"enabled": True}}},
+        {"metrics": {"dashboard": {"enabled": True, "annotations": {"f": "g"}}}},
+        lambda o: pick(o, "ConfigMap")["metadata"].get("annotations"),
+        None,
+        {"f": "g"},
+    )
+)
+TOGETHER.append(
+    (
+        "metrics.dashboard.labels.grafana_dashboard",
+        {"metrics": {"dashboard": {"enabled": True}}},
+        {"metrics": {"dashboard": {"enabled": True, "labels": {"grafana_dashboard": "2"}}}},
+        lambda o: pick(o, "ConfigMap")["metadata"]["labels"].get("grafana_dashboard"),
+        "1",
+        "2",
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def default() -> list[Object]:
+    return render(api_versions=MONITORING)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
+def test_value_has_its_effect(case: Case, default: list[Object]) -> None:
+    path, value, seen, before, after = case
+    assert seen(default) == before
+    assert seen(render(nested(path, value), api_versions=MONITORING)) == after
+
+
+@pytest.mark.parametrize("case", TOGETHER, ids=[case[0] for case in TOGETHER])
+def test_value_has_its_effect_beside_another(case: Any) -> None:
+    _, without, with_it, seen, before, after = case
+    assert seen(render(without, api_versions=MONITORING)) == before
+    assert seen(render(with_it, api_versions=MONITORING)) == after
+
+
+def leaves(values: Any, prefix: str = "") -> list[str]:
+    """Paths of all values that hold no further keys."""
+    if not isinstance(values, dict) or not values:
+        return [prefix]
+    return [leaf for key, child in values.items() for leaf in leaves(child, f"{prefix}.{key}".lstrip("."))]
+
+
+def test_no_value_is_without_a_case() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    covered = {case[0] for case in CASES} | {case[0] for case in TOGETHER}
+    assert set(leaves(values)) - covered == set()
