@@ -23,7 +23,8 @@ from springtide_demo.steplog import StepLogs
 from springtide_demo.story import OPERATOR_NAMESPACE, OPERATOR_SELECTOR, Story, StoryError
 from springtide_demo.survivors import unexpected_ends
 from springtide_demo.view import View
-from springtide_local.cluster import Cluster
+from springtide_local.cluster import Cluster, ClusterError
+from springtide_local.settings import Settings
 
 Result = TypeVar("Result")
 
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     out = (root / options.out).resolve()
+    Cluster(out / "cluster").stop()  # of a demo that was killed
     for name in ("steps", "alone", "cluster"):
         shutil.rmtree(out / name, ignore_errors=True)
     for name in ("report.json", "timeline.svg"):
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result, lines = _tell(view, root, out)
         view.verdict(lines, [str(out / "report.json"), str(out / "timeline.svg")])
         return result
-    except (StoryError, KubeError, ValueError, RuntimeError, TimeoutError, OSError) as error:
+    except (StoryError, KubeError, ClusterError, ValueError, RuntimeError, TimeoutError, OSError) as error:
         print(f"springtide demo: {error}\nwhat was seen lies in {out}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -76,7 +78,7 @@ def _tell(view: View, root: Path, out: Path) -> tuple[int, list[report.Promise]]
         view.say(
             "starts the embedded cluster: an API server, a scheduler and a kubelet in one process", "bold"
         )
-        with Cluster(data=out / "cluster", nodes=4) as cluster, Kube(Path(cluster.kubeconfig)) as kube:
+        with Cluster.start(out / "cluster", Settings(nodes=4)) as cluster, Kube(cluster.kubeconfig) as kube:
             _install(view, kube, root)
             curve = alone.curve()
             view.say(f"undisturbed run: {len(curve)} steps, last loss {curve[-1].loss:.4f}", "green")
