@@ -1,0 +1,102 @@
+"""From a container of a pod to what the runtime runs: environment, arguments and folders, all with real paths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from springtide_local.images import WORKING_DIRECTORY, Image
+from springtide_local.kubelet.environment import ConfigError, expand
+from springtide_local.kubelet.logs import ContainerLog
+from springtide_local.kubelet.paths import PathMap
+from springtide_local.kubelet.runtime import Launch
+from springtide_local.strays import CLUSTER_VARIABLE
+
+Object = dict[str, Any]
+TERMINATION_LOG = "/dev/termination-log"
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+@dataclass(frozen=True)
+class ContainerFolder:
+    """The files that the kubelet keeps for one container; `attempt` counts its starts from 0."""
+
+    root: Path
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    def log(self, attempt: int) -> Path:
+        return self.root / f"{attempt}.log"
+
+    def termination(self, attempt: int) -> Path:
+        return self.root / f"{attempt}.termination"
+
+    def prepare(self, attempt: int) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.termination(attempt).write_bytes(b"")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a process is told beside what its pod declares. `kubeconfig` is None where the pod gets no API token."""
+
+    cluster: str
+    api_host: str
+    api_port: int
+    bind: str
+    hostname: str
+    kubeconfig: Path | None
+
+
+def path_map(container: Object, image: Image, mounts: Mapping[str, Path], termination: Path) -> PathMap:
+    """The container's paths: its image's working directory, its mounts, its termination message file."""
+    message = container.get("terminationMessagePath") or TERMINATION_LOG
+    return PathMap({WORKING_DIRECTORY: image.root, **mounts, message: termination})
+
+
+def build_launch(
+    key: str,
+    container: Object,
+    image: Image,
+    declared: Mapping[str, str],
+    paths: PathMap,
+    folder: ContainerFolder,
+    attempt: int,
+    around: Surroundings,
+) -> Launch:
+    """`declared` is the environment of the pod's specification, before paths are rewritten. Raise ConfigError when there is nothing to run."""
+    argv = command_line(container, declared)
+    if not argv:
+        raise ConfigError(
+            "no command specified: the embedded cluster's images have no entry point, so give the container a command"
+        )
+    base = {
+        "PATH": f"{image.bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "LANG": os.environ.get("LANG", "C.UTF-8"),
+        "HOME": str(folder.home),
+        "HOSTNAME": around.hostname,
+        "PYTHONUNBUFFERED": "1",
+        "KUBERNETES_SERVICE_HOST": around.api_host,
+        "KUBERNETES_SERVICE_PORT": str(around.api_port),
+        "SPRINGTIDE_BIND": around.bind,
+    }
+    if around.kubeconfig is not None:
+        base["KUBECONFIG"] = str(around.kubeconfig)
+    env = {
+        **base,
+        **{name: paths.rewrite(value) for name, value in declared.items()},
+        CLUSTER_VARIABLE: around.cluster,
+    }
+    cwd = paths.resolve(expand(container.get("workingDir") or WORKING_DIRECTORY, declared))
+    return Launch(key, [paths.rewrite(part) for part in argv], env, cwd, ContainerLog(folder.log(attempt)))
+
+
+def command_line(container: Object, declared: Mapping[str, str]) -> list[str]:
+    """`command` and `args`, each expanded with the container's environment."""
+    parts = [*(container.get("command") or []), *(container.get("args") or [])]
+    return [expand(part, declared) for part in parts]

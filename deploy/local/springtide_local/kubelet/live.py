@@ -1,0 +1,152 @@
+"""A running container with what belongs to it: its probes, its hooks, and how it is being stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from springtide_local.kubelet.probes import Prober, Verdict, probe_forever
+from springtide_local.kubelet.runtime import ExecResult, Launch, RunningContainer, Runtime, StartError
+from springtide_local.kubelet.state import ContainerRecord
+
+Object = dict[str, Any]
+
+
+class LiveContainer:
+    """`changed` is called when a probe moved `record.ready` or `record.passed_startup`; `failed` with (kind, output) for each failed
+    probe, and `unhealthy` with a sentence when the container must be restarted.
+
+    `kill_at` is the moment (seconds since 1970) at which it is killed if it still runs; None while nobody stops it.
+    """
+
+    def __init__(
+        self,
+        container: Object,
+        record: ContainerRecord,
+        launch: Launch,
+        running: RunningContainer,
+        runtime: Runtime,
+        address: str,
+        exec_launch: Callable[[list[str]], Launch],
+        changed: Callable[[], None],
+        failed: Callable[[str, str], None],
+        unhealthy: Callable[[str], None],
+    ) -> None:
+        self.launch = launch
+        self.running = running
+        self.kill_at: float | None = None
+        self.killed = False
+        self._container = container
+        self._record = record
+        self._runtime = runtime
+        self._exec_launch = exec_launch
+        self._changed = changed
+        self._failed = failed
+        self._unhealthy = unhealthy
+        ports = {
+            port["name"]: int(port["containerPort"])
+            for port in container.get("ports") or []
+            if port.get("name")
+        }
+        self._prober = Prober(address, ports, self._execute)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> None:
+        """Run the post-start hook and the probes. Without a probe its verdict is given at once."""
+        record = self._record
+        record.passed_startup = not self._container.get("startupProbe")
+        record.ready = record.passed_startup and not self._container.get("readinessProbe")
+        if hook := (self._container.get("lifecycle") or {}).get("postStart"):
+            self._spawn(self._post_start(hook))
+        if probe := self._container.get("startupProbe"):
+            self._spawn(probe_forever(probe, False, self._prober.check, self._on_startup))
+        else:
+            self._begin_checks()
+
+    def stop(self, kill_at: float) -> None:
+        """Pre-stop hook, then SIGTERM; the caller kills it at `kill_at`. Called again, it can only become earlier."""
+        if self.kill_at is not None:
+            self.kill_at = min(self.kill_at, kill_at)
+            return
+        self.kill_at = kill_at
+        self._cancel()
+        hook = (self._container.get("lifecycle") or {}).get("preStop")
+        if hook:
+            self._spawn(self._pre_stop(hook))
+        else:
+            self.running.terminate()
+
+    def kill(self) -> None:
+        self.killed = True
+        self.running.kill()
+
+    def end(self) -> None:
+        """After the container has ended: no probe or hook goes on."""
+        self._cancel()
+
+    def _begin_checks(self) -> None:
+        if probe := self._container.get("readinessProbe"):
+            self._spawn(probe_forever(probe, False, self._prober.check, self._on_readiness))
+        if probe := self._container.get("livenessProbe"):
+            self._spawn(probe_forever(probe, True, self._prober.check, self._on_liveness))
+
+    def _on_startup(self, state: bool | None, verdict: Verdict) -> None:
+        if self._record.passed_startup:
+            return
+        if state:
+            self._record.passed_startup = True
+            self._record.ready = not self._container.get("readinessProbe")
+            self._begin_checks()
+            self._changed()
+            return
+        self._complain("Startup", verdict)
+        if state is False:
+            self._unhealthy("failed startup probe")
+
+    def _on_readiness(self, state: bool | None, verdict: Verdict) -> None:
+        self._complain("Readiness", verdict)
+        if state is not None and state != self._record.ready:
+            self._record.ready = state
+            self._changed()
+
+    def _on_liveness(self, state: bool | None, verdict: Verdict) -> None:
+        self._complain("Liveness", verdict)
+        if state is False:
+            self._unhealthy("failed liveness probe")
+
+    def _complain(self, kind: str, verdict: Verdict) -> None:
+        if not verdict.ok:
+            self._failed(kind, verdict.output)
+
+    async def _post_start(self, hook: Object) -> None:
+        verdict = await self._prober.check(hook, timeout=60.0)
+        if not verdict.ok and self.kill_at is None:
+            self._failed("PostStartHook", verdict.output)
+            self._unhealthy("failed postStart hook")
+
+    async def _pre_stop(self, hook: Object) -> None:
+        loop = asyncio.get_running_loop()
+        if "sleep" in hook:
+            await asyncio.sleep(float(hook["sleep"]["seconds"]))
+        else:
+            verdict = await self._prober.check(hook, timeout=max(0.1, (self.kill_at or 0.0) - time.time()))
+            if not verdict.ok:
+                self._failed("PreStopHook", verdict.output)
+        loop.call_soon(self.running.terminate)
+
+    async def _execute(self, command: list[str], timeout: float) -> ExecResult:
+        try:
+            return await self._runtime.execute(self._exec_launch(command), timeout)
+        except StartError as error:
+            return ExecResult(128, str(error))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _cancel(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()

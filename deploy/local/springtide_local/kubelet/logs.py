@@ -1,0 +1,168 @@
+"""Container logs: one file per start of a container, each line with its time, read by `kubectl logs`.
+
+A line in the file is `2026-01-31T12:00:00.000000000Z F text` (F: full line, P: part of one), after the CRI's log format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+_CHUNK = 64 * 1024
+_STAMP = len("2026-01-31T12:00:00.000000000Z")
+LONGEST_LINE = 16 * 1024
+ROTATE_BYTES = 64 * 2**20
+
+
+def _stamp(now: float) -> bytes:
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z").encode()
+
+
+class ContainerLog:
+    """Written by the runtime, read by anybody. The writer never blocks on readers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.closed = False
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the container
+        self._size = 0
+        self._rest = b""
+        self._grown: asyncio.Event | None = None
+
+    def write(self, data: bytes) -> None:
+        """Append what a container wrote, cut into lines; an unfinished line waits for its end, up to LONGEST_LINE bytes."""
+        stamp = _stamp(time.time())
+        *lines, rest = (self._rest + data).split(b"\n")
+        out = [b"%s F %s\n" % (stamp, line) for line in lines]
+        while len(rest) > LONGEST_LINE:
+            out.append(b"%s P %s\n" % (stamp, rest[:LONGEST_LINE]))
+            rest = rest[LONGEST_LINE:]
+        self._rest = rest
+        self._append(b"".join(out))
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        if self._rest:
+            self._append(b"%s P %s\n" % (_stamp(time.time()), self._rest))
+            self._rest = b""
+        self.closed = True
+        self._file.close()
+        self._wake()
+
+    def _append(self, data: bytes) -> None:
+        if not data:
+            return
+        if self._size > ROTATE_BYTES:
+            os.replace(self.path, self.path.with_suffix(".old"))
+            self._file.close()
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+            self._size = 0
+        self._file.write(data)
+        self._size += len(data)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._grown is not None:
+            self._grown.set()
+            self._grown = None
+
+    async def grown(self, timeout: float) -> None:
+        """Return when something was written or the log was closed, or after `timeout` seconds."""
+        if self.closed:
+            return
+        if self._grown is None:
+            self._grown = asyncio.Event()
+        try:
+            await asyncio.wait_for(self._grown.wait(), timeout)
+        except TimeoutError:
+            return
+
+
+def _text(line: bytes, timestamps: bool) -> bytes:
+    stamp, flag, text = line[:_STAMP], line[_STAMP + 1 : _STAMP + 2], line[_STAMP + 3 :]
+    if flag == b"P":
+        text = text.rstrip(b"\n")
+    return stamp + b" " + text if timestamps else text
+
+
+async def read_log(
+    path: Path,
+    live: ContainerLog | None = None,
+    *,
+    follow: bool = False,
+    tail_lines: int | None = None,
+    since: float | None = None,
+    timestamps: bool = False,
+    limit_bytes: int | None = None,
+) -> AsyncIterator[bytes]:
+    """The log's content in chunks. With `follow`, goes on until `live` is closed. `since` is in seconds since 1970."""
+    left = limit_bytes
+    threshold = _stamp(since) if since is not None else b""
+    file = open(path, "rb")  # noqa: SIM115 - replaced when the log is rotated
+    try:
+        first: deque[bytes] | Iterator[bytes]
+        first = (line for line in file if line[:_STAMP] >= threshold)
+        if tail_lines is not None:
+            first = deque(first, maxlen=tail_lines) if tail_lines else iter(())
+            file.seek(0, os.SEEK_END)
+        out: list[bytes] = []
+        size = 0
+        for line in first:
+            text = _text(line, timestamps)
+            if left is not None:
+                text = text[:left]
+                left -= len(text)
+            out.append(text)
+            size += len(text)
+            if size >= _CHUNK:
+                yield b"".join(out)
+                out, size = [], 0
+                await asyncio.sleep(0)
+            if left == 0:
+                break
+        if out:
+            yield b"".join(out)
+        partial = b""
+        while follow and live is not None and left != 0:
+            done = live.closed
+            data = file.read(_CHUNK)
+            if not data:
+                if os.stat(path).st_ino != os.fstat(file.fileno()).st_ino:
+                    file.close()
+                    file = open(path, "rb")  # noqa: SIM115
+                    continue
+                if done:
+                    return
+                await live.grown(timeout=30.0)
+                continue
+            *lines, partial = (partial + data).split(b"\n")
+            text = b"".join(_text(line + b"\n", timestamps) for line in lines)
+            if left is not None:
+                text = text[:left]
+                left -= len(text)
+            if text:
+                yield text
+    finally:
+        file.close()
+
+
+def log_end(path: Path, lines: int, limit_bytes: int) -> str:
+    """The last lines, without times; at most `limit_bytes` bytes of them. Empty when there is no log."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            size = file.tell()
+            file.seek(max(0, size - 4 * limit_bytes - 64 * lines))
+            content = file.read().split(b"\n")
+    except FileNotFoundError:
+        return ""
+    if size > 4 * limit_bytes + 64 * lines:
+        content = content[1:]
+    texts = b"".join(_text(line + b"\n", timestamps=False) for line in content[-lines - 1 :] if line)
+    return texts[-limit_bytes:].decode(errors="replace")

@@ -1,0 +1,199 @@
+"""Containers as local processes: each in a session of its own, watched through a pidfd, so that its death is seen at once.
+
+What a container is to Kubernetes, a process group (and what escaped from it, found by its environment) is here: when the main process ends,
+the rest is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from springtide_local.kubelet.logs import ContainerLog, log_end
+from springtide_local.kubelet.runtime import ExecResult, Exit, Launch, StartError
+from springtide_local.strays import CONTAINER_VARIABLE, processes_with
+
+_CHUNK = 64 * 1024
+_EXEC_OUTPUT = 10 * 1024
+
+
+class Process:
+    """A running container. All methods are for the event loop's thread."""
+
+    def __init__(self, launch: Launch, popen: subprocess.Popen[bytes], output: int) -> None:
+        self.key = launch.key
+        self.pid = popen.pid
+        self._popen = popen
+        self._log = launch.log
+        self._output = output
+        self._loop = asyncio.get_running_loop()
+        self._oom_kills = _oom_kills()
+        self._killed_here = False
+        self.exited: asyncio.Future[Exit] = self._loop.create_future()
+        self._pidfd = os.pidfd_open(popen.pid)
+        self._loop.add_reader(self._pidfd, self._on_exit)
+        self._loop.add_reader(output, self._on_output)
+
+    @property
+    def id(self) -> str:
+        return f"process://{self.pid}"
+
+    def terminate(self) -> None:
+        if not self.exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._killed_here = True
+        self._signal_all(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        self._signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        if self.exited.done():
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+        self._loop.run_in_executor(None, signal_escaped, self.key, number)
+
+    def _on_output(self) -> None:
+        try:
+            data = os.read(self._output, _CHUNK)
+        except BlockingIOError:
+            return
+        if data:
+            self._log.write(data)
+        else:
+            self._loop.remove_reader(self._output)
+
+    def _on_exit(self) -> None:
+        at = time.time()
+        self._loop.remove_reader(self._pidfd)
+        # The leader is not reaped yet, so its number cannot have been given to another group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        status = self._popen.wait()
+        os.close(self._pidfd)
+        self._loop.remove_reader(self._output)
+        _drain(self._output, self._log)
+        os.close(self._output)
+        self._log.close()
+        number = -status if status < 0 else 0
+        starved = number == signal.SIGKILL and not self._killed_here and _oom_kills() > self._oom_kills
+        self.exited.set_result(Exit(128 + number if number else status, number, at, starved))
+        self._loop.run_in_executor(None, signal_escaped, self.key, signal.SIGKILL)
+
+
+class ProcessRuntime:
+    """The runtime port on local processes."""
+
+    def start(self, launch: Launch) -> Process:
+        popen, output = _spawn(launch)
+        return Process(launch, popen, output)
+
+    async def execute(self, launch: Launch, timeout: float) -> ExecResult:
+        popen, output = _spawn(launch)
+        process = Process(launch, popen, output)
+        try:
+            done = await asyncio.wait_for(asyncio.shield(process.exited), timeout)
+            code: int | None = done.code
+        except TimeoutError:
+            code = None
+        finally:
+            if not process.exited.done():
+                process.kill()
+                await process.exited
+        output_end = log_end(launch.log.path, lines=1000, limit_bytes=_EXEC_OUTPUT)
+        launch.log.path.unlink()
+        return ExecResult(code, output_end)
+
+
+def _spawn(launch: Launch) -> tuple[subprocess.Popen[bytes], int]:
+    program = launch.argv[0]
+    found = (
+        shutil.which(program, path=launch.env.get("PATH", os.defpath))
+        if "/" not in program
+        else str(launch.cwd / program)
+    )
+    if found is None:
+        raise _start_error(f'exec: "{program}": executable file not found in $PATH')
+    if not launch.cwd.is_dir():
+        raise _start_error(f"mkdir {launch.cwd}: the working directory does not exist")
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(reading, False)
+    try:
+        popen = subprocess.Popen(
+            launch.argv,
+            executable=found,
+            env={**launch.env, CONTAINER_VARIABLE: launch.key},
+            cwd=launch.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=writing,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        os.close(reading)
+        launch.log.close()
+        raise _start_error(f'exec: "{program}": {_reason(error)}') from error
+    finally:
+        os.close(writing)
+    return popen, reading
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, ValueError):
+        return str(error)
+    names = {
+        errno.ENOENT: "no such file or directory",
+        errno.EACCES: "permission denied",
+        errno.ENOEXEC: "exec format error",
+        errno.E2BIG: "argument list too long",
+    }
+    return names.get(error.errno or 0, error.strerror or str(error))
+
+
+def _start_error(cause: str) -> StartError:
+    return StartError(
+        "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
+        f"unable to start container process: {cause}: unknown"
+    )
+
+
+def _drain(output: int, log: ContainerLog) -> None:
+    with contextlib.suppress(BlockingIOError):
+        # A process that escaped may still write: a pipe's worth is all that the container itself can have left.
+        for _ in range(32):
+            data = os.read(output, _CHUNK)
+            if not data:
+                return
+            log.write(data)
+
+
+def signal_escaped(key: str, number: signal.Signals) -> None:
+    """Signal the processes of a container that left its group. Slow (reads /proc): not for the event loop's thread."""
+    for pid in processes_with(CONTAINER_VARIABLE, key):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed for lack of memory since it booted; 0 where it does not tell."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except OSError:
+        return 0
+    return 0

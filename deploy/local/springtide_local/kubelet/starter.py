@@ -1,0 +1,170 @@
+"""Making a container: image, volumes, environment, process. What goes wrong becomes the container's waiting state and an event."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+from springtide_local.images import Image, ImageError
+from springtide_local.kubelet.environment import ConfigError, declared_environment, expand
+from springtide_local.kubelet.launch import (
+    SERVICE_ACCOUNT,
+    ContainerFolder,
+    Surroundings,
+    build_launch,
+    path_map,
+)
+from springtide_local.kubelet.logs import ContainerLog
+from springtide_local.kubelet.runtime import Launch, RunningContainer, StartError
+from springtide_local.kubelet.services import NodeServices
+from springtide_local.kubelet.state import ContainerRecord, Running, Terminated, Waiting
+from springtide_local.kubelet.volumes import MountError, mount_paths
+
+Object = dict[str, Any]
+_CONFIG_RETRY = 5.0
+
+
+class ContainerStarter:
+    """Makes the containers of one pod, whose files are in `root`."""
+
+    def __init__(self, node: NodeServices, root: Path, ip: str) -> None:
+        self._node = node
+        self._root = root
+        self._ip = ip
+        self._volumes: dict[str, Path] | None = None
+        self._kubeconfig: Path | None = None
+        self._service_account: Path | None = None
+        self._execs = itertools.count()
+
+    def folder(self, container: str) -> ContainerFolder:
+        return ContainerFolder(self._root / container)
+
+    def mount(self, pod: Object) -> None:
+        """Set up the pod's volumes and its API access, once. Raise MountError or OSError when that cannot be (yet)."""
+        if self._volumes is not None:
+            return
+        source = self._node.volumes(pod)
+        self._root.mkdir(parents=True, exist_ok=True)
+        volumes = source.set_up(pod)
+        if self._node.mounts_token(pod):
+            self._service_account = source.service_account_folder(pod)
+            self._kubeconfig = self._root / "kubeconfig"
+            descriptor = os.open(self._kubeconfig, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(self._node.kubeconfig(pod))
+        self._volumes = volumes
+
+    def refresh(self, pod: Object) -> None:
+        """Write changed Secrets and ConfigMaps into the volumes that show them."""
+        if self._volumes is not None:
+            self._node.volumes(pod).set_up(pod)
+
+    def start(
+        self, pod: Object, container: Object, record: ContainerRecord, now: float
+    ) -> tuple[Launch, RunningContainer] | None:
+        """Start it and move `record` to Running; or to the state that says why not, with the moment of the next try."""
+        field = f"spec.containers{{{container['name']}}}"
+        events = self._node.events
+        image = self._image(pod, container, record, now, field)
+        if image is None:
+            return None
+        try:
+            launch = self._launch(pod, container, image, record.starts)
+        except (ConfigError, MountError) as error:
+            if not isinstance(record.state, Waiting) or record.state.message != str(error):
+                events.warning(pod, "Failed", f"Error: {error}", field)
+            record.state = Waiting("CreateContainerConfigError", str(error))
+            record.retry_at = now + _CONFIG_RETRY
+            return None
+        ended = record.ended
+        if ended is not None:
+            record.backoff = record.backoff.next(ended.finished_at, now)
+            record.restarts += 1
+            record.last = ended
+        record.starts += 1
+        record.retry_at = 0.0
+        events.normal(pod, "Created", f"Created container: {container['name']}", field)
+        try:
+            running = self._node.runtime.start(launch)
+        except StartError as error:
+            launch.log.close()
+            events.warning(pod, "Failed", f"Error: {error}", field)
+            failed = Terminated(128, "StartError", 0.0, now, message=str(error))
+            if pod["spec"].get("restartPolicy", "Always") == "Never" and record.kind != "sidecar":
+                record.state = failed
+            else:
+                record.state, record.last = Waiting("RunContainerError", str(error)), failed
+            return None
+        record.state = Running(running.id, now)
+        events.normal(pod, "Started", f"Started container {container['name']}", field)
+        return launch, running
+
+    def _image(
+        self, pod: Object, container: Object, record: ContainerRecord, now: float, field: str
+    ) -> Image | None:
+        reference = container["image"]
+        events = self._node.events
+        try:
+            image = self._node.images.find(reference, container.get("imagePullPolicy") or "IfNotPresent")
+        except ImageError as error:
+            record.pull_backoff = record.pull_backoff.next(now, now)
+            record.retry_at = now + record.pull_backoff.delay
+            if error.reason != "ErrImagePull":
+                if not isinstance(record.state, Waiting) or record.state.reason != error.reason:
+                    events.warning(pod, "Failed", f"Error: {error.reason}: {error.message}", field)
+                record.state = Waiting(error.reason, error.message)
+                return None
+            if isinstance(record.state, Waiting) and record.state.reason in (
+                "ErrImagePull",
+                "ImagePullBackOff",
+            ):
+                record.state = Waiting(
+                    "ImagePullBackOff", f'Back-off pulling image "{reference}": ErrImagePull: {error.message}'
+                )
+                events.normal(pod, "BackOff", f'Back-off pulling image "{reference}"', field)
+                events.warning(pod, "Failed", "Error: ImagePullBackOff", field)
+                return None
+            events.normal(pod, "Pulling", f'Pulling image "{reference}"', field)
+            events.warning(pod, "Failed", f'Failed to pull image "{reference}": {error.message}', field)
+            events.warning(pod, "Failed", "Error: ErrImagePull", field)
+            record.state = Waiting("ErrImagePull", error.message)
+            record.retry_at = now + 1.0
+            return None
+        if not record.image_id:
+            events.normal(pod, "Pulled", f'Container image "{reference}" already present on machine', field)
+        record.image_id = image.id
+        return image
+
+    def _launch(self, pod: Object, container: Object, image: Image, attempt: int) -> Launch:
+        node, name = self._node, container["name"]
+        if self._volumes is None:
+            raise RuntimeError(
+                f"container {name} was to be started before the volumes of its pod were set up"
+            )
+        declared = declared_environment(
+            container, pod, node.config_map, node.secret_data, node.allocatable, node.service_variables(pod)
+        )
+        folder = self.folder(name)
+        folder.prepare(attempt)
+        mounts = mount_paths(container, self._volumes, lambda text: expand(text, declared))
+        if self._service_account is not None and SERVICE_ACCOUNT not in mounts:
+            mounts[SERVICE_ACCOUNT] = self._service_account
+        around = Surroundings(
+            node.cluster,
+            node.api.host,
+            node.api.port,
+            self._ip,
+            pod["spec"].get("hostname") or pod["metadata"]["name"],
+            self._kubeconfig,
+        )
+        key = f"{node.cluster}/{pod['metadata']['uid']}/{name}/{attempt}"
+        paths = path_map(container, image, mounts, folder.termination(attempt))
+        return build_launch(key, container, image, declared, paths, folder, attempt, around)
+
+    def exec_launch(self, launch: Launch, command: list[str]) -> Launch:
+        """A command beside a running container, in its environment and folder; its output is kept apart."""
+        number = next(self._execs)
+        log = ContainerLog(self._root / f"exec-{number}.log")
+        return Launch(f"{launch.key}/exec-{number}", command, launch.env, launch.cwd, log)

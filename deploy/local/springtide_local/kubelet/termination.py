@@ -1,0 +1,26 @@
+"""The message a container leaves behind: its termination message file, or the end of its log when it failed and asked for that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from springtide_local.kubelet.logs import log_end
+
+FILE_BYTES = 4096
+LOG_BYTES = 2048
+LOG_LINES = 80
+
+
+def termination_message(file: Path, log: Path, policy: str, exit_code: int) -> str:
+    """`policy` is `File` or `FallbackToLogsOnError` (container.terminationMessagePolicy)."""
+    try:
+        with open(file, "rb") as opened:
+            content = opened.read(FILE_BYTES + 1)
+    except OSError:
+        # Removed or replaced by the container: as if it had left none.
+        content = b""
+    if content:
+        return content[:FILE_BYTES].decode(errors="replace")
+    if policy == "FallbackToLogsOnError" and exit_code != 0:
+        return log_end(log, LOG_LINES, LOG_BYTES)
+    return ""

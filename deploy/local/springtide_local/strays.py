@@ -1,0 +1,26 @@
+"""Finding processes by the marks in their environment, wherever they went: another session, another parent."""
+
+from __future__ import annotations
+
+import os
+
+CLUSTER_VARIABLE = "SPRINGTIDE_LOCAL_CLUSTER"
+CONTAINER_VARIABLE = "SPRINGTIDE_LOCAL_CONTAINER"
+
+
+def processes_with(variable: str, value: str) -> list[int]:
+    """Ids of our user's living processes (not zombies, not this one) whose initial environment has `variable=value`."""
+    mark = f"\0{variable}={value}\0".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                environment = b"\0" + file.read() + b"\0"
+        except OSError:
+            # Gone meanwhile, or another user's.
+            continue
+        if mark in environment:
+            found.append(int(name))
+    return found
