@@ -1,4 +1,4 @@
-"""Problems: what keeps the job from its size or its coordinator, in the order in which a person should act."""
+"""Problems: what keeps the job from its size or its coordinator, worst first."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _refused(observation: Observation) -> list[Problem]:
 
 
 def _workers(observation: Observation) -> list[Problem]:
-    """The same trouble of several workers is one problem that names the first and the number of the others."""
+    """The same trouble of several workers is one problem that names the first and counts the others."""
     groups: dict[str, list[tuple[str, Problem]]] = {}
     for pod in sizing.live_pods(observation):
         if pod.problem is not None:

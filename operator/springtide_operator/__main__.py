@@ -1,0 +1,27 @@
+"""`python -m springtide_operator`: run the operator in all namespaces until SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from springtide_operator import logs
+from springtide_operator.settings import BadEnvironmentError, read_settings
+
+
+def main() -> None:
+    logs.set_up()
+    try:
+        read_settings(os.environ)
+    except BadEnvironmentError as error:
+        sys.exit(f"springtide-operator: {error}")
+    import kopf
+
+    from springtide_operator import handlers
+
+    assert handlers.job_event is not None
+    kopf.run(clusterwide=True, standalone=True)
+
+
+if __name__ == "__main__":
+    main()

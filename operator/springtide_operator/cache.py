@@ -1,0 +1,161 @@
+"""Jobs and their pods as last heard of: from watches, from lists, from the answers to own writes; the
+newest wins.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from springtide_operator.api import names
+from springtide_operator.plan import observe
+from springtide_operator.plan.observation import CoordinatorPod, WorkerPod
+
+Object = dict[str, Any]
+Key = tuple[str, str]  # namespace, name of the job
+
+TOMBSTONES = 4096
+
+
+class Pods:
+    """The pods that carry one job's name."""
+
+    def __init__(self) -> None:
+        self.raw: dict[str, Object] = {}  # by uid
+        self.workers: dict[str, WorkerPod] = {}
+        self.coordinators: dict[str, CoordinatorPod] = {}
+
+
+class Cache:
+    """`on_change(key)` is called for the job whose facts changed. resourceVersions compare as numbers."""
+
+    def __init__(self, on_change: Callable[[Key], None] = lambda key: None) -> None:
+        self._on_change = on_change
+        self._jobs: dict[Key, Object] = {}
+        self._pods: dict[Key, Pods] = {}
+        self._gone: OrderedDict[str, None] = OrderedDict()  # uids, so that a late answer revives nothing
+
+    def job_keys(self) -> list[Key]:
+        return list(self._jobs)
+
+    def job(self, key: Key) -> Object | None:
+        return self._jobs.get(key)
+
+    def put_job(self, job: Object) -> bool:
+        """False if it is older than what is known."""
+        meta = job["metadata"]
+        key = (meta["namespace"], meta["name"])
+        known = self._jobs.get(key)
+        if meta["uid"] in self._gone or not _newer(job, known):
+            return False
+        self._jobs[key] = job
+        self._on_change(key)
+        return True
+
+    def drop_job(self, job: Object) -> None:
+        meta = job["metadata"]
+        key = (meta["namespace"], meta["name"])
+        self._bury(meta["uid"])
+        known = self._jobs.get(key)
+        if known is not None and known["metadata"]["uid"] == meta["uid"]:
+            del self._jobs[key]
+            self._on_change(key)
+
+    def pods(self, key: Key, job_uid: str) -> tuple[tuple[WorkerPod, ...], tuple[CoordinatorPod, ...]]:
+        """Those that this very job controls."""
+        found = self._pods.get(key)
+        if found is None:
+            return (), ()
+        own = {uid for uid, raw in found.raw.items() if observe.owned_by(raw, job_uid)}
+        return (
+            tuple(pod for uid, pod in found.workers.items() if uid in own),
+            tuple(pod for uid, pod in found.coordinators.items() if uid in own),
+        )
+
+    def foreign_names(self, key: Key, job_uid: str) -> frozenset[str]:
+        """Names of pods that carry the job's name and belong to another, such as an earlier job of that
+        name.
+        """
+        found = self._pods.get(key)
+        if found is None:
+            return frozenset()
+        return frozenset(
+            raw["metadata"]["name"] for raw in found.raw.values() if not observe.owned_by(raw, job_uid)
+        )
+
+    def put_pod(self, pod: Object) -> bool:
+        """False if it is older than what is known, or none of ours."""
+        key = _job_of(pod)
+        uid = pod["metadata"]["uid"]
+        if key is None or uid in self._gone:
+            return False
+        pods = self._pods.setdefault(key, Pods())
+        if not _newer(pod, pods.raw.get(uid)):
+            return False
+        pods.raw[uid] = pod
+        role = observe.role_of(pod)
+        if role == names.ROLE_WORKER and (worker := observe.worker_pod(pod)) is not None:
+            pods.workers[uid] = worker
+        elif role == names.ROLE_COORDINATOR and (coordinator := observe.coordinator_pod(pod)) is not None:
+            pods.coordinators[uid] = coordinator
+        self._on_change(key)
+        return True
+
+    def drop_pod(self, pod: Object) -> None:
+        self._forget(_job_of(pod), pod["metadata"]["uid"])
+
+    def drop_pod_uid(self, key: Key, uid: str) -> None:
+        self._forget(key, uid)
+
+    def replace_jobs(self, items: Iterable[Object], resource_version: str) -> None:
+        """Take a whole list: what it lacks is gone, unless it is newer than the list."""
+        items = list(items)
+        listed = {item["metadata"]["uid"] for item in items}
+        for job in list(self._jobs.values()):
+            if job["metadata"]["uid"] not in listed and _version(job) <= int(resource_version):
+                self.drop_job(job)
+        for item in items:
+            self.put_job(item)
+
+    def replace_pods(self, items: Iterable[Object], resource_version: str) -> None:
+        items = list(items)
+        listed = {item["metadata"]["uid"] for item in items}
+        for pods in list(self._pods.values()):
+            for pod in list(pods.raw.values()):
+                if pod["metadata"]["uid"] not in listed and _version(pod) <= int(resource_version):
+                    self.drop_pod(pod)
+        for item in items:
+            self.put_pod(item)
+
+    def _forget(self, key: Key | None, uid: str) -> None:
+        self._bury(uid)
+        pods = self._pods.get(key) if key is not None else None
+        if key is None or pods is None or uid not in pods.raw:
+            return
+        pods.raw.pop(uid)
+        pods.workers.pop(uid, None)
+        pods.coordinators.pop(uid, None)
+        if not pods.raw:
+            del self._pods[key]
+        self._on_change(key)
+
+    def _bury(self, uid: str) -> None:
+        self._gone[uid] = None
+        while len(self._gone) > TOMBSTONES:
+            self._gone.popitem(last=False)
+
+
+def _job_of(pod: Object) -> Key | None:
+    meta = pod["metadata"]
+    job = (meta.get("labels") or {}).get(names.LABEL_JOB)
+    return (meta["namespace"], job) if job else None
+
+
+def _version(obj: Object) -> int:
+    text = obj["metadata"].get("resourceVersion", "0")
+    return int(text) if text.isdigit() else 0
+
+
+def _newer(obj: Object, known: Object | None) -> bool:
+    return known is None or _version(obj) > _version(known)

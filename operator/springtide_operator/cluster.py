@@ -1,0 +1,177 @@
+"""The port to Kubernetes: every call that the operator makes, and no other. The verbs are those of its
+role.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from springtide_operator.api import names
+from springtide_operator.kube import APPLY_PATCH, MERGE_PATCH, ApiError, Kube
+
+Object = dict[str, Any]
+
+FIELD_MANAGER = names.MANAGER
+PAGE = 500
+
+
+class Listing(NamedTuple):
+    """Objects, and the resourceVersion at which the list was true."""
+
+    items: list[Object]
+    resource_version: str
+
+
+class Cluster(Protocol):
+    """Every call raises ApiError, also for no answer in time (code 0)."""
+
+    async def list_jobs(self) -> Listing: ...
+
+    async def list_pods(self) -> Listing:
+        """Those that the operator made, in all namespaces."""
+        ...
+
+    async def get_job(self, namespace: str, name: str) -> Object: ...
+
+    async def get_pod(self, namespace: str, name: str) -> Object: ...
+
+    async def create_pod(self, pod: Object) -> Object: ...
+
+    async def delete_pod(self, namespace: str, name: str, uid: str, because: str) -> Object:
+        """Write the reason on the pod, then delete exactly what was annotated.
+
+        409 Conflict: the pod changed in between, or is another pod.
+        """
+        ...
+
+    async def create_secret(self, secret: Object) -> None: ...
+
+    async def get_service(self, namespace: str, name: str) -> Object: ...
+
+    async def apply_service(self, service: Object) -> Object: ...
+
+    async def patch_status(
+        self, namespace: str, name: str, uid: str, resource_version: str, status: Object
+    ) -> Object:
+        """Merge into status; 409 Conflict when the job was changed since `resource_version`."""
+        ...
+
+    async def create_event(self, event: Object) -> None: ...
+
+    async def get_lease(self, namespace: str, name: str) -> Object: ...
+
+    async def create_lease(self, lease: Object) -> Object: ...
+
+    async def replace_lease(self, lease: Object) -> Object:
+        """409 Conflict when somebody else wrote it."""
+        ...
+
+    async def get_secret(self, namespace: str, name: str) -> Object:
+        """Only for the operator's own root key."""
+        ...
+
+
+class KubeCluster:
+    """`Cluster` over HTTP."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+
+    async def list_jobs(self) -> Listing:
+        return await self._list(f"/apis/{names.API_VERSION}/{names.PLURAL}", {})
+
+    async def list_pods(self) -> Listing:
+        return await self._list("/api/v1/pods", {"labelSelector": names.OURS})
+
+    async def _list(self, path: str, query: dict[str, str]) -> Listing:
+        items: list[Object] = []
+        query = {**query, "limit": str(PAGE)}
+        while True:
+            page = await self._kube.request("GET", path, query=query)
+            items += page.get("items") or []
+            meta = page.get("metadata") or {}
+            if not meta.get("continue"):
+                return Listing(items, meta.get("resourceVersion") or "0")
+            query = {**query, "continue": meta["continue"]}
+
+    async def get_job(self, namespace: str, name: str) -> Object:
+        return await self._kube.request("GET", _job(namespace, name))
+
+    async def get_pod(self, namespace: str, name: str) -> Object:
+        return await self._kube.request("GET", _core(namespace, "pods", name))
+
+    async def create_pod(self, pod: Object) -> Object:
+        return await self._kube.request("POST", _core(pod["metadata"]["namespace"], "pods"), pod)
+
+    async def delete_pod(self, namespace: str, name: str, uid: str, because: str) -> Object:
+        path = _core(namespace, "pods", name)
+        note = {"metadata": {"uid": uid, "annotations": {names.ANNOTATION_DELETED_BECAUSE: because}}}
+        noted = await self._kube.request("PATCH", path, note, MERGE_PATCH)
+        preconditions = {"uid": uid, "resourceVersion": noted["metadata"]["resourceVersion"]}
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+        return await self._kube.request("DELETE", path, body)
+
+    async def create_secret(self, secret: Object) -> None:
+        await self._kube.request("POST", _core(secret["metadata"]["namespace"], "secrets"), secret)
+
+    async def get_service(self, namespace: str, name: str) -> Object:
+        return await self._kube.request("GET", _core(namespace, "services", name))
+
+    async def apply_service(self, service: Object) -> Object:
+        meta = service["metadata"]
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        path = _core(meta["namespace"], "services", meta["name"])
+        return await self._kube.request("PATCH", path, service, APPLY_PATCH, query)
+
+    async def patch_status(
+        self, namespace: str, name: str, uid: str, resource_version: str, status: Object
+    ) -> Object:
+        body = {"metadata": {"uid": uid, "resourceVersion": resource_version}, "status": status}
+        return await self._kube.request("PATCH", _job(namespace, name) + "/status", body, MERGE_PATCH)
+
+    async def create_event(self, event: Object) -> None:
+        await self._kube.request("POST", _core(event["metadata"]["namespace"], "events"), event)
+
+    async def get_lease(self, namespace: str, name: str) -> Object:
+        return await self._kube.request("GET", _lease(namespace, name))
+
+    async def create_lease(self, lease: Object) -> Object:
+        return await self._kube.request("POST", _lease(lease["metadata"]["namespace"]), lease)
+
+    async def replace_lease(self, lease: Object) -> Object:
+        meta = lease["metadata"]
+        return await self._kube.request("PUT", _lease(meta["namespace"], meta["name"]), lease)
+
+    async def get_secret(self, namespace: str, name: str) -> Object:
+        return await self._kube.request("GET", _core(namespace, "secrets", name))
+
+
+def _core(namespace: str, plural: str, name: str | None = None) -> str:
+    return f"/api/v1/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
+
+
+def _job(namespace: str, name: str) -> str:
+    return f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}/{name}"
+
+
+def _lease(namespace: str, name: str | None = None) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases" + (f"/{name}" if name else "")
+
+
+def is_gone(error: ApiError) -> bool:
+    return error.code == 404
+
+
+def merge_patch(old: Object, new: Object) -> Object:
+    """The RFC 7386 patch that turns `old` into `new`; empty when they are equal."""
+    patch: Object = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        if key not in old:
+            patch[key] = value
+        elif isinstance(value, dict) and isinstance(old[key], dict):
+            inner = merge_patch(old[key], value)
+            if inner:
+                patch[key] = inner
+        elif old[key] != value:
+            patch[key] = value
+    return patch

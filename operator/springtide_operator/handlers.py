@@ -1,0 +1,69 @@
+"""kopf's wiring and nothing else: watches feed the operator, which decides by itself.
+
+Run with `python -m springtide_operator`, or `kopf run --all-namespaces -m springtide_operator.handlers`.
+Only `kopf.on.event` is used: other handlers would put finalizers on jobs, and an uninstalled operator would
+leave
+jobs and namespaces that can never be deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import kopf
+
+from springtide_operator.api import names
+from springtide_operator.kube import find_credentials
+from springtide_operator.runtime import Operator
+from springtide_operator.settings import read_settings
+
+log = logging.getLogger("springtide.operator")
+
+_BACKOFFS = (0.2, 0.5, 1, 2, 3, *([5] * 10_000))
+
+
+@kopf.on.startup()
+async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
+    configure(settings)
+    memo.operator = Operator(read_settings(os.environ))
+    await memo.operator.start()
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """Watches that notice when they went silent; no posting, no peering, no marks of kopf's own."""
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.watching.server_timeout = 120
+    settings.watching.client_timeout = 150
+    settings.watching.connect_timeout = 5
+    settings.watching.label_selectors["", "v1", "pods"] = names.OURS
+    settings.networking.request_timeout = 10
+    settings.networking.error_backoffs = _BACKOFFS
+    settings.queueing.error_delays = _BACKOFFS
+    settings.persistence.finalizer = f"{names.GROUP}/unused"
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=names.GROUP)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=names.GROUP)
+
+
+@kopf.on.cleanup()
+async def stop(memo: kopf.Memo, **_: Any) -> None:
+    operator: Operator | None = memo.get("operator")
+    if operator is not None:
+        await operator.stop()
+
+
+@kopf.on.login()
+def login(settings: kopf.OperatorSettings, **_: Any) -> kopf.ConnectionInfo:
+    return find_credentials(settings)
+
+
+@kopf.on.event(names.GROUP, names.VERSION, names.PLURAL)
+def job_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
+    memo.operator.job_event(event["type"], dict(event["object"]))
+
+
+@kopf.on.event("", "v1", "pods")
+def pod_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
+    memo.operator.pod_event(event["type"], dict(event["object"]))

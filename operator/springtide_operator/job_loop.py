@@ -1,0 +1,263 @@
+"""The loop of one job: look, plan, write status, act, tell; woken by events, and every two seconds anyhow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from springtide_operator.api import names
+from springtide_operator.api.job import InvalidJob, Job
+from springtide_operator.cache import Cache, Key
+from springtide_operator.cluster import Cluster, is_gone, merge_patch
+from springtide_operator.kube import ApiError
+from springtide_operator.link import Link, news
+from springtide_operator.perform import Performer
+from springtide_operator.plan import coordinator as coordinator_policy
+from springtide_operator.plan.actions import Event, Plan
+from springtide_operator.plan.decide import invalid, plan
+from springtide_operator.plan.ledger import Ledger
+from springtide_operator.plan.observation import Observation
+from springtide_operator.plan.relay import Word, word
+
+log = logging.getLogger("springtide.operator")
+
+FIRST_RETRY = 0.2
+SETTLE = 0.005  # events of one cause come in bunches
+
+
+class Meter(Protocol):
+    """What a loop counts."""
+
+    def reconciled(self, result: str, seconds: float) -> None: ...
+
+
+class JobLoop:
+    """`wake()` after anything that may matter. Both tasks end by themselves when the job is gone."""
+
+    def __init__(
+        self,
+        key: Key,
+        uid: str,
+        cluster: Cluster,
+        cache: Cache,
+        performer: Performer,
+        link: Link,
+        may_act: Callable[[], bool],
+        meter: Meter,
+        tick: float = 2.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.key = key
+        self.uid = uid
+        self.link = link
+        self._cluster = cluster
+        self._cache = cache
+        self._performer = performer
+        self._may_act = may_act
+        self._meter = meter
+        self._tick = tick
+        self._clock = clock
+        self._plan_wanted = asyncio.Event()
+        self._sync_wanted = asyncio.Event()
+        self._said: tuple[str, Word] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        name = "/".join(self.key)
+        self._tasks = [
+            asyncio.create_task(self._plan_for_ever(), name=f"plan {name}"),
+            asyncio.create_task(self._sync_for_ever(), name=f"sync {name}"),
+        ]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.link.close()
+
+    def wake(self) -> None:
+        """Plan soon; tell the coordinator at once if what it should hear has changed."""
+        self._plan_wanted.set()
+        job = self._job()
+        if job is None:
+            return
+        observation = self.observe(job)
+        pod = coordinator_policy.current(observation, Ledger.from_status(job.status))
+        if pod is not None and self._said != (pod.uid, word(job, observation, 0.0)):
+            self._sync_wanted.set()
+
+    def observe(self, job: Job) -> Observation:
+        """What is known now."""
+        memory = self._performer.memory
+        workers, coordinators = self._cache.pods(self.key, self.uid)
+        foreign = self._cache.foreign_names(self.key, self.uid)
+        return Observation(
+            workers=workers,
+            coordinators=coordinators,
+            service=memory.service,
+            secret_made=memory.secret_made,
+            report=self.link.report,
+            unreachable_since=self.link.unreachable_since,
+            unreachable_why=self.link.why,
+            refusals=dict(memory.refusals),
+            taken=foreign | memory.taken,
+        )
+
+    def raw(self) -> dict[str, Any] | None:
+        """The job as last heard of; None when it is gone, or another job has its name."""
+        job = self._cache.job(self.key)
+        return job if job is not None and job["metadata"]["uid"] == self.uid else None
+
+    def _job(self) -> Job | None:
+        raw = self.raw()
+        if raw is None:
+            return None
+        try:
+            return Job.parse(raw)
+        except InvalidJob:
+            return None
+
+    async def _plan_for_ever(self) -> None:
+        pause = 0.0
+        while True:
+            if pause > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._plan_wanted.wait(), pause)
+                await asyncio.sleep(SETTLE)
+            self._plan_wanted.clear()
+            began = time.monotonic()
+            try:
+                pause = await self.round()
+                self._meter.reconciled("success", time.monotonic() - began)
+            except ApiError as error:
+                pause = self._tick
+                self._meter.reconciled("error", time.monotonic() - began)
+                log.warning(
+                    "a round failed, the next one is in %.0f s: %s", pause, error, extra=self._fields()
+                )
+            except Exception:  # a bug in one job's plan must not stop the others', nor its own next try
+                pause = self._tick
+                self._meter.reconciled("error", time.monotonic() - began)
+                log.exception("a round failed, the next one is in %.0f s", pause, extra=self._fields())
+
+    async def round(self) -> float:
+        """One look, one plan, one status write, its actions, its events. Returns seconds to wait. Raises
+        ApiError.
+        """
+        raw = self.raw()
+        if raw is None or not self._may_act():
+            return self._tick
+        now = self._clock()
+        job: Job | None = None
+        try:
+            job = Job.parse(raw)
+        except InvalidJob as error:
+            decided = invalid(raw.get("status") or {}, raw["metadata"].get("generation", 1), str(error), now)
+        else:
+            decided = plan(job, self.observe(job), now)
+        if not await self._write_status(raw, decided):
+            return 0.0
+        done = await self._performer.perform(job, decided.actions) if job is not None else 0
+        for event in decided.events:
+            await self._post(raw, event)
+        if done:
+            return 0.0
+        wait = self._tick
+        if decided.wake_at is not None:
+            wait = min(wait, max(0.02, decided.wake_at - self._clock()))
+        return wait
+
+    async def _write_status(self, raw: dict[str, Any], decided: Plan) -> bool:
+        """False if somebody else wrote first: the next round plans from what they wrote."""
+        patch = merge_patch(raw.get("status") or {}, decided.status)
+        if not patch:
+            return True
+        meta = raw["metadata"]
+        try:
+            written = await self._cluster.patch_status(*self.key, self.uid, meta["resourceVersion"], patch)
+        except ApiError as error:
+            if is_gone(error):
+                self._cache.drop_job(raw)
+                return False
+            if error.code != 409:
+                raise
+            self._cache.put_job(await self._cluster.get_job(*self.key))
+            return False
+        self._cache.put_job(written)
+        return True
+
+    async def _post(self, raw: dict[str, Any], event: Event) -> None:
+        now = datetime.now(UTC)
+        meta = raw["metadata"]
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {
+                "name": f"{meta['name']}.{uuid.uuid4().hex[:16]}",
+                "namespace": meta["namespace"],
+            },
+            "involvedObject": {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "name": meta["name"],
+                "namespace": meta["namespace"],
+                "uid": meta["uid"],
+                "resourceVersion": meta["resourceVersion"],
+            },
+            "type": "Warning" if event.warning else "Normal",
+            "reason": event.reason,
+            "message": event.message[:1024],
+            "source": {"component": names.MANAGER},
+            "reportingComponent": f"{names.GROUP}/operator",
+            "firstTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "lastTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "count": 1,
+        }
+        level = logging.WARNING if event.warning else logging.INFO
+        log.log(level, "%s: %s", event.reason, event.message, extra=self._fields())
+        try:
+            await self._cluster.create_event(body)
+        except ApiError as error:
+            log.warning("an event could not be posted: %s", error, extra=self._fields())
+
+    async def _sync_for_ever(self) -> None:
+        pause = FIRST_RETRY
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._sync_wanted.wait(), pause)
+            self._sync_wanted.clear()
+            try:
+                ok = await self._sync()
+            except Exception:  # a reply that cannot be read must not end the line for ever
+                log.exception("a call of the coordinator failed", extra=self._fields())
+                ok = False
+            pause = self._tick if ok else min(self._tick, max(FIRST_RETRY, pause * 1.5))
+
+    async def _sync(self) -> bool:
+        """One call, if this operator acts and there is somebody to call."""
+        job = self._job()
+        if job is None or not self._may_act():
+            return True
+        observation = self.observe(job)
+        pod = coordinator_policy.current(observation, Ledger.from_status(job.status))
+        if pod is None:
+            self.link.nobody()
+            return False
+        before, was_reachable = self.link.report, self.link.unreachable_since is None
+        said = word(job, observation, self._clock())
+        self._said = (pod.uid, word(job, observation, 0.0))
+        ok = await self.link.call(pod, said)
+        if not ok:
+            self._said = None
+        if news(before, self.link.report) or was_reachable != ok:
+            self._plan_wanted.set()
+        return ok
+
+    def _fields(self) -> dict[str, Any]:
+        return {"fields": {"job": "/".join(self.key)}}

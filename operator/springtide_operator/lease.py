@@ -1,0 +1,139 @@
+"""One operator acts: a Lease (coordination.k8s.io) that its holder renews.
+
+The rules are those of Kubernetes' own leader election: another holder is believed for its whole lease
+duration since
+this process saw its last change (clocks of two machines are never compared); a holder that could not renew
+within
+the deadline, which is shorter, stops acting by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from springtide_operator.cluster import Cluster, is_gone
+from springtide_operator.kube import ApiError
+
+NAME = "springtide-operator"
+DURATION = 10.0
+DEADLINE = 6.0
+RETRY = 2.0
+
+log = logging.getLogger("springtide.operator.lease")
+
+
+class Lease:
+    """`held` is true while this process may act."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespace: str,
+        identity: str,
+        on_change: Callable[[bool], None] = lambda held: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._identity = identity
+        self._on_change = on_change
+        self._clock = clock
+        self._renewed_at = float("-inf")
+        self._was_held = False
+        self._seen: tuple[object, object] | None = None
+        self._seen_at = 0.0
+        self.trouble: str | None = "has not asked for the lease yet"
+
+    @property
+    def held(self) -> bool:
+        return self._clock() - self._renewed_at < DEADLINE
+
+    async def run(self) -> None:
+        """Try and renew for ever."""
+        while True:
+            await self.step()
+            await asyncio.sleep(RETRY)
+
+    async def step(self) -> None:
+        """One try."""
+        began = self._clock()
+        try:
+            if await asyncio.wait_for(self._try(), DEADLINE - 1.0):
+                self._renewed_at = began
+                self.trouble = None
+        except TimeoutError:
+            self.trouble = "the API server does not answer"
+        except ApiError as error:
+            self.trouble = str(error)
+            if is_gone(error):
+                self.trouble = (
+                    f"the namespace {self._namespace!r} does not exist: install the operator's manifest"
+                )
+        held = self.held
+        if held != self._was_held:
+            self._was_held = held
+            log.info("acts from now on" if held else f"acts no more: {self.trouble}")
+            self._on_change(held)
+
+    async def release(self) -> None:
+        """Let another take over at once."""
+        if not self.held:
+            return
+        self._renewed_at = float("-inf")
+        try:
+            lease = await self._cluster.get_lease(self._namespace, NAME)
+            if lease["spec"].get("holderIdentity") == self._identity:
+                lease["spec"]["holderIdentity"] = ""
+                await self._cluster.replace_lease(lease)
+        except ApiError as error:
+            log.warning("the lease could not be given back: %s", error)
+
+    async def _try(self) -> bool:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        try:
+            lease = await self._cluster.get_lease(self._namespace, NAME)
+        except ApiError as error:
+            if not is_gone(error):
+                raise
+            await self._cluster.create_lease(self._new(now))
+            return True
+        spec: dict[str, Any] = lease.setdefault("spec", {})
+        holder = spec.get("holderIdentity") or ""
+        if holder and holder != self._identity:
+            seen = (holder, spec.get("renewTime"))
+            if seen != self._seen:
+                self._seen, self._seen_at = seen, self._clock()
+            duration = float(spec.get("leaseDurationSeconds") or DURATION)
+            if self._clock() - self._seen_at < duration:
+                self.trouble = f"stands by: {holder} holds the lease"
+                return False
+        if holder != self._identity:
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
+            spec["acquireTime"] = now
+        spec |= {"holderIdentity": self._identity, "renewTime": now, "leaseDurationSeconds": int(DURATION)}
+        try:
+            await self._cluster.replace_lease(lease)
+        except ApiError as error:
+            if error.code == 409:
+                return False
+            raise
+        return True
+
+    def _new(self, now: str) -> dict[str, Any]:
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": NAME, "namespace": self._namespace},
+            "spec": {
+                "holderIdentity": self._identity,
+                "leaseDurationSeconds": int(DURATION),
+                "acquireTime": now,
+                "renewTime": now,
+                "leaseTransitions": 0,
+            },
+        }

@@ -1,0 +1,172 @@
+"""The line to one job's coordinator: Sync calls to the pod of the incarnation in status, and the last
+answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from springtide_coordinator import coordinator_pb2 as pb
+from springtide_coordinator.client import SyncClient, SyncError
+from springtide_operator.api import names
+from springtide_operator.plan.observation import CoordinatorPod, MemberReport, Report
+from springtide_operator.plan.relay import Word
+
+_IN_GENERATION = (pb.ACTIVE, pb.ENDED, pb.AFTER)
+
+
+class Caller(Protocol):
+    """What `SyncClient` does."""
+
+    async def sync(self, request: pb.SyncRequest, timeout: float = 2.0) -> pb.SyncReply: ...
+
+    async def close(self) -> None: ...
+
+
+class Link:
+    """`report`: the last answer of the current coordinator. `unreachable_since`: since when calls fail, or
+    None.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        timeout: float,
+        connect: Callable[[str, str], Caller] = SyncClient,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._token = token
+        self._timeout = timeout
+        self._connect = connect
+        self._clock = clock
+        self._caller: Caller | None = None
+        self._target: tuple[str, str] | None = None  # pod uid, address
+        self.report: Report | None = None
+        self.unreachable_since: float | None = None
+        self.why = ""
+
+    async def close(self) -> None:
+        if self._caller is not None:
+            await self._caller.close()
+        self._caller = None
+        self._target = None
+
+    async def call(self, pod: CoordinatorPod, word: Word) -> bool:
+        """Tell and ask once; False if it failed, for the reason in `why`."""
+        if pod.ip is None:
+            self._failed(f"{pod.name} has no address yet")
+            return False
+        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+        target = (pod.uid, f"{host}:{names.COORDINATOR_PORT}")
+        if target != self._target or self._caller is None:
+            await self.close()
+            self._caller = self._connect(target[1], self._token)
+            self._target = target
+        try:
+            reply = await self._caller.sync(to_request(word), self._timeout)
+        except SyncError as error:
+            self._failed(str(error))
+            return False
+        if reply.incarnation.number != pod.incarnation:
+            self._failed(
+                f"{target[1]} says it is incarnation {reply.incarnation.number}, not {pod.incarnation}"
+            )
+            return False
+        self.report = to_report(reply, self._clock())
+        self.unreachable_since = None
+        self.why = ""
+        return True
+
+    def nobody(self) -> None:
+        """There is no coordinator pod to call."""
+        self.unreachable_since = None
+        self.why = ""
+
+    def _failed(self, why: str) -> None:
+        self.why = why
+        if self.unreachable_since is None:
+            self.unreachable_since = self._clock()
+
+
+def to_request(word: Word) -> pb.SyncRequest:
+    """The message of one Sync."""
+    return pb.SyncRequest(
+        target=word.target,
+        minimum=word.minimum,
+        maximum=word.maximum,
+        observed=True,
+        living=[
+            pb.Pod(uid=pod.uid, name=pod.name, slot=pod.slot, started=pod.started, leave_by=pod.leave_by)
+            for pod in word.living
+        ],
+    )
+
+
+def to_report(reply: pb.SyncReply, at: float) -> Report:
+    """What policies need of an answer; `at` in unix seconds."""
+    generation = reply.generation.number if reply.HasField("generation") else None
+    data: Mapping[str, int] | None = None
+    if reply.HasField("data"):
+        source = reply.data
+        data = {
+            "epoch": source.epoch,
+            "seen": source.seen,
+            "repeated": source.repeated,
+            "lost": source.lost,
+            "skipped": source.skipped,
+            "totalSeen": source.total_seen,
+        }
+    recovered = reply.HasField("last_recovery") and reply.last_recovery.cause not in ("", "start")
+    return Report(
+        incarnation=reply.incarnation.number,
+        restart=reply.incarnation.restart,
+        at=at,
+        phase=pb.Phase.Name(reply.phase),
+        generation=generation,
+        step=reply.state.step if reply.HasField("state") else None,
+        members=tuple(
+            MemberReport(
+                pod_uid=member.member.pod_uid,
+                active=member.standing in _IN_GENERATION,
+                connected=member.connected,
+                leaving=member.leaving,
+            )
+            for member in reply.members
+        ),
+        waiting_for=tuple(reply.waiting_for),
+        reason=reply.reason,
+        message=reply.message,
+        data=data,
+        samples_per_second=reply.samples_per_second,
+        goodput=reply.goodput,
+        values=dict(reply.values),
+        recoveries=reply.recoveries,
+        recovery_seconds=reply.last_recovery.seconds if recovered else None,
+        recovery_cause=reply.last_recovery.cause if recovered else "",
+        states_lost=reply.states_lost,
+        last_commit_at=reply.last_commit_unix or None,
+        silent=frozenset(reply.silent),
+    )
+
+
+def news(before: Report | None, after: Report | None) -> bool:
+    """Whether conditions may follow from the difference; numbers that always move are no news."""
+    if before is None or after is None:
+        return before is not after
+
+    def still(report: Report) -> Report:
+        return replace(
+            report,
+            at=0.0,
+            step=None,
+            data=None,
+            samples_per_second=0.0,
+            goodput=0.0,
+            values={},
+            last_commit_at=None,
+        )
+
+    return still(before) != still(after)

@@ -1,0 +1,132 @@
+"""Prometheus metrics of the operator. A job's series are computed at scrape time, so they go with the job."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from springtide_operator.api import reasons
+
+JOB_LABELS = ["training_job", "job_namespace"]
+Status = dict[str, Any]
+Jobs = Callable[[], Iterable[tuple[str, str, Status]]]  # (namespace, name, status)
+
+
+class Metrics:
+    """One registry per operator process."""
+
+    def __init__(self, jobs: Jobs, acting: Callable[[], bool]) -> None:
+        self.registry = CollectorRegistry()
+        self._reconciles = Counter(
+            "springtide_operator_reconciles",
+            "Rounds of planning, by result: success or error.",
+            ["result"],
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "springtide_operator_reconcile_seconds",
+            "Time of one round of planning, status write and actions, in seconds.",
+            registry=self.registry,
+            buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+        )
+        self._errors = Counter(
+            "springtide_operator_api_errors",
+            "Requests that the API server refused or did not answer, by HTTP code (0: no answer).",
+            ["code"],
+            registry=self.registry,
+        )
+        self._actions = Counter(
+            "springtide_operator_actions",
+            "Actions carried out, by kind: ensure_secret, apply_service, create_coordinator, create_worker,"
+            " delete_pod.",
+            ["kind"],
+            registry=self.registry,
+        )
+        for result in ("success", "error"):
+            self._reconciles.labels(result)
+        self.registry.register(_JobCollector(jobs, acting))
+
+    def reconciled(self, result: str, seconds: float) -> None:
+        self._reconciles.labels(result).inc()
+        self._seconds.observe(seconds)
+
+    def api_error(self, code: int) -> None:
+        self._errors.labels(str(code)).inc()
+
+    def acted(self, kind: str) -> None:
+        self._actions.labels(kind).inc()
+
+
+class _JobCollector(Collector):
+    def __init__(self, jobs: Jobs, acting: Callable[[], bool]) -> None:
+        self._jobs = jobs
+        self._acting = acting
+
+    def collect(self) -> Iterator[Metric]:
+        jobs = list(self._jobs())
+        acting = GaugeMetricFamily(
+            "springtide_operator_acting", "1 while this process holds the lease and acts, else 0."
+        )
+        acting.add_metric([], float(self._acting()))
+        yield acting
+        states = Tally(status.get("state") or reasons.STATE_PENDING for _, _, status in jobs)
+        by_state = GaugeMetricFamily(
+            "springtide_jobs", f"Training jobs by state: {', '.join(reasons.STATES)}.", labels=["state"]
+        )
+        for state in reasons.STATES:
+            by_state.add_metric([state], float(states.get(state, 0)))
+        yield by_state
+        yield from _per_job(jobs)
+
+
+def _per_job(jobs: list[tuple[str, str, Status]]) -> Iterator[Metric]:
+    workers = GaugeMetricFamily(
+        "springtide_job_workers",
+        "Workers of the job by state: desired, existing, ready, active (train in the current generation).",
+        labels=[*JOB_LABELS, "state"],
+    )
+    restarts = CounterMetricFamily(
+        "springtide_job_restarts",
+        "Workers that ended early, by reason: failure (counted against backoffLimit) or preemption.",
+        labels=[*JOB_LABELS, "reason"],
+    )
+    recoveries = CounterMetricFamily(
+        "springtide_job_recoveries", "Changes of the workers that training survived.", labels=JOB_LABELS
+    )
+    plain = {
+        "generation": _gauge("generation", "Number of the membership generation."),
+        "step": _gauge("step", "Newest committed step."),
+        "samplesPerSecond": _gauge("samples_per_second", "Samples per second of all workers together."),
+        "goodput": _gauge("goodput_ratio", "Time spent on steps that survive, as a share of wall time, 0-1."),
+        "lastRecoverySeconds": _gauge(
+            "last_recovery_seconds",
+            "Last commit before the last change of workers to the first commit after it, in seconds.",
+        ),
+    }
+    for namespace, name, status in jobs:
+        labels = [name, namespace]
+        counts = status.get("workers") or {}
+        for state, key in (
+            ("desired", "desired"),
+            ("existing", "replicas"),
+            ("ready", "ready"),
+            ("active", "active"),
+        ):
+            workers.add_metric([*labels, state], float(counts.get(key, 0)))
+        ended = status.get("restarts") or {}
+        restarts.add_metric([*labels, "failure"], float(ended.get("failures", 0)))
+        restarts.add_metric([*labels, "preemption"], float(ended.get("preemptions", 0)))
+        recoveries.add_metric(labels, float(status.get("recoveries", 0)))
+        for key, family in plain.items():
+            if key in status:
+                family.add_metric(labels, float(status[key]))
+    yield from (workers, restarts, recoveries, *plain.values())
+
+
+def _gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"springtide_job_{name}", text, labels=JOB_LABELS)

@@ -1,0 +1,218 @@
+"""Carry out the actions of one job's plan, and remember what came of them until the next round sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from springtide_operator.api import names
+from springtide_operator.api.job import Job
+from springtide_operator.cache import Cache, Key
+from springtide_operator.cluster import Cluster, is_gone
+from springtide_operator.kube import ApiError
+from springtide_operator.manifests.coordinator import coordinator_pod, secret, service
+from springtide_operator.manifests.worker import TemplateError, worker_pod
+from springtide_operator.plan import observe
+from springtide_operator.plan.actions import (
+    Action,
+    ApplyService,
+    CreateCoordinator,
+    CreateWorker,
+    DeletePod,
+    EnsureSecret,
+)
+from springtide_operator.plan.observation import Refusal, ServiceSeen
+from springtide_operator.plan.refused import refuse
+
+log = logging.getLogger("springtide.operator")
+
+PARALLEL = 32  # requests of one job at a time
+
+
+@dataclass
+class Memory:
+    """What this process knows of a job beyond pods and status. Losing it costs a few requests, nothing
+    else.
+    """
+
+    service: ServiceSeen | None = None
+    secret_made: bool = False
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+
+
+class Performer:
+    """For one job."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Cache,
+        key: Key,
+        token: str,
+        coordinator_image: str,
+        may_act: Callable[[], bool],
+        on_action: Callable[[str], None] = lambda kind: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._key = key
+        self._token = token
+        self._image = coordinator_image
+        self._may_act = may_act
+        self._on_action = on_action
+        self._clock = clock
+        self.memory = Memory()
+
+    async def perform(self, job: Job, actions: Sequence[Action]) -> int:
+        """Secret, Service and coordinator first, then deletions, then workers in growing batches.
+
+        Returns how many were carried out. Refusals are remembered for the next plan, they are no errors here.
+        """
+        first = [a for a in actions if isinstance(a, EnsureSecret | ApplyService | CreateCoordinator)]
+        deletions = [a for a in actions if isinstance(a, DeletePod)]
+        creations = [a for a in actions if isinstance(a, CreateWorker)]
+        done = 0
+        for action in first:
+            if not self._may_act():
+                return done
+            done += await self._one(job, action)
+        for start in range(0, len(deletions), PARALLEL):
+            if not self._may_act():
+                return done
+            batch = deletions[start : start + PARALLEL]
+            done += sum(await asyncio.gather(*(self._one(job, action) for action in batch)))
+        # A quota refuses all of a hundred creations: find out with one, then two, four, ...
+        start, size = 0, 1 if "worker" in self.memory.refusals else 4
+        while start < len(creations):
+            if not self._may_act():
+                return done
+            batch_of = creations[start : start + size]
+            carried = sum(await asyncio.gather(*(self._one(job, action) for action in batch_of)))
+            done += carried
+            if carried < len(batch_of):
+                break
+            start, size = start + size, min(PARALLEL, size * 2)
+        return done
+
+    async def _one(self, job: Job, action: Action) -> bool:
+        role = _role(action)
+        try:
+            await self._do(job, action)
+        except ApiError as error:
+            if isinstance(action, DeletePod):
+                # 409: the pod changed since it was seen; the next round looks again.
+                if error.code not in (404, 409):
+                    log.warning("%s: deleting %s: %s", job.name, action.name, error, extra=_fields(job))
+                return False
+            self._refused(job, role, error.code, error.message)
+            return False
+        except TemplateError as error:
+            self._refused(job, role, 422, str(error))
+            return False
+        self._on_action(action.kind)
+        self.memory.refusals.pop(role, None)
+        log.info("%s: %s", _what(job, action), action.reason, extra=_fields(job))
+        return True
+
+    async def _do(self, job: Job, action: Action) -> None:
+        if isinstance(action, EnsureSecret):
+            try:
+                await self._cluster.create_secret(secret(job, self._token))
+            except ApiError as error:
+                if error.code != 409:
+                    raise
+            self.memory.secret_made = True
+        elif isinstance(action, ApplyService):
+            await self._apply_service(job, action)
+        elif isinstance(action, CreateCoordinator):
+            await self._create(job, coordinator_pod(job, action.incarnation, self._image))
+        elif isinstance(action, CreateWorker):
+            await self._create(job, worker_pod(job, action.slot, action.attempt, action.address))
+        else:
+            try:
+                answer = await self._cluster.delete_pod(
+                    job.namespace, action.name, action.uid, action.because
+                )
+            except ApiError as error:
+                if is_gone(error):
+                    self._cache.drop_pod_uid(self._key, action.uid)
+                raise
+            if answer.get("kind") == "Pod" and "deletionTimestamp" in answer.get("metadata", {}):
+                self._cache.put_pod(answer)
+
+    async def _create(self, job: Job, pod: dict[str, Any]) -> None:
+        """POST; where the name is taken by this job's own pod, an earlier try had succeeded."""
+        name = pod["metadata"]["name"]
+        try:
+            created = await self._cluster.create_pod(pod)
+        except ApiError as error:
+            if error.code != 409:
+                raise
+            created = await self._cluster.get_pod(job.namespace, name)
+            if not observe.owned_by(created, job.uid):
+                self.memory.taken.add(name)
+                return
+        self._cache.put_pod(created)
+
+    async def _apply_service(self, job: Job, action: ApplyService) -> None:
+        wanted = service(job, action.incarnation, action.cluster_ip)
+        name = wanted["metadata"]["name"]
+        try:
+            found = await self._cluster.get_service(job.namespace, name)
+        except ApiError as error:
+            if not is_gone(error):
+                raise
+        else:
+            if not observe.owned_by(found, job.uid):
+                raise ApiError(
+                    409,
+                    "Conflict",
+                    f"a Service {name!r} exists that this job does not control: delete it, or wait until"
+                    " Kubernetes has collected it if it belonged to a deleted job of the same name",
+                )
+        try:
+            applied = await self._cluster.apply_service(wanted)
+        except ApiError as error:
+            if error.code != 422 or action.cluster_ip is None:
+                raise
+            # The address is somebody else's now; workers made before keep training, but find no coordinator.
+            applied = await self._cluster.apply_service(service(job, action.incarnation))
+        ip = (applied.get("spec") or {}).get("clusterIP") or ""
+        if not ip or ip == "None":
+            raise ApiError(0, "NoAddress", f"the Service {name!r} has no cluster IP yet")
+        host = f"[{ip}]" if ":" in ip else ip
+        self.memory.service = ServiceSeen(
+            f"{host}:{names.COORDINATOR_PORT}", action.incarnation, self._clock()
+        )
+
+    def _refused(self, job: Job, role: str, code: int, message: str) -> None:
+        before = self.memory.refusals.get(role)
+        self.memory.refusals[role] = refuse(before, code, message, self._clock())
+        if before is None or before.message != message:
+            log.warning("creating the %s: %s (%s)", role, message, code, extra=_fields(job))
+
+
+def _role(action: Action) -> str:
+    return {"ensure_secret": "secret", "apply_service": "service", "create_coordinator": "coordinator"}.get(
+        action.kind, "worker"
+    )
+
+
+def _what(job: Job, action: Action) -> str:
+    if isinstance(action, CreateWorker):
+        return f"creates {names.worker_name(job.name, action.slot, action.attempt)}"
+    if isinstance(action, CreateCoordinator):
+        return f"creates {names.coordinator_name(job.name, action.incarnation)}"
+    if isinstance(action, DeletePod):
+        return f"deletes {action.name} ({action.because})"
+    return "applies the Service" if isinstance(action, ApplyService) else "makes the Secret"
+
+
+def _fields(job: Job) -> dict[str, Any]:
+    return {"fields": {"job": f"{job.namespace}/{job.name}"}}

@@ -1,0 +1,213 @@
+"""The operator's parts put together: cache, lease, resync, one loop per job, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from aiohttp import web
+
+from springtide_operator import rootkey
+from springtide_operator.cache import Cache, Key
+from springtide_operator.cluster import Cluster, KubeCluster
+from springtide_operator.job_loop import JobLoop
+from springtide_operator.kube import ApiError, Kube
+from springtide_operator.lease import Lease
+from springtide_operator.link import Link
+from springtide_operator.manifests.coordinator import job_token
+from springtide_operator.metrics import Metrics
+from springtide_operator.perform import Performer
+from springtide_operator.settings import Settings
+from springtide_operator.web import start_web
+
+log = logging.getLogger("springtide.operator")
+
+Object = dict[str, Any]
+
+SILENT_API_SECONDS = 20.0
+
+
+class Operator:
+    """Feed it events with `job_event` and `pod_event`; it lists everything itself, too, so it needs none of
+    them.
+    """
+
+    def __init__(self, settings: Settings, kube: Kube | None = None, cluster: Cluster | None = None) -> None:
+        self.settings = settings
+        self.cache = Cache(self._changed)
+        self.metrics = Metrics(self._statuses, lambda: self.acting)
+        self._kube = kube or Kube(timeout=settings.request_timeout, on_error=self.metrics.api_error)
+        self._cluster = cluster or KubeCluster(self._kube)
+        self._lease = Lease(self._cluster, settings.namespace, settings.identity, self._lease_changed)
+        self._loops: dict[Key, JobLoop] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ends: set[asyncio.Task[None]] = set()
+        self._web: web.AppRunner | None = None
+        self._root_key = settings.root_key
+        self._listed = False  # since this process got the lease
+        self._resync_wanted = asyncio.Event()
+        self._started_at = time.monotonic()
+        self._trouble: str | None = "has not listed the jobs yet"
+
+    @property
+    def acting(self) -> bool:
+        """Holds the lease, and has seen everything since it got it."""
+        return self._lease.held and self._listed
+
+    async def start(self) -> None:
+        """Begin; needs no API server to return."""
+        settings = self.settings
+        self._web = await start_web(
+            self.metrics.registry, self.unhealthy, self.unready, settings.bind, settings.metrics_port
+        )
+        self._tasks = [
+            asyncio.create_task(self._lease.run(), name="lease"),
+            asyncio.create_task(self._resync_for_ever(), name="resync"),
+        ]
+        log.info(
+            "started", extra={"fields": {"identity": settings.identity, "namespace": settings.namespace}}
+        )
+
+    async def stop(self) -> None:
+        """End all tasks, give the lease back, close connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        loops, self._loops = list(self._loops.values()), {}
+        await asyncio.gather(*(loop.stop() for loop in loops), *self._ends)
+        await self._lease.release()
+        if self._web is not None:
+            await self._web.cleanup()
+        await self._kube.close()
+
+    def job_event(self, kind: str | None, job: Object) -> None:
+        """From a watch: kind is ADDED, MODIFIED, DELETED, or None for what existed before."""
+        if kind == "DELETED":
+            self.cache.drop_job(job)
+        else:
+            self.cache.put_job(job)
+
+    def pod_event(self, kind: str | None, pod: Object) -> None:
+        if kind == "DELETED":
+            self.cache.drop_pod(pod)
+        else:
+            self.cache.put_pod(pod)
+
+    def unhealthy(self) -> str | None:
+        """What is wrong with this process or its world; None for nothing."""
+        for task in self._tasks:
+            if task.done():
+                return f"the task {task.get_name()!r} has ended"
+        answered = self._kube.answered_at
+        silent = time.monotonic() - (answered if answered is not None else self._started_at)
+        if silent > SILENT_API_SECONDS:
+            return (
+                f"the API server has not answered for {silent:.0f} s: {self._trouble or self._lease.trouble}"
+            )
+        return None
+
+    def unready(self) -> str | None:
+        if self._trouble is not None:
+            return self._trouble
+        if self._lease.held or (self._lease.trouble or "").startswith("stands by"):
+            return self.unhealthy()
+        return self._lease.trouble
+
+    async def _resync_for_ever(self) -> None:
+        """List everything: at the start, when this process begins to act, and every 15 s, since watches can
+        go silent.
+        """
+        while True:
+            self._resync_wanted.clear()
+            held = self._lease.held
+            try:
+                if self._root_key is None:
+                    self._root_key = await rootkey.obtain(self._cluster, self.settings.namespace)
+                await self._resync()
+                self._trouble = None
+                self._listed = self._listed or held
+                self._meet()
+            except ApiError as error:
+                if self._trouble != str(error):
+                    log.warning("cannot list jobs and pods: %s", error)
+                self._trouble = str(error)
+            pause = self.settings.resync if self._trouble is None else min(1.0, self.settings.resync)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._resync_wanted.wait(), pause)
+
+    async def _resync(self) -> None:
+        pods, jobs = await asyncio.gather(self._cluster.list_pods(), self._cluster.list_jobs())
+        self.cache.replace_pods(pods.items, pods.resource_version)
+        self.cache.replace_jobs(jobs.items, jobs.resource_version)
+
+    def _lease_changed(self, held: bool) -> None:
+        self._listed = False
+        if held:
+            self._resync_wanted.set()
+
+    def _changed(self, key: Key) -> None:
+        loop = self._loops.get(key)
+        if loop is not None and loop.raw() is not None:
+            loop.wake()
+        elif self._trouble is None:
+            self._meet(key)
+
+    def _meet(self, key: Key | None = None) -> None:
+        """Have one loop for each job that exists, and wake it."""
+        for one in [key] if key is not None else {*self._loops, *self.cache.job_keys()}:
+            job = self.cache.job(one)
+            loop = self._loops.get(one)
+            if loop is not None and (job is None or job["metadata"]["uid"] != loop.uid):
+                del self._loops[one]
+                end = asyncio.create_task(loop.stop(), name=f"end {one}")
+                self._ends.add(end)
+                end.add_done_callback(self._ends.discard)
+                loop = None
+            if loop is None and job is not None and self._root_key is not None:
+                loop = self._loops[one] = self._new_loop(one, job["metadata"]["uid"], self._root_key)
+                loop.start()
+            if loop is not None:
+                loop.wake()
+
+    def _new_loop(self, key: Key, uid: str, root_key: bytes) -> JobLoop:
+        token = job_token(root_key, uid)
+
+        def may_act() -> bool:
+            return self.acting
+
+        performer = Performer(
+            self._cluster,
+            self.cache,
+            key,
+            token,
+            self.settings.coordinator_image,
+            may_act,
+            self.metrics.acted,
+        )
+        link = Link(token, self.settings.sync_timeout)
+        return JobLoop(
+            key, uid, self._cluster, self.cache, performer, link, may_act, self.metrics, self.settings.tick
+        )
+
+    def _statuses(self) -> Iterator[tuple[str, str, Object]]:
+        """For metrics: status as written, with the coordinator's fresher numbers where there are some."""
+        for key in self.cache.job_keys():
+            namespace, name = key
+            job = self.cache.job(key)
+            if job is None:
+                continue
+            status = dict(job.get("status") or {})
+            loop = self._loops.get((namespace, name))
+            report = loop.link.report if loop is not None else None
+            if report is not None and "completionTime" not in status:
+                if report.step is not None:
+                    status["step"] = report.step
+                if report.generation is not None:
+                    status["generation"] = report.generation
+                status["samplesPerSecond"] = report.samples_per_second
+                status["goodput"] = report.goodput
+            yield namespace, name, status

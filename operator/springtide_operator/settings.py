@@ -1,0 +1,72 @@
+"""What the operator's process is told by its environment."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from springtide_operator.api import names
+
+DEFAULT_NAMESPACE = "springtide-system"
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class BadEnvironmentError(ValueError):
+    """A variable is malformed; the text says which and what it must be."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Times in seconds."""
+
+    namespace: str = DEFAULT_NAMESPACE
+    identity: str = "operator"
+    coordinator_image: str = names.OPERATOR_IMAGE
+    bind: str = ""
+    metrics_port: int = names.OPERATOR_METRICS_PORT
+    root_key: bytes | None = None
+    tick: float = 2.0
+    resync: float = 15.0
+    request_timeout: float = 10.0
+    sync_timeout: float = 2.0
+
+
+def read_settings(env: Mapping[str, str]) -> Settings:
+    """Raise BadEnvironmentError."""
+    text = env.get("SPRINGTIDE_METRICS_PORT") or str(names.OPERATOR_METRICS_PORT)
+    if not text.isdigit() or int(text) > 65535:
+        raise BadEnvironmentError(f"SPRINGTIDE_METRICS_PORT is {text!r}: it must be a port number, 0-65535")
+    key = env.get("SPRINGTIDE_ROOT_KEY")
+    if key is not None and len(key) < 16:
+        raise BadEnvironmentError("SPRINGTIDE_ROOT_KEY must have at least 16 characters")
+    return Settings(
+        namespace=_namespace(env),
+        identity=_identity(env),
+        coordinator_image=env.get("SPRINGTIDE_COORDINATOR_IMAGE") or names.OPERATOR_IMAGE,
+        bind=env.get("SPRINGTIDE_BIND", ""),
+        metrics_port=int(text),
+        root_key=key.encode() if key else None,
+    )
+
+
+def _namespace(env: Mapping[str, str]) -> str:
+    """Where the operator's own lease and root key live."""
+    for variable in ("SPRINGTIDE_OPERATOR_NAMESPACE", "POD_NAMESPACE"):
+        if env.get(variable):
+            return env[variable]
+    try:
+        return _NAMESPACE_FILE.read_text(encoding="utf-8").strip() or DEFAULT_NAMESPACE
+    except OSError:
+        return DEFAULT_NAMESPACE
+
+
+def _identity(env: Mapping[str, str]) -> str:
+    """A pod restarts in place under the identity it had: nobody else can hold its lease, so it need not
+    wait.
+    """
+    if env.get("POD_NAME") and env.get("POD_UID"):
+        return f"{env['POD_NAME']}_{env['POD_UID']}"
+    return f"{socket.gethostname()}_{uuid.uuid4()}"
