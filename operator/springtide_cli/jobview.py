@@ -1,0 +1,107 @@
+"""What a TrainingJob's status says, in one small value. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    true: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """Numbers are None where the status does not tell them (yet)."""
+
+    namespace: str
+    name: str
+    uid: str
+    deleting: bool
+    taken_up: bool  # an operator has written a status
+    state: str
+    message: str
+    conditions: dict[str, Condition]
+    workers: str
+    replicas: int
+    ready: int
+    generation: int | None
+    step: int | None
+    samples_per_second: str
+    goodput: str
+    restarts: int
+    last_recovery: str
+    epoch: int | None
+    data: dict[str, int]
+    values: dict[str, str]
+    failed_pod: str
+    failed_message: str
+
+    def is_true(self, condition: str) -> bool:
+        found = self.conditions.get(condition)
+        return found is not None and found.true
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def view(job: Object) -> JobView:
+    """Read a TrainingJob as the API server stores it; missing fields are no error."""
+    meta, status = job["metadata"], job.get("status") or {}
+    workers, data = status.get("workers") or {}, status.get("data") or {}
+    failure = status.get("lastFailure") or {}
+    return JobView(
+        namespace=meta.get("namespace", ""),
+        name=meta["name"],
+        uid=meta.get("uid", ""),
+        deleting="deletionTimestamp" in meta,
+        taken_up=bool(status),
+        state=str(status.get("state") or ""),
+        message=str(status.get("message") or ""),
+        conditions={
+            str(c.get("type")): Condition(
+                c.get("status") == "True", c.get("reason", ""), c.get("message", "")
+            )
+            for c in status.get("conditions") or []
+        },
+        workers=str(workers.get("summary") or ""),
+        replicas=_number(workers.get("replicas")) or 0,
+        ready=_number(workers.get("ready")) or 0,
+        generation=_number(status.get("generation")),
+        step=_number(status.get("step")),
+        samples_per_second=str(status.get("samplesPerSecond") or ""),
+        goodput=str(status.get("goodput") or ""),
+        restarts=_number((status.get("restarts") or {}).get("total")) or 0,
+        last_recovery=str(status.get("lastRecoverySeconds") or ""),
+        epoch=_number(data.get("epoch")),
+        data={name: value for name, value in data.items() if _number(value) is not None},
+        values={str(name): str(value) for name, value in (status.get("values") or {}).items()},
+        failed_pod=str(failure.get("pod") or ""),
+        failed_message=str(failure.get("message") or ""),
+    )
+
+
+def progress(job: JobView) -> str:
+    """One line of numbers; empty before there are any."""
+    parts = []
+    if job.step is not None:
+        parts.append(f"step {job.step}")
+    if job.epoch:
+        parts.append(f"epoch {job.epoch}")
+    if job.workers:
+        parts.append(f"{job.workers} workers")
+    if job.generation:
+        parts.append(f"generation {job.generation}")
+    if job.samples_per_second:
+        parts.append(f"{job.samples_per_second} samples/s")
+    if job.goodput:
+        parts.append(f"goodput {job.goodput}")
+    if job.restarts:
+        parts.append(f"{job.restarts} {'restart' if job.restarts == 1 else 'restarts'}")
+    return ", ".join(parts) if job.step is not None or job.generation else ""

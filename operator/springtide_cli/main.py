@@ -1,0 +1,127 @@
+"""The `springtide` command. Sub-commands are imported when they are used, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="springtide",
+    help="Elastic PyTorch training on Kubernetes: jobs that grow, shrink and survive.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+
+Kubeconfig = Annotated[str | None, typer.Option(help="Kubeconfig file; default: as kubectl.", metavar="PATH")]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; default: the current one.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")]
+Logs = Annotated[bool, typer.Option("--logs", help="Show the workers' logs too.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Plain lines, also on a terminal.")]
+
+
+def version() -> str:
+    try:
+        return metadata.version("springtide")
+    except metadata.PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"springtide {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    manifest: Annotated[str, typer.Argument(help="A YAML file with one TrainingJob; - for standard input.")],
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    logs: Logs = False,
+    plain: Plain = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="Run on an embedded cluster on this machine (Linux).")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="With --local: leave the embedded cluster running afterwards.")
+    ] = False,
+    force_conflicts: Annotated[
+        bool, typer.Option("--force-conflicts", help="Take over fields that others manage.")
+    ] = False,
+) -> None:
+    """Apply a manifest, follow its job live, and exit as the job ends.
+
+    Exit codes: 0 succeeded, 1 failed, 2 refused (nothing runs), 130 interrupted (the job stays).
+    """
+    if local and (kubeconfig or context):
+        raise typer.BadParameter("--local brings its own cluster: leave out --kubeconfig and --context")
+    if keep and not local:
+        raise typer.BadParameter("--keep goes with --local")
+    from springtide_cli import run as command
+
+    options = command.Options(kubeconfig, context, namespace, logs, plain, force_conflicts, local, keep)
+    raise typer.Exit(command.run(manifest, options, _console()))
+
+
+@app.command()
+def follow(
+    name: Annotated[str, typer.Argument(help="Name of a TrainingJob.")],
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    logs: Logs = False,
+    plain: Plain = False,
+) -> None:
+    """Follow a job that is there already. Exit codes as for run."""
+    from springtide_cli import run as command
+
+    options = command.Options(kubeconfig, context, namespace, logs, plain)
+    raise typer.Exit(command.follow(name, options, _console()))
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    },
+    add_help_option=False,
+)
+def local(context: typer.Context) -> None:
+    """The embedded one-machine cluster: start, status, stop, node, image."""
+    try:
+        from springtide_local.cli import app as cluster
+    except ModuleNotFoundError as error:
+        typer.echo(
+            f"springtide local needs the extra [local]: {error}. pip install 'springtide[local]'", err=True
+        )
+        raise typer.Exit(2) from error
+    cluster(args=context.args, prog_name="springtide local")
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

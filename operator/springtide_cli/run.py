@@ -1,0 +1,202 @@
+"""`springtide run` and `springtide follow`: apply a job, follow it live, exit as it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from springtide_cli.apply import JOBS, Applier
+from springtide_cli.errors import INTERRUPTED, CliError, Refused
+from springtide_cli.follow import Follower
+from springtide_cli.kube import ApiRefusal, Kube, KubePort, Unreachable, connect
+from springtide_cli.manifest import Manifest, parse, read
+from springtide_cli.screen import Screen, make_screen
+from springtide_cli.story import Line, Tone
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Where the cluster is and how to follow. namespace: for objects that name none."""
+
+    kubeconfig: str | None = None
+    context: str | None = None
+    namespace: str | None = None
+    logs: bool = False
+    plain: bool = False
+    force_conflicts: bool = False
+    local: bool = False
+    keep: bool = False
+
+
+@dataclass
+class Progress:
+    """How far it got, for what an interrupt has to say."""
+
+    applied: list[str] = field(default_factory=list)
+    job: tuple[str, str] | None = None
+    again: str = ""
+
+
+async def apply_all(
+    kube: KubePort, manifest: Manifest, options: Options, screen: Screen, progress: Progress
+) -> Object:
+    """Apply the manifest's objects in order; return the job as stored. Raise Refused."""
+    namespace = options.namespace or kube.namespace
+    applier = Applier(kube, namespace, force=options.force_conflicts)
+    job: Object | None = None
+    for obj in manifest.objects:
+        stored, what = await applier.apply(obj)
+        label = f"{obj['kind']} {obj['metadata']['name']}"
+        progress.applied.append(label)
+        screen.say(Line(f"{label} {what}"))
+        if obj is manifest.job:
+            job = stored
+    assert job is not None
+    progress.job = (job["metadata"]["namespace"], job["metadata"]["name"])
+    return job
+
+
+async def read_job(kube: KubePort, namespace: str, name: str) -> Object:
+    """Raise Refused when there is no such job."""
+    try:
+        return await kube.request("GET", f"{JOBS}/namespaces/{namespace}/trainingjobs/{name}")
+    except ApiRefusal as error:
+        raise Refused(error.message) from error
+
+
+@contextlib.asynccontextmanager
+async def _cluster(options: Options, screen: Screen) -> AsyncIterator[Kube]:
+    if options.local:
+        from springtide_cli.local import embedded
+
+        async with embedded(screen, keep=options.keep) as kubeconfig:
+            kube = await connect(str(kubeconfig))
+            try:
+                yield kube
+            finally:
+                await kube.close()
+        return
+    kube = await connect(options.kubeconfig, options.context)
+    try:
+        yield kube
+    finally:
+        await kube.close()
+
+
+async def run_manifest(manifest: Manifest, options: Options, screen: Screen, progress: Progress) -> int:
+    async with _cluster(options, screen) as kube:
+        try:
+            job = await apply_all(kube, manifest, options, screen, progress)
+        except Unreachable as error:
+            raise Refused(str(error)) from error
+        return await _follow(kube, job, options, screen)
+
+
+async def follow_job(name: str, options: Options, screen: Screen, progress: Progress) -> int:
+    async with _cluster(options, screen) as kube:
+        namespace = options.namespace or kube.namespace
+        try:
+            job = await read_job(kube, namespace, name)
+        except Unreachable as error:
+            raise Refused(str(error)) from error
+        progress.job = (namespace, name)
+        return await _follow(kube, job, options, screen)
+
+
+async def _follow(kube: KubePort, job: Object, options: Options, screen: Screen) -> int:
+    meta = job["metadata"]
+    follower = Follower(kube, screen, logs=options.logs)
+    return await follower.follow(meta["namespace"], meta["name"], meta["uid"])
+
+
+def interrupted(progress: Progress) -> list[Line]:
+    """What stays behind after an interrupt, and how to go on."""
+    if progress.job is None:
+        done = f"applied so far: {', '.join(progress.applied)}" if progress.applied else "nothing was applied"
+        return [Line(f"interrupted; {done}", Tone.BAD)]
+    namespace, name = progress.job
+    return [
+        Line(f"stopped following; the job {name} goes on", Tone.BAD),
+        Line(f"follow it again: springtide follow {name} -n {namespace}{progress.again}"),
+        Line(f"end it: kubectl delete trainingjobs.springtide.dev {name} -n {namespace}"),
+    ]
+
+
+async def _guarded(work: Coroutine[Any, Any, int]) -> tuple[int, int]:
+    """(exit code, signal): SIGINT and SIGTERM cancel the work, so that the screen is put right."""
+    caught: list[int] = []
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        caught.append(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await task, 0
+    except asyncio.CancelledError:
+        if not caught:
+            raise
+        return 128 + caught[0], caught[0]
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def execute(
+    options: Options,
+    console: Console,
+    work: Callable[[Screen, Progress], Coroutine[Any, Any, int]],
+) -> int:
+    """Run one command to its exit code, with every CliError as one message on standard error."""
+    progress = Progress(again=" --local" if options.local else "")
+    screen = make_screen(console, plain=options.plain)
+    try:
+        with screen:
+            code, caught = asyncio.run(_guarded(work(screen, progress)))
+    except KeyboardInterrupt:
+        code, caught = INTERRUPTED, signal.SIGINT
+    except CliError as error:
+        return complain(error)
+    if caught:
+        screen_end(console, interrupted(progress))
+    return code
+
+
+def complain(error: CliError) -> int:
+    """The message on standard error; returns the exit code."""
+    screen_end(Console(stderr=True), [Line(f"springtide: {error}", Tone.BAD)])
+    return error.code
+
+
+def screen_end(console: Console, lines: list[Line]) -> None:
+    """After the live view is gone."""
+    for line in lines:
+        style = "red" if line.tone is Tone.BAD else ""
+        console.print(line.text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def run(path: str, options: Options, console: Console) -> int:
+    """Exit code of `springtide run`."""
+    try:
+        manifest = parse(read(path), "standard input" if path == "-" else path)
+    except CliError as error:
+        return complain(error)
+    return execute(
+        options, console, lambda screen, progress: run_manifest(manifest, options, screen, progress)
+    )
+
+
+def follow(name: str, options: Options, console: Console) -> int:
+    """Exit code of `springtide follow`."""
+    return execute(options, console, lambda screen, progress: follow_job(name, options, screen, progress))
