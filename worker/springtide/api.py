@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from springtide import ending
+from springtide import ending, faults
 from springtide.data.batch import Batch
 from springtide.data.loop import plan_loop
 from springtide.environment import read_settings
@@ -34,6 +34,7 @@ def init() -> None:
     if _runtime is not None:
         raise UsageError("springtide.init() was called already: call it once, at the script's begin")
     settings = read_settings()
+    faults.arm(settings.fault)
     _log_to_stderr()
     if settings.threads:
         torch.set_num_threads(settings.threads)

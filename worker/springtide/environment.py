@@ -32,6 +32,7 @@ class Settings:
     termination_log: str = "/dev/termination-log"
     metrics_port: int = 9400
     step_log: str = ""
+    fault: str = ""
     connect_seconds: float = 10.0
     collective_seconds: float = 1800.0
     """Above the coordinator's hang limit:
@@ -96,5 +97,6 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         termination_log=text("TERMINATION_LOG", "/dev/termination-log"),
         metrics_port=int(number("SPRINGTIDE_METRICS_PORT", 9400, 0)),
         step_log=text("STEP_LOG"),
-        threads=int(number("OMP_NUM_THREADS", 0, 0)),
+        fault=text("FAULT"),
+        threads=int(environ.get("OMP_NUM_THREADS", "0").partition(",")[0] or 0),
     )

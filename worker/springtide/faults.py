@@ -56,7 +56,12 @@ def parse(text: str) -> list[Fault]:
     return faults
 
 
-_faults = parse(os.environ.get("SPRINGTIDE_FAULT", ""))
+_faults: list[Fault] = []
+
+
+def arm(text: str) -> None:
+    """Replace the faults by those of `text`. Raise ValueError for an unknown point or action."""
+    _faults[:] = parse(text)
 
 
 def reach(point: str, step: int) -> None:

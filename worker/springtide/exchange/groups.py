@@ -222,7 +222,9 @@ def _connections(descriptors: set[int], listener: str, peers: set[str]) -> list[
             except OSError:
                 continue  # not connected
             if ours == listener or theirs in peers:
-                found.append(candidate.dup())
+                # Not candidate.dup(): it sets the mode of the shared file description to blocking, and the
+                # backend's one thread then hangs in a read.
+                found.append(socket.socket(fileno=os.dup(candidate.fileno())))
     return found
 
 

@@ -1,0 +1,295 @@
+"""A job without Kubernetes: the real coordinator, real worker processes on addresses of their own, and the operator's Sync.
+
+Everything a test does to it is a verb: add, kill, stop, wake, terminate, kill_coordinator. Every wait has a deadline and, when
+it passes, shows the processes' logs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from springtide import outcome
+from springtide_coordinator import coordinator_pb2 as pb
+from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
+
+SCRIPT = Path(__file__).with_name("worker_script.py")
+_ZYGOTE = Path(__file__).with_name("worker_zygote.py")
+_TOKEN = "token-of-the-test"
+_SYNC_SECONDS = 0.1
+_ROOTS = [str(Path(__file__).parents[2] / root) for root in ("operator", "worker", "ps")]
+
+
+class Zygote:
+    """Makes worker processes that have torch imported; one for all tests of a module."""
+
+    def __init__(self) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_ROOTS)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", str(_ZYGOTE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._changed = threading.Condition()
+        self._made: list[int] = []
+        self._codes: dict[int, int] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def fork(self, env: dict[str, str], argv: list[str], log: Path) -> int:
+        assert self._process.stdin is not None
+        with self._changed:
+            before = len(self._made)
+            self._process.stdin.write(json.dumps({"env": env, "argv": argv, "log": str(log)}) + "\n")
+            self._process.stdin.flush()
+            if not self._changed.wait_for(lambda: len(self._made) > before, 60):
+                raise TimeoutError("the zygote did not make a process in 60 s")
+            return self._made[-1]
+
+    def code(self, pid: int) -> int | None:
+        """Exit code (negative: signal); None while it runs."""
+        with self._changed:
+            return self._codes.get(pid)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(20)
+        self._reader.join(5)
+        self._process.stdout.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            message = json.loads(line)
+            with self._changed:
+                if "code" in message:
+                    self._codes[message["pid"]] = message["code"]
+                else:
+                    self._made.append(message["pid"])
+                self._changed.notify_all()
+
+
+@dataclasses.dataclass(slots=True)
+class Worker:
+    """One worker process in its imagined pod."""
+
+    name: str
+    slot: int
+    uid: str
+    address: str
+    pid: int
+    folder: Path
+    zygote: Zygote
+    leave_by: float = 0.0
+
+    @property
+    def code(self) -> int | None:
+        return self.zygote.code(self.pid)
+
+    @property
+    def running(self) -> bool:
+        return self.code is None
+
+    def signal(self, number: int) -> None:
+        if self.running:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        self.signal(signal.SIGTERM)
+
+    def commits(self) -> list[dict[str, Any]]:
+        """What its step log says so far."""
+        path = self.folder / f"{self.name}.steps"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def outcome(self) -> outcome.Outcome | None:
+        path = self.folder / f"{self.name}.end"
+        return outcome.parse(path.read_text()) if path.exists() else None
+
+    def result(self) -> dict[str, Any] | None:
+        path = self.folder / f"{self.name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def log(self) -> str:
+        path = self.folder / f"{self.name}.log"
+        return path.read_text() if path.exists() else ""
+
+
+class WorkerCluster:
+    """One job. sizes: (target, minimum, maximum) in processes."""
+
+    _numbers = itertools.count(random.randrange(1, 200))
+
+    def __init__(
+        self, zygote: Zygote, folder: Path, options: dict[str, Any], *, minimum: int = 1, maximum: int = 8
+    ) -> None:
+        self._zygote = zygote
+        self._folder = folder
+        self._options = options
+        self._net = f"127.{100 + os.getpid() % 100}.{next(self._numbers) % 250}"
+        self._minimum, self._maximum = minimum, maximum
+        self.target = 0
+        self.workers: list[Worker] = []
+        self._coordinator: subprocess.Popen[bytes] | None = None
+        self._incarnation = 0
+        self._closing = threading.Event()
+        self.reply: pb.SyncReply | None = None
+        self._operator = threading.Thread(target=self._sync_for_ever, daemon=True)
+        self.start_coordinator()
+        self._operator.start()
+
+    # ---- verbs
+
+    def start_coordinator(self, same_pod: bool = False) -> None:
+        """Start the next incarnation: of a new pod, or of the container in the same pod."""
+        if not same_pod:
+            self._incarnation += 1
+        state = self._folder / f"coordinator-{self._incarnation}"
+        state.mkdir(exist_ok=True)
+        env = os.environ | {
+            "PYTHONPATH": os.pathsep.join(_ROOTS),
+            "SPRINGTIDE_TOKEN": _TOKEN,
+            "SPRINGTIDE_INCARNATION": str(self._incarnation),
+            "SPRINGTIDE_STATE_DIR": str(state),
+            "SPRINGTIDE_BIND": f"{self._net}.1",
+            "SPRINGTIDE_PORT": "7070",
+        }
+        with (self._folder / "coordinator.log").open("ab") as log:
+            self._coordinator = subprocess.Popen(
+                [sys.executable, "-m", "springtide_coordinator"], env=env, stdout=log, stderr=log
+            )
+
+    def kill_coordinator(self) -> None:
+        assert self._coordinator is not None
+        self._coordinator.kill()
+        self._coordinator.wait(10)
+
+    def add(self, fault: str = "", **options: Any) -> Worker:
+        """Start a worker in a new pod; options override the script's."""
+        number = len(self.workers)
+        name, address = f"worker-{number}", f"{self._net}.{10 + number}"
+        env = {
+            "SPRINGTIDE_JOB": "test",
+            "SPRINGTIDE_COORDINATOR": f"{self._net}.1:7070",
+            "SPRINGTIDE_TOKEN": _TOKEN,
+            "SPRINGTIDE_POD_NAME": name,
+            "SPRINGTIDE_POD_UID": f"uid-{number}",
+            "SPRINGTIDE_POD_IP": address,
+            "SPRINGTIDE_BIND": address,
+            "SPRINGTIDE_SLOT": str(number),
+            "SPRINGTIDE_TERMINATION_LOG": str(self._folder / f"{name}.end"),
+            "SPRINGTIDE_STEP_LOG": str(self._folder / f"{name}.steps"),
+            "SPRINGTIDE_FAULT": fault,
+            "SPRINGTIDE_BUCKET_MIB": "0.002",
+        }
+        argv = [str(SCRIPT), str(self._folder), json.dumps(self._options | options)]
+        pid = self._zygote.fork(env, argv, self._folder / f"{name}.log")
+        worker = Worker(name, number, f"uid-{number}", address, pid, self._folder, self._zygote)
+        self.workers.append(worker)
+        self.target = sum(1 for other in self.workers if other.running)
+        return worker
+
+    def start(self, count: int, faults: dict[int, str] | None = None) -> list[Worker]:
+        """Add workers that begin together: the first generation has all of them."""
+        minimum, self._minimum = self._minimum, max(count, self._minimum)
+        workers = [self.add((faults or {}).get(number, "")) for number in range(count)]
+        self.until(lambda: self.reply is not None and self.reply.generation.number > 0, "the first generation")
+        self._minimum = minimum
+        return workers
+
+    # ---- waits
+
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+        """Poll until the condition holds; AssertionError with all logs when it does not in time."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {seconds:g} s in vain for {what}\n{self.logs()}")
+            time.sleep(0.01)
+
+    def until_step(self, step: int, worker: Worker | None = None) -> None:
+        worker = worker or self.workers[0]
+        self.until(
+            lambda: bool(c := worker.commits()) and c[-1]["step"] >= step, f"{worker.name} at step {step}"
+        )
+
+    def until_done(self, *workers: Worker, seconds: float = 40.0) -> None:
+        chosen = workers or tuple(self.workers)
+        self.until(
+            lambda: not any(worker.running for worker in chosen),
+            f"the end of {[worker.name for worker in chosen if worker.running]}",
+            seconds,
+        )
+
+    def finished(self) -> list[Worker]:
+        """The workers whose script ran to its end."""
+        return [worker for worker in self.workers if isinstance(worker.outcome(), outcome.Finished)]
+
+    def logs(self) -> str:
+        texts = [(self._folder / "coordinator.log").read_text()[-4000:]]
+        texts += [f"--- {w.name} (code {w.code}, {len(w.commits())} commits)\n{w.log()[-3000:]}" for w in self.workers]
+        return "\n".join(texts)
+
+    def close(self) -> None:
+        self._closing.set()
+        for worker in self.workers:
+            worker.kill()
+        self.kill_coordinator()
+        self._operator.join(10)
+        self.until(lambda: not any(worker.running for worker in self.workers), "the workers' end")
+
+    # ---- the operator's part
+
+    def _sync_for_ever(self) -> None:
+        while not self._closing.is_set():
+            channel = grpc.insecure_channel(
+                f"{self._net}.1:7070", options=[("grpc.max_reconnect_backoff_ms", 200)]
+            )
+            try:
+                stub = pb_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+                while not self._closing.wait(_SYNC_SECONDS):
+                    self.reply = stub.Sync(
+                        self._request(), metadata=(("authorization", f"Bearer {_TOKEN}"),), timeout=1.0
+                    )
+            except grpc.RpcError:
+                self._closing.wait(_SYNC_SECONDS)
+            finally:
+                channel.close()
+
+    def _request(self) -> pb.SyncRequest:
+        living = [
+            pb.Pod(uid=w.uid, name=w.name, slot=w.slot, started=True, leave_by=w.leave_by)
+            for w in self.workers
+            if w.running
+        ]
+        return pb.SyncRequest(
+            target=self.target, minimum=self._minimum, maximum=self._maximum, living=living, observed=True
+        )

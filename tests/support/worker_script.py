@@ -1,0 +1,92 @@
+"""The training script of the worker's integration tests. argv: RESULT_FOLDER JSON_OPTIONS.
+
+Writes RESULT_FOLDER/POD.json at its end: a digest of parameters and of buffers, their values, the sequence of learning rates
+by step, and the ledger's audit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import springtide
+
+
+def make_model(kind: str) -> torch.nn.Module:
+    layers: list[torch.nn.Module] = [torch.nn.Linear(12, 32)]
+    if kind == "norm":
+        layers.append(torch.nn.BatchNorm1d(32))
+    layers += [torch.nn.ReLU(), torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3)]
+    return torch.nn.Sequential(*layers)
+
+
+def digest(tensors: dict[str, torch.Tensor]) -> str:
+    total = hashlib.sha256()
+    for name, tensor in tensors.items():
+        total.update(name.encode() + tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def main() -> None:
+    folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(options["samples"], 12, generator=generator)
+    y = (x[:, :3] + 0.3 * torch.randn(options["samples"], 3, generator=generator)).argmax(1)
+    # Members that have not received the first member's state must be seen to differ.
+    torch.manual_seed(0 if options.get("same_start", True) else os.getpid())
+    model = make_model(options.get("model", "plain"))
+    kind = torch.optim.Adam if options.get("optimizer") == "adam" else torch.optim.SGD
+    arguments: dict[str, Any] = {} if kind is torch.optim.Adam else {"momentum": 0.9}
+    optimizer = kind(model.parameters(), lr=options.get("lr", 0.1), **arguments)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.995)
+    springtide.init()
+    model, optimizer = springtide.distribute(
+        model, optimizer, scheduler=scheduler, clip_norm=options.get("clip_norm")
+    )
+    rates: dict[int, float] = {}
+    for stage in range(options.get("loops", 1)):
+        for batch in springtide.batches(
+            (x, y), batch_size=options["batch"], epochs=options["epochs"], seed=5 + stage
+        ):
+            with springtide.step():
+                for micro in batch.split(options.get("split", 1)):
+                    inputs, labels = micro
+                    scheduler_before = optimizer.param_groups[0]["lr"]
+                    loss = F.cross_entropy(model(inputs), labels)
+                    loss.backward()
+                    springtide.report(loss=loss)
+                if options.get("pace"):
+                    time.sleep(options["pace"])
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+                rates[springtide.api._runtime.position.cursor.step + 1] = scheduler_before  # type: ignore[union-attr]
+    springtide.report(final=1.0)
+    runtime = springtide.api._runtime
+    assert runtime is not None
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    result = {
+        "parameters": digest(dict(parameters)),
+        "buffers": digest(buffers),
+        "values": torch.cat([p.detach().reshape(-1) for p in parameters.values()]).tolist(),
+        "buffer_values": [b.reshape(-1).tolist() for b in buffers.values()],
+        "rates": rates,
+        "audit": runtime.position.ledger.audit(),
+        "step": runtime.position.cursor.step,
+        "pid": os.getpid(),
+        "world": springtide.world_size(),
+    }
+    name = os.environ.get("SPRINGTIDE_POD_NAME", "alone")
+    (folder / f"{name}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

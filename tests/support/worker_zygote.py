@@ -1,0 +1,85 @@
+"""Forks worker processes that have torch imported already, so that a test need not pay for the import each time.
+
+Reads JSON lines from standard input: {"env": {...}, "argv": [...], "log": PATH}; answers {"pid": N} for each, and
+{"pid": N, "code": N} when a child has ended. Children are real processes with their own signals. It ends, and kills its
+children, when its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import select
+import signal
+import sys
+from typing import Any
+
+import torch
+
+import springtide  # noqa: F401 (imported once for all children)
+
+
+def _reap(children: set[int]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        children.discard(pid)
+        print(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}), flush=True)
+
+
+def serve() -> dict[str, Any] | None:
+    """Fork on request. Returns the request in a child, None in the parent when its input ended."""
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    children: set[int] = set()
+    buffered = b""
+    while True:
+        select.select([0, wake_read], [], [], 0.2)
+        _reap(children)
+        if not select.select([0], [], [], 0)[0]:
+            with contextlib.suppress(BlockingIOError):
+                if select.select([wake_read], [], [], 0)[0]:
+                    os.read(wake_read, 4096)
+            continue
+        chunk = os.read(0, 1 << 16)
+        if not chunk:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+            return None
+        buffered += chunk
+        while b"\n" in buffered:
+            line, buffered = buffered.split(b"\n", 1)
+            request: dict[str, Any] = json.loads(line)
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.close(wake_read)
+                os.close(wake_write)
+                return request
+            children.add(pid)
+            print(json.dumps({"pid": pid}), flush=True)
+
+
+def become(request: dict[str, Any]) -> None:
+    """Run the script of the request as __main__."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.environ.update(request["env"])
+    sys.argv = request["argv"]
+    sys.path[0] = os.path.dirname(sys.argv[0])
+    torch.set_num_threads(1)
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    wanted = serve()
+    if wanted is not None:
+        become(wanted)
