@@ -1,7 +1,8 @@
-"""A certificate authority of the embedded cluster's own: server certificate, client certificates, kubeconfig.
+"""A certificate authority of the embedded cluster's own: server certificate, client certificates,
+kubeconfig.
 
-Keys are P-256. Files with keys are written with mode 0600. A client certificate's common name is the user, its organisations
-are the groups, as in Kubernetes.
+Keys are P-256. Files with keys are written with mode 0600. A client certificate's common name is the user,
+its organisations are the groups, as in Kubernetes.
 """
 
 from __future__ import annotations
@@ -60,8 +61,13 @@ class Authority:
     def client(self, user: str, groups: Sequence[str] = ()) -> KeyPair:
         return self._issue(user, groups, ExtendedKeyUsageOID.CLIENT_AUTH, [])
 
-    def _issue(self, user: str, groups: Sequence[str], purpose: x509.ObjectIdentifier,
-               alternatives: list[x509.GeneralName]) -> KeyPair:  # fmt: skip
+    def _issue(
+        self,
+        user: str,
+        groups: Sequence[str],
+        purpose: x509.ObjectIdentifier,
+        alternatives: list[x509.GeneralName],
+    ) -> KeyPair:
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_name(user, groups), self._name, key.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -82,7 +88,9 @@ def _name(user: str, groups: Sequence[str]) -> x509.Name:
     return x509.Name([*parts, x509.NameAttribute(NameOID.COMMON_NAME, user)])
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -105,7 +113,9 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def server_context(authority: Authority, addresses: Sequence[str], folder: Path) -> ssl.SSLContext:
-    """TLS of the server; clients may present a certificate of the same authority. Key files are left in `folder`."""
+    """TLS of the server; clients may present a certificate of the same authority. Key files are left in
+    `folder`.
+    """
     pair = authority.server(addresses)
     folder.mkdir(parents=True, exist_ok=True)
     key_file = folder / "apiserver.pem"
@@ -119,9 +129,14 @@ def server_context(authority: Authority, addresses: Sequence[str], folder: Path)
 
 
 def kubeconfig(
-    server: str, authority: Authority, *, client: KeyPair | None = None, token: str | None = None,
-    name: str = "springtide-local", namespace: str = "default",
-) -> str:  # fmt: skip
+    server: str,
+    authority: Authority,
+    *,
+    client: KeyPair | None = None,
+    token: str | None = None,
+    name: str = "springtide-local",
+    namespace: str = "default",
+) -> str:
     """A kubeconfig as YAML for the URL `server`, with a client certificate or a bearer token."""
     user: dict[str, str] = {}
     if client is not None:
@@ -129,7 +144,10 @@ def kubeconfig(
         user["client-key-data"] = base64.b64encode(client.key).decode()
     if token is not None:
         user["token"] = token
-    cluster = {"server": server, "certificate-authority-data": base64.b64encode(authority.certificate).decode()}
+    cluster = {
+        "server": server,
+        "certificate-authority-data": base64.b64encode(authority.certificate).decode(),
+    }
     content = {
         "apiVersion": "v1",
         "kind": "Config",

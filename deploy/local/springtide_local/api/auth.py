@@ -1,7 +1,7 @@
 """Who asks: the common name of a client certificate, or a bearer token that this server has issued.
 
-Tokens are signed JWTs (HS256 with a key of this process), so none has to be stored. Rights are not enforced: whoever is known
-may do everything; that is one of the embedded cluster's cuts.
+Tokens are signed JWTs (HS256 with a key of this process), so none has to be stored. Rights are not enforced:
+whoever is known may do everything; that is one of the embedded cluster's cuts.
 """
 
 from __future__ import annotations
@@ -46,19 +46,31 @@ class Tokens:
         self._key = secrets.token_bytes(32)
 
     def issue(
-        self, namespace: str, account: str, seconds: int = _DEFAULT_SECONDS, audiences: tuple[str, ...] = (ISSUER,),
+        self,
+        namespace: str,
+        account: str,
+        seconds: int = _DEFAULT_SECONDS,
+        audiences: tuple[str, ...] = (ISSUER,),
         pod: Object | None = None,
-    ) -> tuple[str, float]:  # fmt: skip
+    ) -> tuple[str, float]:
         """A token for a service account and when it expires (seconds since the epoch). Raise ApiError 404."""
         found = self._store.get("serviceaccounts", account, namespace)
         now = self._store.now()
-        about: Object = {"namespace": namespace, "serviceaccount": {"name": account, "uid": found["metadata"]["uid"]}}
+        about: Object = {
+            "namespace": namespace,
+            "serviceaccount": {"name": account, "uid": found["metadata"]["uid"]},
+        }
         if pod is not None:
             about["pod"] = {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
         claims = {
-            "iss": ISSUER, "aud": list(audiences), "sub": f"{_PREFIX}{namespace}:{account}",
-            "iat": int(now), "nbf": int(now), "exp": int(now + seconds), "kubernetes.io": about,
-        }  # fmt: skip
+            "iss": ISSUER,
+            "aud": list(audiences),
+            "sub": f"{_PREFIX}{namespace}:{account}",
+            "iat": int(now),
+            "nbf": int(now),
+            "exp": int(now + seconds),
+            "kubernetes.io": about,
+        }
         return self._sign(claims), now + seconds
 
     def issue_user(self, user: str, groups: tuple[str, ...] = ()) -> str:
@@ -76,7 +88,9 @@ class Tokens:
     def check(self, token: str) -> User | None:
         """The user of a valid token, else None: forged, expired, or its account (or pod) is gone."""
         parts = token.split(".")
-        if len(parts) != 3 or not hmac.compare_digest(self._mac(parts[0], parts[1]).encode(), parts[2].encode()):
+        if len(parts) != 3 or not hmac.compare_digest(
+            self._mac(parts[0], parts[1]).encode(), parts[2].encode()
+        ):
             return None
         claims = json.loads(_unb64(parts[1]))
         if "exp" in claims and claims["exp"] <= self._store.now():

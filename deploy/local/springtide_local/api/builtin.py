@@ -1,7 +1,7 @@
 """The published API schemas of the built-in kinds, compiled on first use.
 
-They come with the package `kubernetes-validate` (generated from Kubernetes' own OpenAPI document, with the merge keys
-and list types that strategic merge and server-side apply need).
+They come with the package `kubernetes-validate` (generated from Kubernetes' own OpenAPI document, with the
+merge keys and list types that strategic merge and server-side apply need).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def definitions() -> Object:
     """All definitions by name. Raise RuntimeError when the schemas are not installed."""
     spec = importlib.util.find_spec("kubernetes_validate")
     if spec is None or spec.origin is None:
-        raise RuntimeError("the API's schemas are missing: install the package kubernetes-validate (extra 'local')")
+        raise RuntimeError(
+            "the API's schemas are missing: install the package kubernetes-validate (extra 'local')"
+        )
     folder = Path(spec.origin).parent / "kubernetes-json-schema"
     wanted = folder / f"v{VERSION}.0-local" / "_definitions.json"
     if not wanted.exists():

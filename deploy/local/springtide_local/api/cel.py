@@ -1,8 +1,8 @@
 """CEL rules of custom resources (`x-kubernetes-validations`), evaluated with the library cel-python.
 
-A rule sees `self` and, where a value existed before at the same place, `oldSelf`; a rule that names `oldSelf` is a
-transition rule and is skipped on creation. Values are typed by the schema, as in Kubernetes: a `number` is a double even
-if it was written as `1`.
+A rule sees `self` and, where a value existed before at the same place, `oldSelf`; a rule that names `oldSelf`
+is a transition rule and is skipped on creation. Values are typed by the schema, as in Kubernetes: a `number`
+is a double even if it was written as `1`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,28 @@ from springtide_local.api.schema import MISSING, Node
 from springtide_local.ports import Object
 
 _RESERVED = (
-    "true", "false", "null", "in", "as", "break", "const", "continue", "else", "for", "function", "if", "import", "let",
-    "loop", "package", "namespace", "return", "var", "void", "while",
-)  # fmt: skip
+    "true",
+    "false",
+    "null",
+    "in",
+    "as",
+    "break",
+    "const",
+    "continue",
+    "else",
+    "for",
+    "function",
+    "if",
+    "import",
+    "let",
+    "loop",
+    "package",
+    "namespace",
+    "return",
+    "var",
+    "void",
+    "while",
+)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _REASONS = {
     "FieldValueInvalid": errors.INVALID,
@@ -123,7 +142,9 @@ def _time(text: str) -> Any:
 
 
 def validate_rules(node: Node, value: Any, old: Any, path: str, found: list[FieldError]) -> None:
-    """Append what the rules below `node` have against `value`; `old` is the former value or `schema.MISSING`."""
+    """Append what the rules below `node` have against `value`; `old` is the former value or
+    `schema.MISSING`.
+    """
     if not node.has_rules or value is None:
         return
     if node.rules:
@@ -203,7 +224,9 @@ def _name(rule: Object) -> str:
 
 
 def check_rules(raw: Object, path: str) -> list[FieldError]:
-    """What is wrong with the rules of a CRD's schema: they do not parse, or run over lists without a limit."""
+    """What is wrong with the rules of a CRD's schema: they do not parse, or run over lists without a
+    limit.
+    """
     found: list[FieldError] = []
     _check_below(raw, path, found)
     return found
@@ -221,13 +244,17 @@ def _check_below(raw: Object, path: str, found: list[FieldError]) -> None:
                 try:
                     _program(rule[name])
                 except celpy.CELParseError as problem:
-                    text = f"compilation failed: {json.dumps(str(problem.args[0] if problem.args else problem))}"
+                    text = (
+                        f"compilation failed: {json.dumps(str(problem.args[0] if problem.args else problem))}"
+                    )
                     found.append(errors.field_invalid(f"{where}.{name}", rule[name], text))
         unlimited = _unlimited(text, raw)
         if unlimited:
             detail = (
-                f"estimated rule cost exceeds budget by factor of more than 100x (try simplifying the rule, or adding "
-                f"maxItems, maxProperties, and maxLength where arrays, maps, and strings are declared; {unlimited} has "
+                f"estimated rule cost exceeds budget by factor of more than 100x (try simplifying the rule, "
+                "or adding "
+                f"maxItems, maxProperties, and maxLength where arrays, maps, and strings are declared; "
+                f"{unlimited} has "
                 "no limit)"
             )
             found.append(errors.field_forbidden(f"{where}.rule", detail))
@@ -239,15 +266,19 @@ def _check_below(raw: Object, path: str, found: list[FieldError]) -> None:
 
 
 def _unlimited(rule: str, raw: Object) -> str | None:
-    """A list or map that the rule's macros run over and that has no limit; Kubernetes refuses most of those by cost."""
-    for match in re.finditer(r"self((?:\.[A-Za-z_][A-Za-z0-9_]*)*)\.(?:all|exists|exists_one|map|filter)\(", rule):
+    """A list or map that the rule's macros run over and that has no limit; Kubernetes refuses most of
+    those by cost.
+    """
+    for match in re.finditer(
+        r"self((?:\.[A-Za-z_][A-Za-z0-9_]*)*)\.(?:all|exists|exists_one|map|filter)\(", rule
+    ):
         target: Any = raw
         for step in filter(None, match.group(1).split(".")):
             target = (target.get("properties") or {}).get(step) or {}
         limit = {"array": "maxItems", "object": "maxProperties"}.get(target.get("type", ""))
-        bounded = limit is None or limit in target or (target.get("type") == "object" and target.get("properties"))
+        bounded = (
+            limit is None or limit in target or (target.get("type") == "object" and target.get("properties"))
+        )
         if not bounded:
             return f"self{match.group(1)}"
     return None
-
-

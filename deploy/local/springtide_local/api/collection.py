@@ -47,7 +47,9 @@ class Change(NamedTuple):
 
 
 class Subscription:
-    """A listener's queue of changes. One that does not keep up is closed (`overrun`), as the watch cache does."""
+    """A listener's queue of changes. One that does not keep up is closed (`overrun`), as the watch cache
+    does.
+    """
 
     def __init__(self, collection: Collection, namespace: str | None) -> None:
         self._collection = collection

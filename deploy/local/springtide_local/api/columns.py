@@ -15,7 +15,9 @@ Cell = Callable[[Object, float], Any]
 
 
 class Column(NamedTuple):
-    """`wide` columns show with `-o wide` only. The cell is computed from the object and the time (s since the epoch)."""
+    """`wide` columns show with `-o wide` only. The cell is computed from the object and the time (s since
+    the epoch).
+    """
 
     name: str
     cell: Cell
@@ -123,7 +125,9 @@ def _endpoints(obj: Object, now: float) -> str:
 
 
 def _slice_addresses(obj: Object, now: float) -> str:
-    found = [address for endpoint in obj.get("endpoints") or () for address in endpoint.get("addresses") or ()]
+    found = [
+        address for endpoint in obj.get("endpoints") or () for address in endpoint.get("addresses") or ()
+    ]
     return ",".join(found[:3]) + (f" + {len(found) - 3} more..." if len(found) > 3 else "") or "<unset>"
 
 
@@ -152,10 +156,15 @@ def _role_ref(obj: Object, now: float) -> str:
 
 
 _POD_COLUMNS = (
-    ("Ready", "string", False), ("Status", "string", False), ("Restarts", "string", False), ("Age", "string", False),
-    ("IP", "string", True), ("Node", "string", True), ("Nominated Node", "string", True),
+    ("Ready", "string", False),
+    ("Status", "string", False),
+    ("Restarts", "string", False),
+    ("Age", "string", False),
+    ("IP", "string", True),
+    ("Node", "string", True),
+    ("Nominated Node", "string", True),
     ("Readiness Gates", "string", True),
-)  # fmt: skip
+)
 
 
 def _pod(index: int) -> Cell:
@@ -179,7 +188,9 @@ _EVENTS = (
     Column("Subobject", _at("involvedObject", "fieldPath", empty=""), wide=True),
     Column("Source", _at("source", "component", empty=""), wide=True),
     Column("Message", lambda obj, now: str(obj.get("message", "")).strip()),
-    Column("First Seen", lambda obj, now: age(obj.get("firstTimestamp") or obj.get("eventTime"), now), wide=True),
+    Column(
+        "First Seen", lambda obj, now: age(obj.get("firstTimestamp") or obj.get("eventTime"), now), wide=True
+    ),
     Column("Count", lambda obj, now: lookup(obj, "series", "count") or obj.get("count") or 1, wide=True),
     Column("Name", NAME.cell, wide=True, format="name"),
 )
@@ -191,17 +202,28 @@ COLUMNS: dict[str, Sequence[Column]] = {
     ),
     "namespaces": _with_age(Column("Status", _at("status", "phase"))),
     "nodes": (
-        NAME, Column("Status", _node_status), Column("Roles", _node_roles), AGE,
+        NAME,
+        Column("Status", _node_status),
+        Column("Roles", _node_roles),
+        AGE,
         Column("Version", _at("status", "nodeInfo", "kubeletVersion", empty="")),
         Column("Internal-IP", _node_address("InternalIP"), wide=True),
         Column("External-IP", _node_address("ExternalIP"), wide=True),
         Column("OS-Image", _at("status", "nodeInfo", "osImage", empty="<unknown>"), wide=True),
         Column("Kernel-Version", _at("status", "nodeInfo", "kernelVersion", empty="<unknown>"), wide=True),
-        Column("Container-Runtime", _at("status", "nodeInfo", "containerRuntimeVersion", empty="<unknown>"), wide=True),
+        Column(
+            "Container-Runtime",
+            _at("status", "nodeInfo", "containerRuntimeVersion", empty="<unknown>"),
+            wide=True,
+        ),
     ),
     "services": (
-        NAME, Column("Type", _at("spec", "type")), Column("Cluster-IP", _at("spec", "clusterIP")),
-        Column("External-IP", _joined("spec", "externalIPs")), Column("Port(s)", _service_ports), AGE,
+        NAME,
+        Column("Type", _at("spec", "type")),
+        Column("Cluster-IP", _at("spec", "clusterIP")),
+        Column("External-IP", _joined("spec", "externalIPs")),
+        Column("Port(s)", _service_ports),
+        AGE,
         Column("Selector", _selector, wide=True),
     ),
     "endpoints": _with_age(Column("Endpoints", _endpoints)),
@@ -212,66 +234,99 @@ COLUMNS: dict[str, Sequence[Column]] = {
     "serviceaccounts": _with_age(Column("Secrets", _count("secrets"), "integer")),
     "events": _EVENTS,
     "persistentvolumeclaims": (
-        NAME, Column("Status", _at("status", "phase", empty="")), Column("Volume", _at("spec", "volumeName", empty="")),
+        NAME,
+        Column("Status", _at("status", "phase", empty="")),
+        Column("Volume", _at("spec", "volumeName", empty="")),
         Column("Capacity", _at("status", "capacity", "storage", empty="")),
         Column("Access Modes", _joined("status", "accessModes", empty="")),
-        Column("StorageClass", _at("spec", "storageClassName", empty="")), AGE,
+        Column("StorageClass", _at("spec", "storageClassName", empty="")),
+        AGE,
         Column("VolumeMode", _at("spec", "volumeMode"), wide=True),
     ),
     "persistentvolumes": (
-        NAME, Column("Capacity", _at("spec", "capacity", "storage")),
+        NAME,
+        Column("Capacity", _at("spec", "capacity", "storage")),
         Column("Access Modes", _joined("spec", "accessModes")),
         Column("Reclaim Policy", _at("spec", "persistentVolumeReclaimPolicy")),
-        Column("Status", _at("status", "phase")), Column("Claim", _at("spec", "claimRef", "name", empty="")),
-        Column("StorageClass", _at("spec", "storageClassName", empty="")), AGE,
+        Column("Status", _at("status", "phase")),
+        Column("Claim", _at("spec", "claimRef", "name", empty="")),
+        Column("StorageClass", _at("spec", "storageClassName", empty="")),
+        AGE,
     ),
     "resourcequotas": (NAME, Column("Request", _quota("requests")), Column("Limit", _quota("limits")), AGE),
     "limitranges": (NAME, Column("Created At", _at("metadata", "creationTimestamp"))),
     "deployments.apps": (
-        NAME, Column("Ready", _ready), Column("Up-to-date", _number("status", "updatedReplicas"), "integer"),
-        Column("Available", _number("status", "availableReplicas"), "integer"), AGE, *_TEMPLATE,
+        NAME,
+        Column("Ready", _ready),
+        Column("Up-to-date", _number("status", "updatedReplicas"), "integer"),
+        Column("Available", _number("status", "availableReplicas"), "integer"),
+        AGE,
+        *_TEMPLATE,
     ),
     "replicasets.apps": (
-        NAME, Column("Desired", _number("spec", "replicas"), "integer"),
+        NAME,
+        Column("Desired", _number("spec", "replicas"), "integer"),
         Column("Current", _number("status", "replicas"), "integer"),
-        Column("Ready", _number("status", "readyReplicas"), "integer"), AGE, *_TEMPLATE,
+        Column("Ready", _number("status", "readyReplicas"), "integer"),
+        AGE,
+        *_TEMPLATE,
     ),
     "poddisruptionbudgets.policy": (
-        NAME, Column("Min Available", _at("spec", "minAvailable", empty="N/A")),
+        NAME,
+        Column("Min Available", _at("spec", "minAvailable", empty="N/A")),
         Column("Max Unavailable", _at("spec", "maxUnavailable", empty="N/A")),
-        Column("Allowed Disruptions", _number("status", "disruptionsAllowed"), "integer"), AGE,
+        Column("Allowed Disruptions", _number("status", "disruptionsAllowed"), "integer"),
+        AGE,
     ),
     "horizontalpodautoscalers.autoscaling": (
-        NAME, Column("Reference", lambda o, now: "{kind}/{name}".format(**o["spec"]["scaleTargetRef"])),
-        Column("Targets", lambda o, now: "<unknown>"), Column("MinPods", _at("spec", "minReplicas", empty="<unset>")),
+        NAME,
+        Column("Reference", lambda o, now: "{kind}/{name}".format(**o["spec"]["scaleTargetRef"])),
+        Column("Targets", lambda o, now: "<unknown>"),
+        Column("MinPods", _at("spec", "minReplicas", empty="<unset>")),
         Column("MaxPods", _number("spec", "maxReplicas"), "integer"),
-        Column("Replicas", _number("status", "currentReplicas"), "integer"), AGE,
+        Column("Replicas", _number("status", "currentReplicas"), "integer"),
+        AGE,
     ),
     "networkpolicies.networking.k8s.io": (
         NAME,
-        Column("Pod-Selector",
-               lambda o, now: _selector({"spec": {"selector": lookup(o, "spec", "podSelector") or {}}}, now)), AGE,
+        Column(
+            "Pod-Selector",
+            lambda o, now: _selector({"spec": {"selector": lookup(o, "spec", "podSelector") or {}}}, now),
+        ),
+        AGE,
     ),
     "leases.coordination.k8s.io": _with_age(Column("Holder", _at("spec", "holderIdentity", empty=""))),
     "endpointslices.discovery.k8s.io": _with_age(
         Column("AddressType", _at("addressType")),
-        Column("Ports", lambda o, now: ",".join(str(p.get("port", "*")) for p in o.get("ports") or ()) or "<unset>"),
+        Column(
+            "Ports",
+            lambda o, now: ",".join(str(p.get("port", "*")) for p in o.get("ports") or ()) or "<unset>",
+        ),
         Column("Endpoints", _slice_addresses),
     ),
     "roles.rbac.authorization.k8s.io": (NAME, Column("Created At", _at("metadata", "creationTimestamp"))),
-    "clusterroles.rbac.authorization.k8s.io": (NAME, Column("Created At", _at("metadata", "creationTimestamp"))),
+    "clusterroles.rbac.authorization.k8s.io": (
+        NAME,
+        Column("Created At", _at("metadata", "creationTimestamp")),
+    ),
     "rolebindings.rbac.authorization.k8s.io": (NAME, Column("Role", _role_ref), AGE),
     "clusterrolebindings.rbac.authorization.k8s.io": (NAME, Column("Role", _role_ref), AGE),
     "priorityclasses.scheduling.k8s.io": (
-        NAME, Column("Value", _number("value"), "integer"),
-        Column("Global-Default", lambda o, now: bool(o.get("globalDefault")), "boolean"), AGE,
+        NAME,
+        Column("Value", _number("value"), "integer"),
+        Column("Global-Default", lambda o, now: bool(o.get("globalDefault")), "boolean"),
+        AGE,
         Column("PreemptionPolicy", _at("preemptionPolicy"), wide=True),
     ),
     "storageclasses.storage.k8s.io": (
-        NAME, Column("Provisioner", _at("provisioner")), Column("ReclaimPolicy", _at("reclaimPolicy")),
-        Column("VolumeBindingMode", _at("volumeBindingMode")), AGE,
+        NAME,
+        Column("Provisioner", _at("provisioner")),
+        Column("ReclaimPolicy", _at("reclaimPolicy")),
+        Column("VolumeBindingMode", _at("volumeBindingMode")),
+        AGE,
     ),
     "customresourcedefinitions.apiextensions.k8s.io": (
-        NAME, Column("Created At", _at("metadata", "creationTimestamp")),
+        NAME,
+        Column("Created At", _at("metadata", "creationTimestamp")),
     ),
-}  # fmt: skip
+}

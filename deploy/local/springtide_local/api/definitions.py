@@ -1,4 +1,6 @@
-"""CRDs come and go: their resources are served from the write that makes them, and their objects go with them."""
+"""CRDs come and go: their resources are served from the write that makes them, and their objects go with
+them.
+"""
 
 from __future__ import annotations
 

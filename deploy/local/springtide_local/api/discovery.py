@@ -80,14 +80,26 @@ def resources(registry: Registry, group_name: str, version: str) -> Object | Non
             if name in _SUB_KINDS:
                 sub_group, sub_version, sub_kind = _SUB_KINDS[name]
                 kind = {"group": sub_group, "version": sub_version, "kind": sub_kind}
-            listed.append({
-                "name": f"{resource.plural}/{name}", "singularName": "", "namespaced": resource.namespaced,
-                **kind, "verbs": list(_SUB_VERBS[name]),
-            })  # fmt: skip
+            listed.append(
+                {
+                    "name": f"{resource.plural}/{name}",
+                    "singularName": "",
+                    "namespaced": resource.namespaced,
+                    **kind,
+                    "verbs": list(_SUB_VERBS[name]),
+                }
+            )
     for (review_group, review_version, plural), kind_name in REVIEWS.items():
         if (review_group, review_version) == (group_name, version):
-            listed.append({"name": plural, "singularName": kind_name.lower(), "namespaced": False,
-                           "kind": kind_name, "verbs": ["create"]})  # fmt: skip
+            listed.append(
+                {
+                    "name": plural,
+                    "singularName": kind_name.lower(),
+                    "namespaced": False,
+                    "kind": kind_name,
+                    "verbs": ["create"],
+                }
+            )
     full = f"{group_name}/{version}" if group_name else version
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": full, "resources": listed}
 
@@ -113,7 +125,9 @@ def _resource(resource: ResourceType) -> Object:
 
 
 def aggregated(registry: Registry, core: bool, version: str) -> Object:
-    """All groups with their resources in one document; `version` is that of the discovery API (v2 or v2beta1)."""
+    """All groups with their resources in one document; `version` is that of the discovery API (v2 or
+    v2beta1).
+    """
     items = []
     for name, versions in group_versions(registry).items():
         if bool(name) == core:
@@ -124,8 +138,13 @@ def aggregated(registry: Registry, core: bool, version: str) -> Object:
         entries = []
         for served in versions:
             listed = resources(registry, name, served) or {"resources": []}
-            entries.append({"version": served, "resources": _aggregate(listed["resources"], name, served),
-                            "freshness": "Current"})  # fmt: skip
+            entries.append(
+                {
+                    "version": served,
+                    "resources": _aggregate(listed["resources"], name, served),
+                    "freshness": "Current",
+                }
+            )
         items.append({"metadata": meta, "versions": entries})
     api_version = f"apidiscovery.k8s.io/{version}"
     return {"kind": "APIGroupDiscoveryList", "apiVersion": api_version, "metadata": {}, "items": items}
@@ -135,16 +154,22 @@ def _aggregate(listed: list[Object], group_name: str, version: str) -> list[Obje
     made: dict[str, Object] = {}
     for entry in listed:
         kind = {
-            "group": entry.get("group", group_name), "version": entry.get("version", version), "kind": entry["kind"]
-        }  # fmt: skip
+            "group": entry.get("group", group_name),
+            "version": entry.get("version", version),
+            "kind": entry["kind"],
+        }
         plural, _, sub = entry["name"].partition("/")
         if sub:
             part = {"subresource": sub, "responseKind": kind, "verbs": entry["verbs"]}
             made[plural].setdefault("subresources", []).append(part)
             continue
-        shown = {"resource": plural, "responseKind": kind, "verbs": entry["verbs"],
-                 "scope": "Namespaced" if entry["namespaced"] else "Cluster",
-                 "singularResource": entry["singularName"]}  # fmt: skip
+        shown = {
+            "resource": plural,
+            "responseKind": kind,
+            "verbs": entry["verbs"],
+            "scope": "Namespaced" if entry["namespaced"] else "Cluster",
+            "singularResource": entry["singularName"],
+        }
         for name in ("shortNames", "categories"):
             if name in entry:
                 shown[name] = entry[name]

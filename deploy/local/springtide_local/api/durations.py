@@ -8,7 +8,9 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def human_duration(seconds: float) -> str:
-    """`45s`, `3m20s`, `5h`, `2d3h`: the two largest units while they matter (apimachinery's HumanDuration)."""
+    """`45s`, `3m20s`, `5h`, `2d3h`: the two largest units while they matter (apimachinery's
+    HumanDuration).
+    """
     total = int(seconds)
     if seconds < -2:
         return "<invalid>"

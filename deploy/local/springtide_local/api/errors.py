@@ -26,7 +26,9 @@ NOT_FOUND = "FieldValueNotFound"
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One thing wrong with one field: `path` as `spec.a[0].b`, `reason` a cause type, `message` without the path."""
+    """One thing wrong with one field: `path` as `spec.a[0].b`, `reason` a cause type, `message` without
+    the path.
+    """
 
     path: str
     reason: str
@@ -146,7 +148,9 @@ def too_large_resource_version(asked: int, current: int) -> ApiError:
 
 
 def too_many_requests(message: str, cause: str) -> ApiError:
-    return ApiError(429, "TooManyRequests", message, {"causes": [{"reason": "DisruptionBudget", "message": cause}]})
+    return ApiError(
+        429, "TooManyRequests", message, {"causes": [{"reason": "DisruptionBudget", "message": cause}]}
+    )
 
 
 def internal(message: str) -> ApiError:

@@ -35,7 +35,8 @@ def is_healthy(pod: Object) -> bool:
 
 
 def budget(spec: Object, pods: list[Object], controlled: int | None) -> Budget:
-    """The state of a budget. `controlled` is what the owners' scales promise; without it the pods are counted.
+    """The state of a budget. `controlled` is what the owners' scales promise; without it the pods are
+    counted.
 
     Percentages round up, as in Kubernetes' disruption controller.
     """
@@ -69,7 +70,9 @@ def _controlled(store: Store, pods: list[Object]) -> int | None:
     """The sum of the replicas of the pods' controllers, or None when one of them has no scale."""
     total, seen = 0, set()
     for pod in pods:
-        owner = next((ref for ref in pod["metadata"].get("ownerReferences") or () if ref.get("controller")), None)
+        owner = next(
+            (ref for ref in pod["metadata"].get("ownerReferences") or () if ref.get("controller")), None
+        )
         if owner is None or owner["uid"] not in store.by_uid:
             return None
         if owner["uid"] in seen:
@@ -97,7 +100,9 @@ def evict(store: Store, name: str, namespace: str, body: Object, options: Option
     if asked.get("dryRun"):
         options.dry_run = True
     preconditions = asked.get("preconditions") or {}
-    request = Deletion(asked.get("gracePeriodSeconds"), preconditions.get("uid"), preconditions.get("resourceVersion"))
+    request = Deletion(
+        asked.get("gracePeriodSeconds"), preconditions.get("uid"), preconditions.get("resourceVersion")
+    )
     if request.uid and request.uid != pod["metadata"]["uid"]:
         why = f"Precondition failed: UID in precondition: {request.uid}, UID in object meta: {pod['metadata']['uid']}"
         raise errors.conflict("", "pods", name, why)
@@ -112,7 +117,9 @@ def evict(store: Store, name: str, namespace: str, body: Object, options: Option
 def _ask_budgets(store: Store, pod: Object) -> None:
     labels = pod["metadata"].get("labels")
     namespace = pod["metadata"]["namespace"]
-    pdbs = [pdb for pdb in store.scan(PDBS, namespace) if selector_of(pdb["spec"].get("selector")).matches(labels)]
+    pdbs = [
+        pdb for pdb in store.scan(PDBS, namespace) if selector_of(pdb["spec"].get("selector")).matches(labels)
+    ]
     if not pdbs:
         return
     if len(pdbs) > 1:
@@ -128,17 +135,25 @@ def _ask_budgets(store: Store, pod: Object) -> None:
             f"The disruption budget {pdbs[0]['metadata']['name']} needs {state.desired} healthy pods and has "
             f"{state.healthy} currently"
         )
-        raise errors.too_many_requests("Cannot evict pod as it would violate the pod's disruption budget.", cause)
+        raise errors.too_many_requests(
+            "Cannot evict pod as it would violate the pod's disruption budget.", cause
+        )
 
 
 def _mark(store: Store, name: str, namespace: str) -> None:
     def change(pod: Object) -> None:
         conditions = pod["status"].setdefault("conditions", [])
         conditions[:] = [condition for condition in conditions if condition["type"] != "DisruptionTarget"]
-        conditions.append({
-            "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
-            "message": "Eviction API: evicting", "lastProbeTime": None, "lastTransitionTime": timestamp(store.now()),
-        })  # fmt: skip
+        conditions.append(
+            {
+                "type": "DisruptionTarget",
+                "status": "True",
+                "reason": "EvictionByEvictionAPI",
+                "message": "Eviction API: evicting",
+                "lastProbeTime": None,
+                "lastTransitionTime": timestamp(store.now()),
+            }
+        )
 
     store.mutate("pods", name, namespace, change, subresource="status")
 
@@ -148,18 +163,24 @@ def refresh_status(store: Store, namespace: str) -> None:
     for pdb in list(store.scan(PDBS, namespace)):
         state = current(store, pdb)
         status = {
-            "currentHealthy": state.healthy, "desiredHealthy": state.desired, "disruptionsAllowed": state.allowed,
-            "expectedPods": state.expected, "observedGeneration": pdb["metadata"].get("generation", 1),
-        }  # fmt: skip
+            "currentHealthy": state.healthy,
+            "desiredHealthy": state.desired,
+            "disruptionsAllowed": state.allowed,
+            "expectedPods": state.expected,
+            "observedGeneration": pdb["metadata"].get("generation", 1),
+        }
         before = pdb.get("status") or {}
         if all(before.get(name) == value for name, value in status.items()):
             continue
         ok = state.allowed > 0
         condition = {
-            "type": "DisruptionAllowed", "status": "True" if ok else "False",
-            "reason": "SufficientPods" if ok else "InsufficientPods", "message": "",
-            "lastTransitionTime": _transition(before, ok, store.now()), "observedGeneration": status["observedGeneration"],
-        }  # fmt: skip
+            "type": "DisruptionAllowed",
+            "status": "True" if ok else "False",
+            "reason": "SufficientPods" if ok else "InsufficientPods",
+            "message": "",
+            "lastTransitionTime": _transition(before, ok, store.now()),
+            "observedGeneration": status["observedGeneration"],
+        }
         made = {**clone(pdb), "status": {**status, "conditions": [condition]}}
         resource = store.registry.stored(PDBS)
         options = Options("kube-controller-manager", subresource="status")

@@ -13,7 +13,9 @@ from springtide_local.api.objects import parse_timestamp
 
 _DURATION = re.compile(r"[-+]?(0|(\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h))+\Z")
 _UUID = re.compile(r"(?i)[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}\Z")
-_HOSTNAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?)*\Z")
+_HOSTNAME = re.compile(
+    r"[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?)*\Z"
+)
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\Z")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:\S+|/\S*)\Z")
 

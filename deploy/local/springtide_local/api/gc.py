@@ -1,7 +1,8 @@
 """What follows a deletion: dependents of a gone owner, the contents of a terminating namespace.
 
-`Collector` listens to the store and works off a queue in a task of its own, so that a cascade of any depth never runs inside
-a request. A dependent goes when none of its owners exists any more, by uid: also one whose owner was never there.
+`Collector` listens to the store and works off a queue in a task of its own, so that a cascade of any depth
+never runs inside a request. A dependent goes when none of its owners exists any more, by uid: also one whose
+owner was never there.
 """
 
 from __future__ import annotations

@@ -10,7 +10,17 @@ from typing import Any
 import yaml
 from aiohttp import web
 
-from springtide_local.api import discovery, errors, openapi_server, patching, present, reviews, subresources, watch, writes
+from springtide_local.api import (
+    discovery,
+    errors,
+    openapi_server,
+    patching,
+    present,
+    reviews,
+    subresources,
+    watch,
+    writes,
+)
 from springtide_local.api.auth import Tokens, User, certificate_user
 from springtide_local.api.collection import Stored, encode
 from springtide_local.api.logs import LogProvider, log_options
@@ -61,7 +71,8 @@ class Api:
             return await self._other(request, user)
         if target.subresource in _STREAMED:
             raise errors.method_not_allowed(
-                f"{target.subresource} is not served by the embedded cluster: its pods are processes of this machine"
+                f"{target.subresource} is not served by the embedded cluster: its pods are processes of "
+                "this machine"
             )
         if target.subresource and target.subresource not in target.resource.subresources:
             raise errors.no_such_path()
@@ -105,7 +116,9 @@ class Api:
         if path == "/debug/springtide/requests":
             return _json({"requests": self._audit.report()})
         if path.startswith("/openapi"):
-            return self._documents.answer(path, request.headers.get("Accept", ""), request.query.get("hash", ""))
+            return self._documents.answer(
+                path, request.headers.get("Accept", ""), request.query.get("hash", "")
+            )
         return self._discovery(path, request.headers.get("Accept", ""))
 
     def _discovery(self, path: str, accept: str) -> web.Response:
@@ -139,7 +152,9 @@ class Api:
             return self._discovery(request.path.rstrip("/"), request.headers.get("Accept", ""))
         if request.method == "POST" and tuple(parts[1:]) in discovery.REVIEWS:
             body = await _body(request)
-            return _json(reviews.answer(discovery.REVIEWS[parts[1], parts[2], parts[3]], body, user, self._tokens), 201)
+            return _json(
+                reviews.answer(discovery.REVIEWS[parts[1], parts[2], parts[3]], body, user, self._tokens), 201
+            )
         raise errors.no_such_path()
 
     # Reading.
@@ -214,7 +229,9 @@ class Api:
         body = await _payload(request)
         if target.subresource == "scale":
             return _json(patching.patch_scale(self.store, target, kind, body, options), 200, options)
-        stored, created = patching.patch(self.store, target, kind, body, options, flag(request.query, "force"))
+        stored, created = patching.patch(
+            self.store, target, kind, body, options, flag(request.query, "force")
+        )
         return self._written(request, target, stored, options, 201 if created else 200)
 
     def _written(
@@ -256,7 +273,11 @@ def _deletion(body: Object, query: dict[str, str]) -> Deletion:
         grace = int(query["gracePeriodSeconds"])
     policy = body.get("propagationPolicy") or query.get("propagationPolicy") or ""
     if policy not in ("", "Orphan", "Background", "Foreground"):
-        found = [errors.field_unsupported("propagationPolicy", policy, ("Foreground", "Background", "Orphan", "nil"))]
+        found = [
+            errors.field_unsupported(
+                "propagationPolicy", policy, ("Foreground", "Background", "Orphan", "nil")
+            )
+        ]
         raise errors.invalid("meta.k8s.io", "DeleteOptions", "", found)
     orphan = policy == "Orphan" or bool(body.get("orphanDependents"))
     return Deletion(grace, preconditions.get("uid"), preconditions.get("resourceVersion"), orphan)

@@ -21,7 +21,8 @@ Step = Callable[[Any], list[Any]]
 
 
 def find(obj: Any, path: str) -> list[Any]:
-    """All values at `path` (`.status.conditions[?(@.type=="Ready")].status`). Raise ValueError for a path that is none."""
+    """All values at `path` (`.status.conditions[?(@.type=="Ready")].status`). Raise ValueError for a path "
+    "that is none."""
     values = [obj]
     for step in _steps(path):
         values = [found for value in values for found in step(value)]
@@ -45,7 +46,9 @@ def _steps(path: str) -> tuple[Step, ...]:
 def _step(match: re.Match[str]) -> Step:
     if match["index"] is not None:
         index = int(match["index"])
-        return lambda value: [value[index]] if isinstance(value, list) and -len(value) <= index < len(value) else []
+        return lambda value: (
+            [value[index]] if isinstance(value, list) and -len(value) <= index < len(value) else []
+        )
     if match["left"] is not None:
         return _filter(match["left"], match["op"] == "==", _literal(match["right"]))
     name = re.sub(r"\\(.)", r"\1", match["quoted"] or match["field"] or "*")

@@ -42,7 +42,9 @@ def log_options(pod: Object, query: Mapping[str, str], now: float) -> LogOptions
         plain = [container["name"] for container in pod["spec"]["containers"]]
         if len(containers) > 1:
             listed = " ".join(plain)
-            raise errors.bad_request(f"a container name must be specified for pod {pod_name}, choose one of: [{listed}]")
+            raise errors.bad_request(
+                f"a container name must be specified for pod {pod_name}, choose one of: [{listed}]"
+            )
         name = plain[0]
     if name not in containers:
         raise errors.bad_request(f"container {name} is not valid for pod {pod_name}")

@@ -11,13 +11,22 @@ from springtide_local.api.objects import label_value_problem, qualified_name_pro
 from springtide_local.api.resources import ResourceType
 from springtide_local.ports import Object
 
-_SYSTEM = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation", "namespace")
+_SYSTEM = (
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "namespace",
+)
 _MAX_ANNOTATIONS = 256 * 1024
 _NAME_LIMIT = 63 - 5
 
 
 def prepare_create(resource: ResourceType, obj: Object, namespace: str, now: float) -> None:
-    """Name, uid and times of a new object, in place. Raise ApiError 400 for another namespace than the request's."""
+    """Name, uid and times of a new object, in place. Raise ApiError 400 for another namespace than the
+    request's.
+    """
     meta = obj["metadata"]
     given = meta.get("namespace") or ""
     if resource.namespaced and given not in ("", namespace):
@@ -27,7 +36,13 @@ def prepare_create(resource: ResourceType, obj: Object, namespace: str, now: flo
         )
     if not meta.get("name") and meta.get("generateName"):
         meta["name"] = meta["generateName"][:_NAME_LIMIT] + random_suffix()
-    for name in ("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "resourceVersion", "generation"):
+    for name in (
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "selfLink",
+        "resourceVersion",
+        "generation",
+    ):
         meta.pop(name, None)
     if resource.namespaced:
         meta["namespace"] = namespace
@@ -66,7 +81,9 @@ def check(resource: ResourceType, obj: Object) -> list[FieldError]:
     _check_owners(meta.get("ownerReferences"), found)
     for index, finalizer in enumerate(meta.get("finalizers") or ()):
         problem = qualified_name_problem(finalizer)
-        if problem or ("/" not in finalizer and finalizer not in ("kubernetes", "orphan", "foregroundDeletion")):
+        if problem or (
+            "/" not in finalizer and finalizer not in ("kubernetes", "orphan", "foregroundDeletion")
+        ):
             text = problem or "name is neither a standard finalizer name nor is it fully qualified"
             found.append(errors.field_invalid(f"metadata.finalizers[{index}]", finalizer, text))
     return found
@@ -76,9 +93,16 @@ def check_types(obj: Object) -> str | None:
     """Why the metadata cannot even be decoded, or None."""
     meta = obj.get("metadata")
     for name, kind in (
-        ("name", str), ("generateName", str), ("namespace", str), ("resourceVersion", str), ("uid", str),
-        ("labels", dict), ("annotations", dict), ("finalizers", list), ("ownerReferences", list),
-    ):  # fmt: skip
+        ("name", str),
+        ("generateName", str),
+        ("namespace", str),
+        ("resourceVersion", str),
+        ("uid", str),
+        ("labels", dict),
+        ("annotations", dict),
+        ("finalizers", list),
+        ("ownerReferences", list),
+    ):
         value = meta.get(name) if isinstance(meta, dict) else None
         if value is not None and not isinstance(value, kind):
             return f"json: cannot unmarshal {_go(value)} into Go struct field ObjectMeta.metadata.{name} of type {_GO[kind]}"
@@ -97,7 +121,9 @@ def _go(value: Any) -> str:
         return "bool"
     if isinstance(value, int | float):
         return "number"
-    return {str: "string", dict: "object", list: "array"}.get(type(value), "null")
+    if isinstance(value, str):
+        return "string"
+    return "object" if isinstance(value, dict) else "array"
 
 
 def check_update(obj: Object, old: Object) -> list[FieldError]:
@@ -148,7 +174,7 @@ def _check_owners(owners: Any, found: list[FieldError]) -> None:
             controllers.append(owner.get("name"))
     if len(controllers) > 1:
         text = (
-            "Only one reference can have Controller set to true. Found \"true\" in references for "
+            'Only one reference can have Controller set to true. Found "true" in references for '
             + " and ".join(map(str, controllers))
         )
         found.append(errors.field_invalid("metadata.ownerReferences", None, text))

@@ -1,4 +1,6 @@
-"""Which of the shapes that a client accepts it gets: plain JSON, a Table, bare metadata, aggregated discovery."""
+"""Which of the shapes that a client accepts it gets: plain JSON, a Table, bare metadata, aggregated
+discovery.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class Shape(NamedTuple):
 
 
 def negotiate(accept: str, offered: tuple[str, ...]) -> Shape:
-    """The first entry of an Accept header that can be served; `offered` are the kinds known besides plain JSON.
+    """The first entry of an Accept header that can be served; `offered` are the kinds known besides plain
+    JSON.
 
     Raise ApiError 406 when JSON in no known shape is accepted.
     """

@@ -1,8 +1,8 @@
 """OpenAPI v3: an index, and a document for each group version, made when asked for.
 
-Documents hold what kubectl needs: for `explain` the schemas, for `apply` and field validation the PATCH operations with their
-parameters. OpenAPI v2 is cut: JSON is refused; clients that ask for protobuf (old kubectl, helm) get the empty document,
-with which they skip validation on their side.
+Documents hold what kubectl needs: for `explain` the schemas, for `apply` and field validation the PATCH
+operations with their parameters. OpenAPI v2 is cut: JSON is refused; clients that ask for protobuf (old
+kubectl, helm) get the empty document, with which they skip validation on their side.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from springtide_local.ports import Object
 
 _V2_PROTOBUF = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
 _PATCHES = (
-    "application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json",
+    "application/json-patch+json",
+    "application/merge-patch+json",
+    "application/strategic-merge-patch+json",
     "application/apply-patch+yaml",
-)  # fmt: skip
+)
 _META = builtin.OBJECT_META
 
 
@@ -104,7 +106,11 @@ def _add(resource: ResourceType, paths: Object, schemas: Object) -> None:
         _collect(name, schemas)
     gvk = {"group": resource.group, "version": resource.version, "kind": resource.kind}
     root = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
-    base = f"{root}/namespaces/{{namespace}}/{resource.plural}" if resource.namespaced else f"{root}/{resource.plural}"
+    base = (
+        f"{root}/namespaces/{{namespace}}/{resource.plural}"
+        if resource.namespaced
+        else f"{root}/{resource.plural}"
+    )
     answer = {
         "description": "OK",
         "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}},
@@ -147,12 +153,18 @@ def _custom_schema(resource: ResourceType) -> Object:
     text = {"type": "string"}
     kept = {name: value for name, value in raw.get("properties", {}).items() if name != "metadata"}
     raw["properties"] = {
-        "apiVersion": {**text, "description": "APIVersion defines the versioned schema of this representation."},
+        "apiVersion": {
+            **text,
+            "description": "APIVersion defines the versioned schema of this representation.",
+        },
         "kind": {**text, "description": "Kind is a string value representing the REST resource."},
-        "metadata": {"allOf": [{"$ref": f"#/components/schemas/{_META}"}], "default": {},
-                     "description": "Standard object's metadata."},
+        "metadata": {
+            "allOf": [{"$ref": f"#/components/schemas/{_META}"}],
+            "default": {},
+            "description": "Standard object's metadata.",
+        },
         **kept,
-    }  # fmt: skip
+    }
     raw["x-kubernetes-group-version-kind"] = [
         {"group": resource.group, "version": resource.version, "kind": resource.kind}
     ]

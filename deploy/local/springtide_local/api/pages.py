@@ -11,8 +11,14 @@ from typing import NamedTuple
 from springtide_local.api import errors
 from springtide_local.api.collection import Key, Stored
 from springtide_local.api.requests import Target, number
-from springtide_local.api.selectors import FieldSelector, LabelSelector, parse_field_selector, parse_label_selector
+from springtide_local.api.selectors import (
+    FieldSelector,
+    LabelSelector,
+    parse_field_selector,
+    parse_label_selector,
+)
 from springtide_local.api.store import Store, selected
+from springtide_local.ports import ApiError
 
 
 class Selection(NamedTuple):
@@ -36,14 +42,16 @@ class Page(NamedTuple):
 def selection(target: Target, query: Mapping[str, str]) -> Selection:
     """Raise ApiError 400."""
     labels = parse_label_selector(query.get("labelSelector", ""))
-    return Selection(labels, parse_field_selector(query.get("fieldSelector", ""), target.resource.field_getters))
+    return Selection(
+        labels, parse_field_selector(query.get("fieldSelector", ""), target.resource.field_getters)
+    )
 
 
 def page(store: Store, target: Target, query: Mapping[str, str]) -> Page:
     """The asked part of a list, ordered by namespace and name.
 
-    A list in pieces is consistent: later pieces show the state of the first. Raise ApiError 400, 410 (that state is too long
-    ago), 504 (a resourceVersion of the future).
+    A list in pieces is consistent: later pieces show the state of the first. Raise ApiError 400, 410 (that
+    state is too long ago), 504 (a resourceVersion of the future).
     """
     chosen = selection(target, query)
     limit = number(query, "limit")
@@ -84,16 +92,19 @@ def _asked_version(query: Mapping[str, str]) -> int:
 def resource_version(text: str) -> int:
     """Raise ApiError 400."""
     if text and not text.isdigit():
-        raise errors.bad_request(f'Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax')
+        raise errors.bad_request(
+            f'Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
+        )
     return int(text or 0)
 
 
 def _snapshot(store: Store, target: Target, version: int) -> dict[Key, Stored]:
     try:
         return store.collection(target.resource.storage).at(version, store.version)
-    except errors.ApiError:
+    except ApiError:
         raise errors.expired(
-            "The provided continue parameter is too old to display a consistent list result. You can start a new list "
+            "The provided continue parameter is too old to display a consistent list result. You can start "
+            "a new list "
             "without the continue parameter."
         ) from None
 

@@ -1,4 +1,6 @@
-"""Patches: JSON merge patch (RFC 7386), JSON patch (RFC 6902), strategic merge by the merge keys of the schema."""
+"""Patches: JSON merge patch (RFC 7386), JSON patch (RFC 6902), strategic merge by the merge keys of the
+schema.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def merge_patch(target: Any, patch: Any) -> Any:
 def json_patch(target: Object, operations: Any) -> Object:
     """Raise ApiError 400 for operations that are malformed, 422 for those that do not apply."""
     if not isinstance(operations, list):
-        raise errors.bad_request("error decoding patch: json: cannot unmarshal object into Go value of type []patch")
+        raise errors.bad_request(
+            "error decoding patch: json: cannot unmarshal object into Go value of type []patch"
+        )
     try:
         result = jsonpatch.JsonPatch(operations).apply(clone(target))
     except jsonpatch.JsonPatchTestFailed as problem:
@@ -127,7 +131,9 @@ def _merged_list(current: list[Any], patch: list[Any], key: str, node: Node | No
 
 
 def _ordered(items: list[Any], order: list[Any], node: Node | None) -> list[Any]:
-    """Items named in `order` in that order, at the places where they stand; the others stay where they are."""
+    """Items named in `order` in that order, at the places where they stand; the others stay where they
+    are.
+    """
     key = node.merge_key if node is not None else ""
 
     def name(item: Any) -> Any:
@@ -135,7 +141,8 @@ def _ordered(items: list[Any], order: list[Any], node: Node | None) -> list[Any]
 
     ranks = {_hashable(name(item)): rank for rank, item in enumerate(order)}
     known = sorted(
-        (item for item in items if _hashable(name(item)) in ranks), key=lambda item: ranks[_hashable(name(item))]
+        (item for item in items if _hashable(name(item)) in ranks),
+        key=lambda item: ranks[_hashable(name(item))],
     )
     queue = iter(known)
     return [next(queue) if _hashable(name(item)) in ranks else item for item in items]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from springtide_local.api import errors, subresources, writes
+from springtide_local.api import apply, errors, subresources, writes
 from springtide_local.api.collection import Stored
 from springtide_local.api.objects import clone
 from springtide_local.api.patch import json_patch, merge_patch, strategic_merge
@@ -28,7 +28,9 @@ def patch(
     if target.subresource in ("log", "eviction", "binding", "token", "finalize"):
         raise errors.method_not_allowed()
     if kind == APPLY:
-        raise errors.unsupported_media_type("apply")
+        if not isinstance(body, dict):
+            raise errors.bad_request("error decoding YAML: the applied configuration is no object")
+        return apply.apply(store, target, body, options, force)
     view = resource.view
     current = store.get_stored(resource, target.name, target.namespace).object
     shown = view.show(current) if view is not None else current
@@ -51,7 +53,8 @@ def patched_object(resource: ResourceType | None, current: Object, kind: str, bo
         return clone(strategic_merge(current, body, resource.node))
     accepted = [JSON_PATCH, MERGE_PATCH, APPLY]
     raise errors.unsupported_media_type(
-        "the body of the request was in an unknown format - accepted media types include: " + ", ".join(accepted)
+        "the body of the request was in an unknown format - accepted media types include: "
+        + ", ".join(accepted)
     )
 
 

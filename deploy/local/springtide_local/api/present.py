@@ -57,7 +57,9 @@ def many(store: Store, target: Target, page: Page, shape: Shape, query: Mapping[
     if shape.kind == "Table":
         columns = tables.columns_of(target.resource)
         now, include = store.now(), query.get("includeObject", "Metadata")
-        rows = [tables.row(columns, _row_object(target, stored, include), now, include) for stored in page.items]
+        rows = [
+            tables.row(columns, _row_object(target, stored, include), now, include) for stored in page.items
+        ]
         return _response(encode(tables.table(columns, rows, str(page.version), meta)), _TABLE)
     if shape.kind:
         items = [tables.partial(stored.object) for stored in page.items]
@@ -70,10 +72,16 @@ def many(store: Store, target: Target, page: Page, shape: Shape, query: Mapping[
 
 
 def _row_object(target: Target, stored: Stored, include: str) -> Object:
-    return shown(target.resource, stored) if include == "Object" and target.resource.view is None else stored.object
+    return (
+        shown(target.resource, stored)
+        if include == "Object" and target.resource.view is None
+        else stored.object
+    )
 
 
-def _table_of(store: Store, target: Target, stored: Stored, query: Mapping[str, str], headers: bool = True) -> Object:
+def _table_of(
+    store: Store, target: Target, stored: Stored, query: Mapping[str, str], headers: bool = True
+) -> Object:
     columns = tables.columns_of(target.resource)
     include = query.get("includeObject", "Metadata")
     rows = [tables.row(columns, _row_object(target, stored, include), store.now(), include)]

@@ -11,18 +11,21 @@ from springtide_local.api import errors
 from springtide_local.api.errors import FieldError
 from springtide_local.api.resources import Registry, ResourceType
 from springtide_local.api.writes import Options
+from springtide_local.ports import ApiError
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A resource, an object of it or a part of one. `namespace` is None for cluster scope and for all namespaces."""
+    """A resource, an object of it or a part of one. `namespace` is None for cluster scope and for all
+    namespaces.
+    """
 
     resource: ResourceType
     namespace: str | None = None
     name: str = ""
     subresource: str = ""
 
-    def invalid_verb(self) -> errors.ApiError:
+    def invalid_verb(self) -> ApiError:
         return errors.method_not_allowed()
 
 
@@ -42,7 +45,7 @@ def parse_target(registry: Registry, path: str) -> Target | None:
             return None
         namespace, rest = rest[1], rest[2:]
     resource = registry.find(group, version, rest[0])
-    if resource is None or len(rest) > 3 or (namespace is not None) and not resource.namespaced:
+    if resource is None or len(rest) > 3 or ((namespace is not None) and not resource.namespaced):
         return None
     name, subresource = (rest[1] if len(rest) > 1 else ""), (rest[2] if len(rest) > 2 else "")
     if name and resource.namespaced and namespace is None:
@@ -76,7 +79,9 @@ def number(query: Mapping[str, str], name: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise errors.bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax (parameter {name})') from None
+        raise errors.bad_request(
+            f'strconv.ParseInt: parsing "{text}": invalid syntax (parameter {name})'
+        ) from None
 
 
 def write_options(query: Mapping[str, str], user_agent: str, subresource: str = "") -> Options:
@@ -87,7 +92,9 @@ def write_options(query: Mapping[str, str], user_agent: str, subresource: str = 
     if dry_run not in ("", "All"):
         found.append(errors.field_unsupported("dryRun", dry_run, ("All",)))
     if validation not in ("Ignore", "Warn", "Strict"):
-        found.append(errors.field_unsupported("fieldValidation", validation, ("", "Ignore", "Strict", "Warn")))
+        found.append(
+            errors.field_unsupported("fieldValidation", validation, ("", "Ignore", "Strict", "Warn"))
+        )
     if found:
         raise errors.invalid("meta.k8s.io", "PatchOptions", "", found)
     manager = query.get("fieldManager", "") or user_agent.partition("/")[0] or "unknown"

@@ -1,4 +1,6 @@
-"""Which resources are served, and what distinguishes them. `Registry` holds the built-in ones and those of the CRDs."""
+"""Which resources are served, and what distinguishes them. `Registry` holds the built-in ones and those of
+the CRDs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from springtide_local.api.kinds.base import Kind
 from springtide_local.api.objects import subdomain_problem
 from springtide_local.api.schema import Node
 from springtide_local.api.selectors import FieldGetter
-from springtide_local.ports import Object
+from springtide_local.ports import ApiError, Object
 
 ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 
@@ -36,7 +38,9 @@ class View:
 
 @dataclass(slots=True)
 class ResourceType:
-    """One resource in one version. `storage` names the collection (`pods`, `deployments.apps`), shared by versions."""
+    """One resource in one version. `storage` names the collection (`pods`, `deployments.apps`), shared by
+    versions.
+    """
 
     group: str
     version: str
@@ -81,13 +85,13 @@ class ResourceType:
     def has_status(self) -> bool:
         return "status" in self.subresources
 
-    def not_found(self, name: str) -> errors.ApiError:
+    def not_found(self, name: str) -> ApiError:
         return errors.not_found(self.group, self.plural, name)
 
-    def invalid(self, name: str, found: list[errors.FieldError]) -> errors.ApiError:
+    def invalid(self, name: str, found: list[errors.FieldError]) -> ApiError:
         return errors.invalid(self.group, self.kind, name, found)
 
-    def forbidden(self, name: str, why: str, causes: list[Object] | None = None) -> errors.ApiError:
+    def forbidden(self, name: str, why: str, causes: list[Object] | None = None) -> ApiError:
         return errors.forbidden(self.group, self.plural, name, why, causes or [])
 
 

@@ -1,4 +1,6 @@
-"""Reviews: questions about rights and identities, answered without being stored. Rights are not enforced here."""
+"""Reviews: questions about rights and identities, answered without being stored. Rights are not enforced
+here.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def answer(kind: str, body: Object, user: User, tokens: Tokens) -> Object:
                 status["error"] = "invalid bearer token"
         case _:
             status = {"userInfo": _info(user)}
-    group = "authentication.k8s.io" if kind in ("TokenReview", "SelfSubjectReview") else "authorization.k8s.io"
+    group = (
+        "authentication.k8s.io" if kind in ("TokenReview", "SelfSubjectReview") else "authorization.k8s.io"
+    )
     return {
         "kind": kind,
         "apiVersion": f"{group}/v1",

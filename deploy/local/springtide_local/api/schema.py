@@ -1,8 +1,8 @@
 """Structural schemas, compiled once: pruning of unknown fields, defaults, value validation.
 
-The same nodes serve custom resources (from a CRD's `openAPIV3Schema`) and built-in kinds (from the published API schemas,
-see `builtin`). Semantics follow "Specifying a structural schema" in the Kubernetes documentation of CRDs; the texts of
-value errors follow kube-openapi's validation.
+The same nodes serve custom resources (from a CRD's `openAPIV3Schema`) and built-in kinds (from the published
+API schemas, see `builtin`). Semantics follow "Specifying a structural schema" in the Kubernetes documentation
+of CRDs; the texts of value errors follow kube-openapi's validation.
 """
 
 from __future__ import annotations
@@ -19,18 +19,47 @@ from springtide_local.ports import Object
 
 MISSING = object()
 _JSON_TYPES: dict[type, str] = {
-    dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
-}  # fmt: skip
+    dict: "object",
+    list: "array",
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+}
 
 
 class Node:
     """One schema, with its children compiled. `raw` is the JSON schema that it came from."""
 
     __slots__ = (
-        "additional", "all_of", "any_of", "default", "embedded", "enum", "format", "has_rules", "int_or_string", "items",
-        "list_keys", "list_type", "map_type", "merge_key", "nullable", "one_of", "patch_strategy", "pattern",
-        "preserve", "properties", "quantity", "raw", "refused", "required", "rules", "type",
-    )  # fmt: skip
+        "additional",
+        "all_of",
+        "any_of",
+        "default",
+        "embedded",
+        "enum",
+        "format",
+        "has_rules",
+        "int_or_string",
+        "items",
+        "list_keys",
+        "list_type",
+        "map_type",
+        "merge_key",
+        "nullable",
+        "one_of",
+        "patch_strategy",
+        "pattern",
+        "preserve",
+        "properties",
+        "quantity",
+        "raw",
+        "refused",
+        "required",
+        "rules",
+        "type",
+    )
 
     def __init__(self) -> None:
         self.raw: Object = {}
@@ -65,7 +94,9 @@ Resolve = Callable[[str], Node]
 
 
 def compile_schema(raw: Object, resolve: Resolve | None = None, node: Node | None = None) -> Node:
-    """Compile a JSON schema. `resolve` answers `$ref`; without it a `$ref` is a KeyError. `node` is filled when given."""
+    """Compile a JSON schema. `resolve` answers `$ref`; without it a `$ref` is a KeyError. `node` is filled
+    when given.
+    """
     if "$ref" in raw:
         if resolve is None:
             raise KeyError(raw["$ref"])
@@ -74,7 +105,9 @@ def compile_schema(raw: Object, resolve: Resolve | None = None, node: Node | Non
     node = node or Node()
     node.raw = raw
     _compile_type(node, raw)
-    node.properties = {name: compile_schema(child, resolve) for name, child in raw.get("properties", {}).items()}
+    node.properties = {
+        name: compile_schema(child, resolve) for name, child in raw.get("properties", {}).items()
+    }
     additional = raw.get("additionalProperties")
     if isinstance(additional, dict):
         node.additional = compile_schema(additional, resolve)
@@ -138,10 +171,13 @@ def _anything() -> Node:
     return node
 
 
-def prune(node: Node, value: Any, path: str, unknown: list[str], *, drop_nulls: bool = False, root: bool = False) -> None:
+def prune(
+    node: Node, value: Any, path: str, unknown: list[str], *, drop_nulls: bool = False, root: bool = False
+) -> None:
     """Drop, in place, the fields that the schema does not know and list their paths in `unknown`.
 
-    `drop_nulls` removes null fields too, as the decoding of built-in kinds does. `root` keeps apiVersion, kind, metadata.
+    `drop_nulls` removes null fields too, as the decoding of built-in kinds does. `root` keeps apiVersion,
+    kind, metadata.
     """
     if isinstance(value, dict):
         for name in list(value):
@@ -162,7 +198,9 @@ def prune(node: Node, value: Any, path: str, unknown: list[str], *, drop_nulls: 
 
 
 def apply_defaults(node: Node, value: Any) -> None:
-    """Fill absent fields that have a default, in place; a null in a field that may not be null counts as absent."""
+    """Fill absent fields that have a default, in place; a null in a field that may not be null counts as
+    absent.
+    """
     if isinstance(value, dict):
         for name, child in node.properties.items():
             present = name in value
@@ -192,7 +230,9 @@ def validate(node: Node, value: Any, path: str, found: list[FieldError]) -> None
     if not _validate_type(node, value, path, found):
         return
     if node.enum is not None and value not in node.enum:
-        found.append(errors.field_unsupported(path, value, [choice for choice in node.enum if choice is not None]))
+        found.append(
+            errors.field_unsupported(path, value, [choice for choice in node.enum if choice is not None])
+        )
     if isinstance(value, str):
         _validate_string(node, value, path, found)
     elif isinstance(value, int | float) and not isinstance(value, bool):

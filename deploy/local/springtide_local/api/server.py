@@ -25,9 +25,11 @@ _STOP_SECONDS = 2.0
 
 
 class ApiServer:
-    """Serves `store`. `folder` receives the CA certificate and the server's key; `port` 0 takes a free one.
+    """Serves `store`. `folder` receives the CA certificate and the server's key; `port` 0 takes a free
+    one.
 
-    Register the kubelet's logs with `set_log_provider`. `audit` tells who used what. `tokens` issues bearer tokens.
+    Register the kubelet's logs with `set_log_provider`. `audit` tells who used what. `tokens` issues bearer
+    tokens.
     """
 
     def __init__(self, store: Store, folder: Path, address: str = "127.0.0.1", port: int = 0) -> None:
@@ -50,7 +52,9 @@ class ApiServer:
     def set_log_provider(self, provider: LogProvider) -> None:
         self._api.log_provider = provider
 
-    def kubeconfig(self, user: str = ADMIN, groups: Sequence[str] = (MASTERS,), namespace: str = "default") -> str:
+    def kubeconfig(
+        self, user: str = ADMIN, groups: Sequence[str] = (MASTERS,), namespace: str = "default"
+    ) -> str:
         """A kubeconfig (YAML) with a client certificate for `user`."""
         pair = self.authority.client(user, groups)
         return kubeconfig(self.url, self.authority, client=pair, namespace=namespace)
@@ -65,7 +69,9 @@ class ApiServer:
         application.router.add_route("*", "/{path:.*}", self._api.handle)
         self._runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._address, self._port, ssl_context=context, shutdown_timeout=_STOP_SECONDS)
+        site = web.TCPSite(
+            self._runner, self._address, self._port, ssl_context=context, shutdown_timeout=_STOP_SECONDS
+        )
         await site.start()
         self._port = self._runner.addresses[0][1]
         for worker in (Collector(self.store), Housekeeper(self.store)):

@@ -1,7 +1,8 @@
 """All objects of the cluster, in memory, behind one counter of resource versions.
 
-Reads and the plumbing of writes are here; the rules of a write are in `writes`. Everything runs on one event loop and each
-call is atomic. Stored objects are never changed in place, so that they can be shared with watchers and encoders.
+Reads and the plumbing of writes are here; the rules of a write are in `writes`. Everything runs on one event
+loop and each call is atomic. Stored objects are never changed in place, so that they can be shared with
+watchers and encoders.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from springtide_local.api.kinds.registry import builtin_resources
 from springtide_local.api.kinds.services import ServiceAddresses
 from springtide_local.api.objects import clone
 from springtide_local.api.resources import Registry, ResourceType
-from springtide_local.api.selectors import FieldSelector, LabelSelector, parse_field_selector, parse_label_selector
+from springtide_local.api.selectors import (
+    FieldSelector,
+    LabelSelector,
+    parse_field_selector,
+    parse_label_selector,
+)
 from springtide_local.api.writes import Options
 from springtide_local.ports import Object, WatchEvent
 
@@ -25,7 +31,9 @@ _LOCAL = "springtide-local"
 
 
 class Store:
-    """Implements `ports.StorePort`. `clock` gives seconds since the epoch; `services` is the CIDR of cluster addresses."""
+    """Implements `ports.StorePort`. `clock` gives seconds since the epoch; `services` is the CIDR of
+    cluster addresses.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.time, services: str = "127.96.0.0/16") -> None:
         self.registry = Registry(builtin_resources())
@@ -150,7 +158,9 @@ class Store:
         return clone(writes.delete(self, found, name, namespace, request, Options(manager=_LOCAL)).object)
 
     def commit(self, resource: ResourceType, type_: ChangeType, obj: Object, old: Stored | None) -> Stored:
-        """Give `obj` the next resourceVersion and make it, or its removal, known. `obj` belongs to the store from now on."""
+        """Give `obj` the next resourceVersion and make it, or its removal, known. `obj` belongs to the
+        store from now on.
+        """
         self._version += 1
         meta = obj["metadata"]
         meta["resourceVersion"] = str(self._version)

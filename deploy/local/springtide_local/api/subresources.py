@@ -21,7 +21,9 @@ _SHORTEST_TOKEN = 600
 
 
 def scale_of(target: Target, obj: Object) -> Object:
-    """The Scale of an object. Raise ApiError 500 when its spec has no number of replicas, as Kubernetes does."""
+    """The Scale of an object. Raise ApiError 500 when its spec has no number of replicas, as Kubernetes
+    does.
+    """
     paths = target.resource.scale
     if paths is None:
         raise errors.no_such_path()
@@ -35,7 +37,11 @@ def scale_of(target: Target, obj: Object) -> Object:
     text = _selector_text(selector)
     if text:
         shown["selector"] = text
-    kept = {name: meta[name] for name in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp") if name in meta}
+    kept = {
+        name: meta[name]
+        for name in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+        if name in meta
+    }
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
@@ -79,7 +85,9 @@ def set_scale(store: Store, target: Target, scale: Object, options: Options) -> 
     obj["metadata"]["resourceVersion"] = given.get("resourceVersion") or obj["metadata"]["resourceVersion"]
     set_path(obj, paths.spec_replicas, replicas)
     options.subresource = "scale"
-    return scale_of(target, writes.update(store, target.resource, target.name, target.namespace, obj, options).object)
+    return scale_of(
+        target, writes.update(store, target.resource, target.name, target.namespace, obj, options).object
+    )
 
 
 def bind(store: Store, target: Target, binding: Object, options: Options) -> Object:
@@ -91,16 +99,26 @@ def bind(store: Store, target: Target, binding: Object, options: Options) -> Obj
     stored = store.get_stored(target.resource, target.name, target.namespace)
     obj = clone(stored.object)
     if obj["spec"].get("nodeName"):
-        raise errors.conflict("", "pods/binding", target.name,
-                              f'pod {target.name} is already assigned to node "{obj["spec"]["nodeName"]}"')  # fmt: skip
+        raise errors.conflict(
+            "",
+            "pods/binding",
+            target.name,
+            f'pod {target.name} is already assigned to node "{obj["spec"]["nodeName"]}"',
+        )
     if obj["metadata"].get("deletionTimestamp"):
         why = f"pod {target.name} is being deleted, cannot be assigned to a host"
         raise errors.conflict("", "pods/binding", target.name, why)
     obj["spec"]["nodeName"] = node
     conditions = obj["status"].setdefault("conditions", [])
     if not any(condition["type"] == "PodScheduled" for condition in conditions):
-        conditions.append({"type": "PodScheduled", "status": "True", "lastProbeTime": None,
-                           "lastTransitionTime": timestamp(store.now())})  # fmt: skip
+        conditions.append(
+            {
+                "type": "PodScheduled",
+                "status": "True",
+                "lastProbeTime": None,
+                "lastTransitionTime": timestamp(store.now()),
+            }
+        )
     store.commit(target.resource, "MODIFIED", obj, stored)
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
@@ -115,7 +133,11 @@ def request_token(store: Store, tokens: Tokens, target: Target, body: Object) ->
     spec = body.get("spec") or {}
     seconds = spec.get("expirationSeconds") or 3600
     if seconds < _SHORTEST_TOKEN:
-        found = [errors.field_invalid("spec.expirationSeconds", seconds, "may not specify a duration less than 10 minutes")]
+        found = [
+            errors.field_invalid(
+                "spec.expirationSeconds", seconds, "may not specify a duration less than 10 minutes"
+            )
+        ]
         raise errors.invalid("authentication.k8s.io", "TokenRequest", target.name, found)
     bound = spec.get("boundObjectRef")
     pod = None
@@ -126,7 +148,11 @@ def request_token(store: Store, tokens: Tokens, target: Target, body: Object) ->
     return {
         "kind": "TokenRequest",
         "apiVersion": "authentication.k8s.io/v1",
-        "metadata": {"name": target.name, "namespace": target.namespace, "creationTimestamp": timestamp(store.now())},
+        "metadata": {
+            "name": target.name,
+            "namespace": target.namespace,
+            "creationTimestamp": timestamp(store.now()),
+        },
         "spec": {"audiences": list(audiences), "expirationSeconds": seconds, "boundObjectRef": bound},
         "status": {"token": token, "expirationTimestamp": timestamp(expires)},
     }

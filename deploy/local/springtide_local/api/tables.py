@@ -26,7 +26,9 @@ def _custom(raw: Object) -> Column:
         found = jsonpath.find(obj, path)
         return _cell(found[0], kind, now) if found else None
 
-    return Column(raw["name"], cell, kind, raw.get("priority", 0) > 0, raw.get("format", ""), raw.get("description", ""))
+    return Column(
+        raw["name"], cell, kind, raw.get("priority", 0) > 0, raw.get("format", ""), raw.get("description", "")
+    )
 
 
 def _cell(value: Any, kind: str, now: float) -> Any:
@@ -65,11 +67,14 @@ def _quoted(value: Any) -> str:
 def definitions(columns: Sequence[Column]) -> list[Object]:
     return [
         {
-            "name": column.name, "type": "string" if column.type == "date" else column.type, "format": column.format,
-            "description": column.description, "priority": 1 if column.wide else 0,
+            "name": column.name,
+            "type": "string" if column.type == "date" else column.type,
+            "format": column.format,
+            "description": column.description,
+            "priority": 1 if column.wide else 0,
         }
         for column in columns
-    ]  # fmt: skip
+    ]
 
 
 def row(columns: Sequence[Column], obj: Object, now: float, include: str) -> Object:
@@ -86,8 +91,13 @@ def partial(obj: Object) -> Object:
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
 
 
-def table(columns: Sequence[Column], rows: list[Object], version: str, meta: Object | None = None,
-          headers: bool = True) -> Object:  # fmt: skip
+def table(
+    columns: Sequence[Column],
+    rows: list[Object],
+    version: str,
+    meta: Object | None = None,
+    headers: bool = True,
+) -> Object:
     return {
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",

@@ -18,7 +18,9 @@ Show = Callable[[Stored], bytes]
 
 
 class Plan(NamedTuple):
-    """Everything that a watch needs, taken in one moment, so that no change falls between start and stream."""
+    """Everything that a watch needs, taken in one moment, so that no change falls between start and
+    stream.
+    """
 
     subscription: Subscription
     chosen: Selection
@@ -71,7 +73,9 @@ def prepare(store: Store, target: Target, query: Mapping[str, str], show: Show) 
             if target.namespace is None or change.key[0] == target.namespace:
                 initial.extend(_shown(change, chosen, show))
     subscription = store.subscribe(target.resource.storage, target.namespace)
-    return Plan(subscription, chosen, initial, store.now() + seconds, flag(query, "allowWatchBookmarks"), failure)
+    return Plan(
+        subscription, chosen, initial, store.now() + seconds, flag(query, "allowWatchBookmarks"), failure
+    )
 
 
 def _shown(change: Change, chosen: Selection, show: Show) -> list[bytes]:
@@ -80,7 +84,9 @@ def _shown(change: Change, chosen: Selection, show: Show) -> list[bytes]:
 
 
 async def stream(store: Store, target: Target, plan: Plan, show: Show) -> AsyncIterator[bytes]:
-    """The lines of a watch, until its time is over, the resource is gone, or the watcher fell too far behind."""
+    """The lines of a watch, until its time is over, the resource is gone, or the watcher fell too far
+    behind.
+    """
     if plan.failure is not None:
         yield line("ERROR", encode(errors.status(plan.failure)))
         return

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from springtide_local.api import admission, apply, builtin, cel, definitions, errors, gc, meta, schema
+from springtide_local.api import admission, builtin, cel, definitions, errors, gc, managed, meta, schema
 from springtide_local.api.collection import Stored
 from springtide_local.api.errors import FieldError
 from springtide_local.api.objects import clone, timestamp
@@ -104,9 +104,17 @@ def _report_unknown(resource: ResourceType, unknown: list[str], options: Options
         raise errors.bad_request(_cannot_handle(resource, joined))
 
 
-def create(store: Store, resource: ResourceType, obj: Object, namespace: str | None, options: Options,
-           prepared: Callable[[Object], None] | None = None) -> Stored:  # fmt: skip
-    """Create `obj`, which belongs to the store afterwards. `prepared` sets managed fields instead of the usual tracking."""
+def create(
+    store: Store,
+    resource: ResourceType,
+    obj: Object,
+    namespace: str | None,
+    options: Options,
+    prepared: Callable[[Object], None] | None = None,
+) -> Stored:
+    """Create `obj`, which belongs to the store afterwards. `prepared` sets managed fields instead of the
+    usual tracking.
+    """
     decode(resource, obj, options)
     space = (namespace or "") if resource.namespaced else ""
     if resource.namespaced and not space:
@@ -135,7 +143,7 @@ def create(store: Store, resource: ResourceType, obj: Object, namespace: str | N
     if prepared is not None:
         prepared(obj)
     else:
-        apply.track(None, obj, resource, options.manager, None, store.now())
+        managed.track(None, obj, resource, options.manager, None, store.now())
     if options.dry_run:
         return Stored(obj)
     stored = store.commit(resource, "ADDED", obj, None)
@@ -149,19 +157,28 @@ def _check_namespace(store: Store, resource: ResourceType, name: str, namespace:
         raise errors.not_found("", "namespaces", namespace)
     if found["metadata"].get("deletionTimestamp"):
         text = f"unable to create new content in namespace {namespace} because it is being terminated"
-        cause = {"reason": "NamespaceTerminating", "message": f"namespace {namespace} is being terminated",
-                 "field": "metadata.namespace"}  # fmt: skip
+        cause = {
+            "reason": "NamespaceTerminating",
+            "message": f"namespace {namespace} is being terminated",
+            "field": "metadata.namespace",
+        }
         raise resource.forbidden(name, text, [cause])
 
 
-def _check(resource: ResourceType, obj: Object, old: Object | None, subresource: str | None) -> list[FieldError]:
+def _check(
+    resource: ResourceType, obj: Object, old: Object | None, subresource: str | None
+) -> list[FieldError]:
     found: list[FieldError] = []
     node = resource.node
     if node is not None:
         schema.validate(node, obj, "", found)
         if not resource.custom:
             # The Go types write zeros for what a status lacks; only custom resources require fields there.
-            found = [e for e in found if not (e.reason == errors.REQUIRED and e.path.startswith(("status", "metadata")))]
+            found = [
+                e
+                for e in found
+                if not (e.reason == errors.REQUIRED and e.path.startswith(("status", "metadata")))
+            ]
         elif not found:
             cel.validate_rules(node, obj, schema.MISSING if old is None else old, "", found)
     if not any(error.reason == errors.TYPE_INVALID for error in found):
@@ -173,9 +190,18 @@ def _check(resource: ResourceType, obj: Object, old: Object | None, subresource:
     return found
 
 
-def update(store: Store, resource: ResourceType, name: str, namespace: str | None, obj: Object, options: Options,
-           prepared: Callable[[Object], None] | None = None, demand_version: bool = False) -> Stored:  # fmt: skip
-    """Replace an object (or the part that `options.subresource` names); nothing is written when nothing changed.
+def update(
+    store: Store,
+    resource: ResourceType,
+    name: str,
+    namespace: str | None,
+    obj: Object,
+    options: Options,
+    prepared: Callable[[Object], None] | None = None,
+    demand_version: bool = False,
+) -> Stored:
+    """Replace an object (or the part that `options.subresource` names); nothing is written when nothing
+    changed.
 
     `demand_version` refuses an update of a custom resource without a resourceVersion, as PUT does.
     """
@@ -201,7 +227,7 @@ def update(store: Store, resource: ResourceType, name: str, namespace: str | Non
     if prepared is not None:
         prepared(obj)
     elif obj != old:
-        apply.track(old, obj, resource, options.manager, options.subresource, store.now())
+        managed.track(old, obj, resource, options.manager, options.subresource, store.now())
     if obj == old:
         return stored
     if options.dry_run:
@@ -216,8 +242,9 @@ def update(store: Store, resource: ResourceType, name: str, namespace: str | Non
     return made
 
 
-def _check_preconditions(resource: ResourceType, obj: Object, old: Object, name: str, namespace: str | None,
-                         demand_version: bool) -> None:  # fmt: skip
+def _check_preconditions(
+    resource: ResourceType, obj: Object, old: Object, name: str, namespace: str | None, demand_version: bool
+) -> None:
     given = obj["metadata"]
     if given.get("name") not in (None, "", name):
         raise errors.bad_request(
@@ -275,9 +302,16 @@ def _may_go(resource: ResourceType, obj: Object) -> bool:
     return not obj["metadata"].get("deletionGracePeriodSeconds")
 
 
-def delete(store: Store, resource: ResourceType, name: str, namespace: str | None, request: Deletion,
-           options: Options) -> Stored:  # fmt: skip
-    """Remove the object, or mark it: for its finalizers, for the grace of a bound pod, for a namespace's contents.
+def delete(
+    store: Store,
+    resource: ResourceType,
+    name: str,
+    namespace: str | None,
+    request: Deletion,
+    options: Options,
+) -> Stored:
+    """Remove the object, or mark it: for its finalizers, for the grace of a bound pod, for a namespace's
+    contents.
 
     The answer is the object's last state. Raise ApiError 404, or 409 when a precondition fails.
     """
@@ -289,7 +323,8 @@ def delete(store: Store, resource: ResourceType, name: str, namespace: str | Non
         raise errors.conflict(resource.group, resource.plural, name, why)
     if request.resource_version and request.resource_version != before["resourceVersion"]:
         why = (
-            f"Precondition failed: ResourceVersion in precondition: {request.resource_version}, ResourceVersion in "
+            f"Precondition failed: ResourceVersion in precondition: {request.resource_version}, "
+            "ResourceVersion in "
             f"object meta: {before['resourceVersion']}"
         )
         raise errors.conflict(resource.group, resource.plural, name, why)

@@ -1,1 +1,3 @@
-"""What is special about each built-in kind: defaults, checks, allocations. One file per family, `registry` lists them."""
+"""What is special about each built-in kind: defaults, checks, allocations. One file per family, `registry`
+lists them.
+"""

@@ -12,7 +12,8 @@ from springtide_local.api.objects import quantity
 from springtide_local.ports import Object
 
 _KEY_TEXT = (
-    "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or "
+    "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or "
+    "'KEY_NAME',  or "
     "'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"
 )
 _SIZE_LIMIT = 1024 * 1024
@@ -44,7 +45,11 @@ class Nodes(Kind):
 
 def _check_keys(data: Object, path: str, found: list[FieldError]) -> None:
     for key in data:
-        if not key or len(key) > 253 or any(not (char.isascii() and (char.isalnum() or char in "-._")) for char in key):
+        if (
+            not key
+            or len(key) > 253
+            or any(not (char.isascii() and (char.isalnum() or char in "-._")) for char in key)
+        ):
             found.append(errors.field_invalid(f"{path}[{key}]", key, _KEY_TEXT))
 
 
@@ -59,7 +64,9 @@ class ConfigMaps(Kind):
                 found.append(errors.field_invalid(f"binaryData[{key}]", key, text))
         size = sum(len(value.encode()) for value in (obj.get("data") or {}).values())
         if size > _SIZE_LIMIT:
-            found.append(errors.FieldError("", errors.TOO_LONG, f"Too long: may not be more than {_SIZE_LIMIT} bytes"))
+            found.append(
+                errors.FieldError("", errors.TOO_LONG, f"Too long: may not be more than {_SIZE_LIMIT} bytes")
+            )
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
@@ -123,9 +130,7 @@ class Claims(Kind):
         fixed = [name for name in ("accessModes", "storageClassName", "selector", "volumeMode")]
         if all(obj["spec"].get(name) == old["spec"].get(name) for name in fixed):
             return []
-        text = (
-            "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims"
-        )
+        text = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims"
         return [errors.field_forbidden("spec", text)]
 
 

@@ -33,7 +33,9 @@ class Definitions(Kind):
             "acceptedNames": dict(obj["spec"].get("names") or {}),
             "conditions": [
                 _condition("NamesAccepted", "NoConflicts", "no conflicts found", now),
-                _condition("Established", "InitialNamesAccepted", "the initial names have been accepted", now),
+                _condition(
+                    "Established", "InitialNamesAccepted", "the initial names have been accepted", now
+                ),
             ],
             "storedVersions": [v["name"] for v in obj["spec"].get("versions") or () if v.get("storage")],
         }
@@ -49,7 +51,7 @@ class Definitions(Kind):
                 found.append(errors.field_required(f"spec.names.{name}"))
         expected = f"{names.get('plural')}.{group}"
         if obj["metadata"].get("name") != expected:
-            text = f'must be spec.names.plural+"."+spec.group'
+            text = 'must be spec.names.plural+"."+spec.group'
             found.append(errors.field_invalid("metadata.name", obj["metadata"].get("name"), text))
         problem = label_1035_problem(names.get("plural") or "x")
         if problem:
@@ -58,7 +60,9 @@ class Definitions(Kind):
             found.append(errors.field_unsupported("spec.scope", spec.get("scope"), ("Cluster", "Namespaced")))
         if (spec.get("conversion") or {}).get("strategy") != "None":
             text = "this API server converts by strategy None only (no webhooks)"
-            found.append(errors.field_invalid("spec.conversion.strategy", spec["conversion"].get("strategy"), text))
+            found.append(
+                errors.field_invalid("spec.conversion.strategy", spec["conversion"].get("strategy"), text)
+            )
         found += _check_versions(spec.get("versions") or [])
         return found
 
@@ -117,7 +121,9 @@ def _check_versions(versions: list[Object]) -> list[FieldError]:
 
 
 def _check_structure(raw: Object, path: str, found: list[FieldError], root: bool = False) -> None:
-    """The rules of structural schemas that catch real mistakes: a type everywhere, no `$ref`, defaults that fit."""
+    """The rules of structural schemas that catch real mistakes: a type everywhere, no `$ref`, defaults
+    that fit.
+    """
     if "$ref" in raw:
         found.append(errors.field_forbidden(f"{path}.$ref", "$ref is not supported"))
         return
@@ -162,7 +168,9 @@ def _check_default(raw: Object, path: str, found: list[FieldError]) -> None:
     prune(node, value["v"], f"{path}.default", unknown)
     found += wrong
     for name in unknown:
-        found.append(errors.field_invalid(f"{path}.default", raw["default"], f"must not have unknown field {name}"))
+        found.append(
+            errors.field_invalid(f"{path}.default", raw["default"], f"must not have unknown field {name}")
+        )
 
 
 def resources_of(definition: Object) -> list[tuple[ResourceType, bool]]:
@@ -215,5 +223,7 @@ def _scale(raw: Object | None) -> ScalePaths | None:
         return None
     selector = raw.get("labelSelectorPath")
     return ScalePaths(
-        _steps(raw["specReplicasPath"]), _steps(raw["statusReplicasPath"]), _steps(selector) if selector else None
+        _steps(raw["specReplicasPath"]),
+        _steps(raw["statusReplicasPath"]),
+        _steps(selector) if selector else None,
     )

@@ -1,4 +1,6 @@
-"""What is wrong with a pod's spec, beyond its types: names, references between its parts, either-or fields."""
+"""What is wrong with a pod's spec, beyond its types: names, references between its parts, either-or
+fields.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,18 @@ _CONTAINER_CHOICES = {
     "terminationMessagePolicy": ("File", "FallbackToLogsOnError"),
 }
 _FIELD_PATHS = (
-    "metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels", "metadata.annotations", "spec.nodeName",
-    "spec.serviceAccountName", "status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs",
-)  # fmt: skip
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "metadata.labels",
+    "metadata.annotations",
+    "spec.nodeName",
+    "spec.serviceAccountName",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.podIP",
+    "status.podIPs",
+)
 
 
 def check_pod_spec(spec: Object, path: str, template: bool = False) -> list[FieldError]:
@@ -39,11 +50,15 @@ def check_pod_spec(spec: Object, path: str, template: bool = False) -> list[Fiel
             _check_container(container, where, volumes, found)
     _check_choices(spec, path, _CHOICES, found)
     if template and spec.get("restartPolicy") != "Always":
-        found.append(errors.field_unsupported(f"{path}.restartPolicy", spec.get("restartPolicy"), ("Always",)))
+        found.append(
+            errors.field_unsupported(f"{path}.restartPolicy", spec.get("restartPolicy"), ("Always",))
+        )
     grace = spec.get("terminationGracePeriodSeconds")
     if isinstance(grace, int) and grace < 0:
         found.append(
-            errors.field_invalid(f"{path}.terminationGracePeriodSeconds", grace, "must be greater than or equal to 0")
+            errors.field_invalid(
+                f"{path}.terminationGracePeriodSeconds", grace, "must be greater than or equal to 0"
+            )
         )
     deadline = spec.get("activeDeadlineSeconds")
     if isinstance(deadline, int) and deadline < 1:
@@ -69,7 +84,9 @@ def _check_name(name: str | None, path: str, names: set[str], found: list[FieldE
     names.add(name)
 
 
-def _check_choices(obj: Object, path: str, choices: dict[str, tuple[str, ...]], found: list[FieldError]) -> None:
+def _check_choices(
+    obj: Object, path: str, choices: dict[str, tuple[str, ...]], found: list[FieldError]
+) -> None:
     for name, supported in choices.items():
         if obj.get(name) and obj[name] not in supported:
             found.append(errors.field_unsupported(f"{path}.{name}", obj[name], supported))
@@ -130,7 +147,9 @@ def _check_ports(ports: Iterable[Object], path: str, found: list[FieldError]) ->
             names.add(name)
         if port.get("protocol") not in ("TCP", "UDP", "SCTP"):
             supported = ("SCTP", "TCP", "UDP")
-            found.append(errors.field_unsupported(f"{path}[{index}].protocol", port.get("protocol"), supported))
+            found.append(
+                errors.field_unsupported(f"{path}[{index}].protocol", port.get("protocol"), supported)
+            )
 
 
 def _check_env(env: Iterable[Object], path: str, found: list[FieldError]) -> None:
@@ -162,7 +181,9 @@ def _check_env_source(kind: str, ref: Object, path: str, found: list[FieldError]
         plain = field_path.partition("[")[0]
         if not field_path:
             found.append(errors.field_required(f"{path}.fieldPath"))
-        elif plain not in _FIELD_PATHS or (plain in ("metadata.labels", "metadata.annotations")) != ("[" in field_path):
+        elif plain not in _FIELD_PATHS or (plain in ("metadata.labels", "metadata.annotations")) != (
+            "[" in field_path
+        ):
             found.append(errors.field_unsupported(f"{path}.fieldPath", field_path, _FIELD_PATHS))
     elif kind in ("configMapKeyRef", "secretKeyRef"):
         for name in ("name", "key"):
@@ -210,9 +231,17 @@ def _check_resources(resources: Object, path: str, found: list[FieldError]) -> N
 
 def _check_probe(probe: Object, path: str, name: str, found: list[FieldError]) -> None:
     _check_handler(probe, path, _HANDLERS, found)
-    for part in ("initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"):
+    for part in (
+        "initialDelaySeconds",
+        "timeoutSeconds",
+        "periodSeconds",
+        "successThreshold",
+        "failureThreshold",
+    ):
         if isinstance(probe.get(part), int) and probe[part] < 0:
-            found.append(errors.field_invalid(f"{path}.{part}", probe[part], "must be greater than or equal to 0"))
+            found.append(
+                errors.field_invalid(f"{path}.{part}", probe[part], "must be greater than or equal to 0")
+            )
     if name != "readinessProbe" and probe.get("successThreshold", 1) != 1:
         found.append(errors.field_invalid(f"{path}.successThreshold", probe["successThreshold"], "must be 1"))
 

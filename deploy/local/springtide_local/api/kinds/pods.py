@@ -1,4 +1,6 @@
-"""Pods: defaults, and what may never change after creation. The checks of a pod's spec are in `pod_checks`."""
+"""Pods: defaults, and what may never change after creation. The checks of a pod's spec are in
+`pod_checks`.
+"""
 
 from __future__ import annotations
 
@@ -117,8 +119,11 @@ def _default_resources(resources: Object) -> None:
 
 def _default_probe(probe: Object) -> None:
     for name, value in (
-        ("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1), ("failureThreshold", 3),
-    ):  # fmt: skip
+        ("timeoutSeconds", 1),
+        ("periodSeconds", 10),
+        ("successThreshold", 1),
+        ("failureThreshold", 3),
+    ):
         probe[name] = probe.get(name) or value
     if isinstance(probe.get("httpGet"), dict):
         probe["httpGet"].setdefault("scheme", "HTTP")

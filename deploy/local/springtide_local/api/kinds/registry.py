@@ -40,9 +40,17 @@ _POD_FIELDS = {
 }
 
 
-def _made(group: str, version: str, plural: str, kind: str, namespaced: bool, short: str, rules: Kind,
-          subresources: tuple[str, ...], extra: dict[str, Any]) -> ResourceType:  # fmt: skip
-    schema_kind = extra.pop("schema_kind", kind)
+def _made(
+    group: str,
+    version: str,
+    plural: str,
+    kind: str,
+    namespaced: bool,
+    short: str,
+    rules: Kind,
+    subresources: tuple[str, ...],
+    extra: dict[str, Any],
+) -> ResourceType:
     schema_group = extra.pop("schema_group", (group, version))
     return ResourceType(
         group=group,
@@ -53,7 +61,7 @@ def _made(group: str, version: str, plural: str, kind: str, namespaced: bool, sh
         short_names=tuple(short.split()),
         rules=rules,
         subresources=frozenset(subresources),
-        make_node=functools.partial(builtin.kind_node, *schema_group, schema_kind),
+        make_node=functools.partial(builtin.kind_node, schema_group[0], schema_group[1], kind),
         **extra,
     )
 
@@ -62,55 +70,214 @@ def builtin_resources() -> list[ResourceType]:
     """Fresh resource types for one server."""
     table: list[ResourceType] = []
 
-    def add(group: str, version: str, plural: str, kind: str, namespaced: bool = True, short: str = "",
-            rules: Kind | None = None, sub: tuple[str, ...] = (), **extra: Any) -> None:  # fmt: skip
+    def add(
+        group: str,
+        version: str,
+        plural: str,
+        kind: str,
+        namespaced: bool = True,
+        short: str = "",
+        rules: Kind | None = None,
+        sub: tuple[str, ...] = (),
+        **extra: Any,
+    ) -> None:
         table.append(_made(group, version, plural, kind, namespaced, short, rules or Kind(), sub, extra))
 
     status = ("status",)
     everything = ("all",)
-    add("", "v1", "namespaces", "Namespace", False, "ns", core.Namespaces(), ("status", "finalize"),
-        name_problem=label_problem, field_getters={"status.phase": field("status", "phase")})  # fmt: skip
-    add("", "v1", "nodes", "Node", False, "no", core.Nodes(), status,
-        field_getters={"spec.unschedulable": field("spec", "unschedulable", empty="false")})  # fmt: skip
-    add("", "v1", "pods", "Pod", True, "po", Pods(), ("status", "log", "eviction", "binding"),
-        categories=everything, field_getters=_POD_FIELDS, deletion_returns_object=True, generation=True)  # fmt: skip
-    add("", "v1", "services", "Service", True, "svc", services.Services(), status, categories=everything,
-        name_problem=label_1035_problem, deletion_returns_object=True,
-        field_getters={"spec.clusterIP": field("spec", "clusterIP"), "spec.type": field("spec", "type")})  # fmt: skip
+    add(
+        "",
+        "v1",
+        "namespaces",
+        "Namespace",
+        False,
+        "ns",
+        core.Namespaces(),
+        ("status", "finalize"),
+        name_problem=label_problem,
+        field_getters={"status.phase": field("status", "phase")},
+    )
+    add(
+        "",
+        "v1",
+        "nodes",
+        "Node",
+        False,
+        "no",
+        core.Nodes(),
+        status,
+        field_getters={"spec.unschedulable": field("spec", "unschedulable", empty="false")},
+    )
+    add(
+        "",
+        "v1",
+        "pods",
+        "Pod",
+        True,
+        "po",
+        Pods(),
+        ("status", "log", "eviction", "binding"),
+        categories=everything,
+        field_getters=_POD_FIELDS,
+        deletion_returns_object=True,
+        generation=True,
+    )
+    add(
+        "",
+        "v1",
+        "services",
+        "Service",
+        True,
+        "svc",
+        services.Services(),
+        status,
+        categories=everything,
+        name_problem=label_1035_problem,
+        deletion_returns_object=True,
+        field_getters={"spec.clusterIP": field("spec", "clusterIP"), "spec.type": field("spec", "type")},
+    )
     add("", "v1", "endpoints", "Endpoints", True, "ep", singular="endpoints")
     add("", "v1", "secrets", "Secret", True, "", core.Secrets(), field_getters={"type": field("type")})
     add("", "v1", "configmaps", "ConfigMap", True, "cm", core.ConfigMaps())
-    add("", "v1", "serviceaccounts", "ServiceAccount", True, "sa", sub=("token",), deletion_returns_object=True)
+    add(
+        "",
+        "v1",
+        "serviceaccounts",
+        "ServiceAccount",
+        True,
+        "sa",
+        sub=("token",),
+        deletion_returns_object=True,
+    )
     add("", "v1", "events", "Event", True, "ev", core.Events(), field_getters=_EVENT_FIELDS)
-    add("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", True, "pvc", core.Claims(), status,
-        deletion_returns_object=True)  # fmt: skip
-    add("", "v1", "persistentvolumes", "PersistentVolume", False, "pv", core.Volumes(), status,
-        deletion_returns_object=True)  # fmt: skip
-    add("", "v1", "resourcequotas", "ResourceQuota", True, "quota", core.Quotas(), status, deletion_returns_object=True)
+    add(
+        "",
+        "v1",
+        "persistentvolumeclaims",
+        "PersistentVolumeClaim",
+        True,
+        "pvc",
+        core.Claims(),
+        status,
+        deletion_returns_object=True,
+    )
+    add(
+        "",
+        "v1",
+        "persistentvolumes",
+        "PersistentVolume",
+        False,
+        "pv",
+        core.Volumes(),
+        status,
+        deletion_returns_object=True,
+    )
+    add(
+        "",
+        "v1",
+        "resourcequotas",
+        "ResourceQuota",
+        True,
+        "quota",
+        core.Quotas(),
+        status,
+        deletion_returns_object=True,
+    )
     add("", "v1", "limitranges", "LimitRange", True, "limits")
-    add("apps", "v1", "deployments", "Deployment", True, "deploy", workloads.Deployments(), ("status", "scale"),
-        categories=everything, scale=_REPLICAS, generation=True)  # fmt: skip
-    add("apps", "v1", "replicasets", "ReplicaSet", True, "rs", workloads.ReplicaSets(), ("status", "scale"),
-        categories=everything, scale=_REPLICAS, generation=True,
-        field_getters={"status.replicas": field("status", "replicas", empty="0")})  # fmt: skip
-    add("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", True, "pdb", workloads.DisruptionBudgets(),
-        status, generation=True)  # fmt: skip
-    add("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler", True, "hpa",
-        workloads.Autoscalers(), status, categories=everything)  # fmt: skip
+    add(
+        "apps",
+        "v1",
+        "deployments",
+        "Deployment",
+        True,
+        "deploy",
+        workloads.Deployments(),
+        ("status", "scale"),
+        categories=everything,
+        scale=_REPLICAS,
+        generation=True,
+    )
+    add(
+        "apps",
+        "v1",
+        "replicasets",
+        "ReplicaSet",
+        True,
+        "rs",
+        workloads.ReplicaSets(),
+        ("status", "scale"),
+        categories=everything,
+        scale=_REPLICAS,
+        generation=True,
+        field_getters={"status.replicas": field("status", "replicas", empty="0")},
+    )
+    add(
+        "policy",
+        "v1",
+        "poddisruptionbudgets",
+        "PodDisruptionBudget",
+        True,
+        "pdb",
+        workloads.DisruptionBudgets(),
+        status,
+        generation=True,
+    )
+    add(
+        "autoscaling",
+        "v2",
+        "horizontalpodautoscalers",
+        "HorizontalPodAutoscaler",
+        True,
+        "hpa",
+        workloads.Autoscalers(),
+        status,
+        categories=everything,
+    )
     add("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", True, "netpol", generation=True)
     add("coordination.k8s.io", "v1", "leases", "Lease", True, "", core.Leases())
     add("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", True)
-    add("events.k8s.io", "v1", "events", "Event", True, "ev", core.Events(), storage="events",
-        schema_group=("", "v1"), view=View(event_view.show, event_view.store),
-        field_getters={**_EVENT_FIELDS, **_REGARDING})  # fmt: skip
+    add(
+        "events.k8s.io",
+        "v1",
+        "events",
+        "Event",
+        True,
+        "ev",
+        core.Events(),
+        storage="events",
+        schema_group=("", "v1"),
+        view=View(event_view.show, event_view.store),
+        field_getters={**_EVENT_FIELDS, **_REGARDING},
+    )
     for plural, kind, namespaced in (
-        ("roles", "Role", True), ("rolebindings", "RoleBinding", True),
-        ("clusterroles", "ClusterRole", False), ("clusterrolebindings", "ClusterRoleBinding", False),
-    ):  # fmt: skip
+        ("roles", "Role", True),
+        ("rolebindings", "RoleBinding", True),
+        ("clusterroles", "ClusterRole", False),
+        ("clusterrolebindings", "ClusterRoleBinding", False),
+    ):
         rules = core.RoleBindings() if kind.endswith("Binding") else Kind()
-        add("rbac.authorization.k8s.io", "v1", plural, kind, namespaced, "", rules, name_problem=path_segment_problem)
+        add(
+            "rbac.authorization.k8s.io",
+            "v1",
+            plural,
+            kind,
+            namespaced,
+            "",
+            rules,
+            name_problem=path_segment_problem,
+        )
     add("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False, "pc", core.PriorityClasses())
     add("storage.k8s.io", "v1", "storageclasses", "StorageClass", False, "sc", core.StorageClasses())
-    add("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False, "crd crds",
-        crds.Definitions(), status, categories=("api-extensions",), generation=True)  # fmt: skip
+    add(
+        "apiextensions.k8s.io",
+        "v1",
+        "customresourcedefinitions",
+        "CustomResourceDefinition",
+        False,
+        "crd crds",
+        crds.Definitions(),
+        status,
+        categories=("api-extensions",),
+        generation=True,
+    )
     return table

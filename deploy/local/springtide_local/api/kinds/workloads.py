@@ -18,7 +18,9 @@ def _check_template(spec: Object, path: str) -> list[FieldError]:
     if not selector:
         found.append(errors.field_required(f"{path}.selector"))
     elif not selector.get("matchLabels") and not selector.get("matchExpressions"):
-        found.append(errors.field_invalid(f"{path}.selector", selector, "empty selector is invalid for deployment"))
+        found.append(
+            errors.field_invalid(f"{path}.selector", selector, "empty selector is invalid for deployment")
+        )
     elif not selector_of(selector).matches(template.get("metadata", {}).get("labels")):
         labels = template.get("metadata", {}).get("labels")
         text = "`selector` does not match template `labels`"
@@ -86,7 +88,9 @@ class DisruptionBudgets(Kind):
         for name in ("minAvailable", "maxUnavailable"):
             value = spec.get(name)
             if isinstance(value, int) and value < 0:
-                found.append(errors.field_invalid(f"spec.{name}", value, "must be greater than or equal to 0"))
+                found.append(
+                    errors.field_invalid(f"spec.{name}", value, "must be greater than or equal to 0")
+                )
             elif isinstance(value, str) and not (value.endswith("%") and value[:-1].isdigit()):
                 text = "a valid percent string must be a numeric string followed by an ending '%'"
                 found.append(errors.field_invalid(f"spec.{name}", value, text))
@@ -106,5 +110,9 @@ class Autoscalers(Kind):
         spec = obj["spec"]
         low, high = spec.get("minReplicas", 1), spec.get("maxReplicas", 0)
         if high < max(low, 1):
-            return [errors.field_invalid("spec.maxReplicas", high, "must be greater than or equal to `minReplicas`")]
+            return [
+                errors.field_invalid(
+                    "spec.maxReplicas", high, "must be greater than or equal to `minReplicas`"
+                )
+            ]
         return []
