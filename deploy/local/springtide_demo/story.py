@@ -19,7 +19,7 @@ from springtide_demo.survivors import Target
 from springtide_demo.view import Snapshot, View, WorkerRow
 
 OPERATOR_NAMESPACE = "springtide-system"
-OPERATOR_SELECTOR = "app.kubernetes.io/name=springtide,app.kubernetes.io/component=operator"
+OPERATOR_SELECTOR = "springtide.dev/role=operator"
 POLL_SECONDS = 0.1
 LIST_SECONDS = 0.4
 

@@ -1,0 +1,106 @@
+"""Wrong input gives one clear message in the place where a user looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from e2e_cluster import E2ECluster, RefusedError
+from e2e_jobs import RunningJob, job
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+Start = Callable[..., RunningJob]
+
+RAISES = """
+import springtide
+springtide.init()
+def main():
+    raise ValueError("the learning rate is a banana")
+main()
+"""
+NO_DATA = "open('/data/missing/train.csv')\n"
+ENDS_EARLY = "print('did nothing')\n"
+NEVER_INIT = "import threading\nprint('reads a large file', flush=True)\nthreading.Event().wait()\n"
+
+
+def test_a_script_that_raises_fails_the_job_with_its_exception(start: Start) -> None:
+    running = start("raises", RAISES, failurePolicy={"backoffLimit": 0})
+    failed = running.until_condition("Failed", reason="BackoffLimitExceeded")
+    assert "ValueError" in failed["message"]
+    assert "the learning rate is a banana" in failed["message"]
+    assert "train.py:5" in failed["message"]
+
+
+def test_a_missing_dataset_before_init_shows_the_end_of_the_log(start: Start) -> None:
+    running = start("nodata", NO_DATA, failurePolicy={"backoffLimit": 0})
+    failed = running.until_condition("Failed")
+    assert "FileNotFoundError" in failed["message"]
+    assert "/data/missing/train.csv" in failed["message"]
+
+
+def test_a_script_that_ends_without_training_is_no_success(start: Start) -> None:
+    running = start("idle", ENDS_EARLY, failurePolicy={"backoffLimit": 0})
+    failed = running.until_condition("Failed")
+    assert (
+        "init()" in failed["message"] or "never" in failed["message"] or "finish" in failed["message"].lower()
+    )
+
+
+def test_a_wrong_image_is_named_in_the_status(start: Start) -> None:
+    running = start("image", image="registry.invalid/nobody/nothing:none")
+    degraded = running.until_condition("Degraded", 60)
+    assert "registry.invalid/nobody/nothing:none" in degraded["message"]
+    assert "image-worker-0-0" in degraded["message"]
+    assert running.condition("Failed").get("status") != "True"
+
+
+def test_a_wrong_command_is_named_in_the_status(start: Start) -> None:
+    running = start("command", command=["no-such-program"], failurePolicy={"backoffLimit": 0})
+    failed = running.until_condition("Failed")
+    assert "no-such-program" in failed["message"]
+
+
+def refused(e2e: E2ECluster, namespace: str, wrong: dict[str, Any]) -> str:
+    with pytest.raises(RefusedError) as refusal:
+        e2e.apply(wrong, namespace=namespace)
+    return str(refusal.value)
+
+
+def test_a_minimum_above_the_maximum_is_refused(e2e: E2ECluster, namespace: str) -> None:
+    message = refused(e2e, namespace, job("sizes", e2e.image, workers=3, minimum=3, maximum=2))
+    assert "minReplicas must not be greater than workers.maxReplicas" in message
+
+
+def test_a_name_that_is_too_long_is_refused(e2e: E2ECluster, namespace: str) -> None:
+    assert "at most 40 characters" in refused(e2e, namespace, job("a" * 41, e2e.image))
+
+
+def test_an_unknown_field_is_refused_by_name(e2e: E2ECluster, namespace: str) -> None:
+    wrong = job("fields", e2e.image)
+    wrong["spec"]["workers"]["replica"] = 3
+    assert 'unknown field "spec.workers.replica"' in refused(e2e, namespace, wrong)
+
+
+def test_a_scale_beyond_the_maximum_is_refused(e2e: E2ECluster, start: Start) -> None:
+    running = start("limits", maximum=2)
+    with pytest.raises(RefusedError, match="maxReplicas"):
+        running.scale(3)
+
+
+def test_a_template_that_the_operator_cannot_use_fails_the_job_with_the_field(
+    e2e: E2ECluster, namespace: str
+) -> None:
+    wrong = job("template", e2e.image)
+    wrong["spec"]["workers"]["template"]["spec"]["restartPolicy"] = "Always"
+    e2e.apply(wrong, namespace=namespace)
+    failed = RunningJob(e2e, namespace, "template").until_condition("Failed", reason="InvalidTemplate")
+    assert "spec.workers.template.spec.restartPolicy" in failed["message"]
+
+
+def test_a_script_that_never_calls_init_is_named_after_a_minute(start: Start) -> None:
+    running = start("silent", NEVER_INIT)
+    degraded = running.until_condition("Degraded", 90, reason="WorkerSilent")
+    assert "silent-worker-0-0" in degraded["message"]
+    assert "init()" in degraded["message"]

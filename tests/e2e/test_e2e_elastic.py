@@ -1,0 +1,122 @@
+"""Jobs that live through what happens to them, seen through the API alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from e2e_cluster import OPERATOR_LABELS, OPERATOR_NAMESPACE, E2ECluster, until_operator_is_ready
+from e2e_jobs import RunningJob
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+Start = Callable[..., RunningJob]
+
+
+def names(pods: list[dict]) -> set[str]:
+    return {pod["metadata"]["name"] for pod in pods}
+
+
+def test_a_job_succeeds_and_proves_its_samples(e2e: E2ECluster, start: Start) -> None:
+    running = start("succeeds", workers=2, epochs=30)
+    running.until_condition("Succeeded", 60)
+    status = running.status()
+    assert status["data"]["totalSeen"] == 30 * 64
+    assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
+    assert status["restarts"]["failures"] == 0
+    assert float(status["values"]["slope"]) == pytest.approx(3.0, abs=0.3)
+    table = e2e.kubectl("get", "stj", "succeeds", "-n", running.namespace)
+    assert "Succeeded" in table.splitlines()[1]
+    assert e2e.kubectl("wait", "--for=condition=Succeeded", "stj/succeeds", "-n", running.namespace)
+
+
+def test_scaling_up_and_down_changes_the_workers_and_restarts_nobody(e2e: E2ECluster, start: Start) -> None:
+    running = start("scales", workers=1, epochs=100_000)
+    running.until_trains(1)
+    first = running.pods()[0]
+    running.scale(3)
+    running.until_trains(3)
+    running.scale(1)
+    running.until_trains(1)
+    running.until_goes_on()
+    assert [pod["metadata"]["uid"] for pod in running.pods()] == [first["metadata"]["uid"]]
+    assert running.pods()[0]["status"]["containerStatuses"][0]["restartCount"] == 0
+    assert running.status()["restarts"]["failures"] == 0
+
+
+def test_a_worker_deleted_by_force_is_replaced_and_the_job_succeeds(start: Start) -> None:
+    running = start("replaced", workers=2, epochs=250)
+    running.until_trains(2)
+    lost, kept = running.pods()
+    running.delete_pod(lost["metadata"]["name"], "--force", "--grace-period=0")
+    running.until_goes_on()
+    assert kept["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in running.pods()}
+    running.until_condition("Succeeded", 90)
+    status = running.status()
+    assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
+    assert status["data"]["totalSeen"] == 250 * 64
+    assert status["restarts"]["failures"] == 0
+    assert status["restarts"]["preemptions"] == 1
+
+
+def test_a_deleted_coordinator_pod_is_replaced_while_training_goes_on(start: Start) -> None:
+    running = start("conducted", workers=1, epochs=100_000)
+    running.until_trains(1)
+    worker = running.pods()[0]["metadata"]["uid"]
+    before = names(running.pods("coordinator"))
+    running.delete_pod(*before, "--force", "--grace-period=0")
+    running.until_goes_on()
+    running.until_trains(1)
+    running.scale(2)  # only a coordinator lets somebody in
+    running.until_trains(2)
+    assert names(running.pods("coordinator")).isdisjoint(before)
+    assert worker in {pod["metadata"]["uid"] for pod in running.pods()}
+
+
+def test_a_deleted_operator_pod_is_replaced_and_the_next_one_goes_on(e2e: E2ECluster, start: Start) -> None:
+    running = start("operated", workers=1, epochs=100_000)
+    running.until_trains(1)
+    worker = running.pods()[0]["metadata"]["uid"]
+    pod = e2e.read("pods", "-n", OPERATOR_NAMESPACE, "-l", OPERATOR_LABELS)["items"][0]["metadata"]
+    e2e.kubectl("delete", "pod", pod["name"], "-n", OPERATOR_NAMESPACE, "--force", "--grace-period=0")
+    running.scale(2)
+    running.until_goes_on()
+    until_operator_is_ready(e2e, other_than=pod["uid"])
+    running.until_trains(2, 60)
+    assert worker in {pod["metadata"]["uid"] for pod in running.pods()}
+
+
+def left_of(e2e: E2ECluster, running: RunningJob) -> list[str]:
+    """Return what still carries the job's label."""
+    kinds = "pods,services,secrets"
+    return e2e.kubectl(
+        "get", kinds, "-n", running.namespace, "-l", f"springtide.dev/job={running.name}", "-o", "name"
+    ).split()
+
+
+def test_a_deleted_job_takes_everything_with_it(e2e: E2ECluster, start: Start) -> None:
+    running = start("deleted", workers=1, epochs=100_000)
+    running.until_trains(1)
+    assert len(left_of(e2e, running)) >= 4  # worker, coordinator, service, secret
+    e2e.kubectl("delete", "stj", "deleted", "-n", running.namespace, "--timeout=30s")
+    e2e.until(40, "all that the job made to go", lambda: not left_of(e2e, running))
+
+
+def test_a_job_deleted_while_the_operator_is_gone_takes_everything_with_it(
+    e2e: E2ECluster, start: Start
+) -> None:
+    running = start("orphaned", workers=1, epochs=100_000)
+    running.until_trains(1)
+    deployment = e2e.kubectl("get", "deployments", "-n", OPERATOR_NAMESPACE, "-o", "name").split()[0]
+    e2e.kubectl("scale", deployment, "-n", OPERATOR_NAMESPACE, "--replicas=0")
+    try:
+        e2e.until(
+            30,
+            "the operator to go",
+            lambda: not e2e.read("pods", "-n", OPERATOR_NAMESPACE, "-l", OPERATOR_LABELS)["items"],
+        )
+        e2e.kubectl("delete", "stj", "orphaned", "-n", running.namespace, "--timeout=30s")
+        e2e.until(40, "all that the job made to go", lambda: not left_of(e2e, running))
+    finally:
+        e2e.kubectl("scale", deployment, "-n", OPERATOR_NAMESPACE, "--replicas=1")
+        until_operator_is_ready(e2e)

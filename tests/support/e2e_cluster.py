@@ -1,0 +1,155 @@
+"""The cluster that the end-to-end tests run on: any that a kubeconfig names, or an embedded one.
+
+`SPRINGTIDE_E2E_KUBECONFIG` names a kubeconfig; then `SPRINGTIDE_E2E_IMAGE` names one image with Springtide and
+all its extras that the cluster can pull. Without them the embedded cluster is started. Everything goes through
+the real `kubectl`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from required import require_tool
+
+ROOT = Path(__file__).resolve().parents[2]
+OPERATOR_NAMESPACE = "springtide-system"
+OPERATOR_LABELS = "springtide.dev/role=operator"
+EMBEDDED_IMAGE = "springtide/worker:0.1.0"
+
+Object = dict[str, Any]
+Result = TypeVar("Result")
+
+
+class RefusedError(Exception):
+    """kubectl ended with an error; the text is what it said."""
+
+
+@dataclass(frozen=True)
+class E2ECluster:
+    """A cluster with the operator installed. `slow` stretches every patience (real clusters pull images)."""
+
+    kubeconfig: Path
+    image: str
+    slow: float = 1.0
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 60.0) -> str:
+        """Return what kubectl prints. Raises RefusedError with what it says to stderr."""
+        done = subprocess.run(
+            [require_tool("kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout * self.slow,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RefusedError(done.stderr.strip() or done.stdout.strip())
+        return done.stdout
+
+    def read(self, *arguments: str) -> Object:
+        """Return an object as JSON: `read("pod", "NAME", "-n", ...)`."""
+        answer: Object = json.loads(self.kubectl("get", *arguments, "-o", "json"))
+        return answer
+
+    def apply(self, *objects: Object, namespace: str) -> str:
+        """Apply objects; return kubectl's lines."""
+        return self.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump_all(objects))
+
+    def until(self, seconds: float, what: str, attempt: Callable[[], Result | None]) -> Result:
+        """Ask again and again until the answer is true. Raises AssertionError naming what was waited for."""
+        deadline = time.monotonic() + seconds * self.slow
+        last = ""
+        while True:
+            try:
+                if result := attempt():
+                    return result
+            except (RefusedError, KeyError) as error:
+                last = f" (last: {type(error).__name__}: {error})"
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {seconds * self.slow:.0f} s for {what}{last}")
+            time.sleep(0.15)
+
+    @contextmanager
+    def namespace(self, name: str) -> Iterator[str]:
+        """A namespace of its own, removed at the end (without waiting)."""
+        self.kubectl("create", "namespace", name)
+        try:
+            yield name
+        finally:
+            self.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[E2ECluster]:
+    """The cluster of the session, with the CRD and the operator installed from deploy/ by kubectl."""
+    require_tool("kubectl")
+    given = os.environ.get("SPRINGTIDE_E2E_KUBECONFIG")
+    if given:
+        image = os.environ.get("SPRINGTIDE_E2E_IMAGE")
+        if not image:
+            raise AssertionError(
+                "SPRINGTIDE_E2E_KUBECONFIG is set: set SPRINGTIDE_E2E_IMAGE to an image with Springtide too"
+            )
+        real = E2ECluster(Path(given).expanduser(), image, slow=4.0)
+        with _installed(real, folder):
+            yield real
+        return
+    from springtide_local.cluster import Cluster
+    from springtide_local.settings import Settings
+
+    with Cluster.start(folder / "cluster", Settings(nodes=3)) as embedded:
+        here = E2ECluster(embedded.kubeconfig, EMBEDDED_IMAGE)
+        with _installed(here, folder):
+            yield here
+
+
+@contextmanager
+def _installed(cluster: E2ECluster, folder: Path) -> Iterator[None]:
+    manifest = folder / "operator.yaml"
+    documents = [d for d in yaml.safe_load_all((ROOT / "deploy/operator.yaml").read_text()) if d]
+    if cluster.image != EMBEDDED_IMAGE:
+        _use_image(documents, cluster.image)
+    manifest.write_text(yaml.safe_dump_all(documents))
+    cluster.kubectl("apply", "-f", str(ROOT / "deploy/crd"), "-f", str(manifest))
+    try:
+        cluster.kubectl(
+            "wait", "--for=condition=Established", "crd/trainingjobs.springtide.dev", "--timeout=60s"
+        )
+        until_operator_is_ready(cluster)
+        yield
+    finally:
+        cluster.kubectl("delete", "-f", str(manifest), "--ignore-not-found", "--wait=false")
+        cluster.kubectl("delete", "-f", str(ROOT / "deploy/crd"), "--ignore-not-found", "--timeout=60s")
+
+
+def _use_image(documents: list[Object], image: str) -> None:
+    """Run the operator, and the coordinators that it makes, from one image."""
+    for document in documents:
+        if document["kind"] == "Deployment":
+            container = document["spec"]["template"]["spec"]["containers"][0]
+            container["image"] = image
+            env = [e for e in container.get("env") or [] if e["name"] != "SPRINGTIDE_COORDINATOR_IMAGE"]
+            container["env"] = [*env, {"name": "SPRINGTIDE_COORDINATOR_IMAGE", "value": image}]
+
+
+def until_operator_is_ready(cluster: E2ECluster, other_than: str = "") -> str:
+    """Wait for a ready operator pod (of another uid than the given one); return its name."""
+
+    def ready() -> str | None:
+        for pod in cluster.read("pods", "-n", OPERATOR_NAMESPACE, "-l", OPERATOR_LABELS)["items"]:
+            conditions = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions", [])}
+            gone = "deletionTimestamp" in pod["metadata"] or pod["metadata"]["uid"] == other_than
+            if not gone and conditions.get("Ready") == "True":
+                return str(pod["metadata"]["name"])
+        return None
+
+    return cluster.until(45, "an operator pod to be ready", ready)

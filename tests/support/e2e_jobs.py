@@ -1,0 +1,164 @@
+"""Small jobs for the end-to-end tests, and what is asked about them."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+from e2e_cluster import E2ECluster, RefusedError
+
+Object = dict[str, Any]
+
+# Trains a line through points that lie on one; says every 25th step, so that its log shows that it goes on.
+TRAIN = """
+import os, time
+import torch
+import springtide
+
+springtide.init()
+torch.manual_seed(0)
+x = torch.linspace(-1, 1, 64).unsqueeze(1)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = springtide.distribute(model, optimizer)
+epochs = int(os.environ["EPOCHS"])
+for step, batch in enumerate(springtide.batches((x, 3 * x + 1), batch_size=16, epochs=epochs, seed=0)):
+    with springtide.step():
+        time.sleep(0.01)
+        loss = (model(batch[0]) - batch[1]).square().mean()
+        loss.backward()
+        springtide.report(loss=loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    if step % 25 == 0:
+        print(f"step {step} of {springtide.world_size()} workers", flush=True)
+springtide.report(slope=model.weight.item())
+"""
+
+
+def script(name: str, code: str) -> Object:
+    """A ConfigMap that holds `train.py`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name},
+        "data": {"train.py": textwrap.dedent(code)},
+    }
+
+
+def job(name: str, image: str, workers: int = 1, epochs: int = 25, **spec: Any) -> Object:
+    """A TrainingJob that runs `train.py` of the ConfigMap of its name; an epoch is four steps, 10 ms each.
+
+    Keywords: `command`, `minimum`, `maximum`; all others are fields of the spec.
+    """
+    container = {
+        "name": "worker",
+        "image": image,
+        "command": spec.pop("command", ["python", "/scripts/train.py"]),
+        "env": [{"name": "EPOCHS", "value": str(epochs)}, {"name": "OMP_NUM_THREADS", "value": "1"}],
+        "volumeMounts": [{"name": "scripts", "mountPath": "/scripts"}],
+    }
+    template = {
+        "spec": {"containers": [container], "volumes": [{"name": "scripts", "configMap": {"name": name}}]}
+    }
+    sizes = {
+        "replicas": workers,
+        "minReplicas": spec.pop("minimum", 1),
+        "maxReplicas": spec.pop("maximum", 4),
+    }
+    return {
+        "apiVersion": "springtide.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {"strategy": {"type": "AllReduce"}, "workers": {**sizes, "template": template}, **spec},
+    }
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A job in a namespace, seen through the API."""
+
+    cluster: E2ECluster
+    namespace: str
+    name: str
+
+    def read(self) -> Object:
+        return self.cluster.read("trainingjobs.springtide.dev", self.name, "-n", self.namespace)
+
+    def status(self) -> Object:
+        status: Object = self.read().get("status") or {}
+        return status
+
+    def condition(self, kind: str) -> Object:
+        """Return a condition; empty while it is not there."""
+        return next((c for c in self.status().get("conditions") or [] if c["type"] == kind), {})
+
+    def pods(self, role: str = "worker") -> list[Object]:
+        """Return the pods of a role, oldest slot first."""
+        labels = f"springtide.dev/job={self.name},springtide.dev/role={role}"
+        items = self.cluster.read("pods", "-n", self.namespace, "-l", labels)["items"]
+        return sorted(items, key=lambda pod: pod["metadata"]["name"])
+
+    def scale(self, replicas: int) -> None:
+        self.cluster.kubectl("scale", f"stj/{self.name}", "-n", self.namespace, f"--replicas={replicas}")
+
+    def delete_pod(self, name: str, *flags: str) -> None:
+        self.cluster.kubectl("delete", "pod", name, "-n", self.namespace, *flags)
+
+    # ---- waits
+
+    def until_trains(self, workers: int, seconds: float = 40.0) -> None:
+        """Wait until a generation of this many workers trains."""
+
+        def trains() -> bool:
+            counts = self.status().get("workers") or {}
+            return counts.get("active") == workers and counts.get("replicas") == workers
+
+        self._until(seconds, f"{workers} workers to train", trains)
+
+    def until_condition(self, kind: str, seconds: float = 40.0, reason: str = "") -> Object:
+        """Wait until a condition is true (for this reason, if one is given); return it."""
+
+        def true() -> Object | None:
+            found = self.condition(kind)
+            return found if found.get("status") == "True" and reason in ("", found["reason"]) else None
+
+        return self._until(seconds, f"condition {kind} {reason}".strip(), true)
+
+    def until_goes_on(self, seconds: float = 30.0) -> None:
+        """Wait until a worker's log shows more steps than now."""
+        before = self._steps_said()
+        self._until(seconds, f"more than {before} steps in the logs", lambda: self._steps_said() > before)
+
+    def _steps_said(self) -> int:
+        newest = -1
+        for pod in self.pods():
+            try:
+                log = self.cluster.kubectl("logs", pod["metadata"]["name"], "-n", self.namespace)
+            except RefusedError:
+                continue  # it has not started, or has just gone
+            newest = max(
+                [newest, *(int(line.split()[1]) for line in log.splitlines() if line.startswith("step "))]
+            )
+        return newest
+
+    def _until(self, seconds: float, what: str, attempt: Any) -> Any:
+        try:
+            return self.cluster.until(seconds, f"{what} of job {self.name}", attempt)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.describe()}") from None
+
+    def describe(self) -> str:
+        """Return what a person would look at: the job, its pods, their logs."""
+        parts = []
+        for arguments in (
+            ("describe", "stj", self.name),
+            ("get", "pods", "-o", "wide"),
+            ("logs", "-l", f"springtide.dev/job={self.name}", "--tail=25", "--prefix"),
+        ):
+            try:
+                parts.append(self.cluster.kubectl(*arguments, "-n", self.namespace))
+            except RefusedError as error:
+                parts.append(str(error))
+        return "\n".join(parts)
