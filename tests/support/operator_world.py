@@ -1,0 +1,287 @@
+"""A cluster in memory for the operator's plan: pods as the API server shows them, disturbances, operators that die.
+
+Time is a number of seconds and moves only when a test says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from springtide_operator.api import names
+from springtide_operator.api.job import Job
+from springtide_operator.manifests.coordinator import coordinator_pod
+from springtide_operator.manifests.worker import worker_pod
+from springtide_operator.plan import observe
+from springtide_operator.plan.actions import (
+    ApplyService,
+    CreateCoordinator,
+    CreateWorker,
+    DeletePod,
+    EnsureSecret,
+    Plan,
+)
+from springtide_operator.plan.decide import plan
+from springtide_operator.plan.ledger import timestamp
+from springtide_operator.plan.observation import Observation, Refusal, Report, ServiceSeen
+from springtide_operator.plan.refused import refuse
+
+Object = dict[str, Any]
+
+
+def job_object(replicas: int = 3, **workers: Any) -> Object:
+    """A TrainingJob as the API server gives it back."""
+    template = {"spec": {"containers": [{"name": "worker", "image": "img", "command": ["python", "t.py"]}]}}
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {
+            "name": "digits",
+            "namespace": "default",
+            "uid": "job-uid-1234",
+            "generation": 1,
+            "resourceVersion": "1",
+        },
+        "spec": {
+            "workers": {"replicas": replicas, "template": template, **workers},
+            "failurePolicy": {"backoffLimit": 6},
+        },
+    }
+
+
+def finished_message(incarnation: int) -> str:
+    return json.dumps(
+        {
+            "outcome": "Finished",
+            "incarnation": [incarnation, 0],
+            "generation": 7,
+            "step": 2400,
+            "data": {"epoch": 300, "seen": 0, "repeated": 0, "lost": 0, "skipped": 0, "totalSeen": 431100},
+            "values": {"test_accuracy": 0.978},
+        }
+    )
+
+
+@dataclass
+class World:
+    """`round()` is one round of an operator; `memory` is what dies with it."""
+
+    job: Object = field(default_factory=job_object)
+    now: float = 1_800_000_000.0
+    pods: dict[str, Object] = field(default_factory=dict)  # by uid
+    service: ServiceSeen | None = None
+    report: Report | None = None
+    secret_made: bool = False
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    refuse_workers: tuple[int, str] | None = None  # code, message
+    names_used: dict[str, str] = field(default_factory=dict)  # name: uid of its last holder
+    recorded: set[str] = field(default_factory=set)  # uids that were in status
+    incarnations_made: list[int] = field(default_factory=list)
+    failed_by_themselves: set[str] = field(default_factory=set)
+    counter: int = 0
+    unreachable_since: float | None = None
+
+    # ---- the operator ----
+
+    def parsed(self) -> Job:
+        return Job.parse(self.job)
+
+    @property
+    def status(self) -> Object:
+        return dict(self.job.get("status") or {})
+
+    def observe(self) -> Observation:
+        workers, coordinators = [], []
+        for pod in self.pods.values():
+            if observe.role_of(pod) == names.ROLE_WORKER:
+                workers.append(observe.worker_pod(pod))
+            else:
+                coordinators.append(observe.coordinator_pod(pod))
+        return Observation(
+            workers=tuple(w for w in workers if w is not None),
+            coordinators=tuple(c for c in coordinators if c is not None),
+            service=self.service,
+            secret_made=self.secret_made,
+            report=self.report,
+            refusals=dict(self.refusals),
+            unreachable_since=self.unreachable_since,
+        )
+
+    def plan(self) -> Plan:
+        return plan(self.parsed(), self.observe(), self.now)
+
+    def round(self, stop_after: int | None = None) -> Plan:
+        """Plan, write status, act. `stop_after`: the operator dies after that many of these steps."""
+        decided = self.plan()
+        left = stop_after if stop_after is not None else 1 + len(decided.actions)
+        if left <= 0:
+            return decided
+        self.write(decided.status)
+        for action in decided.actions[: left - 1]:
+            self.act(action)
+        return decided
+
+    def write(self, status: Object) -> None:
+        self.job["status"] = copy.deepcopy(status)
+        self.recorded |= {slot["uid"] for slot in status["slots"].values() if "uid" in slot}
+
+    def die(self) -> None:
+        """The operator's process ends; the next one knows only what the cluster knows."""
+        self.secret_made = False
+        self.service = None
+        self.report = None
+        self.refusals.clear()
+
+    def act(self, action: object) -> None:
+        job = self.parsed()
+        if isinstance(action, EnsureSecret):
+            self.secret_made = True
+        elif isinstance(action, ApplyService):
+            self.service = ServiceSeen("10.0.0.1:7070", action.incarnation, self.now)
+        elif isinstance(action, CreateCoordinator):
+            assert action.incarnation not in self.incarnations_made, "an incarnation is used once"
+            assert self.status["coordinator"]["incarnation"] == action.incarnation, "raised before it is used"
+            self.incarnations_made.append(action.incarnation)
+            self.add(coordinator_pod(job, action.incarnation))
+        elif isinstance(action, CreateWorker):
+            assert self.status["slots"][str(action.slot)]["attempt"] == action.attempt, "raised before it is used"
+            if self.refuse_workers is not None:
+                code, message = self.refuse_workers
+                before = self.refusals.get("worker")
+                self.refusals["worker"] = refuse(before, code, message, self.now)
+                return
+            self.refusals.pop("worker", None)
+            name = names.worker_name(job.name, action.slot, action.attempt)
+            if not any(pod["metadata"]["name"] == name for pod in self.pods.values()):
+                self.add(worker_pod(job, action.slot, action.attempt, action.address))
+        elif isinstance(action, DeletePod):
+            pod = self.pods.get(action.uid)
+            if pod is not None:
+                pod["metadata"].setdefault("annotations", {})[names.ANNOTATION_DELETED_BECAUSE] = action.because
+                self.ask_deletion(pod)
+
+    def add(self, pod: Object) -> Object:
+        self.counter += 1
+        pod = copy.deepcopy(pod)
+        name = pod["metadata"]["name"]
+        assert self.names_used.get(name) not in self.recorded, f"{name} is used again"
+        pod["metadata"]["uid"] = f"uid-{self.counter}"
+        self.names_used[name] = pod["metadata"]["uid"]
+        pod["metadata"]["creationTimestamp"] = timestamp(self.now)
+        pod["status"] = {"phase": "Pending"}
+        self.pods[pod["metadata"]["uid"]] = pod
+        return pod
+
+    def settle(self, rounds: int = 400, seconds: float = 10.0) -> None:
+        """Whole rounds, kubelets at work in between, until nothing is left to do."""
+        for _ in range(rounds):
+            self.kubelet()
+            before = copy.deepcopy(self.status)
+            decided = self.round()
+            busy = bool(decided.actions) or before != self.status
+            waiting = decided.wake_at is not None and decided.wake_at > self.now
+            self.now += seconds
+            if not busy and not waiting and not any(self.deleting(pod) for pod in self.pods.values()):
+                return
+        raise AssertionError(f"not settled: {self.status}")
+
+    # ---- kubelets, users, accidents ----
+
+    def workers(self, live: bool = True) -> list[Object]:
+        found = [pod for pod in self.pods.values() if observe.role_of(pod) == names.ROLE_WORKER]
+        return [pod for pod in found if not live or self.alive(pod)]
+
+    def coordinators(self) -> list[Object]:
+        found = [pod for pod in self.pods.values() if observe.role_of(pod) == names.ROLE_COORDINATOR]
+        return [pod for pod in found if self.alive(pod)]
+
+    def alive(self, pod: Object) -> bool:
+        return not self.deleting(pod) and pod["status"]["phase"] not in ("Succeeded", "Failed")
+
+    @staticmethod
+    def deleting(pod: Object) -> bool:
+        return "deletionTimestamp" in pod["metadata"]
+
+    def kubelet(self) -> None:
+        """Pending pods run; pods asked to go are gone."""
+        for uid, pod in list(self.pods.items()):
+            if self.deleting(pod):
+                del self.pods[uid]
+            elif pod["status"]["phase"] == "Pending":
+                self.run(pod)
+
+    def run(self, pod: Object) -> None:
+        pod["status"] = {
+            "phase": "Running",
+            "podIP": "127.1.0.1",
+            "containerStatuses": [
+                {
+                    "name": pod["spec"]["containers"][0]["name"],
+                    "state": {"running": {"startedAt": timestamp(self.now)}},
+                }
+            ],
+        }
+
+    def end(self, pod: Object, code: int, message: str = "", reason: str | None = None) -> None:
+        """The process ends by itself."""
+        terminated = {
+            "exitCode": code,
+            "message": message,
+            "reason": reason or ("Completed" if code == 0 else "Error"),
+            "startedAt": pod["metadata"]["creationTimestamp"],
+            "finishedAt": timestamp(self.now),
+        }
+        pod["status"] = {
+            "phase": "Succeeded" if code == 0 else "Failed",
+            "containerStatuses": [
+                {"name": pod["spec"]["containers"][0]["name"], "state": {"terminated": terminated}}
+            ],
+        }
+
+    def fail(self, pod: Object, message: str = "") -> None:
+        """The script's own failure."""
+        self.end(pod, 1, message or json.dumps({"outcome": "Failed", "exception": "ValueError", "message": "x"}))
+        self.failed_by_themselves.add(pod["metadata"]["uid"])
+
+    def evict(self, pod: Object) -> None:
+        self.end(pod, 137)
+        pod["status"] |= {
+            "reason": "Evicted",
+            "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}],
+        }
+
+    def ask_deletion(self, pod: Object, grace: int = 30) -> None:
+        if not self.deleting(pod):
+            pod["metadata"]["deletionTimestamp"] = timestamp(self.now + grace)
+            pod["metadata"]["deletionGracePeriodSeconds"] = grace
+
+    def vanish(self, pod: Object) -> None:
+        """Deleted by force: no trace."""
+        del self.pods[pod["metadata"]["uid"]]
+
+    def scale(self, replicas: int) -> None:
+        self.job["spec"]["workers"]["replicas"] = replicas
+        self.job["metadata"]["generation"] += 1
+
+    def reports(self, **changes: Any) -> None:
+        """The coordinator says that all running workers train."""
+        from springtide_operator.plan.observation import MemberReport
+
+        members = tuple(
+            MemberReport(pod["metadata"]["uid"], True, True, False)
+            for pod in self.workers()
+            if pod["status"]["phase"] == "Running"
+        )
+        values: dict[str, Any] = {
+            "incarnation": self.status["coordinator"]["incarnation"],
+            "restart": 0,
+            "at": self.now,
+            "phase": "RUNNING",
+            "generation": 1,
+            "step": 10,
+            "members": members,
+            "last_commit_at": self.now,
+        }
+        self.report = Report(**{**values, **changes})
