@@ -59,11 +59,12 @@ def login(settings: kopf.OperatorSettings, **_: Any) -> kopf.ConnectionInfo:
     return find_credentials(settings)
 
 
+# Coroutines, so that kopf runs them in the event loop and not in a thread.
 @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL)
-def job_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
+async def job_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
     memo.operator.job_event(event["type"], dict(event["object"]))
 
 
 @kopf.on.event("", "v1", "pods")
-def pod_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
+async def pod_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
     memo.operator.pod_event(event["type"], dict(event["object"]))

@@ -168,8 +168,9 @@ class Operator:
                 end.add_done_callback(self._ends.discard)
                 loop = None
             if loop is None and job is not None and self._root_key is not None:
-                loop = self._loops[one] = self._new_loop(one, job["metadata"]["uid"], self._root_key)
+                loop = self._new_loop(one, job["metadata"]["uid"], self._root_key)
                 loop.start()
+                self._loops[one] = loop
             if loop is not None:
                 loop.wake()
 

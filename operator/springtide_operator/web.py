@@ -25,7 +25,7 @@ async def start_web(
     try:
         await web.TCPSite(runner, host or None, port).start()
     except OSError as error:
-        log.warning("metrics port %s is not free (%s): another one is taken", port, error)
+        log.warning("metrics port %s is not free (%s): a free port is used instead", port, error)
         await web.TCPSite(runner, host or None, 0).start()
     log.info("serves metrics", extra={"fields": {"metrics_port": runner.addresses[0][1]}})
     return runner
