@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import http.client
 import json
@@ -41,6 +42,7 @@ class Cluster:
 
     def __init__(self, data: Path | None = None) -> None:
         self.files = Files((data or default_data()).expanduser().absolute())
+        self._reaper: int | None = None
 
     @classmethod
     def start(
@@ -66,7 +68,7 @@ class Cluster:
         files.state.unlink(missing_ok=True)
         with open(files.log, "wb") as log:
             reaper = subprocess.Popen(
-                [sys.executable, "-m", "springtide_local.reaper", str(files.data)],
+                [sys.executable, "-P", "-m", "springtide_local.reaper", str(files.data)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -90,7 +92,8 @@ class Cluster:
                     f"the embedded cluster was not ready after {timeout:g} s. The end of {files.log}:\n{cluster.log_end()}"
                 )
             time.sleep(_POLL)
-        # It runs on when this process ends; whoever stays is not told to wait for it.
+        cluster._reaper = reaper.pid
+        # It may run on when this process ends; so it is no mistake not to wait for it.
         reaper.returncode = 0
         return cluster
 
@@ -113,6 +116,8 @@ class Cluster:
     def state(self) -> dict[str, Any]:
         """id, pid, reaper, url, kubeconfig, network, nodes, started. Raise ClusterError when it is not ready."""
         try:
+            if not self.running:
+                raise FileNotFoundError
             loaded: dict[str, Any] = json.loads(self.files.state.read_text())
         except FileNotFoundError:
             raise ClusterError(
@@ -157,20 +162,19 @@ class Cluster:
                     f"the cluster in {self.files.data} neither got ready nor ended within {timeout:g} s"
                 )
             time.sleep(_POLL)
-        _wait(
-            lambda: not self.running,
-            timeout,
-            f"the cluster in {self.files.data} did not end; kill its process by hand",
-        )
+        self._await_end(timeout, f"the cluster in {self.files.data} did not end; kill its process by hand")
 
     def kill(self, timeout: float = STOP_TIMEOUT) -> None:
         """SIGKILL to its process, as an accident would; returns when what it left has been cleaned up."""
         os.kill(self.pid, signal.SIGKILL)
-        _wait(
-            lambda: not self.running,
-            timeout,
-            f"what the killed cluster in {self.files.data} left was not cleaned up",
-        )
+        self._await_end(timeout, f"what the killed cluster in {self.files.data} left was not cleaned up")
+
+    def _await_end(self, timeout: float, complaint: str) -> None:
+        _wait(lambda: not self.running, timeout, complaint)
+        if self._reaper is not None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._reaper, 0)
+            self._reaper = None
 
     def remove(self) -> None:
         """Stop it and remove its folder."""

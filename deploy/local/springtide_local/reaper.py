@@ -20,12 +20,14 @@ import sys
 import time
 from pathlib import Path
 
-from springtide_local.strays import CLUSTER_VARIABLE, processes_with
+from springtide_local.strays import CLUSTER_VARIABLE, children_of, processes_with
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 IN_USE = 75
 _SWEEPS = 200
+_LOCK_SECONDS = 0.2
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -37,12 +39,17 @@ def _prctl(option: int, value: int) -> None:
 def take_lock(path: Path) -> int | None:
     """A descriptor that holds the folder for this process and its forks; None when another cluster has it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            # Whoever asks whether a cluster runs holds the lock for a moment too.
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                return None
+            time.sleep(0.01)
 
 
 def kill_cluster(cluster: str) -> int:
@@ -74,10 +81,9 @@ def clean_up_earlier(data: Path) -> None:
 def _kill_children() -> None:
     """Kill and reap until this process has no children. A killed child's children become ours, so this ends with nothing left."""
     while True:
-        for task in os.listdir("/proc/self/task"):
-            for pid in Path(f"/proc/self/task/{task}/children").read_text().split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+        for pid in children_of(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
@@ -112,9 +118,11 @@ def main() -> int:
         from springtide_local.process import run_cluster
 
         return run_cluster(data, identity, parent)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _STOPPING:
         signal.signal(number, lambda number, frame: os.kill(cluster, signal.SIGTERM))
     status = _wait_for(cluster)
+    for number in _STOPPING:
+        signal.signal(number, signal.SIG_IGN)
     _kill_children()
     kill_cluster(identity)
     shutil.rmtree(data / "run", ignore_errors=True)

@@ -24,3 +24,20 @@ def processes_with(variable: str, value: str) -> list[int]:
         if mark in environment:
             found.append(int(name))
     return found
+
+
+def children_of(parent: int) -> list[int]:
+    """Ids of the processes whose parent that is, zombies included."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                # The command stands in parentheses and may hold any character; what follows is `state ppid`.
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(name))
+    return found

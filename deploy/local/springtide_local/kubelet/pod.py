@@ -197,7 +197,7 @@ class PodWorker:
             running,
             self._node.runtime,
             self._ip,
-            exec_launch=partial(self._starter.exec_launch, launch),
+            exec_launch=partial(self._starter.exec_launch, name, launch),
             changed=self._wake.set,
             failed=partial(self._probe_failed, name),
             unhealthy=partial(self._restart_unhealthy, name),

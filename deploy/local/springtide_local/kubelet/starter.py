@@ -17,6 +17,7 @@ from springtide_local.kubelet.launch import (
     path_map,
 )
 from springtide_local.kubelet.logs import ContainerLog
+from springtide_local.kubelet.paths import PathMap
 from springtide_local.kubelet.runtime import Launch, RunningContainer, StartError
 from springtide_local.kubelet.services import NodeServices
 from springtide_local.kubelet.state import ContainerRecord, Running, Terminated, Waiting
@@ -37,6 +38,7 @@ class ContainerStarter:
         self._kubeconfig: Path | None = None
         self._service_account: Path | None = None
         self._execs = itertools.count()
+        self._paths: dict[str, PathMap] = {}
 
     def folder(self, container: str) -> ContainerFolder:
         return ContainerFolder(self._root / container)
@@ -160,11 +162,12 @@ class ContainerStarter:
             self._kubeconfig,
         )
         key = f"{node.cluster}/{pod['metadata']['uid']}/{name}/{attempt}"
-        paths = path_map(container, image, mounts, folder.termination(attempt))
+        paths = self._paths[name] = path_map(container, image, mounts, folder.termination(attempt))
         return build_launch(key, container, image, declared, paths, folder, attempt, around)
 
-    def exec_launch(self, launch: Launch, command: list[str]) -> Launch:
+    def exec_launch(self, container: str, launch: Launch, command: list[str]) -> Launch:
         """A command beside a running container, in its environment and folder; its output is kept apart."""
+        argv = [self._paths[container].rewrite(part) for part in command]
         number = next(self._execs)
         log = ContainerLog(self._root / f"exec-{number}.log")
-        return Launch(f"{launch.key}/exec-{number}", command, launch.env, launch.cwd, log)
+        return Launch(f"{launch.key}/exec-{number}", argv, launch.env, launch.cwd, log)

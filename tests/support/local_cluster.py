@@ -1,0 +1,249 @@
+"""A cluster for tests: an embedded one, or the one that SPRINGTIDE_E2E_KUBECONFIG names; and a small client for its API.
+
+`from local_cluster import cluster, kube` in a test module gives the fixtures: `cluster` (one embedded cluster per module, with quick node
+times), `kube` (a client with a namespace of its own that is removed afterwards, against whichever cluster is to be tested).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from kubernetes import client, config
+from required import require_tool
+from springtide_local.cluster import Cluster
+from springtide_local.controllers.nodes import NodeTimes
+from springtide_local.settings import Settings
+
+Object = dict[str, Any]
+QUICK = NodeTimes(heartbeat=0.1, grace=0.6, toleration=0.4)
+EXTERNAL = os.environ.get("SPRINGTIDE_E2E_KUBECONFIG", "")
+IMAGE = os.environ.get("SPRINGTIDE_E2E_IMAGE", "springtide/worker:test")
+
+
+class ApiFailure(Exception):
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+def until(condition: Callable[[], Any], what: str, timeout: float = 10.0) -> Any:
+    """Poll until `condition()` is true, and return its value; fail with what was waited for and what was there last."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout:g} s: {what}; last seen: {value!r}")
+        time.sleep(0.02)
+
+
+@dataclass
+class Kube:
+    """The API of a cluster as JSON, seen from one namespace."""
+
+    kubeconfig: Path
+    namespace: str
+
+    def __post_init__(self) -> None:
+        self._client = client.ApiClient(configuration=_configuration(self.kubeconfig))
+
+    def close(self) -> None:
+        self._client.rest_client.pool_manager.clear()
+
+    def request(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
+        """The answer as JSON (or text). Raise ApiFailure."""
+        headers = {"Content-Type": kind, "Accept": "application/json"}
+        url = self._client.configuration.host + path
+        response = self._client.rest_client.pool_manager.request(
+            method,
+            url,
+            body=None if body is None else json.dumps(body),
+            headers=self._authorized(headers),
+            timeout=30,
+        )
+        text = response.data.decode()
+        answer = json.loads(text) if text.startswith("{") else text
+        if response.status >= 300:
+            raise ApiFailure(
+                response.status, answer.get("message", text) if isinstance(answer, dict) else text
+            )
+        return answer
+
+    def _authorized(self, headers: dict[str, str]) -> dict[str, str]:
+        self._client.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
+        return headers
+
+    def path(self, resource: str, name: str = "", group: str = "api/v1") -> str:
+        return f"/{group}/namespaces/{self.namespace}/{resource}" + (f"/{name}" if name else "")
+
+    def create(self, resource: str, obj: Object, group: str = "api/v1") -> Object:
+        version = group.removeprefix("apis/").removeprefix("api/")
+        return self.request("POST", self.path(resource, group=group), {"apiVersion": version, **obj})
+
+    def get(self, resource: str, name: str, group: str = "api/v1") -> Object:
+        return self.request("GET", self.path(resource, name, group))
+
+    def list(self, resource: str, group: str = "api/v1", **query: str) -> list[Object]:
+        return self.request(
+            "GET", self.path(resource, group=group) + (f"?{urlencode(query)}" if query else "")
+        )["items"]
+
+    def gone(self, resource: str, name: str, group: str = "api/v1") -> bool:
+        try:
+            self.get(resource, name, group)
+        except ApiFailure as failure:
+            if failure.code == 404:
+                return True
+            raise
+        return False
+
+    def delete(self, resource: str, name: str, group: str = "api/v1", **options: Any) -> None:
+        self.request("DELETE", self.path(resource, name, group), options or None)
+
+    def patch(self, resource: str, name: str, patch: Object, group: str = "api/v1") -> Object:
+        return self.request("PATCH", self.path(resource, name, group), patch, "application/merge-patch+json")
+
+    def pod(
+        self, name: str, command: list[str] | None = None, spec: Object | None = None, **container: Any
+    ) -> Object:
+        """Create a pod with one container `main` that is never restarted (unless `spec` says otherwise)."""
+        main = {"name": "main", "image": IMAGE, **({"command": command} if command else {}), **container}
+        full = {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 2,
+            "containers": [main],
+            **(spec or {}),
+        }
+        labels = full.pop("labels", {})
+        return self.create(
+            "pods", {"kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": full}
+        )
+
+    def wait_pod(
+        self, name: str, condition: Callable[[Object], Any], what: str, timeout: float = 10.0
+    ) -> Object:
+        """The pod as soon as `condition(pod)` holds."""
+        last: list[Object] = []
+
+        def holds() -> Object | None:
+            last[:] = [self.get("pods", name)]
+            return last[0] if condition(last[0]) else None
+
+        try:
+            return until(holds, what, timeout)
+        except AssertionError as error:
+            raise AssertionError(
+                f"pod {name}: {error}; status: {json.dumps(last[0].get('status'))}"
+            ) from None
+
+    def wait_phase(self, name: str, phase: str, timeout: float = 10.0) -> Object:
+        return self.wait_pod(name, lambda pod: pod["status"].get("phase") == phase, f"phase {phase}", timeout)
+
+    def logs(self, name: str, **query: Any) -> str:
+        return self.request(
+            "GET", self.path("pods", f"{name}/log") + (f"?{urlencode(query)}" if query else "")
+        )
+
+    def try_logs(self, name: str, **query: Any) -> str:
+        """As `logs`; empty as long as there is nothing to read from."""
+        try:
+            return self.logs(name, **query)
+        except ApiFailure as failure:
+            if failure.code not in (400, 404):
+                raise
+            return ""
+
+    def events(self, name: str, reason: str) -> list[str]:
+        """Messages of the events of that reason about the object of that name."""
+        found = self.list("events", fieldSelector=f"involvedObject.name={name},reason={reason}")
+        return [event["message"] for event in found]
+
+    def kubectl(self, *args: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+        command = [
+            require_tool("kubectl"),
+            "--kubeconfig",
+            str(self.kubeconfig),
+            "--namespace",
+            self.namespace,
+            *args,
+        ]
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def _configuration(kubeconfig: Path) -> client.Configuration:
+    configuration = client.Configuration()
+    config.load_kube_config(str(kubeconfig), client_configuration=configuration)
+    return configuration
+
+
+def state_of(pod: Object, container: str = "main") -> Object:
+    """{"waiting"|"running"|"terminated": {...}} of a container; empty when the kubelet has said nothing yet."""
+    statuses = pod["status"].get("containerStatuses") or []
+    return next((status["state"] for status in statuses if status["name"] == container), {})
+
+
+def status_of(pod: Object, container: str = "main") -> Object:
+    statuses = [
+        *(pod["status"].get("containerStatuses") or []),
+        *(pod["status"].get("initContainerStatuses") or []),
+    ]
+    return next((status for status in statuses if status["name"] == container), {})
+
+
+def pid_of(pod: Object, container: str = "main") -> int:
+    """The process of a running container of an embedded cluster."""
+    return int(status_of(pod, container)["containerID"].removeprefix("process://"))
+
+
+def condition_of(obj: Object, kind: str) -> Object:
+    return next((c for c in obj["status"].get("conditions") or [] if c["type"] == kind), {})
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """An embedded cluster of three nodes."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with Cluster.start(
+        folder / "data", Settings(nodes=3, cpus="4", memory="8Gi", gpus=2, times=QUICK)
+    ) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def target_kubeconfig(request: pytest.FixtureRequest) -> Path:
+    """Of the cluster under test: SPRINGTIDE_E2E_KUBECONFIG's, or an embedded one."""
+    if EXTERNAL:
+        return Path(EXTERNAL)
+    return request.getfixturevalue("cluster").kubeconfig
+
+
+@pytest.fixture
+def kube(target_kubeconfig: Path) -> Iterator[Kube]:
+    """A client in a fresh namespace."""
+    made = Kube(target_kubeconfig, f"test-{secrets.token_hex(4)}")
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": made.namespace}}
+    made.request("POST", "/api/v1/namespaces", namespace)
+    until(lambda: not made.gone("serviceaccounts", "default"), "the namespace's service account")
+    yield made
+    made.request("DELETE", f"/api/v1/namespaces/{made.namespace}")
+    made.close()
