@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
+from springtide_local.api import pod_security, quota
+from springtide_local.api.objects import lookup
 from springtide_local.api.resources import ResourceType
 from springtide_local.ports import Object
 
@@ -14,16 +17,70 @@ _SECONDS = 300
 _DEFAULT_TOLERATIONS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-def mutate(store: Store, resource: ResourceType, obj: Object, warnings: list[str]) -> None:
+def mutate(store: Store, resource: ResourceType, obj: Object) -> None:
     """Fill a new pod from its namespace and its priority class, in place. Raise ApiError 403."""
     if resource.storage == "pods":
         _service_account(store, resource, obj)
         _priority(store, resource, obj)
         _tolerations(obj["spec"])
+        for limit_range in store.scan("limitranges", obj["metadata"]["namespace"]):
+            quota.apply_limit_range(limit_range, obj["spec"])
 
 
-def admit(store: Store, resource: ResourceType, obj: Object, old: Object | None, warnings: list[str]) -> None:
-    """Raise ApiError 403 when a policy of the namespace forbids the object."""
+def admit(store: Store, resource: ResourceType, obj: Object, warnings: list[str]) -> None:
+    """Raise ApiError 403 when a policy of the namespace forbids a new object; warn where the namespace
+    wants that.
+    """
+    if not resource.namespaced:
+        return
+    namespace = obj["metadata"]["namespace"]
+    if resource.storage == "pods":
+        for limit_range in store.scan("limitranges", namespace):
+            problems = quota.limit_range_problems(limit_range, obj["spec"])
+            if problems:
+                raise resource.forbidden(obj["metadata"]["name"], ", ".join(problems))
+    _pod_security(store, resource, obj, namespace, warnings)
+    for item in store.scan("resourcequotas", namespace):
+        _quota(store, resource, obj, item)
+
+
+def _pod_security(
+    store: Store, resource: ResourceType, obj: Object, namespace: str, warnings: list[str]
+) -> None:
+    space = store.peek("namespaces", namespace)
+    labels = space["metadata"].get("labels") or {} if space is not None else {}
+    spec = obj.get("spec") if resource.storage == "pods" else lookup(obj, "spec", "template", "spec")
+    if not isinstance(spec, dict) or resource.custom:
+        return
+    for mode in ("enforce", "warn"):
+        level = labels.get(pod_security.LABEL + mode, "privileged")
+        found = pod_security.violations(spec, level)
+        if not found:
+            continue
+        version = labels.get(f"{pod_security.LABEL}{mode}-version", "latest")
+        text = f'violate PodSecurity "{level}:{version}": {", ".join(found)}'
+        if mode == "enforce" and resource.storage == "pods":
+            raise resource.forbidden(obj["metadata"]["name"], text.replace("violate", "violates", 1))
+        warnings.append(f"would {text}")
+
+
+def _quota(store: Store, resource: ResourceType, obj: Object, item: Object) -> None:
+    names = list(lookup(item, "spec", "hard") or ())
+    if resource.storage not in quota.storages(names):
+        return
+    used = quota_usage(store, item)
+    refusal = quota.check(item, resource.storage, obj, used)
+    if refusal is not None:
+        raise resource.forbidden(obj["metadata"]["name"], refusal.message)
+
+
+def quota_usage(store: Store, item: Object) -> dict[str, Decimal]:
+    """What the namespace of a quota uses, by the quota's names."""
+    names = list(lookup(item, "spec", "hard") or ())
+    namespace = item["metadata"]["namespace"]
+    served = set(store.registry.storages())
+    objects = {name: store.scan(name, namespace) for name in quota.storages(names) if name in served}
+    return quota.total(objects, names)
 
 
 def _service_account(store: Store, resource: ResourceType, obj: Object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -9,7 +10,7 @@ from celpy import celtypes
 
 
 def _ordered(values: list[Any]) -> bool:
-    return all(not later < earlier for earlier, later in zip(values, values[1:], strict=False))
+    return all(not later < earlier for earlier, later in itertools.pairwise(values))
 
 
 def is_sorted(values: Any) -> Any:

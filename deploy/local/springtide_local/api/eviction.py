@@ -104,7 +104,8 @@ def evict(store: Store, name: str, namespace: str, body: Object, options: Option
         asked.get("gracePeriodSeconds"), preconditions.get("uid"), preconditions.get("resourceVersion")
     )
     if request.uid and request.uid != pod["metadata"]["uid"]:
-        why = f"Precondition failed: UID in precondition: {request.uid}, UID in object meta: {pod['metadata']['uid']}"
+        found = pod["metadata"]["uid"]
+        why = f"Precondition failed: UID in precondition: {request.uid}, UID in object meta: {found}"
         raise errors.conflict("", "pods", name, why)
     phase = pod.get("status", {}).get("phase")
     if phase not in (*_DONE, "Pending") and not pod["metadata"].get("deletionTimestamp"):

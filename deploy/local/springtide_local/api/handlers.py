@@ -16,6 +16,7 @@ from springtide_local.api import (
     openapi_server,
     patching,
     present,
+    protobuf,
     reviews,
     subresources,
     watch,
@@ -303,6 +304,8 @@ async def _payload(request: web.Request) -> Any:
     kind = request.content_type
     text = await request.read()
     try:
+        if kind == protobuf.CONTENT_TYPE:
+            return protobuf.decode(text)
         if kind.endswith("yaml"):
             return yaml.safe_load(text)
         if kind.endswith("json") or kind == "application/octet-stream":

@@ -105,12 +105,18 @@ def check_types(obj: Object) -> str | None:
     ):
         value = meta.get(name) if isinstance(meta, dict) else None
         if value is not None and not isinstance(value, kind):
-            return f"json: cannot unmarshal {_go(value)} into Go struct field ObjectMeta.metadata.{name} of type {_GO[kind]}"
+            return _cannot(value, name, _GO[kind])
     for name in ("labels", "annotations"):
         for item in ((meta or {}).get(name) or {}).values():
             if not isinstance(item, str):
-                return f"json: cannot unmarshal {_go(item)} into Go struct field ObjectMeta.metadata.{name} of type string"
+                return _cannot(item, name, "string")
     return None
+
+
+def _cannot(value: Any, name: str, kind: str) -> str:
+    return (
+        f"json: cannot unmarshal {_go(value)} into Go struct field ObjectMeta.metadata.{name} of type {kind}"
+    )
 
 
 _GO: dict[type, str] = {str: "string", dict: "map[string]string", list: "[]string"}

@@ -18,12 +18,12 @@ from springtide_local.api.resources import Registry, ResourceType
 from springtide_local.ports import Object
 
 _V2_PROTOBUF = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
-_PATCHES = (
+_CUSTOM_PATCHES = (
     "application/json-patch+json",
     "application/merge-patch+json",
-    "application/strategic-merge-patch+json",
     "application/apply-patch+yaml",
 )
+_PATCHES = (*_CUSTOM_PATCHES, "application/strategic-merge-patch+json")
 _META = builtin.OBJECT_META
 
 
@@ -131,7 +131,8 @@ def _add(resource: ResourceType, paths: Object, schemas: Object) -> None:
     paths[f"{base}/{{name}}"] = {
         "get": operation("get"),
         "put": operation("put", ("application/json",)),
-        "patch": operation("patch", _PATCHES),
+        # kubectl apply takes the kind of its patch from here.
+        "patch": operation("patch", _CUSTOM_PATCHES if resource.custom else _PATCHES),
         "delete": operation("delete"),
     }
 

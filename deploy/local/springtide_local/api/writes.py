@@ -131,7 +131,7 @@ def create(
     if any(error.path == "metadata.name" for error in found):
         raise resource.invalid(name or "", found)
     items = store.collection(resource.storage).items
-    admission.mutate(store, resource, obj, options.warnings)
+    admission.mutate(store, resource, obj)
     if (space, name) not in items:
         resource.rules.prepare_create(store, obj)
     found += _check(resource, obj, None, None)
@@ -139,7 +139,7 @@ def create(
         raise resource.invalid(name, found)
     if (space, name) in items:
         raise errors.already_exists(resource.group, resource.plural, name)
-    admission.admit(store, resource, obj, None, options.warnings)
+    admission.admit(store, resource, obj, options.warnings)
     if prepared is not None:
         prepared(obj)
     else:
@@ -219,8 +219,6 @@ def update(
     found += _check(resource, obj, old, options.subresource)
     if found:
         raise resource.invalid(name, found)
-    if options.subresource is None:
-        admission.admit(store, resource, obj, old, options.warnings)
     if resource.generation and _spec_changed(resource, obj, old):
         obj["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
     obj["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]

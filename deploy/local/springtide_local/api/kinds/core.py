@@ -127,10 +127,13 @@ class Claims(Kind):
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
-        fixed = [name for name in ("accessModes", "storageClassName", "selector", "volumeMode")]
+        fixed = ("accessModes", "storageClassName", "selector", "volumeMode")
         if all(obj["spec"].get(name) == old["spec"].get(name) for name in fixed):
             return []
-        text = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims"
+        text = (
+            "spec is immutable after creation except resources.requests and volumeAttributesClassName "
+            "for bound claims"
+        )
         return [errors.field_forbidden("spec", text)]
 
 
