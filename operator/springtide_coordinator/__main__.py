@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from importlib import metadata
 
 from . import logs
 from .service import PortTakenError, serve
@@ -13,7 +14,10 @@ from .settings import BadEnvironmentError, read_options
 
 
 def main() -> int:
-    """Serve until told to stop; 2 when the environment is wrong."""
+    """Serve until told to stop; 2 when the environment is wrong. `--version` prints the version."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"springtide-coordinator {metadata.version('springtide')}")
+        return 0
     logs.set_up(
         job=os.environ.get("SPRINGTIDE_JOB", "job"), namespace=os.environ.get("SPRINGTIDE_NAMESPACE", "")
     )

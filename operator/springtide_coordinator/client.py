@@ -341,7 +341,7 @@ def describe_error(error: grpc.RpcError) -> str:
 
 
 def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode | None, str]:
-    """Status and text of an error; at run time the errors of calls are calls, which their types cannot say."""
+    """Status and text of an error; at run time the errors of calls are calls, which the types cannot say."""
     call: Any = error
     if not hasattr(call, "code"):
         return None, ""

@@ -33,10 +33,10 @@ def close_if_over(m: Membership, generation: Generation, now: float) -> None:
     records = [m.members[member] for member in generation.ids if member in m.members]
     stage = generation.ended_stage
     ended = stage is not None and not any(r.at_stage is not None and r.at_stage > stage for r in records)
-    if generation.lost and not ended:
-        member, why = next(iter(generation.lost.items()))
-        generation.close(f"{labels[member]} is lost: {why}", now)
-        return
+    for member, why in generation.lost.items():
+        if not ended or not finished(m, member):
+            generation.close(f"{labels[member]} is lost: {why}", now)
+            return
     for record in records:
         if record.standing is not Standing.PARKED or record.park_reason is ParkReason.BOUNDARY:
             continue
@@ -52,6 +52,12 @@ def close_if_over(m: Membership, generation: Generation, now: float) -> None:
         generation.close("members wait at the end of the loop with different states", now)
 
 
+def finished(m: Membership, member: str) -> bool:
+    """Whether the process ended well after the last loop: the others may do the same."""
+    record = m.members.get(member)
+    return record is not None and record.goodbye == "Finished"
+
+
 def tell_to_park(m: Membership, now: float) -> list[Effect]:
     """Prepare: to the members of a generation that is over, and to whoever trains in an older one."""
     effects: list[Effect] = []
@@ -62,8 +68,6 @@ def tell_to_park(m: Membership, now: float) -> list[Effect]:
             continue
         if current is None or (record.info.id in current.ids and name == current.name):
             if current is None or not current.closing:
-                continue
-            if record.standing is Standing.AFTER and not current.complained:
                 continue
             effects += once(record, ("prepare", name), Prepare(name, current.closing))
             effects += cut_if_stuck(m, current, record, now)

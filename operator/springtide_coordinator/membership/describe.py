@@ -19,12 +19,20 @@ class Phase(StrEnum):
     AFTER_LOOP = "after_loop"
 
 
+def after_loop(m: Membership) -> bool:
+    """Whether a loop ended and nobody has begun another one: members run the script's code."""
+    current = m.current
+    if current is None or current.ended_stage is None:
+        return False
+    return not any(record.parked and m.in_current(record.info.id) for record in m.connected())
+
+
 def describe(m: Membership, now: float) -> tuple[Phase, Status]:
     """Where the job stands, and why."""
     if m.superseded:
         return Phase.WAITING, Status("Superseded", f"a newer coordinator lives: {m.superseded}")
     current = m.current
-    if m.blocked is not None:
+    if m.blocked is not None and not (m.blocked.reason == "Parking" and after_loop(m)):
         forming = m.blocked.reason == "Parking"
         return (Phase.FORMING if forming else Phase.WAITING), m.blocked
     if current is None:

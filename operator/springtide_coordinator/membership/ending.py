@@ -14,10 +14,12 @@ def end_loop(m: Membership, generation: Generation) -> list[Effect]:
     effects: list[Effect] = []
     records = [m.members.get(member) for member in generation.ids]
     there = [record for record in records if record is not None]
-    if any(r.generation == generation.name and r.standing is Standing.AFTER for r in there):
-        stage = max(r.ended_stages for r in there if r.standing is Standing.AFTER) - 1
+    after = [r for r in there if r.standing is Standing.AFTER and r.generation == generation.name]
+    if after:
+        stage = max(record.ended_stages for record in after) - 1
         if stage >= 0 and (generation.ended_stage is None or stage > generation.ended_stage):
             generation.ended_stage = stage
+            generation.ended_state = max((r.state for r in after if r.state is not None), default=None)
     waiting = [r for r in there if r.standing is Standing.ENDED and r.generation == generation.name]
     if not waiting or generation.closing:
         return effects

@@ -1,0 +1,336 @@
+"""A job in miniature: coordinators, workers, pods and the operator, with faults; and what must hold whatever happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator_worker_model import BrokenPromise, Chain, Pod, Rendezvous, Session, Worker, fresh_info
+
+from springtide_coordinator.membership import (
+    Connected,
+    Disconnected,
+    Event,
+    Membership,
+    Received,
+    Rules,
+    Settings,
+    Synced,
+    Tick,
+    describe,
+    handle,
+)
+from springtide_coordinator.membership import messages as say
+from springtide_coordinator.membership.events import Cut, Made, PodSeen, Send
+from springtide_coordinator.membership.names import GenerationName, Incarnation, StateName
+
+KEEPALIVE = 2.0  # s until a stopped process is cut
+
+
+@dataclass
+class Coordinator:
+    membership: Membership
+    alive: bool = True
+
+
+class World:
+    """All of it. Each method is one event; the caller chooses their order."""
+
+    def __init__(
+        self, *, target: int = 3, minimum: int = 1, maximum: int = 4, last_step: int = 10_000, rules: Rules | None = None
+    ) -> None:
+        self.now = 1000.0
+        self.target, self.minimum, self.maximum = target, minimum, maximum
+        self.last_step = last_step
+        self.rules = rules or Rules()
+        self.coordinators: list[Coordinator] = []
+        self.workers: dict[str, Worker] = {}
+        self.pods: dict[str, Pod] = {}
+        self.generations: dict[GenerationName, Rendezvous] = {}
+        self.contents: dict[StateName, Chain] = {}
+        self.operator_up = True
+        self.sessions = 0
+        self.finished = False
+        self.new_coordinator(1, 0)
+        for _ in range(target):
+            self.new_pod()
+
+    # ---- coordinators
+
+    def new_coordinator(self, number: int, restart: int) -> int:
+        membership = Membership(
+            Incarnation(number, restart),
+            started_at=self.now,
+            target=self.target,
+            minimum=self.minimum,
+            maximum=self.maximum,
+            settings=Settings(),
+            rules=self.rules,
+        )
+        self.coordinators.append(Coordinator(membership))
+        return len(self.coordinators) - 1
+
+    def newest(self) -> int:
+        alive = [i for i, c in enumerate(self.coordinators) if c.alive]
+        return max(alive, key=lambda i: self.coordinators[i].membership.incarnation)
+
+    def kill_coordinator(self, which: int) -> None:
+        self.coordinators[which].alive = False
+        for worker in self.workers.values():
+            if worker.session is not None and worker.session.coordinator == which:
+                worker.session.coordinator_gone = True
+
+    def restart_coordinator(self) -> None:
+        """The container is killed and comes back in place."""
+        which = self.newest()
+        old = self.coordinators[which].membership.incarnation
+        self.kill_coordinator(which)
+        self.new_coordinator(old.number, old.restart + 1)
+
+    def second_coordinator(self) -> None:
+        """The operator makes a new pod although the old one lives on somewhere."""
+        self.new_coordinator(self.coordinators[self.newest()].membership.incarnation.number + 1, 0)
+
+    def feed(self, which: int, event: Event) -> None:
+        coordinator = self.coordinators[which]
+        if not coordinator.alive:
+            return
+        effects = handle(coordinator.membership, event, self.now)
+        for effect in effects:
+            if isinstance(effect, Made):
+                self._check_start(coordinator.membership, effect)
+        for effect in effects:
+            session = self._session(effect.session) if isinstance(effect, Send | Cut) else None
+            if isinstance(effect, Send) and session is not None:
+                if isinstance(effect.message, say.EndOk):
+                    self._check_end(effect.message)
+                if isinstance(effect.message, say.Leave):
+                    self._check_leave(coordinator.membership, self.workers[effect.member])
+                session.down.append(effect.message)
+            elif isinstance(effect, Cut) and session is not None:
+                session.coordinator_gone = True
+        describe(coordinator.membership, self.now)
+
+    def _session(self, number: int) -> Session | None:
+        for worker in self.workers.values():
+            if worker.session is not None and worker.session.number == number:
+                return worker.session
+        return None
+
+    # ---- the network
+
+    def connect(self, worker: Worker, which: int) -> None:
+        if not worker.runs or worker.session is not None or not self.coordinators[which].alive:
+            return
+        self.sessions += 1
+        worker.session = Session(self.sessions, which, since=self.now)
+        worker.session.up.append(worker.hello())
+
+    def deliver_up(self, worker: Worker) -> None:
+        session = worker.session
+        if session is None:
+            return
+        if session.coordinator_gone or not self.coordinators[session.coordinator].alive:
+            session.up.clear()
+            session.coordinator_gone = True
+            if session.worker_gone:
+                worker.session = None
+            return
+        if session.up:
+            message = session.up.popleft()
+            event: Event
+            if isinstance(message, say.Hello):
+                event = Connected(session.number, message)
+            else:
+                event = Received(session.number, message)
+            self.feed(session.coordinator, event)
+        elif session.worker_gone:
+            worker.session = None
+            self.feed(session.coordinator, Disconnected(session.number))
+
+    def deliver_down(self, worker: Worker) -> None:
+        session = worker.session
+        if session is None or not worker.runs:
+            return
+        if session.down:
+            message = session.down.popleft()
+            if isinstance(message, say.Welcome):
+                if worker.newest is not None and message.incarnation < worker.newest:
+                    self.break_stream(worker)
+                    return
+                session.welcomed = True
+            worker.receive(message, self.generations)
+        elif session.coordinator_gone:
+            worker.session = None
+
+    def break_stream(self, worker: Worker) -> None:
+        """Both sides hear of it; what was under way is lost."""
+        session = worker.session
+        if session is None:
+            return
+        worker.session = None
+        self.feed(session.coordinator, Disconnected(session.number))
+
+    # ---- workers and pods
+
+    def new_pod(self) -> None:
+        uid = f"u{len(self.pods)}"
+        self.pods[uid] = pod = Pod(uid, slot=len(self.pods))
+        worker = Worker(fresh_info(len(self.workers), pod), self.last_step)
+        self.workers[worker.info.id] = worker
+
+    def new_process(self, pod: Pod) -> None:
+        """The launcher starts another process in the place of a dead one."""
+        worker = Worker(fresh_info(len(self.workers), pod), self.last_step)
+        self.workers[worker.info.id] = worker
+
+    def act(self, worker: Worker, unlucky: bool = False) -> None:
+        if not worker.runs:
+            return
+        worker.act(self.workers, self.generations, unlucky)
+        self.finished = self.finished or worker.outcome == "Finished"
+        if worker.state is not None and worker.chain:
+            known = self.contents.setdefault(worker.state, worker.chain)
+            if known != worker.chain:
+                raise BrokenPromise(f"two different states are named {worker.state}")
+
+    def crash(self, worker: Worker) -> None:
+        if worker.alive:
+            worker.stopped_at = None
+            worker.die("Failed")
+
+    def stop(self, worker: Worker) -> None:
+        if worker.runs:
+            worker.stopped_at = self.now
+
+    def wake(self, worker: Worker) -> None:
+        worker.stopped_at = None
+
+    def delete_pod(self, pod: Pod, grace: float) -> None:
+        if pod.living and not pod.leave_by:
+            pod.leave_by = self.now + grace
+
+    def elapse(self, seconds: float) -> None:
+        """Time passes: keepalive cuts stopped processes, the kubelet kills what is overdue, all tick."""
+        self.now += seconds
+        for worker in list(self.workers.values()):
+            pod = self.pods[worker.info.pod_uid]
+            if worker.alive and pod.leave_by and self.now >= pod.leave_by:
+                self.crash(worker)
+            session = worker.session
+            if session and worker.stopped_at is not None and self.now - worker.stopped_at >= KEEPALIVE:
+                self.break_stream(worker)
+            elif session and not session.welcomed and self.now - session.since > 5:
+                self.break_stream(worker)
+        for which in range(len(self.coordinators)):
+            self.feed(which, Tick())
+
+    def operator(self) -> None:
+        """One round of the operator: pods without processes go, missing ones are made, coordinators are told."""
+        if not self.operator_up:
+            return
+        for pod in self.pods.values():
+            pod.living = pod.living and any(
+                w.alive for w in self.workers.values() if w.info.pod_uid == pod.uid
+            )
+        staying = [pod for pod in self.pods.values() if pod.living and not pod.leave_by]
+        if not self.finished:
+            for _ in range(self.target - len(staying)):
+                self.new_pod()
+        living = tuple(
+            PodSeen(pod.uid, f"pod-{pod.uid}", pod.slot, True, pod.leave_by)
+            for pod in self.pods.values()
+            if pod.living
+        )
+        for which in range(len(self.coordinators)):
+            self.feed(which, Synced(self.target, self.minimum, self.maximum, living))
+
+    # ---- what must hold
+
+    def _alive_states(self) -> list[StateName]:
+        return [w.state for w in self.workers.values() if w.alive and w.state is not None]
+
+    def _check_start(self, m: Membership, made: Made) -> None:
+        start = made.start
+        if start.generation in self.generations:
+            raise BrokenPromise(f"generation {start.generation} was made twice")
+        self.generations[start.generation] = Rendezvous(start)
+        staying = [info for info in start.members if not m.members[info.id].leaving]
+        if len(staying) > self.maximum:
+            raise BrokenPromise(f"{len(start.members)} members, the maximum is {self.maximum}")
+        for info in start.members:
+            worker = self.workers[info.id]
+            if worker.alive and worker.standing is not say.Standing.PARKED:
+                raise BrokenPromise(f"{info.id} is taken into {start.generation} and has not parked")
+        alive = self._alive_states()
+        if start.fresh:
+            if alive:
+                raise BrokenPromise(f"{start.generation} starts anew, and {max(alive)} is alive")
+            return
+        # A member that was cut off may have committed one step more than those that stayed.
+        if alive and start.state.step < max(alive).step - 1:
+            raise BrokenPromise(f"{start.generation} begins from {start.state}, and {max(alive)} is alive")
+        for worker in self.workers.values():
+            heard = worker.session is not None and self.coordinators[worker.session.coordinator].membership is m
+            if heard and worker.runs and worker.session.welcomed and not worker.session.coordinator_gone:
+                if worker.state is not None and worker.state > start.state and not m.members[worker.info.id].dismissed:
+                    raise BrokenPromise(f"{worker.info.id} is connected and holds more than {start.state}")
+
+    def _check_end(self, message: say.EndOk) -> None:
+        common = self.generations[message.generation]
+        missing = {info.id for info in common.start.members} - common.ended
+        if missing:
+            raise BrokenPromise(f"EndOk of {message.generation}, and {missing} have not ended")
+
+    def _check_leave(self, m: Membership, worker: Worker) -> None:
+        if worker.state is None or m.finished or worker.state != max(self._alive_states(), default=None):
+            return
+        others = [w for w in self.workers.values() if w is not worker and w.alive and not w.leaving]
+        record = m.members[worker.info.id]
+        due = record.leave_deadline(m.settings.leave_margin, m.settings.assumed_grace_period)
+        if self.now < due and not any(w.state == worker.state for w in others):
+            raise BrokenPromise(f"{worker.info.id} leaves and nobody else holds {worker.state}")
+
+    # ---- the end: no more faults
+
+    def heal(self) -> None:
+        """Everything works again, and only the newest coordinator is left."""
+        self.operator_up = True
+        newest = self.newest()
+        for which in range(len(self.coordinators)):
+            if which != newest:
+                self.kill_coordinator(which)
+        for worker in self.workers.values():
+            self.wake(worker)
+
+    def round(self) -> None:
+        """Everybody does what is due; 0.1 s pass."""
+        newest = self.newest()
+        for worker in list(self.workers.values()):
+            self.connect(worker, newest)
+            while worker.session is not None and (worker.session.up or worker.session.worker_gone):
+                self.deliver_up(worker)
+            while worker.session is not None and worker.runs and (worker.session.down or worker.session.coordinator_gone):
+                self.deliver_down(worker)
+            self.act(worker)
+        self.elapse(0.1)
+
+    def top(self) -> int:
+        return max((state.step for state in self._alive_states()), default=0)
+
+    def must_go_on(self, steps: int = 5, seconds: float = 120.0) -> None:
+        """Without faults the job commits `steps` more steps, or finishes."""
+        deadline = self.now + seconds
+        goal: int | None = None
+        rounds = 0
+        while self.now < deadline and not self.finished:
+            if rounds % 10 == 0:
+                self.operator()
+            self.round()
+            rounds += 1
+            if goal is None and rounds > 30:
+                goal = self.top() + steps
+            if goal is not None and self.top() >= goal:
+                return
+        if not self.finished:
+            m = self.coordinators[self.newest()].membership
+            raise BrokenPromise(f"no progress for {seconds:g} s: {describe(m, self.now)}")
