@@ -47,11 +47,11 @@ class Follower:
             others.append(asyncio.create_task(self._pods(namespace, name, self._logs)))
         ended: asyncio.Task[Any] = asyncio.create_task(self._ended.wait())
         try:
-            await asyncio.wait([ended, job, *others], return_when=asyncio.FIRST_EXCEPTION)
-            for task in (job, *others):
-                if task.done():
+            pending: set[asyncio.Task[Any]] = {ended, job, *others}
+            while not ended.done():
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
                     task.result()
-            await ended
             await asyncio.wait(others, timeout=LAST_EVENTS_SECONDS)
             if self._logs is not None:
                 await self._logs.finish(LAST_LOGS_SECONDS)

@@ -81,7 +81,7 @@ class Kube:
     async def _open(
         self, method: str, path: str, body: Any, query: Mapping[str, str], kind: str, timeout: Any
     ) -> Any:
-        arguments = self._client.param_serialize(
+        arguments = await self._client.param_serialize(
             method,
             path,
             query_params=list(query.items()),

@@ -57,7 +57,7 @@ def run(
         bool, typer.Option("--local", help="Run on an embedded cluster on this machine (Linux).")
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="With --local: leave the embedded cluster running afterwards.")
+        bool, typer.Option("--keep", help="With --local: leave the cluster running also after a success.")
     ] = False,
     force_conflicts: Annotated[
         bool, typer.Option("--force-conflicts", help="Take over fields that others manage.")
@@ -85,11 +85,14 @@ def follow(
     namespace: Namespace = None,
     logs: Logs = False,
     plain: Plain = False,
+    local: Annotated[bool, typer.Option("--local", help="On this machine's embedded cluster.")] = False,
 ) -> None:
     """Follow a job that is there already. Exit codes as for run."""
+    if local and (kubeconfig or context):
+        raise typer.BadParameter("--local brings its own cluster: leave out --kubeconfig and --context")
     from springtide_cli import run as command
 
-    options = command.Options(kubeconfig, context, namespace, logs, plain)
+    options = command.Options(kubeconfig, context, namespace, logs, plain, local=local)
     raise typer.Exit(command.follow(name, options, _console()))
 
 

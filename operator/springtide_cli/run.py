@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from springtide_cli.apply import JOBS, Applier
-from springtide_cli.errors import INTERRUPTED, CliError, Refused
+from springtide_cli.errors import INTERRUPTED, SUCCEEDED, CliError, Refused
 from springtide_cli.follow import Follower
 from springtide_cli.kube import ApiRefusal, Kube, KubePort, Unreachable, connect
 from springtide_cli.manifest import Manifest, parse, read
@@ -42,6 +42,7 @@ class Progress:
 
     applied: list[str] = field(default_factory=list)
     job: tuple[str, str] | None = None
+    code: int | None = None
     again: str = ""
 
 
@@ -73,16 +74,16 @@ async def read_job(kube: KubePort, namespace: str, name: str) -> Object:
 
 
 @contextlib.asynccontextmanager
-async def _cluster(options: Options, screen: Screen) -> AsyncIterator[Kube]:
+async def _cluster(options: Options, screen: Screen, progress: Progress) -> AsyncIterator[Kube]:
     if options.local:
         from springtide_cli.local import embedded
 
-        async with embedded(screen, keep=options.keep) as kubeconfig:
-            kube = await connect(str(kubeconfig))
-            try:
-                yield kube
-            finally:
-                await kube.close()
+        # A job that failed, or that goes on after an interrupt, needs its cluster.
+        def keep() -> bool:
+            return options.keep or (progress.job is not None and progress.code != SUCCEEDED)
+
+        async with embedded(screen, keep=keep) as kube:
+            yield kube
         return
     kube = await connect(options.kubeconfig, options.context)
     try:
@@ -92,16 +93,23 @@ async def _cluster(options: Options, screen: Screen) -> AsyncIterator[Kube]:
 
 
 async def run_manifest(manifest: Manifest, options: Options, screen: Screen, progress: Progress) -> int:
-    async with _cluster(options, screen) as kube:
+    async with _cluster(options, screen, progress) as kube:
         try:
             job = await apply_all(kube, manifest, options, screen, progress)
         except Unreachable as error:
             raise Refused(str(error)) from error
-        return await _follow(kube, job, options, screen)
+        progress.code = await _follow(kube, job, options, screen)
+        return progress.code
 
 
 async def follow_job(name: str, options: Options, screen: Screen, progress: Progress) -> int:
-    async with _cluster(options, screen) as kube:
+    kubeconfig = options.kubeconfig
+    if options.local:
+        from springtide_cli.local import running
+
+        kubeconfig = str(running())
+    kube = await connect(kubeconfig, options.context)
+    try:
         namespace = options.namespace or kube.namespace
         try:
             job = await read_job(kube, namespace, name)
@@ -109,6 +117,8 @@ async def follow_job(name: str, options: Options, screen: Screen, progress: Prog
             raise Refused(str(error)) from error
         progress.job = (namespace, name)
         return await _follow(kube, job, options, screen)
+    finally:
+        await kube.close()
 
 
 async def _follow(kube: KubePort, job: Object, options: Options, screen: Screen) -> int:

@@ -1,0 +1,87 @@
+"""Install the CRD and the operator into a cluster, and wait until the operator is ready.
+
+The manifests are those of `deploy/`: this package holds links to them, which a built package holds as files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from springtide_cli.apply import Applier
+from springtide_cli.errors import CliError
+from springtide_cli.kube import ApiRefusal, KubePort
+
+Object = dict[str, Any]
+
+MANIFESTS = ("trainingjobs.yaml", "operator.yaml")
+POLL_SECONDS = 0.1
+
+
+class InstallError(CliError):
+    """The operator did not get ready; the message says what it waits for."""
+
+
+def objects(name: str) -> list[Object]:
+    """The documents of one of MANIFESTS."""
+    text = resources.files("springtide_cli").joinpath(name).read_text(encoding="utf-8")
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+async def install(kube: KubePort, timeout: float = 60.0) -> None:
+    """Apply all of MANIFESTS and wait. Raise Refused, or InstallError after timeout (in s)."""
+    deadline = time.monotonic() + timeout
+    for name in MANIFESTS:
+        for obj in objects(name):
+            # A new Applier each: the CRD adds a kind to discovery.
+            await Applier(kube, "default", force=True).apply(obj)
+            if obj["kind"] in _WAITS:
+                await _wait(kube, obj, deadline, timeout)
+
+
+def _established(obj: Object) -> str:
+    conditions = (obj.get("status") or {}).get("conditions") or []
+    if any(c["type"] == "Established" and c["status"] == "True" for c in conditions):
+        return ""
+    return "its kind is not served yet"
+
+
+def _available(obj: Object) -> str:
+    status = obj.get("status") or {}
+    if status.get("observedGeneration", 0) < obj["metadata"].get("generation", 1):
+        return "its controller has not seen it"
+    wanted = obj["spec"].get("replicas", 1)
+    updated = min(status.get("updatedReplicas") or 0, status.get("availableReplicas") or 0)
+    if updated >= wanted:
+        return ""
+    reasons = [str(c.get("message")) for c in status.get("conditions") or [] if c.get("status") != "True"]
+    return f"{updated} of {wanted} pods are ready" + "".join(f"; {reason}" for reason in reasons)
+
+
+_WAITS = {
+    "CustomResourceDefinition": (
+        _established,
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}",
+    ),
+    "Deployment": (_available, "/apis/apps/v1/namespaces/{namespace}/deployments/{name}"),
+}
+
+
+async def _wait(kube: KubePort, obj: Object, deadline: float, timeout: float) -> None:
+    missing, path = _WAITS[obj["kind"]]
+    where = path.format(name=obj["metadata"]["name"], namespace=obj["metadata"].get("namespace", ""))
+    while True:
+        try:
+            text = missing(await kube.request("GET", where))
+        except ApiRefusal as error:
+            text = error.message
+        if not text:
+            return
+        if time.monotonic() > deadline:
+            name = f"{obj['kind']} {obj['metadata']['name']}"
+            raise InstallError(f"{name} is not ready after {timeout:.0f} s: {text}")
+        await asyncio.sleep(POLL_SECONDS)

@@ -1,0 +1,100 @@
+"""`--local`: the embedded cluster of this machine, with the operator in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from springtide_cli.errors import Refused
+from springtide_cli.install import install
+from springtide_cli.kube import Kube, Unreachable, connect
+from springtide_cli.screen import Screen
+from springtide_cli.story import Line, Tone
+
+if TYPE_CHECKING:
+    from springtide_local.cluster import Cluster
+
+
+def _cluster() -> Cluster:
+    try:
+        from springtide_local.cluster import Cluster
+    except ModuleNotFoundError as error:
+        raise Refused(
+            f"--local needs the extra [local] ({error}): pip install 'springtide[local]'"
+        ) from error
+    return Cluster()
+
+
+def _is_ready(cluster: Cluster) -> bool:
+    return cluster.running and cluster.files.state.exists()
+
+
+def running() -> Path:
+    """The kubeconfig of the embedded cluster that runs. Raise Refused when none does."""
+    cluster = _cluster()
+    if not _is_ready(cluster):
+        raise Refused("no embedded cluster runs on this machine: start one with `springtide local start`")
+    return cluster.kubeconfig
+
+
+async def _start(cluster: Cluster, screen: Screen) -> bool:
+    """True if it was started here, False if it ran already."""
+    from springtide_local.cluster import ClusterError
+
+    if _is_ready(cluster):
+        screen.say(Line(f"uses the embedded cluster that runs on this machine ({cluster.url})"))
+        return False
+    starting = asyncio.ensure_future(asyncio.to_thread(cluster.start, cluster.files.data))
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # A thread cannot be cancelled: what it starts must not be left behind.
+        await asyncio.wait([starting])
+        await asyncio.to_thread(cluster.stop)
+        raise
+    except (ClusterError, ValueError, OSError) as error:
+        raise Refused(f"the embedded cluster cannot be started: {error}") from error
+    screen.say(Line(f"started the embedded cluster ({cluster.url})"))
+    return True
+
+
+async def _connect(kubeconfig: Path) -> Kube:
+    """Connect and see to it that the operator runs."""
+    kube = await connect(str(kubeconfig))
+    try:
+        await install(kube)
+    except Unreachable as error:
+        await kube.close()
+        raise Refused(str(error)) from error
+    except BaseException:
+        await kube.close()
+        raise
+    return kube
+
+
+@contextlib.asynccontextmanager
+async def embedded(screen: Screen, *, keep: Callable[[], bool]) -> AsyncIterator[Kube]:
+    """A connection to the embedded cluster, started if none runs.
+
+    What was started here is stopped at the end unless keep(), asked then, says that there is something to
+    look at. Raise Refused or InstallError.
+    """
+    cluster = _cluster()
+    started = await _start(cluster, screen)
+    try:
+        kube = await _connect(cluster.kubeconfig)
+        screen.say(Line("the operator is ready"))
+        try:
+            yield kube
+        finally:
+            await kube.close()
+    finally:
+        if started and not keep():
+            await asyncio.to_thread(cluster.stop)
+            screen.say(Line("stopped the embedded cluster", Tone.QUIET))
+        elif started:
+            screen.say(Line(f"the embedded cluster goes on: export KUBECONFIG={cluster.kubeconfig}"))
+            screen.say(Line("stop it with: springtide local stop"))
