@@ -74,7 +74,8 @@ class Kube:
             timeout=30,
         )
         text = response.data.decode()
-        answer = json.loads(text) if text.startswith("{") else text
+        json_answer = "json" in response.headers.get("Content-Type", "")
+        answer = json.loads(text) if json_answer else text
         if response.status >= 300:
             raise ApiFailure(
                 response.status, answer.get("message", text) if isinstance(answer, dict) else text
