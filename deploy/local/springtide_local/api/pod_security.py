@@ -61,6 +61,10 @@ def _context(container: Object, *path: str) -> Any:
     return lookup(container, "securityContext", *path)
 
 
+def _added(container: Object) -> set[str]:
+    return set(_context(container, "capabilities", "add") or ())
+
+
 def _named(containers: Iterable[Object], wrong: Callable[[Object], bool]) -> str:
     names = [container["name"] for container in containers if wrong(container)]
     if not names:
@@ -77,10 +81,10 @@ def _baseline(spec: Object, hosts_paths: bool) -> list[str]:
     names = _named(containers, lambda c: bool(_context(c, "privileged")))
     if names:
         found.append(f"privileged ({names} must not set securityContext.privileged=true)")
-    added = {cap for c in containers for cap in _context(c, "capabilities", "add") or ()}
+    added = {cap for c in containers for cap in _added(c)}
     extra = sorted(added - set(_DEFAULT_CAPABILITIES))
     if extra and hosts_paths:
-        names = _named(containers, lambda c: bool(set(_context(c, "capabilities", "add") or ()) & set(extra)))
+        names = _named(containers, lambda c: bool(_added(c) & set(extra)))
         listed = ", ".join(f'"{cap}"' for cap in extra)
         found.append(
             f"non-default capabilities ({names} must not include {listed} in securityContext.capabilities.add)"
@@ -110,11 +114,11 @@ def _restricted(spec: Object) -> list[str]:
         found.append(
             f'unrestricted capabilities ({names} must set securityContext.capabilities.drop=["ALL"])'
         )
-    added = {cap for c in containers for cap in _context(c, "capabilities", "add") or ()}
+    added = {cap for c in containers for cap in _added(c)}
     extra = sorted(added - {"NET_BIND_SERVICE"})
     if extra:
         listed = ", ".join(f'"{cap}"' for cap in extra)
-        names = _named(containers, lambda c: bool(set(_context(c, "capabilities", "add") or ()) & set(extra)))
+        names = _named(containers, lambda c: bool(_added(c) & set(extra)))
         text = f"{names} must not include {listed} in securityContext.capabilities.add"
         found.append(f"unrestricted capabilities ({text})")
     wrong = [

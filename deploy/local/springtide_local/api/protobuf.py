@@ -83,6 +83,8 @@ def _message(data: bytes, name: str) -> Object:
     made: Object = {}
     for number, _, raw in _fields(data):
         if number not in table:
+            if raw in (0, b""):
+                continue
             raise _unsupported(f"field {number} of {name}")
         field, kind = table[number]
         if kind.startswith("map:"):

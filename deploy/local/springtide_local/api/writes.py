@@ -240,6 +240,10 @@ def update(
     return made
 
 
+def _other_uid(asked: str, old: Object) -> str:
+    return f"Precondition failed: UID in precondition: {asked}, UID in object meta: {old['metadata']['uid']}"
+
+
 def _check_preconditions(
     resource: ResourceType, obj: Object, old: Object, name: str, namespace: str | None, demand_version: bool
 ) -> None:
@@ -253,7 +257,7 @@ def _check_preconditions(
             "the namespace of the provided object does not match the namespace sent on the request"
         )
     if given.get("uid") and given["uid"] != old["metadata"]["uid"]:
-        why = f"Precondition failed: UID in precondition: {given['uid']}, UID in object meta: {old['metadata']['uid']}"
+        why = _other_uid(given["uid"], old)
         raise errors.conflict(resource.group, resource.plural, name, why)
     version = given.get("resourceVersion")
     if version and version != old["metadata"]["resourceVersion"]:

@@ -13,6 +13,7 @@ from springtide_local.api.objects import label_problem, quantity, subdomain_prob
 from springtide_local.ports import Object
 
 _ENV_SOURCES = ("fieldRef", "resourceFieldRef", "configMapKeyRef", "secretKeyRef", "fileKeyRef")
+_ENV_TEXT = "a valid environment variable name must consist only of printable ASCII characters other than '='"
 _HANDLERS = ("exec", "httpGet", "tcpSocket", "grpc")
 _CHOICES = {
     "restartPolicy": ("Always", "OnFailure", "Never"),
@@ -159,8 +160,7 @@ def _check_env(env: Iterable[Object], path: str, found: list[FieldError]) -> Non
         if not name:
             found.append(errors.field_required(f"{where}.name"))
         elif "=" in name or any(not " " <= char <= "~" for char in name):
-            text = "a valid environment variable name must consist only of printable ASCII characters other than '='"
-            found.append(errors.field_invalid(f"{where}.name", name, text))
+            found.append(errors.field_invalid(f"{where}.name", name, _ENV_TEXT))
         source = entry.get("valueFrom")
         if source is None:
             continue
