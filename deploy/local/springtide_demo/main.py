@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import urllib3
 
@@ -49,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     out = (root / options.out).resolve()
-    Cluster(out / "cluster").stop()  # of a demo that was killed
+    signal.signal(signal.SIGTERM, _terminated)
+    Cluster(out / "cluster").stop()  # of a demo that was killed by force
     for name in ("steps", "alone", "cluster"):
         shutil.rmtree(out / name, ignore_errors=True)
     for name in ("report.json", "timeline.svg"):
@@ -140,6 +142,11 @@ def _until(attempt: Callable[[], Result], seconds: float, what: str) -> Result:
             problem = f": {error}"
         time.sleep(0.1)
     raise StoryError(f"waited {seconds:.0f} s for {what}{problem}")
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    """End as Ctrl-C would: what was started is stopped on the way out."""
+    raise KeyboardInterrupt
 
 
 def _root() -> Path | None:
