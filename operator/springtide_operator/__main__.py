@@ -1,4 +1,4 @@
-"""`python -m springtide_operator`: run the operator in all namespaces until SIGTERM."""
+"""`python -m springtide_operator`: run the operator until SIGTERM; `--version` prints the version."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import os
 import sys
 
 from springtide_operator import logs
+from springtide_operator.api import names
 from springtide_operator.settings import BadEnvironmentError, read_settings
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--version"]:
+        print(f"springtide-operator {names.PROGRAM_VERSION}")
+        return
     logs.set_up()
     try:
         read_settings(os.environ)

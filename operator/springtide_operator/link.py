@@ -126,6 +126,7 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         at=at,
         phase=pb.Phase.Name(reply.phase),
         generation=generation,
+        generation_incarnation=reply.generation.incarnation.number if generation is not None else None,
         step=reply.state.step if reply.HasField("state") else None,
         members=tuple(
             MemberReport(

@@ -18,7 +18,7 @@ def ended_pods(observation: Observation, ledger: Ledger) -> list[Action]:
 
     def counted(pod: WorkerPod) -> bool:
         entry = ledger.slots.get(pod.slot)
-        if entry is None or pod.end is None or pod.deleting:
+        if entry is None or pod.end is None or pod.deleting or pod.finished:
             return False
         return pod.attempt < entry.attempt or (pod.attempt == entry.attempt and entry.ended is not None)
 

@@ -47,15 +47,19 @@ def decide(job: Job, observation: Observation, ledger: Ledger) -> Outcome | None
 def finished_worker(observation: Observation, ledger: Ledger) -> WorkerPod | None:
     """A worker whose Finished counts.
 
-    It counts from the coordinator incarnation in status. From an older one it counts only when no worker
-    process is
-    left: then its coordinator was replaced after all had ended, and no other history of the job can exist.
+    It counts from a generation of the coordinator incarnation in status, and from one that this coordinator
+    has adopted. From another it counts only when no worker process is left: then its coordinator was replaced
+    after all had ended, and no other history of the job can exist.
     """
+    report = observation.report_of(ledger.incarnation)
+    adopted = (report.generation_incarnation, report.generation) if report is not None else None
     said = [pod for pod in observation.workers if pod.end is not None and pod.end.finished is not None]
     alone = all(pod.end is not None for pod in observation.workers)
     for pod in sorted(said, key=lambda pod: (pod.slot, pod.attempt)):
         assert pod.end is not None
-        assert pod.end.finished is not None
-        if alone or pod.end.finished.incarnation == ledger.incarnation:
+        finished = pod.end.finished
+        assert finished is not None
+        named = (finished.incarnation, finished.generation)
+        if alone or finished.incarnation == ledger.incarnation or named == adopted:
             return pod
     return None

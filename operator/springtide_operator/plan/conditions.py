@@ -27,19 +27,13 @@ class Truth:
     message: str
 
 
-def current_report(observation: Observation, ledger: Ledger) -> Report | None:
-    """The coordinator's word, if it is the word of the incarnation in status."""
-    report = observation.report
-    return report if report is not None and report.incarnation == ledger.incarnation else None
-
-
 def running(job: Job, observation: Observation, ledger: Ledger, old: dict[str, Any], now: float) -> Truth:
     """Whether training goes on. Without the coordinator's word it is what it was: workers do not need it to
     train.
     """
     before = _find(old, reasons.RUNNING)
     was = before is not None and before.get("status") == "True"
-    report = current_report(observation, ledger)
+    report = observation.report_of(ledger.incarnation)
     if report is None:
         if was and before is not None and any(pod.running for pod in observation.workers):
             return Truth(True, before["reason"], before["message"])
@@ -77,7 +71,7 @@ def active_workers(report: Report) -> int:
 
 def rescaling(job: Job, observation: Observation, ledger: Ledger, started: bool) -> Truth:
     """Whether the number of training workers differs from the target."""
-    report = current_report(observation, ledger)
+    report = observation.report_of(ledger.incarnation)
     if not started or report is None:
         return Truth(False, reasons.NOT_STARTED, "training has not started")
     want = sizing.target(job)

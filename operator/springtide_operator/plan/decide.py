@@ -82,7 +82,7 @@ def _status(
     job: Job, observation: Observation, ledger: Ledger, truths: dict[str, Truth], now: float
 ) -> Status:
     old = job.status
-    report = conditions.current_report(observation, ledger)
+    report = observation.report_of(ledger.incarnation)
     numbers = progress.numbers(report, old)
     started = truths[reasons.RUNNING].true or bool(old.get("generation"))
     return {
@@ -100,7 +100,7 @@ def _status(
 
 def _workers(job: Job, observation: Observation, ledger: Ledger, over: bool = False) -> Status:
     live = sizing.live_pods(observation)
-    report = conditions.current_report(observation, ledger)
+    report = observation.report_of(ledger.incarnation)
     before = (job.status.get("workers") or {}).get("active", 0)
     active = conditions.active_workers(report) if report is not None else min(before, len(live))
     if over:
@@ -120,7 +120,7 @@ def _workers(job: Job, observation: Observation, ledger: Ledger, over: bool = Fa
 
 def _coordinator(observation: Observation, ledger: Ledger, numbers: Status, old: Status) -> Status:
     before = old.get("coordinator") or {}
-    report = conditions.current_report(observation, ledger)
+    report = observation.report_of(ledger.incarnation)
     address = observation.service.address if observation.service is not None else ledger.address
     result: Status = {
         "incarnation": ledger.incarnation,
@@ -175,7 +175,7 @@ def _end(
     """The round in which the job ends: status says so first; clean-up begins with it."""
     old = job.status
     truths = conditions.at_the_end(outcome)
-    report = conditions.current_report(observation, ledger)
+    report = observation.report_of(ledger.incarnation)
     numbers = progress.numbers(report, old)
     if outcome.finished is not None:
         numbers = progress.final(outcome.finished, numbers)

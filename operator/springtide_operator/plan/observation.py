@@ -64,6 +64,11 @@ class WorkerPod:
         return self.end is None and not self.deleting
 
     @property
+    def finished(self) -> bool:
+        """Its script ended well. Until that counts for the job, nobody takes its place."""
+        return self.end is not None and self.end.finished is not None and not self.deleting
+
+    @property
     def terminal(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
 
@@ -102,6 +107,7 @@ class Report:
     at: float  # unix seconds, when the operator got it
     phase: str  # WAITING, FORMING, RUNNING, ENDING, AFTER_LOOP
     generation: int | None = None
+    generation_incarnation: int | None = None  # of the coordinator that made that generation
     step: int | None = None
     members: tuple[MemberReport, ...] = ()
     waiting_for: tuple[str, ...] = ()
@@ -160,3 +166,7 @@ class Observation:
         default_factory=dict
     )  # by role: worker, coordinator, service, secret
     taken: frozenset[str] = frozenset()  # pod names that somebody else holds
+
+    def report_of(self, incarnation: int) -> Report | None:
+        """The coordinator's word, if it is the word of this incarnation."""
+        return self.report if self.report is not None and self.report.incarnation == incarnation else None

@@ -23,6 +23,7 @@ _NOT_THE_SCRIPT = {
     "TerminationByKubelet",
     "UnexpectedAdmissionError",
 }
+_FROM_OUTSIDE = (9, 15)  # SIGKILL, SIGTERM: the end of the log says nothing about why
 _MESSAGE_LIMIT = 1500
 
 
@@ -77,7 +78,10 @@ def _failed_without_words(
     if reason == "OOMKilled":
         text = "out of memory: raise the container's memory limit, or bound what one worker computes at once"
     elif terminated.get("signal") or code > 128:
-        text = f"killed by signal {terminated.get('signal') or code - 128}"
+        signal = int(terminated.get("signal") or code - 128)
+        text = f"killed by signal {signal}"
+        if signal in _FROM_OUTSIDE:
+            message = ""
     if reason in ("StartError", "ContainerCannotRun"):
         text = "its command cannot be started"
     return End(reasons.END_FAILED, reason, _join(text, _last_lines(message)), code, at)

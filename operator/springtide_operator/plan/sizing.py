@@ -24,13 +24,20 @@ def live_pods(observation: Observation) -> list[WorkerPod]:
     )
 
 
+def settled_slots(observation: Observation) -> set[int]:
+    """Slots whose newest pod Finished without ending the job yet: its word counts once the others ended."""
+    return {pod.slot for pod in restarts.newest_pods(observation).values() if pod.finished}
+
+
 def wanted_slots(job: Job, observation: Observation) -> list[int]:
     """The slots that are to have a pod: those that have one, then the lowest free ones; no more than the
     target.
     """
     have = [pod.slot for pod in live_pods(observation)]
-    missing = target(job) - len(have)
-    free = (slot for slot in range(len(have) + max(0, missing)) if slot not in set(have))
+    settled = settled_slots(observation)
+    missing = target(job) - len(have) - len(settled)
+    taken = settled | set(have)
+    free = (slot for slot in range(len(taken) + max(0, missing)) if slot not in taken)
     return sorted(have + [slot for _, slot in zip(range(missing), free, strict=False)])
 
 
@@ -70,11 +77,10 @@ def _next_attempt(job: Job, slot: int, before: Slot | None, observation: Observa
 
 
 def _give_back(job: Job, live: list[WorkerPod], observation: Observation) -> list[Action]:
-    """First those that do not run, then those that leave anyway, then the highest slots."""
-    leaving = set()
-    if observation.report is not None:
-        leaving = {member.pod_uid for member in observation.report.members if member.leaving}
-    order = sorted(live, key=lambda pod: (pod.running, pod.uid not in leaving, -pod.slot))
+    """First those that do not run, then those that leave or do not train yet, then the highest slots."""
+    members = observation.report.members if observation.report is not None else ()
+    training = {member.pod_uid for member in members if member.active and not member.leaving}
+    order = sorted(live, key=lambda pod: (pod.running, pod.uid in training, -pod.slot))
     text = f"{target(job)} of {len(live)} workers are wanted"
     victims = order[: len(live) - target(job)]
     return [DeletePod(pod.name, pod.uid, reasons.DELETE_SCALE_DOWN, text) for pod in victims]
