@@ -140,7 +140,8 @@ def explain(error: BaseException) -> str:
     if isinstance(error, ssl.SSLError | aiohttp.ClientSSLError):
         return f"TLS failed ({error})"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return error.os_error.strerror or str(error.os_error) or "no connection"
+        number = error.os_error.errno  # asyncio's own texts only repeat the address
+        return os.strerror(number) if number and number > 0 else str(error.os_error) or "no connection"
     return str(error) or type(error).__name__
 
 
