@@ -49,6 +49,8 @@ Generated from `charts/springtide/values.yaml` by `python charts/generate.py`. U
 
 _OPERATOR = f"""\
 # The operator without Helm: kubectl apply -f deploy/crd -f deploy/operator.yaml
+# One replica, which restarts in place; to have another stand by:
+# kubectl -n {NAMESPACE} scale deployment/springtide-operator --replicas=2. For images from elsewhere use the chart, or deploy/kustomization.yaml.
 # Rendered from charts/springtide by `python charts/generate.py`; change the chart, not this file.
 apiVersion: v1
 kind: Namespace
@@ -64,7 +66,11 @@ def operator_manifest() -> str:
     """The chart's objects without the CRD, Helm's labels and the test. Raises RuntimeError."""
     command = ["helm", "template", "springtide", str(CHART), "--namespace", NAMESPACE, "--skip-tests"]
     done = subprocess.run(
-        [*command, "--set", "crds.enabled=false"], capture_output=True, text=True, timeout=60, check=False
+        [*command, "--set", "crds.enabled=false,replicas=1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     if done.returncode != 0:
         raise RuntimeError(f"helm template failed: {done.stderr.strip()}")

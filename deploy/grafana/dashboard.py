@@ -55,11 +55,11 @@ def _variables() -> Iterator[dict[str, Any]]:
         "refresh": 1,
     }
     for name, label, query in (
-        ("namespace", "Namespace", "label_values(springtide_coordinator_generation, job_namespace)"),
+        ("namespace", "Namespace", "label_values(springtide_job_workers, job_namespace)"),
         (
             "training_job",
             "Job",
-            'label_values(springtide_coordinator_generation{job_namespace=~"$namespace"}, training_job)',
+            'label_values(springtide_job_workers{job_namespace=~"$namespace"}, training_job)',
         ),
     ):
         yield {
@@ -91,13 +91,14 @@ def _panels(rows: tuple[Row, ...]) -> Iterator[dict[str, Any]]:
             "panels": [],
         }
         y += 1
-        width = WIDTH // min(3, len(row.panels))
+        columns = 2 if len(row.panels) in (2, 4) else min(3, len(row.panels))
+        width = WIDTH // columns
         for index, panel in enumerate(row.panels):
             number += 1
-            column, line = index % 3, index // 3
+            line, column = divmod(index, columns)
             place = {"h": HEIGHT, "w": width, "x": column * width, "y": y + line * HEIGHT}
             yield _panel(number, panel, place)
-        y += HEIGHT * ((len(row.panels) + 2) // 3)
+        y += HEIGHT * -(-len(row.panels) // columns)
 
 
 def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:

@@ -8,6 +8,29 @@ JOBS = Row(
     "Jobs",
     (
         Panel(
+            "Jobs by state",
+            (("max by (state) (springtide_jobs)", "{{state}}"),),
+            about="Over all namespaces. Each replica of the operator counts them, hence the maximum.",
+            marks=True,
+        ),
+        Panel(
+            "Workers that ended early",
+            (
+                (
+                    f"max by ({PER_JOB}, reason) (springtide_job_restarts_total{{{JOB}}})",
+                    NAME + " {{reason}}",
+                ),
+            ),
+            about="failure: counted against backoffLimit. preemption: evicted, deleted, node lost.",
+            marks=True,
+        ),
+        Panel(
+            "Last recovery",
+            ((greatest("springtide_job_last_recovery_seconds"), NAME),),
+            unit="s",
+            about="Last commit before the last change of workers to the first commit after it.",
+        ),
+        Panel(
             "Step",
             ((greatest("springtide_coordinator_step"), NAME),),
             about="Newest committed step.",
@@ -39,6 +62,12 @@ JOBS = Row(
 WORKERS = Row(
     "Workers and generations",
     (
+        Panel(
+            "Workers wanted, there, training",
+            ((greatest("springtide_job_workers", f"{PER_JOB}, state"), NAME + " {{state}}"),),
+            about="As the operator sees pods: desired, existing, ready, active.",
+            marks=True,
+        ),
         Panel(
             "Worker processes by standing",
             (
@@ -149,4 +178,56 @@ TIMES = Row(
     ),
 )
 
-ROWS = (JOBS, WORKERS, RECOVERIES, RESCALING, TIMES)
+OPERATOR = Row(
+    "Operator",
+    (
+        Panel(
+            "Acting",
+            (("springtide_operator_acting", "{{pod}}"),),
+            about="1 for the one operator that holds the Lease.",
+            marks=True,
+        ),
+        Panel(
+            "Reconciles",
+            (
+                (
+                    "sum by (result) (rate(springtide_operator_reconciles_total[$__rate_interval]))",
+                    "{{result}}",
+                ),
+            ),
+            unit="ops",
+            about="Rounds of planning for a job.",
+        ),
+        Panel(
+            "Time of a reconcile",
+            tuple(
+                (
+                    f"histogram_quantile({q}, sum by (le) "
+                    f"(rate(springtide_operator_reconcile_seconds_bucket[$__rate_interval])))",
+                    f"p{round(q * 100)}",
+                )
+                for q in (0.5, 0.99)
+            ),
+            unit="s",
+            about="Planning, writing status, carrying out actions.",
+        ),
+        Panel(
+            "Actions by kind",
+            (("sum by (kind) (rate(springtide_operator_actions_total[$__rate_interval]))", "{{kind}}"),),
+            unit="ops",
+        ),
+        Panel(
+            "API errors by code",
+            (("sum by (code) (rate(springtide_operator_api_errors_total[$__rate_interval]))", "{{code}}"),),
+            unit="ops",
+            about="404 and 409 are part of normal work; 403 is a missing right; 0 is no answer.",
+        ),
+        Panel(
+            "Replicas that are scraped",
+            (("count(springtide_operator_acting)", "operators"),),
+            marks=True,
+        ),
+    ),
+)
+
+ROWS = (JOBS, WORKERS, RECOVERIES, RESCALING, TIMES, OPERATOR)

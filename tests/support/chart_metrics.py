@@ -14,6 +14,7 @@ from springtide_coordinator.hub import Hub
 from springtide_coordinator.membership.names import Incarnation
 from springtide_coordinator.metrics import JobCollector
 from springtide_coordinator.settings import Options
+from springtide_operator.metrics import Metrics as OperatorMetrics
 
 _NAME = re.compile(r"\bspringtide_[a-z0-9_]+")
 
@@ -48,3 +49,19 @@ def coordinator_series(folder: Path) -> dict[str, set[str]]:
     registry = CollectorRegistry()
     registry.register(JobCollector(hub))
     return series(registry)
+
+
+def operator_series() -> dict[str, set[str]]:
+    status = {
+        "workers": {},
+        "generation": 1,
+        "step": 1,
+        "samplesPerSecond": "1",
+        "goodput": "1",
+        "lastRecoverySeconds": "1",
+    }
+    metrics = OperatorMetrics(lambda: [("namespace", "job", status)], lambda: True)
+    metrics.reconciled("success", 0.1)
+    metrics.api_error(409)
+    metrics.acted("create_worker")
+    return series(metrics.registry)

@@ -60,6 +60,11 @@ def helm(*args: str, stdin: str | None = None, timeout: float = 60) -> str:
     return done.stdout
 
 
+@functools.cache
+def _template(chart: Path, args: tuple[str, ...], stdin: str | None) -> str:
+    return helm("template", args[0], str(chart), *args[1:], stdin=stdin)
+
+
 def render_text(
     values: Mapping[str, Any] | None = None,
     *,
@@ -69,15 +74,15 @@ def render_text(
     api_versions: tuple[str, ...] = (),
     chart: Path = CHART,
 ) -> str:
-    """`helm template`. Raises HelmError."""
-    args = ["template", release, str(chart), "--namespace", namespace]
+    """`helm template`, once for equal arguments. Raises HelmError."""
+    args = [release, "--namespace", namespace]
     for version in api_versions:
         args += ["--api-versions", version]
     if file is not None:
         args += ["--values", str(file)]
     if values is not None:
         args += ["--values", "-"]
-    return helm(*args, stdin=json.dumps(values) if values is not None else None)
+    return _template(chart, tuple(args), json.dumps(values) if values is not None else None)
 
 
 def render_notes(folder: Path, values: Mapping[str, Any] | None = None, **options: Any) -> str:

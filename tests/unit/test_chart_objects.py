@@ -187,7 +187,13 @@ def test_named_namespaces_need_no_cluster_wide_right() -> None:
     )
     assert set(everywhere) == {("ClusterRole", ""), ("Role", "springtide-system")}
     assert set(named) == {("Role", "a"), ("Role", "b"), ("Role", "springtide-system")}
-    assert named["Role", "a"] == named["Role", "b"] == everywhere["ClusterRole", ""]
+    crds = {
+        "apiGroups": ["apiextensions.k8s.io"],
+        "resources": ["customresourcedefinitions"],
+        "verbs": ["list", "watch"],
+    }
+    assert named["Role", "a"] == named["Role", "b"]
+    assert everywhere["ClusterRole", ""] == [*named["Role", "a"], crds]
 
 
 @EACH_FILE
