@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -125,11 +126,8 @@ def test_the_version_is_the_same_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
     for name in ("deploy/operator.yaml", "deploy/samples/digits-allreduce.yaml"):
-        path = ROOT / name
-        images = [
-            line.split("image:")[1].strip()
-            for line in path.read_text().splitlines()
-            if "image: springtide/" in line
-        ]
+        images = re.findall(
+            r"springtide/(?:operator|worker):(\S+?)[\"']?$", (ROOT / name).read_text(), re.MULTILINE
+        )
         assert images, f"{name} names no image of ours"
-        assert {image.rsplit(":", 1)[1] for image in images} == {version}
+        assert set(images) == {version}

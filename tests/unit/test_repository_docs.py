@@ -1,0 +1,43 @@
+"""The documentation says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from springtide_operator.api import reasons
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+OTHERS = ("DELETE_", "END_", "STATE_", "EVENT_")  # seen on pods, in status and in events, not in conditions
+TYPES = {"RUNNING", "RESCALING", "DEGRADED", "SUCCEEDED", "FAILED"}
+
+
+def test_every_reason_of_a_condition_is_explained() -> None:
+    text = (ROOT / "docs/troubleshooting.md").read_text()
+    named = {
+        name: value
+        for name, value in vars(reasons).items()
+        if name.isupper()
+        and isinstance(value, str)
+        and (name == "STATE_LOST" or not name.startswith(OTHERS))
+        and name not in TYPES
+    }
+    assert len(named) >= 20
+    assert [value for value in named.values() if f"`{value}`" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_files_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_make_targets_named_in_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    named = set(re.findall(r"\bmake ([a-z]+)", (ROOT / "README.md").read_text())) - {"and"}
+    assert {target for target in named if not re.search(rf"^{target}:", makefile, re.MULTILINE)} == set()
+    for target in ("help", "demo", "test", "tools", "lint", "bench", "chaos", "clean"):
+        assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), f"make help does not list {target}"
