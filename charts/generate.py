@@ -50,7 +50,8 @@ Generated from `charts/springtide/values.yaml` by `python charts/generate.py`. U
 _OPERATOR = f"""\
 # The operator without Helm: kubectl apply -f deploy/crd -f deploy/operator.yaml
 # One replica, which restarts in place; to have another stand by:
-# kubectl -n {NAMESPACE} scale deployment/springtide-operator --replicas=2. For images from elsewhere use the chart, or deploy/kustomization.yaml.
+# kubectl -n {NAMESPACE} scale deployment/springtide-operator --replicas=2
+# For images from elsewhere use the chart, or deploy/kustomization.yaml.
 # Rendered from charts/springtide by `python charts/generate.py`; change the chart, not this file.
 apiVersion: v1
 kind: Namespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -16,7 +17,7 @@ def main() -> None:
         return
     logs.set_up()
     try:
-        read_settings(os.environ)
+        settings = read_settings(os.environ)
     except BadEnvironmentError as error:
         sys.exit(f"springtide-operator: {error}")
     import kopf
@@ -24,7 +25,8 @@ def main() -> None:
     from springtide_operator import handlers
 
     assert handlers.job_event is not None
-    kopf.run(clusterwide=True, standalone=True)
+    logging.getLogger("springtide").setLevel(settings.log_level)
+    kopf.run(clusterwide=not settings.watched, namespaces=settings.watched, standalone=True)
 
 
 if __name__ == "__main__":

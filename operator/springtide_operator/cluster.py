@@ -72,16 +72,27 @@ class Cluster(Protocol):
 
 
 class KubeCluster:
-    """`Cluster` over HTTP."""
+    """`Cluster` over HTTP. `namespaces`: those to list in; empty: all at once."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: Kube, namespaces: tuple[str, ...] = ()) -> None:
         self._kube = kube
+        self._namespaces = namespaces
 
     async def list_jobs(self) -> Listing:
-        return await self._list(f"/apis/{names.API_VERSION}/{names.PLURAL}", {})
+        return await self._list_all(f"/apis/{names.API_VERSION}", names.PLURAL, {})
 
     async def list_pods(self) -> Listing:
-        return await self._list("/api/v1/pods", {"labelSelector": names.OURS})
+        return await self._list_all("/api/v1", "pods", {"labelSelector": names.OURS})
+
+    async def _list_all(self, prefix: str, plural: str, query: dict[str, str]) -> Listing:
+        """In all namespaces watched, one after the other; the lowest of their versions holds for all."""
+        if not self._namespaces:
+            return await self._list(f"{prefix}/{plural}", query)
+        pages = [await self._list(f"{prefix}/namespaces/{name}/{plural}", query) for name in self._namespaces]
+        return Listing(
+            [item for page in pages for item in page.items],
+            min((page.resource_version for page in pages), key=int),
+        )
 
     async def _list(self, path: str, query: dict[str, str]) -> Listing:
         items: list[Object] = []

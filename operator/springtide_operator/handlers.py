@@ -26,13 +26,18 @@ _BACKOFFS = (0.2, 0.5, 1, 2, 3, *([5] * 10_000))
 
 @kopf.on.startup()
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
-    configure(settings)
-    memo.operator = Operator(read_settings(os.environ))
+    ours = read_settings(os.environ)
+    configure(settings, ours.watched)
+    memo.operator = Operator(ours)
     await memo.operator.start()
 
 
-def configure(settings: kopf.OperatorSettings) -> None:
-    """Watches that notice when they went silent; no posting, no peering, no marks of kopf's own."""
+def configure(settings: kopf.OperatorSettings, watched: tuple[str, ...] = ()) -> None:
+    """Watches that notice when they went silent; no posting, no peering, no marks of kopf's own.
+
+    With `watched` namespaces there is no right to look at CRDs and namespaces, so kopf does not try.
+    """
+    settings.scanning.disabled = bool(watched)
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.watching.server_timeout = 120

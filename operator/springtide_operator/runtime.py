@@ -41,7 +41,7 @@ class Operator:
         self.cache = Cache(self._changed)
         self.metrics = Metrics(self._statuses, lambda: self.acting)
         self._kube = kube or Kube(timeout=settings.request_timeout, on_error=self.metrics.api_error)
-        self._cluster = cluster or KubeCluster(self._kube)
+        self._cluster = cluster or KubeCluster(self._kube, settings.watched)
         self._lease = Lease(self._cluster, settings.namespace, settings.identity, self._lease_changed)
         self._loops: dict[Key, JobLoop] = {}
         self._tasks: list[asyncio.Task[None]] = []

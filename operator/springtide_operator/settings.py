@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import uuid
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from springtide_operator.api import names
 
 DEFAULT_NAMESPACE = "springtide-system"
+_NAMESPACE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -23,6 +25,8 @@ class Settings:
     """Times in seconds."""
 
     namespace: str = DEFAULT_NAMESPACE
+    watched: tuple[str, ...] = ()  # namespaces whose jobs are run; empty: all
+    log_level: str = "INFO"
     identity: str = "operator"
     coordinator_image: str = names.OPERATOR_IMAGE
     bind: str = ""
@@ -44,12 +48,36 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         raise BadEnvironmentError("SPRINGTIDE_ROOT_KEY must have at least 16 characters")
     return Settings(
         namespace=_namespace(env),
+        watched=_watched(env),
+        log_level=_log_level(env),
         identity=_identity(env),
         coordinator_image=env.get("SPRINGTIDE_COORDINATOR_IMAGE") or names.OPERATOR_IMAGE,
         bind=env.get("SPRINGTIDE_BIND", ""),
         metrics_port=int(text),
         root_key=key.encode() if key else None,
     )
+
+
+def _watched(env: Mapping[str, str]) -> tuple[str, ...]:
+    items = tuple(
+        name for part in env.get("SPRINGTIDE_WATCH_NAMESPACES", "").split(",") if (name := part.strip())
+    )
+    wrong = [name for name in items if not _NAMESPACE_NAME.fullmatch(name)]
+    if wrong or len(set(items)) != len(items):
+        raise BadEnvironmentError(
+            f"SPRINGTIDE_WATCH_NAMESPACES is {','.join(items)!r}: it must be names of namespaces,"
+            " each once, with commas between"
+        )
+    return items
+
+
+def _log_level(env: Mapping[str, str]) -> str:
+    level = (env.get("SPRINGTIDE_LOG_LEVEL") or "info").upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise BadEnvironmentError(
+            f"SPRINGTIDE_LOG_LEVEL is {level.lower()!r}: say debug, info, warning or error"
+        )
+    return level
 
 
 def _namespace(env: Mapping[str, str]) -> str:

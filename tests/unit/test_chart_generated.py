@@ -63,7 +63,8 @@ def test_plain_manifest_stands_alone() -> None:
 
 
 def test_descriptions_join_lines_and_know_their_path() -> None:
-    text = "a:\n  # -- First,\n  # and more.\n  b: 1\n  c:\n    # -- Deep.\n    d: x\n# plain\ne: 2\n# -- Last.\nf: 3\n"
+    text = "a:\n  # -- First,\n  # and more.\n  b: 1\n  c:\n    # -- Deep.\n    d: x\n"
+    text += "# plain comment\ne: 2\n# -- Last.\nf: 3\n"
     assert values_docs.descriptions(text) == {"a.b": "First, and more.", "a.c.d": "Deep.", "f": "Last."}
 
 

@@ -1,0 +1,81 @@
+"""What the chart writes into the operator's environment is what the operator reads there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from chart_render import pick, render
+
+from springtide_operator.cluster import KubeCluster
+from springtide_operator.kube import Kube
+from springtide_operator.settings import BadEnvironmentError, Settings, read_settings
+
+FIELDS = {"metadata.namespace": "ns", "metadata.name": "pod-1", "metadata.uid": "u1"}
+
+
+def settings_of(values: dict[str, Any]) -> Settings:
+    """Settings of an operator that the chart started."""
+    entries = pick(render(values), "Deployment")["spec"]["template"]["spec"]["containers"][0]["env"]
+    return read_settings(
+        {
+            e["name"]: e["value"] if "value" in e else FIELDS[e["valueFrom"]["fieldRef"]["fieldPath"]]
+            for e in entries
+        }
+    )
+
+
+def test_defaults_arrive() -> None:
+    found = settings_of({})
+    assert (found.namespace, found.identity) == ("ns", "pod-1_u1")
+    assert found.coordinator_image == "springtide/operator:0.1.0"
+    assert (found.watched, found.log_level) == ((), "INFO")
+
+
+def test_switches_arrive() -> None:
+    image = {"registry": "r.example.com", "digest": "sha256:" + "3" * 64}
+    found = settings_of({"watchNamespaces": ["a", "b-1"], "logLevel": "warning", "image": image})
+    assert found.watched == ("a", "b-1")
+    assert found.log_level == "WARNING"
+    assert found.coordinator_image == "r.example.com/springtide/operator@sha256:" + "3" * 64
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("SPRINGTIDE_WATCH_NAMESPACES", "a,A"),
+        ("SPRINGTIDE_WATCH_NAMESPACES", "a,a"),
+        ("SPRINGTIDE_LOG_LEVEL", "loud"),
+    ],
+)
+def test_wrong_environment_is_named(variable: str, text: str) -> None:
+    with pytest.raises(BadEnvironmentError, match=f"{variable} is"):
+        read_settings({variable: text})
+
+
+class Answers(Kube):
+    """Lists of two namespaces, and every path that was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paths: list[str] = []
+
+    async def request(self, method: str, path: str, *_: Any, **__: Any) -> dict[str, Any]:
+        self.paths.append(path)
+        item = {"metadata": {"name": path.split("/")[-2]}}
+        return {"items": [item], "metadata": {"resourceVersion": "7" if "/a/" in path else "12"}}
+
+
+async def test_watched_namespaces_are_listed_one_by_one() -> None:
+    answers = Answers()
+    listing = await KubeCluster(answers, ("b", "a")).list_pods()
+    assert answers.paths == ["/api/v1/namespaces/b/pods", "/api/v1/namespaces/a/pods"]
+    assert [item["metadata"]["name"] for item in listing.items] == ["b", "a"]
+    # An object that both lists lack and that is older than either is gone; a younger one may just be new.
+    assert listing.resource_version == "7"
+
+
+async def test_without_names_one_list_is_enough() -> None:
+    answers = Answers()
+    await KubeCluster(answers).list_jobs()
+    assert answers.paths == ["/apis/springtide.dev/v1alpha1/trainingjobs"]
