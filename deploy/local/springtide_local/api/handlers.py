@@ -339,8 +339,9 @@ def _warn(response: web.Response, options: Options) -> None:
 
 def _failed(problem: ApiError) -> web.Response:
     response = _json(errors.status(problem), problem.code)
-    if problem.code == 429:
-        response.headers["Retry-After"] = "10"
+    # A refused eviction names no time, as in Kubernetes: with one, client-go would wait by itself and ignore kubectl's --timeout.
+    if seconds := problem.details.get("retryAfterSeconds"):
+        response.headers["Retry-After"] = str(seconds)
     return response
 
 

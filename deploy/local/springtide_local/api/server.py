@@ -67,11 +67,11 @@ class ApiServer:
         context = server_context(self.authority, [self._address], self._folder)
         application = web.Application(client_max_size=_BODY_LIMIT)
         application.router.add_route("*", "/{path:.*}", self._api.handle)
-        self._runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
-        await self._runner.setup()
-        site = web.TCPSite(
-            self._runner, self._address, self._port, ssl_context=context, shutdown_timeout=_STOP_SECONDS
+        self._runner = web.AppRunner(
+            application, access_log=None, handler_cancellation=True, shutdown_timeout=_STOP_SECONDS
         )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._address, self._port, ssl_context=context)
         await site.start()
         self._port = self._runner.addresses[0][1]
         for worker in (Collector(self.store), Housekeeper(self.store)):
