@@ -23,6 +23,7 @@ from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import Cut, Made, PodSeen, Send
 from springtide_coordinator.membership.names import GenerationName, Incarnation, StateName
 
+NONE = GenerationName(Incarnation(0), 0)
 KEEPALIVE = 2.0  # s until a stopped process is cut
 
 
@@ -49,6 +50,7 @@ class World:
         self.contents: dict[StateName, Chain] = {}
         self.operator_up = True
         self.sessions = 0
+        self.number = 1  # of the newest incarnation that the operator made
         self.finished = False
         self.new_coordinator(1, 0)
         for _ in range(target):
@@ -88,7 +90,8 @@ class World:
 
     def second_coordinator(self) -> None:
         """The operator makes a new pod although the old one lives on somewhere."""
-        self.new_coordinator(self.coordinators[self.newest()].membership.incarnation.number + 1, 0)
+        self.number += 1
+        self.new_coordinator(self.number, 0)
 
     def feed(self, which: int, event: Event) -> None:
         coordinator = self.coordinators[which]
@@ -180,8 +183,9 @@ class World:
 
     def new_process(self, pod: Pod) -> None:
         """The launcher starts another process in the place of a dead one."""
-        worker = Worker(fresh_info(len(self.workers), pod), self.last_step)
-        self.workers[worker.info.id] = worker
+        if pod.living and not any(w.alive for w in self.workers.values() if w.info.pod_uid == pod.uid):
+            worker = Worker(fresh_info(len(self.workers), pod), self.last_step)
+            self.workers[worker.info.id] = worker
 
     def act(self, worker: Worker, unlucky: bool = False) -> None:
         if not worker.runs:
@@ -242,7 +246,7 @@ class World:
             if pod.living
         )
         for which in range(len(self.coordinators)):
-            self.feed(which, Synced(self.target, self.minimum, self.maximum, living))
+            self.feed(which, Synced(self.target, self.minimum, self.maximum, living, number=self.number))
 
     # ---- what must hold
 
@@ -263,7 +267,8 @@ class World:
                 raise BrokenPromise(f"{info.id} is taken into {start.generation} and has not parked")
         alive = self._alive_states()
         if start.fresh:
-            if alive:
+            # The very first coordinator may not have heard of a second one that has trained already.
+            if alive and max(alive).step > 0 and not (m.incarnation.is_first and not m.state_existed):
                 raise BrokenPromise(f"{start.generation} starts anew, and {max(alive)} is alive")
             return
         # A member that was cut off may have committed one step more than those that stayed.
@@ -284,7 +289,14 @@ class World:
     def _check_leave(self, m: Membership, worker: Worker) -> None:
         if worker.state is None or m.finished or worker.state != max(self._alive_states(), default=None):
             return
-        others = [w for w in self.workers.values() if w is not worker and w.alive and not w.leaving]
+        if any(w.alive and (w.generation or NONE) > (worker.generation or NONE) for w in self.workers.values()):
+            return  # it was cut off one step ahead of those that went on
+        # One that has just died counts while its coordinator cannot know it.
+        others = [
+            w
+            for w in self.workers.values()
+            if w is not worker and (w.alive or w.session is not None) and not w.leaving
+        ]
         record = m.members[worker.info.id]
         due = record.leave_deadline(m.settings.leave_margin, m.settings.assumed_grace_period)
         if self.now < due and not any(w.state == worker.state for w in others):

@@ -47,6 +47,7 @@ class Synced:
     living: tuple[PodSeen, ...]
     observed: bool = True
     processes_per_pod: int = 1
+    number: int = 0  # of the newest incarnation it made; 0: not told
 
 
 @dataclass(frozen=True, slots=True)

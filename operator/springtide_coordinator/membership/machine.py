@@ -11,7 +11,7 @@ from .boundary import ask_for_boundary, dismiss
 from .closing import close_if_over, note_losses, tell_to_park
 from .ending import end_loop
 from .events import Connected, Cut, Disconnected, Effect, Event, Received, Synced, Tick
-from .greeting import greet
+from .greeting import greet, step_down
 from .inbox import receive
 from .liveness import proof_of_death
 from .messages import Standing
@@ -42,7 +42,7 @@ def handle(m: Membership, event: Event, now: float) -> list[Effect]:
                 for effect in effects:
                     drop_session(m, effect, now)
         case Synced():
-            hear_operator(m, event, now)
+            effects += hear_operator(m, event, now)
         case Tick():
             pass
     return effects + decide(m, now)
@@ -56,8 +56,10 @@ def drop_session(m: Membership, effect: Effect, now: float) -> None:
         record.session, record.disconnected_at = None, now
 
 
-def hear_operator(m: Membership, event: Synced, now: float) -> None:
+def hear_operator(m: Membership, event: Synced, now: float) -> list[Effect]:
     """Take in sizes, the living pods, and which of them are going away."""
+    if m.rules.supersede and event.number > m.incarnation.number and not m.superseded:
+        return step_down(m, f"the operator has made incarnation {event.number}")
     m.target, m.minimum, m.maximum = event.target, event.minimum, event.maximum
     m.living = {pod.uid: pod for pod in event.living}
     m.processes_per_pod = max(1, event.processes_per_pod)
@@ -72,6 +74,7 @@ def hear_operator(m: Membership, event: Synced, now: float) -> None:
         for key, info in m.heard.items()
         if not info.pod_uid or info.pod_uid in m.living or (key in m.members and m.members[key].connected)
     }
+    return []
 
 
 def decide(m: Membership, now: float) -> list[Effect]:

@@ -60,7 +60,7 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
     leavers = may_leave(m, [r for r in pool if r.leaving], len(staying), holders, now)
     pool = [record for record in pool if record not in leavers]
     chosen = choose_state(m, pool)
-    if (risk := newer_state_at_risk(m, chosen)) is not None:
+    if (risk := newer_state_at_risk(m, pool, chosen)) is not None:
         return risk
     participants = cap(m, pool, chosen)
     if not participants:
@@ -74,7 +74,7 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
         )
     if waiting is not None:
         return waiting
-    lost = m.state_existed and (chosen is None or rolls_back(m, chosen))
+    lost = m.state_existed and (chosen is None or rolls_back(m, pool, chosen))
     cause, reason = why(m, participants, chosen, lost)
     return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, lost)
 
@@ -124,18 +124,21 @@ def choose_state(m: Membership, pool: Sequence[Record]) -> StateName | None:
     return max(states, default=None)
 
 
-def rolls_back(m: Membership, chosen: StateName) -> bool:
-    """Whether no participant of the last generation brings its state along."""
+def rolls_back(m: Membership, pool: Sequence[Record], chosen: StateName) -> bool:
+    """Whether steps may be lost: no member of the last generation brings its state along.
+
+    One that parked with it has promised that no member is more than one step ahead.
+    """
     current = m.current
-    if current is None or chosen.generation >= current.name:
-        return False
-    return current.base is not None and chosen < current.base
+    if current is None or (current.base is not None and chosen < current.base):
+        return current is not None
+    return not any(record.state == chosen and m.in_current(record.info.id) for record in pool)
 
 
-def newer_state_at_risk(m: Membership, chosen: StateName | None) -> Status | None:
+def newer_state_at_risk(m: Membership, pool: Sequence[Record], chosen: StateName | None) -> Status | None:
     """Older state is taken only when each member of the last generation takes part or is dead for certain."""
     current = m.current
-    if chosen is None or current is None or not m.rules.guard_rollback or not rolls_back(m, chosen):
+    if chosen is None or current is None or not m.rules.guard_rollback or not rolls_back(m, pool, chosen):
         return None
     alive = []
     for info in current.members:
