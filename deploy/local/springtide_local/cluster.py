@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from springtide_local.images import add_image
 from springtide_local.kubelet.node import KILLED, STATE_ANNOTATION, STOPPED
 from springtide_local.reaper import IN_USE
-from springtide_local.settings import Files, Settings, default_data
+from springtide_local.settings import Files, Settings, default_data, node_names
 
 _POLL = 0.01
 START_TIMEOUT = 30.0
@@ -195,8 +195,13 @@ class Cluster:
         self._set_node(name, STOPPED)
 
     def restore_node(self, name: str, timeout: float = _NODE_TIMEOUT) -> None:
-        """The node works again; returns when it is Ready."""
-        self._set_node(name, None)
+        """The node works again, also when its Node object was deleted meanwhile; returns when it is Ready."""
+        known = [node["metadata"]["name"] for node in self.request("GET", "/api/v1/nodes")["items"]]
+        if name not in known and name in node_names(int(self.state["nodes"])):
+            node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+            self.request("POST", "/api/v1/nodes", node)
+        else:
+            self._set_node(name, None)
         _wait(lambda: self._is_ready(name), timeout, f"node {name} did not become Ready")
 
     def _set_node(self, name: str, state: str | None) -> None:

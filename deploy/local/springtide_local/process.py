@@ -43,7 +43,7 @@ from springtide_local.kubelet.runtime import Runtime
 from springtide_local.kubelet.services import ApiAccess, NodeServices, WatchedReferences
 from springtide_local.pki import write_private
 from springtide_local.scheduler import Scheduler
-from springtide_local.settings import Files, Settings
+from springtide_local.settings import Files, Settings, node_names
 
 _log = logging.getLogger(__name__)
 _TOKEN_SECONDS = 10 * 365 * 24 * 3600
@@ -151,8 +151,7 @@ class LocalCluster:
             return server.tokens.issue(namespace, service_account, _TOKEN_SECONDS)[0]
 
         kubelets = []
-        for index in range(settings.nodes):
-            name = f"springtide-{index}"
+        for index, name in enumerate(node_names(settings.nodes)):
             address = node_address(network, index)
             shape = NodeShape(name, address, settings.capacity(), VERSION["gitVersion"], {})
             node = NodeServices(
@@ -177,7 +176,7 @@ class LocalCluster:
     async def _announce(self, store: Store, server: ApiServer, network: int, started: float) -> None:
         """Write the kubeconfig and the state file once every node is ready. Raise TimeoutError naming those that are not."""
         files = self._files
-        missing = {f"springtide-{index}" for index in range(self._settings.nodes)}
+        missing = set(node_names(self._settings.nodes))
         deadline = time.monotonic() + _READY_TIMEOUT
         while missing:
             if time.monotonic() > deadline:

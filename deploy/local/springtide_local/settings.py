@@ -110,6 +110,10 @@ class Files:
         return self.data / "run"
 
 
+def node_names(count: int) -> list[str]:
+    return [f"springtide-{index}" for index in range(count)]
+
+
 def default_data() -> Path:
     """`$XDG_STATE_HOME/springtide/local`, or the same below `~/.local/state`."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")

@@ -339,7 +339,7 @@ def _warn(response: web.Response, options: Options) -> None:
 
 def _failed(problem: ApiError) -> web.Response:
     response = _json(errors.status(problem), problem.code)
-    # A refused eviction names no time, as in Kubernetes: with one, client-go would wait by itself and ignore kubectl's --timeout.
+    # A refused eviction names no time, as in Kubernetes: else client-go waits, whatever --timeout.
     if seconds := problem.details.get("retryAfterSeconds"):
         response.headers["Retry-After"] = str(seconds)
     return response

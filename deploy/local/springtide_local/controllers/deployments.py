@@ -20,6 +20,7 @@ Object = dict[str, Any]
 _RESOURCE = "deployments.apps"
 _REVISION = "deployment.kubernetes.io/revision"
 _HASH = "pod-template-hash"
+_TOO_LATE = "ProgressDeadlineExceeded"
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -287,14 +288,16 @@ class Deployments:
             name = new["metadata"]["name"] if new is not None else ""
             progress = condition(obj, "Progressing")
             since = parse_timestamp((progress or {}).get("lastUpdateTime")) or now
-            if complete:
+            said = (progress or {}).get("reason")
+            done = said == "NewReplicaSetAvailable" and f'"{name}"' in (progress or {})["message"]
+            if complete or done:
                 value, reason, text = (
                     "True",
                     "NewReplicaSetAvailable",
                     f'ReplicaSet "{name}" has successfully progressed.',
                 )
-            elif not moved and deadline is not None and now - since > deadline:
-                value, reason = "False", "ProgressDeadlineExceeded"
+            elif not moved and deadline is not None and (said == _TOO_LATE or now - since > deadline):
+                value, reason = "False", _TOO_LATE
                 text = f'ReplicaSet "{name}" has timed out progressing.'
             else:
                 value, reason, text = "True", "ReplicaSetUpdated", f'ReplicaSet "{name}" is progressing.'

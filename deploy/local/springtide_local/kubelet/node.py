@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from springtide_local.clock import micro_timestamp, timestamp
+from springtide_local.controllers.conditions import is_true
 from springtide_local.informer import Change, Informers
 from springtide_local.kubelet.pod import PodWorker
 from springtide_local.kubelet.services import NodeServices
@@ -113,7 +114,8 @@ class Kubelet:
         if change.object["metadata"]["name"] != self.shape.name:
             return
         if change.type == "DELETED":
-            self._register()
+            if not self._state:
+                self._register()
             return
         wanted = (change.object["metadata"].get("annotations") or {}).get(STATE_ANNOTATION, "")
         if wanted != self._state:
@@ -134,7 +136,7 @@ class Kubelet:
         self._node.running.set()
         for worker in self.workers.values():
             worker.wake()
-        self._renew()
+        self._register()
 
     def _register(self) -> None:
         shape, now = self.shape, time.time()
@@ -154,20 +156,24 @@ class Kubelet:
             "spec": {"providerID": f"springtide-local://{self._node.cluster}/{shape.name}"},
             "status": self._status({}, now),
         }
+        store = self._node.store
         try:
-            self._node.store.create("nodes", node)
-            self._node.store.mutate(
-                "nodes",
-                shape.name,
-                None,
-                lambda n: n.update(status=self._status(n.get("status") or {}, now)),
-                "status",
-            )
-            self._node.events.normal(node, "Starting", "Starting kubelet.")
+            store.create("nodes", node)
         except ApiError as error:
             if error.code != 409:
                 raise
+            store.mutate(
+                "nodes", shape.name, None, lambda n: n["metadata"].setdefault("labels", {}).update(labels)
+            )
+        self._write_status(now)
+        self._node.events.normal(node, "Starting", "Starting kubelet.")
         self._renew()
+
+    def _write_status(self, now: float) -> None:
+        def change(node: Object) -> None:
+            node["status"] = self._status(node.get("status") or {}, now)
+
+        self._node.store.mutate("nodes", self.shape.name, None, change, subresource="status")
 
     def _renew(self) -> None:
         now = time.time()
@@ -194,17 +200,8 @@ class Kubelet:
             }
             self._node.store.create("leases.coordination.k8s.io", lease, LEASES)
         node = self._informers.of("nodes").get(None, self.shape.name)
-        ready = [
-            c for c in ((node or {}).get("status") or {}).get("conditions") or [] if c["type"] == "Ready"
-        ]
-        if node is not None and (not ready or ready[0]["status"] != "True"):
-            self._node.store.mutate(
-                "nodes",
-                self.shape.name,
-                None,
-                lambda n: n.update(status=self._status(n.get("status") or {}, now)),
-                "status",
-            )
+        if node is not None and not is_true(node, "Ready"):
+            self._write_status(now)
 
     def _status(self, old: Object, now: float) -> Object:
         shape = self.shape
