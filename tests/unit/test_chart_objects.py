@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from chart_podsecurity import restricted_violations
 from chart_render import (
     CHART,
     KUBERNETES_VERSIONS,
@@ -28,39 +29,6 @@ from springtide_operator.api.crd import custom_resource_definition
 EACH_FILE = pytest.mark.parametrize("file", VALUE_FILES, ids=[file.stem for file in VALUE_FILES])
 CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "PriorityClass"}
 MONITORING_KINDS = {name.rpartition("/")[2] for name in MONITORING}
-
-
-def restricted_violations(spec: Object) -> list[str]:
-    """What the Pod Security Standard `restricted` forbids in a PodSpec (for the fields that our pods use)."""
-    found = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
-    pod = spec.get("securityContext", {})
-    for volume in spec.get("volumes", []):
-        allowed = {
-            "configMap",
-            "csi",
-            "downwardAPI",
-            "emptyDir",
-            "ephemeral",
-            "persistentVolumeClaim",
-            "projected",
-            "secret",
-        }
-        found += [f"volume {volume['name']}" for key in volume if key != "name" and key not in allowed]
-    for container in [*spec["containers"], *spec.get("initContainers", [])]:
-        own = container.get("securityContext", {})
-        if own.get("allowPrivilegeEscalation") is not False:
-            found.append("allowPrivilegeEscalation")
-        if "ALL" not in own.get("capabilities", {}).get("drop", []):
-            found.append("capabilities.drop")
-        if (
-            not own.get("runAsNonRoot", pod.get("runAsNonRoot"))
-            or own.get("runAsUser", pod.get("runAsUser")) == 0
-        ):
-            found.append("runAsNonRoot")
-        profile = own.get("seccompProfile", pod.get("seccompProfile", {})).get("type")
-        if profile not in {"RuntimeDefault", "Localhost"}:
-            found.append("seccompProfile")
-    return found
 
 
 def selects(labels: dict[str, str], selector: dict[str, str]) -> bool:

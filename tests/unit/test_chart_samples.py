@@ -1,0 +1,115 @@
+"""Every sample is what the CRD takes, and becomes pods that Kubernetes and PodSecurity `restricted` take."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from chart_podsecurity import restricted_violations
+from chart_render import KUBERNETES_VERSIONS, ROOT, Object, parse, schema_errors
+
+from springtide_operator.api.crd import custom_resource_definition
+from springtide_operator.api.job import Job
+from springtide_operator.manifests.coordinator import coordinator_pod
+from springtide_operator.manifests.worker import worker_pod
+
+FILES = sorted((ROOT / "deploy" / "samples").glob("*.yaml"))
+EACH = pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """A structural schema in which unknown fields are errors, as for kubectl."""
+    result = dict(schema)
+    if "properties" in schema:
+        result["properties"] = {name: closed(child) for name, child in schema["properties"].items()}
+        if not schema.get("x-kubernetes-preserve-unknown-fields") and "additionalProperties" not in schema:
+            result["additionalProperties"] = False
+    if "items" in schema:
+        result["items"] = closed(schema["items"])
+    return result
+
+
+def job_errors(job: Object) -> list[str]:
+    version = custom_resource_definition()["spec"]["versions"][0]
+    schema = closed(version["schema"]["openAPIV3Schema"])
+    schema["properties"]["metadata"] = {"type": "object"}
+    found = jsonschema.Draft202012Validator(schema).iter_errors(job)
+    return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in found]
+
+
+def with_identity(job: Object) -> Object:
+    return {**job, "metadata": {**job["metadata"], "namespace": "n", "uid": "0" * 8}}
+
+
+@EACH
+def test_objects_follow_their_schemas(file: Path) -> None:
+    objects = parse(file.read_text())
+    assert "TrainingJob" in {obj["kind"] for obj in objects}
+    for obj in objects:
+        if obj["kind"] == "TrainingJob":
+            assert job_errors(obj) == []
+            continue
+        for version in KUBERNETES_VERSIONS:
+            assert schema_errors(obj, version) == []
+
+
+@EACH
+def test_pods_are_taken_everywhere(file: Path) -> None:
+    for obj in parse(file.read_text()):
+        if obj["kind"] != "TrainingJob":
+            continue
+        job = Job.parse(with_identity(obj))
+        workers = job.spec.workers
+        assert workers.min_replicas <= workers.replicas <= workers.maximum
+        for pod in (worker_pod(job, 0, 0, "10.0.0.1:7070"), coordinator_pod(job, 1)):
+            for version in KUBERNETES_VERSIONS:
+                assert schema_errors(pod, version) == []
+            assert restricted_violations(pod["spec"]) == []
+
+
+@EACH
+def test_references_are_in_the_same_file(file: Path) -> None:
+    objects = parse(file.read_text())
+    there = {(obj["kind"], obj["metadata"]["name"]) for obj in objects}
+    for obj in objects:
+        if obj["kind"] == "HorizontalPodAutoscaler":
+            target = obj["spec"]["scaleTargetRef"]
+            assert (target["kind"], target["name"]) in there
+            job = next(
+                o for o in objects if o["metadata"]["name"] == target["name"] and o["kind"] == "TrainingJob"
+            )
+            workers = job["spec"]["workers"]
+            assert "replicas" not in workers
+            assert (obj["spec"]["minReplicas"], obj["spec"]["maxReplicas"]) == (
+                workers["minReplicas"],
+                workers["maxReplicas"],
+            )
+        if obj["kind"] == "TrainingJob":
+            for volume in obj["spec"]["workers"]["template"]["spec"].get("volumes", []):
+                if "configMap" in volume:
+                    assert ("ConfigMap", volume["configMap"]["name"]) in there
+                if "persistentVolumeClaim" in volume:
+                    assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in there
+
+
+@EACH
+def test_scripts_are_python_and_commands_exist(file: Path) -> None:
+    for obj in parse(file.read_text()):
+        if obj["kind"] == "ConfigMap":
+            for name, text in obj["data"].items():
+                ast.parse(text, name)
+        if obj["kind"] == "TrainingJob":
+            for container in obj["spec"]["workers"]["template"]["spec"]["containers"]:
+                script = container["command"][-1]
+                assert script.startswith("/script/") or (ROOT / script).is_file()
+
+
+def test_job_errors_finds_mistakes() -> None:
+    wrong = {"apiVersion": "springtide.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}}
+    wrong["spec"] = {"worker": {}, "workers": {"replicas": "3", "template": {"spec": {"containers": []}}}}
+    text = " ".join(job_errors(wrong))
+    assert "'worker' was unexpected" in text
+    assert "'3' is not of type 'integer'" in text
