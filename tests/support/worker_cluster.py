@@ -1,7 +1,8 @@
-"""A job without Kubernetes: the real coordinator, real worker processes on addresses of their own, and the operator's Sync.
+"""A job without Kubernetes: the real coordinator, real worker processes on addresses of their own, and the
+operator's Sync.
 
-Everything a test does to it is a verb: add, kill, stop, wake, terminate, kill_coordinator. Every wait has a deadline and, when
-it passes, shows the processes' logs.
+Everything a test does to it is a verb: add, kill, stop, wake, terminate, kill_coordinator. Every wait has a
+deadline and, when it passes, shows the processes' logs.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ class Worker:
         path = self.folder / f"{self.name}.steps"
         if not path.exists():
             return []
-        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [
+            json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")
+        ]
 
     def outcome(self) -> outcome.Outcome | None:
         path = self.folder / f"{self.name}.end"
@@ -163,8 +166,6 @@ class WorkerCluster:
         self._closing = threading.Event()
         self.reply: pb.SyncReply | None = None
         self._operator = threading.Thread(target=self._sync_for_ever, daemon=True)
-        self.start_coordinator()
-        self._operator.start()
 
     # ---- verbs
 
@@ -181,6 +182,9 @@ class WorkerCluster:
             "SPRINGTIDE_STATE_DIR": str(state),
             "SPRINGTIDE_BIND": f"{self._net}.1",
             "SPRINGTIDE_PORT": "7070",
+            "SPRINGTIDE_TARGET": str(self.target),
+            "SPRINGTIDE_MINIMUM": str(self._minimum),
+            "SPRINGTIDE_MAXIMUM": str(self._maximum),
         }
         with (self._folder / "coordinator.log").open("ab") as log:
             self._coordinator = subprocess.Popen(
@@ -218,10 +222,15 @@ class WorkerCluster:
         return worker
 
     def start(self, count: int, faults: dict[int, str] | None = None) -> list[Worker]:
-        """Add workers that begin together: the first generation has all of them."""
+        """Begin the job: the coordinator, the operator, and workers that are all in the first generation."""
         minimum, self._minimum = self._minimum, max(count, self._minimum)
+        self.target = count
+        self.start_coordinator()
         workers = [self.add((faults or {}).get(number, "")) for number in range(count)]
-        self.until(lambda: self.reply is not None and self.reply.generation.number > 0, "the first generation")
+        self._operator.start()
+        self.until(
+            lambda: self.reply is not None and self.reply.generation.number > 0, "the first generation"
+        )
         self._minimum = minimum
         return workers
 
@@ -254,16 +263,21 @@ class WorkerCluster:
         return [worker for worker in self.workers if isinstance(worker.outcome(), outcome.Finished)]
 
     def logs(self) -> str:
-        texts = [(self._folder / "coordinator.log").read_text()[-4000:]]
-        texts += [f"--- {w.name} (code {w.code}, {len(w.commits())} commits)\n{w.log()[-3000:]}" for w in self.workers]
+        texts = [(self._folder / "coordinator.log").read_text()[-6000:]]
+        texts += [
+            f"--- {w.name} (code {w.code}, {len(w.commits())} commits)\n{w.log()[-3000:]}"
+            for w in self.workers
+        ]
         return "\n".join(texts)
 
     def close(self) -> None:
         self._closing.set()
         for worker in self.workers:
             worker.kill()
-        self.kill_coordinator()
-        self._operator.join(10)
+        if self._coordinator is not None:
+            self.kill_coordinator()
+        if self._operator.ident is not None:
+            self._operator.join(10)
         self.until(lambda: not any(worker.running for worker in self.workers), "the workers' end")
 
     # ---- the operator's part

@@ -1,7 +1,7 @@
 """The training script of the worker's integration tests. argv: RESULT_FOLDER JSON_OPTIONS.
 
-Writes RESULT_FOLDER/POD.json at its end: a digest of parameters and of buffers, their values, the sequence of learning rates
-by step, and the ledger's audit.
+Writes RESULT_FOLDER/POD.json at its end: a digest of parameters and of buffers, their values, the sequence of
+learning rates by step, and the ledger's audit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def make_model(kind: str) -> torch.nn.Module:
 def digest(tensors: dict[str, torch.Tensor]) -> str:
     total = hashlib.sha256()
     for name, tensor in tensors.items():
-        total.update(name.encode() + tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        total.update(name.encode() + tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 
@@ -41,7 +41,7 @@ def main() -> None:
     x = torch.randn(options["samples"], 12, generator=generator)
     y = (x[:, :3] + 0.3 * torch.randn(options["samples"], 3, generator=generator)).argmax(1)
     # Members that have not received the first member's state must be seen to differ.
-    torch.manual_seed(0 if options.get("same_start", True) else os.getpid())
+    torch.manual_seed(int(os.environ.get("SPRINGTIDE_SLOT", "0")))
     model = make_model(options.get("model", "plain"))
     kind = torch.optim.Adam if options.get("optimizer") == "adam" else torch.optim.SGD
     arguments: dict[str, Any] = {} if kind is torch.optim.Adam else {"momentum": 0.9}

@@ -1,8 +1,9 @@
-"""Forks worker processes that have torch imported already, so that a test need not pay for the import each time.
+"""Forks worker processes that have torch imported already, so that a test need not pay for the import each
+time.
 
-Reads JSON lines from standard input: {"env": {...}, "argv": [...], "log": PATH}; answers {"pid": N} for each, and
-{"pid": N, "code": N} when a child has ended. Children are real processes with their own signals. It ends, and kills its
-children, when its standard input is closed.
+Reads JSON lines from standard input: {"env": {...}, "argv": [...], "log": PATH}; answers {"pid": N} for each,
+and {"pid": N, "code": N} when a child has ended. Children are real processes with their own signals. It ends,
+and kills its children, when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 from typing import Any
 
 import torch
+import torch._dynamo  # the first optimizer of a process would import it, for seconds
 
 import springtide  # noqa: F401 (imported once for all children)
 

@@ -1,0 +1,256 @@
+"""Real processes, the real coordinator:
+
+whatever happens to workers, the numbers are those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_cluster import Worker, WorkerCluster, Zygote
+from worker_reference import Reference, train_alone
+
+from springtide import outcome
+
+OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 7, "pace": 0.015}
+STEPS = 56
+TOLERANCE = 1e-5
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., WorkerCluster]]:
+    clusters: list[WorkerCluster] = []
+
+    def make(**settings: Any) -> WorkerCluster:
+        options = OPTIONS | settings.pop("options", {})
+        clusters.append(WorkerCluster(zygote, tmp_path, options, **settings))
+        return clusters[-1]
+
+    yield make
+    for cluster in clusters:
+        cluster.close()
+
+
+def check(cluster: WorkerCluster, reference: Reference, members: list[Worker]) -> None:
+    """The members finished with equal parameters, those of the reference; every sample counted once per
+
+    epoch.
+    """
+    results = []
+    for worker in members:
+        end = worker.outcome()
+        assert isinstance(end, outcome.Finished), f"{worker.name}: {end}\n{cluster.logs()}"
+        assert worker.code == 0
+        assert (end.data["repeated"], end.data["lost"]) == (0, 0)
+        assert end.data["totalSeen"] == reference.audit["totalSeen"]
+        result = worker.result()
+        assert result is not None
+        results.append(result)
+    assert len({result["parameters"] for result in results}) == 1
+    assert len({result["buffers"] for result in results}) == 1
+    difference = max(abs(a - b) for a, b in zip(results[0]["values"], reference.values, strict=True))
+    assert difference <= TOLERANCE
+    for worker in members:
+        losses = {commit["step"]: commit["values"]["loss"] for commit in worker.commits()}
+        assert losses[STEPS] == pytest.approx(reference.losses[STEPS], abs=1e-4)
+        for step, loss in losses.items():
+            assert loss == pytest.approx(reference.losses[step], abs=1e-4), f"step {step} of {worker.name}"
+        for step, rate in (worker.result() or {})["rates"].items():
+            assert rate == reference.rates[step], f"learning rate of step {step} of {worker.name}"
+
+
+@pytest.fixture(scope="module")
+def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
+
+
+def test_killed_at_every_point_of_a_step(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    """One worker after the other dies, each at another point, and the next one takes its place."""
+    points = ["body", "backward", "gradients", "reduced", "stepping", "stepped", "committed"]
+    cluster = make_cluster(options={"pace": 0.03})
+    steady, victim = cluster.start(2, faults={1: f"{points[0]}:4:kill"})
+    for point in points[1:]:
+        cluster.until(lambda dying=victim: not dying.running, f"the death before {point}")  # type: ignore[misc]
+        victim = cluster.add(fault=f"{point}:*:kill")
+    cluster.until_done()
+    assert [worker.code for worker in cluster.workers] == [0] + [-9] * len(points)
+    check(cluster, reference, [steady])
+
+
+def test_first_member_killed_and_replaced(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster(options={"pace": 0.04})
+    first, second, third = cluster.start(3)
+    cluster.until_step(8)
+    first.kill()
+    joiner = cluster.add()
+    cluster.until_done()
+    check(cluster, reference, [second, third, joiner])
+    # The joiner never trained what was committed before it came.
+    assert joiner.commits()[0]["step"] > 8
+
+
+def test_joins_and_leaves(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
+    cluster = make_cluster(options={"pace": 0.04})
+    first, second = cluster.start(2)
+    cluster.until_step(5)
+    third = cluster.add()
+    cluster.until(lambda: bool(third.commits()), "the joiner's first commit")
+    first.terminate()
+    cluster.until_done()
+    assert isinstance(first.outcome(), outcome.Left)
+    assert first.code == 0
+    assert first.result() is None
+    check(cluster, reference, [second, third])
+    # Nobody lost a step: join and leave happen between two commits.
+    for worker in (second, third):
+        assert "is dropped" not in worker.log()
+
+
+def test_training_goes_on_without_a_coordinator_and_the_next_one_adopts(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster(options={"pace": 0.03})
+    workers = cluster.start(2)
+    cluster.until_step(5)
+    cluster.kill_coordinator()
+    cluster.until_step(12)
+    cluster.start_coordinator()
+    cluster.until_done()
+    check(cluster, reference, workers)
+    for worker in workers:
+        assert {commit["generation"] for commit in worker.commits()} == {1}
+    # The new coordinator was told of the commits of its predecessor's time.
+    assert cluster.reply is not None
+    assert cluster.reply.data.total_seen == reference.audit["totalSeen"]
+
+
+def test_worker_dies_while_there_is_no_coordinator(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster(options={"pace": 0.02})
+    first, second, third = cluster.start(3)
+    cluster.until_step(5)
+    cluster.kill_coordinator()
+    second.kill()
+    cluster.until(lambda: "REDUCTION_FAILED" in first.log(), "the survivor's complaint")
+    cluster.start_coordinator()
+    cluster.until_done()
+    check(cluster, reference, [first, third])
+    assert {tuple(commit["incarnation"]) for commit in first.commits()} == {(1, 0), (2, 0)}
+
+
+def test_stopped_worker_is_cut_off_and_joins_again(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster(options={"pace": 0.03})
+    first, second, third = cluster.start(3)
+    cluster.until_step(5)
+    second.stop()
+    stopped_at = len(second.commits())
+    cluster.until_step(stopped_at + 8)
+    second.wake()
+    cluster.until_done()
+    check(cluster, reference, [first, second, third])
+    assert len(second.commits()) < STEPS
+
+
+def test_killed_while_the_state_is_sent(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster(options={"pace": 0.03})
+    first, second = cluster.start(2)
+    cluster.until_step(4)
+    receiver = cluster.add(fault="transfer:1:kill")
+    cluster.until(lambda: not receiver.running, "the receiver's end")
+    cluster.until_step(len(second.commits()) + 2)
+    cluster.until_done()
+    assert receiver.commits() == []
+    check(cluster, reference, [first, second])
+
+
+def test_killed_at_the_end_of_the_loop(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster()
+    first, second, third = cluster.start(3, faults={0: f"ended:{STEPS}:kill"})
+    cluster.until_done()
+    assert first.code == -9
+    check(cluster, reference, [second, third])
+
+
+def test_adam_transferred_to_a_joiner_and_clipping(
+    make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    options = {"optimizer": "adam", "lr": 0.003, "clip_norm": 0.5, "pace": 0.03, "split": 2}
+    reference = train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS | options)
+    cluster = make_cluster(options=options)
+    first, second = cluster.start(2)
+    cluster.until_step(5)
+    second.kill()
+    third = cluster.add()
+    cluster.until_done()
+    check(cluster, reference, [first, third])
+
+
+def test_buffers_equal_an_undisturbed_run(
+    make_cluster: Callable[..., WorkerCluster], tmp_path: Path, zygote: Zygote
+) -> None:
+    """Batch statistics depend on the parts, so both runs have two workers in every step that counts."""
+    options = {"model": "norm", "pace": 0.03}
+    (tmp_path / "calm").mkdir()
+    calm = WorkerCluster(zygote, tmp_path / "calm", OPTIONS | options, minimum=2)
+    try:
+        undisturbed = calm.start(2)[0]
+        calm.until_done()
+        expected = undisturbed.result()
+        assert expected is not None, calm.logs()
+    finally:
+        calm.close()
+    cluster = make_cluster(options=options, minimum=2)
+    first, second = cluster.start(2, faults={1: "backward:9:kill"})
+    cluster.until(lambda: not second.running, "the death of the second")
+    third = cluster.add()
+    cluster.until_done()
+    for worker in (first, third):
+        result = worker.result()
+        assert result is not None, cluster.logs()
+        assert result["parameters"] == expected["parameters"]
+        assert result["buffers"] == expected["buffers"]
+        assert result["audit"] == expected["audit"]
+
+
+def test_several_loops_and_a_joiner_in_the_second(
+    make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    options = {"loops": 3, "epochs": 2, "pace": 0.03}
+    reference = train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS | options)
+    cluster = make_cluster(options=options)
+    first, second = cluster.start(2)
+    cluster.until_step(20)
+    second.kill()
+    third = cluster.add()
+    cluster.until_done()
+    results = [worker.result() for worker in (first, third)]
+    assert all(results), cluster.logs()
+    for result in results:
+        assert result is not None
+        assert result["step"] == 48
+        assert max(abs(a - b) for a, b in zip(result["values"], reference.values, strict=True)) <= TOLERANCE
+        assert result["audit"] == reference.audit
+    assert third.commits()[0]["step"] > 20
