@@ -66,6 +66,7 @@ class JobLoop:
         self._plan_wanted = asyncio.Event()
         self._sync_wanted = asyncio.Event()
         self._said: tuple[str, Word] | None = None
+        self._retired: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -88,8 +89,9 @@ class JobLoop:
         if job is None:
             return
         observation = self.observe(job)
-        pod = coordinator_policy.current(observation, Ledger.from_status(job.status))
-        if pod is not None and self._said != (pod.uid, word(job, observation, 0.0)):
+        ledger = Ledger.from_status(job.status)
+        pod = coordinator_policy.current(observation, ledger)
+        if pod is not None and self._said != (pod.uid, word(job, observation, ledger.incarnation, 0.0)):
             self._sync_wanted.set()
 
     def observe(self, job: Job) -> Observation:
@@ -245,14 +247,23 @@ class JobLoop:
         if job is None or not self._may_act():
             return True
         observation = self.observe(job)
-        pod = coordinator_policy.current(observation, Ledger.from_status(job.status))
+        ledger = Ledger.from_status(job.status)
+        pod = coordinator_policy.current(observation, ledger)
         if pod is None:
             self.link.nobody()
             return False
         before, was_reachable = self.link.report, self.link.unreachable_since is None
-        said = word(job, observation, self._clock())
-        self._said = (pod.uid, word(job, observation, 0.0))
+        said = word(job, observation, ledger.incarnation, self._clock())
+        self._said = (pod.uid, word(job, observation, ledger.incarnation, 0.0))
         ok = await self.link.call(pod, said)
+        for old in observation.coordinators:
+            if (
+                old.incarnation < ledger.incarnation
+                and old.running_since is not None
+                and old.uid not in self._retired
+            ):
+                self._retired.add(old.uid)
+                await self.link.retire(old, said)
         if not ok:
             self._said = None
         if news(before, self.link.report) or was_reachable != ok:

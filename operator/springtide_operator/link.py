@@ -4,6 +4,7 @@ answer.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,6 +15,8 @@ from springtide_coordinator.client import SyncClient, SyncError
 from springtide_operator.api import names
 from springtide_operator.plan.observation import CoordinatorPod, MemberReport, Report
 from springtide_operator.plan.relay import Word
+
+log = logging.getLogger("springtide.operator")
 
 _IN_GENERATION = (pb.ACTIVE, pb.ENDED, pb.AFTER)
 
@@ -59,8 +62,7 @@ class Link:
         if pod.ip is None:
             self._failed(f"{pod.name} has no address yet")
             return False
-        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-        target = (pod.uid, f"{host}:{names.COORDINATOR_PORT}")
+        target = (pod.uid, _address(pod.ip))
         if target != self._target or self._caller is None:
             await self.close()
             self._caller = self._connect(target[1], self._token)
@@ -80,6 +82,18 @@ class Link:
         self.why = ""
         return True
 
+    async def retire(self, pod: CoordinatorPod, word: Word) -> None:
+        """Tell a coordinator that was replaced and still runs that it is out of date. It need not answer."""
+        if pod.ip is None:
+            return
+        caller = self._connect(_address(pod.ip), self._token)
+        try:
+            await caller.sync(to_request(word), self._timeout)
+        except SyncError as error:
+            log.debug("%s, out of date, does not answer: %s", pod.name, error)
+        finally:
+            await caller.close()
+
     def nobody(self) -> None:
         """There is no coordinator pod to call."""
         self.unreachable_since = None
@@ -91,6 +105,10 @@ class Link:
             self.unreachable_since = self._clock()
 
 
+def _address(ip: str) -> str:
+    return f"[{ip}]:{names.COORDINATOR_PORT}" if ":" in ip else f"{ip}:{names.COORDINATOR_PORT}"
+
+
 def to_request(word: Word) -> pb.SyncRequest:
     """The message of one Sync."""
     return pb.SyncRequest(
@@ -98,6 +116,7 @@ def to_request(word: Word) -> pb.SyncRequest:
         minimum=word.minimum,
         maximum=word.maximum,
         observed=True,
+        incarnation_number=word.incarnation,
         living=[
             pb.Pod(uid=pod.uid, name=pod.name, slot=pod.slot, started=pod.started, leave_by=pod.leave_by)
             for pod in word.living

@@ -1,4 +1,5 @@
-"""A cluster in memory for the operator's plan: pods as the API server shows them, disturbances, operators that die.
+"""A cluster in memory for the operator's plan: pods as the API server shows them, disturbances, operators
+that die.
 
 Time is a number of seconds and moves only when a test says so.
 """
@@ -25,7 +26,7 @@ from springtide_operator.plan.actions import (
 )
 from springtide_operator.plan.decide import plan
 from springtide_operator.plan.ledger import timestamp
-from springtide_operator.plan.observation import Observation, Refusal, Report, ServiceSeen
+from springtide_operator.plan.observation import MemberReport, Observation, Refusal, Report, ServiceSeen
 from springtide_operator.plan.refused import refuse
 
 Object = dict[str, Any]
@@ -146,7 +147,9 @@ class World:
             self.incarnations_made.append(action.incarnation)
             self.add(coordinator_pod(job, action.incarnation))
         elif isinstance(action, CreateWorker):
-            assert self.status["slots"][str(action.slot)]["attempt"] == action.attempt, "raised before it is used"
+            assert self.status["slots"][str(action.slot)]["attempt"] == action.attempt, (
+                "raised before it is used"
+            )
             if self.refuse_workers is not None:
                 code, message = self.refuse_workers
                 before = self.refusals.get("worker")
@@ -159,7 +162,9 @@ class World:
         elif isinstance(action, DeletePod):
             pod = self.pods.get(action.uid)
             if pod is not None:
-                pod["metadata"].setdefault("annotations", {})[names.ANNOTATION_DELETED_BECAUSE] = action.because
+                pod["metadata"].setdefault("annotations", {})[names.ANNOTATION_DELETED_BECAUSE] = (
+                    action.because
+                )
                 self.ask_deletion(pod)
 
     def add(self, pod: Object) -> Object:
@@ -242,8 +247,16 @@ class World:
 
     def fail(self, pod: Object, message: str = "") -> None:
         """The script's own failure."""
-        self.end(pod, 1, message or json.dumps({"outcome": "Failed", "exception": "ValueError", "message": "x"}))
-        self.failed_by_themselves.add(pod["metadata"]["uid"])
+        self.end(
+            pod, 1, message or json.dumps({"outcome": "Failed", "exception": "ValueError", "message": "x"})
+        )
+        self.count_failure(pod)
+
+    def count_failure(self, pod: Object) -> None:
+        """Expect it in status, unless the pod was already to be given back."""
+        slot = (self.status.get("slots") or {}).get(pod["metadata"]["labels"][names.LABEL_SLOT], {})
+        if slot.get("uid") != pod["metadata"]["uid"] or slot.get("ended") != "ScaledDown":
+            self.failed_by_themselves.add(pod["metadata"]["uid"])
 
     def evict(self, pod: Object) -> None:
         self.end(pod, 137)
@@ -267,8 +280,6 @@ class World:
 
     def reports(self, **changes: Any) -> None:
         """The coordinator says that all running workers train."""
-        from springtide_operator.plan.observation import MemberReport
-
         members = tuple(
             MemberReport(pod["metadata"]["uid"], True, True, False)
             for pod in self.workers()

@@ -74,7 +74,7 @@ def disturb(world: World, kind: str, pod: dict[str, object]) -> None:
         world.fail(pod)
     elif kind == "exit0":
         world.end(pod, 0)
-        world.failed_by_themselves.add(pod["metadata"]["uid"])  # type: ignore[index]
+        world.count_failure(pod)
     elif kind == "left":
         world.end(pod, 0, '{"outcome": "Left", "reason": "SIGTERM"}')
     elif kind == "evict":
@@ -122,7 +122,9 @@ def test_converges_and_counts_each_failure_once(replicas: int, history: list[tup
 @settings(max_examples=100, deadline=None)
 @given(replicas=st.integers(1, 5), history=HISTORY)
 def test_the_same_look_twice_asks_for_nothing_new(replicas: int, history: list[tuple[str, object]]) -> None:
-    """A second operator that sees what the first saw, after the first wrote status and died, repeats its names."""
+    """A second operator that sees what the first saw, after the first wrote status and died, repeats its
+    names.
+    """
     world = patient_world(replicas)
     for kind, argument in history:
         apply_step(world, kind, argument)

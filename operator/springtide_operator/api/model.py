@@ -86,8 +86,14 @@ _TEMPLATE_SCHEMA: dict[str, Any] = {
             "properties": {
                 "restartPolicy": {
                     "type": "string",
-                    "enum": ["Never"],
-                    "description": "Workers are replaced by the operator, never restarted in place.",
+                    "maxLength": 32,
+                    "description": "Never, or left out: workers are replaced by the operator, not restarted.",
+                    "x-kubernetes-validations": [
+                        rule(
+                            "self == 'Never'",
+                            "leave restartPolicy out or say Never: the operator replaces workers that fail",
+                        )
+                    ],
                 },
                 "containers": {
                     "type": "array",

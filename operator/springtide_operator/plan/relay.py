@@ -32,10 +32,11 @@ class Word:
     target: int
     minimum: int
     maximum: int
+    incarnation: int  # in status: a coordinator with a lower one steps down
     living: tuple[LivingPod, ...]
 
 
-def word(job: Job, observation: Observation, now: float) -> Word:
+def word(job: Job, observation: Observation, incarnation: int, now: float) -> Word:
     """Everything each time, never changes: a lost call loses nothing."""
     living = [
         LivingPod(pod.uid, pod.name, pod.slot, pod.started_at is not None or pod.running, pod.gone_by or 0.0)
@@ -43,4 +44,4 @@ def word(job: Job, observation: Observation, now: float) -> Word:
         if pod.end is None and (pod.gone_by is None or now < pod.gone_by + LOST_SECONDS)
     ]
     workers = job.spec.workers
-    return Word(sizing.target(job), workers.min_replicas, workers.maximum, tuple(living))
+    return Word(sizing.target(job), workers.min_replicas, workers.maximum, incarnation, tuple(living))

@@ -71,6 +71,9 @@ def account(job: Job, observation: Observation, ledger: Ledger, now: float) -> l
         newer = entry is None or pod.attempt > entry.attempt
         if newer or (entry is not None and pod.attempt == entry.attempt and entry.uid != pod.uid):
             ledger.slots[slot] = Slot(pod.attempt, pod.uid)
+        elif entry is not None and entry.ended == reasons.END_SCALED_DOWN and pod.live:
+            # It was to be given back, and was not: whoever still wants that says so again in this round.
+            ledger.slots[slot] = Slot(pod.attempt, pod.uid)
     for slot in sorted(ledger.slots):
         entry = ledger.slots[slot]
         if entry.ended is not None or entry.uid is None:

@@ -46,7 +46,7 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> li
     live = live_pods(observation)
     actions: list[Action] = [*_duplicates(observation)]
     if len(live) > target(job):
-        return actions + _give_back(job, live, observation)
+        return actions + _give_back(job, live, observation, ledger)
     address = observation.service.address if observation.service is not None else None
     if address is None or not observation.secret_made or held_back(observation, "worker", now):
         return actions
@@ -76,13 +76,18 @@ def _next_attempt(job: Job, slot: int, before: Slot | None, observation: Observa
     return attempt
 
 
-def _give_back(job: Job, live: list[WorkerPod], observation: Observation) -> list[Action]:
-    """First those that do not run, then those that leave or do not train yet, then the highest slots."""
+def _give_back(job: Job, live: list[WorkerPod], observation: Observation, ledger: Ledger) -> list[Action]:
+    """First those that do not run, then those that leave or do not train yet, then the highest slots.
+
+    The ledger says so before they are deleted: a pod that goes at once leaves nobody to ask why.
+    """
     members = observation.report.members if observation.report is not None else ()
     training = {member.pod_uid for member in members if member.active and not member.leaving}
     order = sorted(live, key=lambda pod: (pod.running, pod.uid in training, -pod.slot))
     text = f"{target(job)} of {len(live)} workers are wanted"
     victims = order[: len(live) - target(job)]
+    for pod in victims:
+        ledger.end(pod.slot, reasons.END_SCALED_DOWN)
     return [DeletePod(pod.name, pod.uid, reasons.DELETE_SCALE_DOWN, text) for pod in victims]
 
 

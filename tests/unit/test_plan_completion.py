@@ -1,0 +1,158 @@
+"""When a job succeeds, and what then goes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from operator_world import World, finished_message, job_object
+
+from springtide_operator.api import reasons
+from springtide_operator.plan.actions import DeletePod
+
+
+def started(replicas: int = 3, cleanup: str = "Running") -> World:
+    world = World(job=job_object(replicas))
+    world.job["spec"]["podCleanup"] = cleanup
+    world.settle()
+    world.reports()
+    return world
+
+
+def deleted(world: World) -> set[str]:
+    return {a.name for a in world.plan().actions if isinstance(a, DeletePod)}
+
+
+def test_exit_codes_alone_are_no_success() -> None:
+    world = started(2)
+    world.job["spec"]["failurePolicy"]["backoffLimit"] = 1
+    for pod in world.workers():
+        world.end(pod, 0)
+    world.round()
+    assert world.status["state"] == "Failed"
+    assert "without finishing" in world.status["message"]
+
+
+def test_one_finished_worker_is_success_and_its_numbers_are_kept() -> None:
+    world = started()
+    world.end(world.workers()[2], 0, finished_message(1))
+    decided = world.round()
+    status = world.status
+    assert status["state"] == "Succeeded"
+    assert status["step"] == 2400
+    assert status["data"]["totalSeen"] == 431100
+    assert status["values"] == {"test_accuracy": "0.978"}
+    assert "completionTime" in status
+    assert [e.reason for e in decided.events] == [reasons.SUCCEEDED]
+    conditions = {c["type"]: c["status"] for c in status["conditions"]}
+    assert conditions == {"Running": "False", "Rescaling": "False", "Degraded": "False", "Succeeded": "True"}
+
+
+def test_a_worker_that_still_runs_gets_time_and_the_coordinator_goes_last() -> None:
+    world = started()
+    done, saving, pending = world.workers()
+    pending["status"] = {"phase": "Pending"}
+    world.end(done, 0, finished_message(1))
+    decided = world.round()
+    assert {a.name for a in decided.actions if isinstance(a, DeletePod)} == {pending["metadata"]["name"]}
+    assert decided.wake_at == world.now + 60
+    world.now += 59
+    del world.pods[pending["metadata"]["uid"]]
+    assert deleted(world) == set()
+    world.now += 1
+    assert deleted(world) == {saving["metadata"]["name"]}
+    world.end(saving, 0, finished_message(1))
+    assert deleted(world) == {"digits-coordinator-1"}
+
+
+@pytest.mark.parametrize(
+    ("cleanup", "left"),
+    [
+        ("All", set()),
+        ("Running", {"digits-worker-0-0"}),
+        ("None", {"digits-worker-0-0", "digits-worker-1-0"}),
+    ],
+)
+def test_pod_cleanup(cleanup: str, left: set[str]) -> None:
+    world = started(2, cleanup)
+    first = min(world.workers(), key=lambda p: p["metadata"]["name"])
+    world.end(first, 0, finished_message(1))
+    for _ in range(20):
+        world.round()
+        world.kubelet()
+        world.now += 10
+    assert {p["metadata"]["name"] for p in world.workers(live=False)} == left
+    assert bool(world.coordinators()) == (cleanup == "None")
+
+
+def test_a_failed_job_lets_no_worker_run_on() -> None:
+    world = started(3)
+    world.job["spec"]["failurePolicy"]["backoffLimit"] = 0
+    world.fail(world.workers()[0])
+    world.round()
+    assert world.workers() == []
+    world.kubelet()
+    world.settle()
+    assert world.coordinators() == []
+
+
+def test_finished_of_an_older_coordinator_waits_for_the_others() -> None:
+    """Another history may go on under the new coordinator: an old Finished does not end it."""
+    world = started(2)
+    world.ask_deletion(world.coordinators()[0], 5)
+    world.round()
+    assert world.status["coordinator"]["incarnation"] == 2
+    first, second = world.workers()
+    world.end(first, 0, finished_message(1))
+    for _ in range(5):
+        world.round()
+        world.now += 5
+    assert world.status["state"] != "Succeeded"
+    assert [p["metadata"]["uid"] for p in world.workers()] == [
+        second["metadata"]["uid"]
+    ]  # nobody in its place
+    assert first["metadata"]["uid"] in world.pods  # its word is kept
+    world.end(second, 0, finished_message(1))
+    world.round()
+    assert world.status["state"] == "Succeeded"
+
+
+def test_finished_counts_from_a_generation_that_the_new_coordinator_adopted() -> None:
+    world = started(2)
+    world.ask_deletion(world.coordinators()[0], 5)
+    world.round()
+    world.reports(generation=7, generation_incarnation=1)
+    world.end(world.workers()[0], 0, finished_message(1))  # says generation 7
+    world.round()
+    assert world.status["state"] == "Succeeded"
+
+
+def test_a_later_failure_changes_nothing() -> None:
+    world = started(2)
+    first, second = world.workers()
+    world.end(first, 0, finished_message(1))
+    world.round()
+    before = json.dumps(world.status["conditions"])
+    world.fail(second)
+    world.settle()
+    assert json.dumps(world.status["conditions"]) == before
+    assert world.status["restarts"]["failures"] == 0
+
+
+def test_a_job_that_is_being_deleted_is_left_alone() -> None:
+    world = started(2)
+    world.job["metadata"]["deletionTimestamp"] = "2027-01-01T00:00:00Z"
+    world.fail(world.workers()[0])
+    decided = world.plan()
+    assert decided.actions == ()
+    assert decided.status == world.status
+
+
+def test_a_template_that_cannot_be_used_fails_the_job() -> None:
+    world = World(job=job_object(1))
+    world.job["spec"]["workers"]["template"]["spec"]["containers"][0]["env"] = {"A": "b"}
+    world.round()
+    assert world.status["state"] == "Failed"
+    failed = next(c for c in world.status["conditions"] if c["type"] == reasons.FAILED)
+    assert failed["reason"] == reasons.INVALID_TEMPLATE
+    assert "env" in failed["message"]

@@ -1,0 +1,107 @@
+"""The coordinator's pod, its number, and its Service."""
+
+from __future__ import annotations
+
+from operator_world import World, job_object
+
+from springtide_operator.plan.actions import ApplyService, CreateCoordinator, DeletePod
+from springtide_operator.plan.observation import Refusal
+
+
+def started() -> World:
+    world = World(job=job_object(2))
+    world.settle()
+    return world
+
+
+def test_its_number_stands_in_status_before_it_is_made() -> None:
+    world = World(job=job_object(1))
+    world.round(1)  # dies after the status write
+    assert world.status["coordinator"]["incarnation"] == 1
+    assert world.coordinators() == []
+    world.die()
+    world.settle()
+    assert world.incarnations_made == [2]  # nobody can know whether 1 was used
+
+
+def test_a_pod_that_is_being_deleted_is_replaced_at_once_and_workers_stay() -> None:
+    world = started()
+    workers = {p["metadata"]["uid"] for p in world.workers()}
+    world.ask_deletion(world.coordinators()[0], 5)
+    world.round()
+    assert [p["metadata"]["name"] for p in world.coordinators()] == ["digits-coordinator-2"]
+    assert world.service is not None
+    assert world.service.incarnation == 2
+    assert {p["metadata"]["uid"] for p in world.workers()} == workers
+
+
+def test_a_restart_in_place_changes_nothing() -> None:
+    world = started()
+    world.run(world.coordinators()[0])
+    assert world.plan().actions == ()
+
+
+def test_a_failed_pod_is_replaced_and_removed() -> None:
+    world = started()
+    old = world.coordinators()[0]
+    world.end(old, 1)
+    decided = world.round()
+    assert [a.incarnation for a in decided.actions if isinstance(a, CreateCoordinator)] == [2]
+    assert [a.name for a in decided.actions if isinstance(a, DeletePod)] == ["digits-coordinator-1"]
+
+
+def test_two_pods_are_never_made_within_two_seconds() -> None:
+    world = World(job=job_object(1))
+    world.round()
+    world.end(world.coordinators()[0], 1)
+    assert not any(isinstance(a, CreateCoordinator) for a in world.plan().actions)
+    world.now += 2
+    assert any(isinstance(a, CreateCoordinator) for a in world.plan().actions)
+
+
+def test_a_refused_pod_does_not_raise_the_number_again_and_again() -> None:
+    world = World(job=job_object(1))
+    world.refusals["coordinator"] = Refusal(403, "exceeded quota", world.now + 5, world.now)
+    world.round()
+    assert world.status["coordinator"]["incarnation"] == 0
+    degraded = next(c for c in world.status["conditions"] if c["type"] == "Degraded")
+    assert "exceeded quota" in degraded["message"]
+    assert "coordinator" in degraded["message"]
+    assert world.plan().wake_at == world.now + 5
+
+
+def test_an_unreachable_coordinator_is_a_condition_and_costs_no_worker() -> None:
+    world = started()
+    world.reports()
+    world.round()
+    world.now += 300
+    world.unreachable_since = world.now - 60
+    decided = world.round()
+    assert not any(isinstance(a, DeletePod | CreateCoordinator) for a in decided.actions)
+    conditions = {c["type"]: c for c in world.status["conditions"]}
+    assert conditions["Degraded"]["reason"] == "CoordinatorUnreachable"
+    assert conditions["Running"]["status"] == "True"
+    # Its Service may have been deleted: it is applied again, with the address that workers know.
+    assert [a.cluster_ip for a in decided.actions if isinstance(a, ApplyService)] == ["10.0.0.1"]
+
+
+def test_without_the_coordinators_word_running_stays_what_it_was() -> None:
+    world = started()
+    world.reports()
+    world.round()
+    world.die()
+    world.round()
+    conditions = {c["type"]: c for c in world.status["conditions"]}
+    assert conditions["Running"]["status"] == "True"
+    assert world.status["generation"] == 1
+
+
+def test_lost_status_adopts_the_pod_that_lives() -> None:
+    world = started()
+    world.ask_deletion(world.coordinators()[0], 5)
+    world.settle()
+    world.job["status"] = {}
+    world.die()
+    world.settle()
+    assert world.status["coordinator"]["incarnation"] == 2
+    assert world.incarnations_made == [1, 2]

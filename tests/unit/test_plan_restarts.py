@@ -1,0 +1,157 @@
+"""Counting ends once; backoff that grows and decays; what is a failure and what is not."""
+
+from __future__ import annotations
+
+import pytest
+from operator_world import World, job_object
+
+from springtide_operator.api import reasons
+from springtide_operator.plan.actions import CreateWorker
+from springtide_operator.plan.restarts import backoff_delay, decayed
+
+
+def running_world(replicas: int = 3) -> World:
+    world = World(job=job_object(replicas))
+    world.settle()
+    return world
+
+
+def test_backoff_starts_with_the_second_failure_doubles_and_is_limited() -> None:
+    assert [backoff_delay(n) for n in range(6)] == [0, 0, 1, 2, 4, 8]
+    assert backoff_delay(50) == 300
+
+
+def test_backoff_decays_by_one_every_five_minutes() -> None:
+    assert decayed(5, 1000.0, 1299.0) == 5
+    assert decayed(5, 1000.0, 1300.0) == 4
+    assert decayed(5, 1000.0, 1000.0 + 300 * 9) == 0
+    assert decayed(5, 1000.0, 900.0) == 5  # a clock that went back
+
+
+def test_one_failure_is_replaced_at_once_under_the_next_attempt() -> None:
+    world = running_world()
+    pod = world.workers()[1]
+    world.fail(pod)
+    decided = world.round()
+    made = [a for a in decided.actions if isinstance(a, CreateWorker)]
+    assert [(a.slot, a.attempt) for a in made] == [(1, 1)]
+    assert world.status["restarts"] == {"failures": 1, "preemptions": 0, "total": 1}
+    assert world.status["lastFailure"]["pod"] == pod["metadata"]["name"]
+    assert [e.reason for e in decided.events][:1] == [reasons.EVENT_WORKER_FAILED]
+
+
+def test_repeated_failures_wait_longer_and_say_so() -> None:
+    world = running_world(1)
+    waits = []
+    for _ in range(4):
+        world.fail(world.workers()[0])
+        began = world.now
+        world.round()
+        if not world.workers():
+            condition = next(c for c in world.status["conditions"] if c["type"] == reasons.DEGRADED)
+            assert condition["reason"] == reasons.BACKING_OFF
+            assert "ValueError" in condition["message"]
+        while not world.workers():
+            world.now += 0.5
+            world.round()
+        waits.append(world.now - began)
+        world.kubelet()
+    assert waits == [0, 1, 2, 4]
+
+
+def test_scaling_up_does_not_wait_for_another_slots_backoff() -> None:
+    world = running_world(3)
+    for pod in world.workers():
+        world.fail(pod)
+    world.round()
+    assert world.workers() == []
+    world.scale(5)
+    world.round()
+    assert sorted(pod["metadata"]["name"] for pod in world.workers()) == [
+        "digits-worker-3-0",
+        "digits-worker-4-0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        (lambda w, p: w.evict(p), (0, 1)),
+        (lambda w, p: w.ask_deletion(p), (0, 1)),
+        (lambda w, p: w.vanish(p), (0, 1)),
+        (lambda w, p: w.end(p, 0, '{"outcome": "Left"}'), (0, 1)),
+        (lambda w, p: w.fail(p), (1, 0)),
+        (lambda w, p: w.end(p, 0), (1, 0)),
+    ],
+    ids=["evicted", "deleted", "vanished", "left", "failed", "exit 0"],
+)
+def test_what_counts_as_a_failure(what: object, expected: tuple[int, int]) -> None:
+    world = running_world()
+    what(world, world.workers()[0])  # type: ignore[operator]
+    world.round()
+    restarts = world.status["restarts"]
+    assert (restarts["failures"], restarts["preemptions"]) == expected
+    world.settle()
+    assert (world.status["restarts"]["failures"], world.status["restarts"]["preemptions"]) == expected
+    assert len(world.workers()) == 3
+
+
+def test_scaling_down_counts_nothing() -> None:
+    world = running_world(4)
+    world.scale(1)
+    world.settle()
+    assert world.status["restarts"]["total"] == 0
+
+
+def test_a_failure_before_the_deletion_was_asked_stays_a_failure() -> None:
+    world = running_world()
+    pod = world.workers()[0]
+    world.fail(pod)
+    world.now += 5
+    world.ask_deletion(pod)  # a user cleans up before any operator looked
+    world.round()
+    assert world.status["restarts"]["failures"] == 1
+
+
+def test_an_exit_caused_by_the_deletion_is_no_failure() -> None:
+    world = running_world()
+    pod = world.workers()[0]
+    world.ask_deletion(pod)
+    world.now += 5
+    world.end(pod, 143)
+    world.round()
+    assert world.status["restarts"] == {"failures": 0, "preemptions": 1, "total": 1}
+
+
+def test_the_job_fails_with_the_scripts_error() -> None:
+    world = running_world(1)
+    world.job["spec"]["failurePolicy"]["backoffLimit"] = 0
+    world.fail(world.workers()[0])
+    decided = world.round()
+    failed = next(c for c in world.status["conditions"] if c["type"] == reasons.FAILED)
+    assert failed["status"] == "True"
+    assert failed["reason"] == reasons.BACKOFF_LIMIT_EXCEEDED
+    assert "ValueError: x" in failed["message"]
+    assert "digits-worker-0-0" in failed["message"]
+    assert decided.events[-1].warning
+
+
+def test_the_newest_failed_pods_are_kept_for_their_logs_and_no_more() -> None:
+    world = running_world(1)
+    world.job["spec"]["failurePolicy"]["backoffLimit"] = 100
+    for _ in range(8):
+        world.fail(world.workers()[0])
+        world.settle()
+    kept = [pod["metadata"]["name"] for pod in world.workers(live=False) if not world.alive(pod)]
+    assert sorted(kept) == [f"digits-worker-0-{attempt}" for attempt in range(3, 8)]
+
+
+def test_lost_status_takes_the_highest_attempts_that_exist() -> None:
+    world = running_world(1)
+    world.fail(world.workers()[0])
+    world.settle()
+    world.job["status"] = {}
+    world.die()
+    world.settle()
+    assert world.status["slots"]["0"]["attempt"] == 1
+    assert len(world.workers()) == 1

@@ -1,0 +1,264 @@
+"""Conditions, state, progress and the word for the coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jsonschema
+import pytest
+from operator_world import World, finished_message, job_object
+
+from springtide_operator.api import reasons
+from springtide_operator.api.crd import custom_resource_definition
+from springtide_operator.plan.decide import invalid
+from springtide_operator.plan.progress import rounded
+from springtide_operator.plan.relay import word
+
+
+def started(replicas: int = 3) -> World:
+    world = World(job=job_object(replicas))
+    world.settle()
+    return world
+
+
+def condition(world: World, kind: str) -> dict[str, object]:
+    return next(c for c in world.status["conditions"] if c["type"] == kind)
+
+
+def test_training_at_size() -> None:
+    world = started()
+    world.reports()
+    decided = world.round()
+    assert world.status["state"] == "Running"
+    assert world.status["workers"]["summary"] == "3/3"
+    assert condition(world, "Running")["message"] == "3 of 3 workers train in generation 1"
+    assert condition(world, "Rescaling")["reason"] == reasons.AT_SIZE
+    assert [e.reason for e in decided.events] == [reasons.TRAINING]
+    assert world.status["workers"]["selector"] == "springtide.dev/job=digits,springtide.dev/role=worker"
+
+
+def test_states_before_training() -> None:
+    world = World(job=job_object(2))
+    world.round()
+    assert world.status["state"] == "Pending"
+    world.settle()
+    assert world.status["state"] == "Starting"
+    world.reports(phase="WAITING", generation=None, members=(), waiting_for=("digits-worker-1-0",))
+    world.round()
+    assert condition(world, "Running")["reason"] == reasons.WAITING_FOR_WORKERS
+    assert "digits-worker-1-0" in world.status["message"]
+
+
+def test_scaling_up_and_down_are_named() -> None:
+    world = started(2)
+    world.reports()
+    world.round()
+    world.scale(4)
+    decided = world.round()
+    assert condition(world, "Rescaling")["reason"] == reasons.SCALING_UP
+    assert world.status["state"] == "Rescaling"
+    assert [e.message for e in decided.events] == ["from 2 to 4 workers"]
+    world.settle()
+    world.reports()
+    world.round()
+    world.scale(1)
+    world.round()
+    world.round()
+    assert condition(world, "Rescaling")["reason"] == reasons.SCALING_DOWN
+
+
+def test_replacing_is_named() -> None:
+    world = started(3)
+    world.reports()
+    world.round()
+    world.fail(world.workers()[0])
+    world.reports()
+    world.round()
+    assert condition(world, "Rescaling")["reason"] == reasons.REPLACING_WORKERS
+
+
+def test_a_short_pause_is_no_news_and_a_long_one_is() -> None:
+    world = started()
+    world.reports()
+    world.round()
+    world.reports(phase="FORMING", generation=2, members=(), last_commit_at=world.now)
+    world.now += 4
+    world.round()
+    assert condition(world, "Running")["status"] == "True"
+    world.now += 2
+    world.round()
+    assert condition(world, "Running")["status"] == "False"
+    assert world.status["state"] == "Recovering"
+
+
+def test_the_word_of_another_incarnation_is_not_believed() -> None:
+    world = started()
+    world.reports(incarnation=99, generation=50)
+    world.round()
+    assert "generation" not in world.status
+    assert condition(world, "Running")["status"] == "False"
+
+
+def test_progress_is_written_every_fifteen_seconds_and_conditions_at_once() -> None:
+    world = started()
+    world.reports(step=1)
+    world.round()
+    for seconds, step in ((5, 2), (9, 3)):
+        world.now += seconds
+        world.reports(step=step)
+        assert world.plan().status == world.status
+    world.now += 1
+    world.reports(step=4, samples_per_second=1234.5, goodput=0.98765, values={"loss": 0.123456789})
+    world.round()
+    assert world.status["step"] == 4
+    assert world.status["samplesPerSecond"] == "1234"
+    assert world.status["goodput"] == "0.988"
+    assert world.status["values"] == {"loss": "0.123457"}
+    world.now += 1
+    world.reports(step=5, generation=2)
+    world.round()
+    assert world.status["step"] == 5  # a new generation is written at once, progress with it
+
+
+def test_nothing_new_is_never_written() -> None:
+    world = started()
+    world.reports(step=4)
+    world.round()
+    world.now += 1000
+    world.report = replace(world.report, at=world.now)  # type: ignore[type-var]
+    assert world.plan().status == world.status
+
+
+def test_recoveries_add_up_over_coordinators() -> None:
+    world = started()
+    world.reports(recoveries=3, recovery_seconds=0.1234)
+    world.round()
+    assert world.status["recoveries"] == 3
+    world.now += 20
+    world.reports(recoveries=1, restart=1)
+    world.round()
+    assert world.status["recoveries"] == 4
+    world.now += 20
+    world.reports(recoveries=2, restart=1, states_lost=1)
+    decided = world.round()
+    assert world.status["recoveries"] == 5
+    assert world.status["statesLost"] == 1
+    assert reasons.STATE_LOST in [e.reason for e in decided.events]
+    assert world.status["lastRecoverySeconds"] == "0.123"
+
+
+def test_a_silent_worker_is_named_after_a_minute() -> None:
+    world = started(2)
+    uid = world.workers()[0]["metadata"]["uid"]
+    world.run(world.workers()[0])
+    world.reports(phase="WAITING", generation=None, silent=frozenset({uid}))
+    world.now += 59
+    world.round()
+    assert condition(world, "Degraded")["status"] == "False"
+    world.now += 1
+    world.round()
+    assert condition(world, "Degraded")["reason"] == reasons.WORKER_SILENT
+    assert "digits-worker-0-0" in world.status["message"]
+    assert "springtide.init()" in world.status["message"]
+
+
+def test_the_same_trouble_of_many_is_said_once() -> None:
+    world = World(job=job_object(30))
+    for _ in range(4):
+        world.round()
+    for pod in world.workers():
+        state = {"waiting": {"reason": "ErrImagePull"}}
+        pod["status"]["containerStatuses"] = [{"name": "worker", "image": "img", "state": state}]
+    decided = world.round()
+    message = str(condition(world, "Degraded")["message"])
+    assert message.count("img") == 1
+    assert "and 29 more" in message
+    assert [e.reason for e in decided.events if e.warning] == [reasons.IMAGE_PULL_FAILED]
+    assert world.plan().events == ()
+
+
+def test_transition_times_move_only_with_the_status() -> None:
+    world = started()
+    world.reports()
+    world.round()
+    since = condition(world, "Running")["lastTransitionTime"]
+    world.now += 100
+    world.scale(2)
+    world.round()
+    assert condition(world, "Running")["lastTransitionTime"] == since
+    assert condition(world, "Running")["observedGeneration"] == 2
+
+
+def test_outdated_workers_are_counted() -> None:
+    world = started(3)
+    world.job["spec"]["workers"]["template"]["spec"]["containers"][0]["image"] = "newer"
+    world.fail(world.workers()[0])
+    world.settle()
+    assert world.status["workers"]["outdated"] == 2
+
+
+def test_the_word_for_the_coordinator_lists_who_may_still_run() -> None:
+    world = started(4)
+    gone, leaving, lost, _ = world.workers()
+    world.fail(gone)
+    world.ask_deletion(leaving, 30)
+    world.ask_deletion(lost, 30)
+    lost["metadata"]["deletionTimestamp"] = "2020-01-01T00:00:00Z"
+    said = word(world.parsed(), world.observe(), 5, world.now)
+    assert (said.target, said.minimum, said.maximum, said.incarnation) == (4, 1, 1000, 5)
+    by_uid = {pod.uid: pod for pod in said.living}
+    assert gone["metadata"]["uid"] not in by_uid
+    assert lost["metadata"]["uid"] not in by_uid
+    assert by_uid[leaving["metadata"]["uid"]].leave_by == world.now + 30
+    assert sum(pod.leave_by == 0 for pod in said.living) == 1
+    assert all(pod.started for pod in said.living)
+
+
+def test_a_spec_that_cannot_be_read_is_said_once() -> None:
+    first = invalid({}, 3, "spec.workers: Field required", 0.0)
+    assert [e.reason for e in first.events] == [reasons.INVALID_SPEC]
+    assert first.actions == ()
+    again = invalid(first.status, 3, "spec.workers: Field required", 60.0)
+    assert again.events == ()
+    assert again.status == first.status
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0"), (1.23456, "1.23"), (99.96, "100"), (12345.6, "12346")]
+)
+def test_rounding(value: float, text: str) -> None:
+    assert rounded(value) == text
+
+
+def test_every_status_fits_the_crd_and_holds_nothing_that_it_would_prune() -> None:
+    schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    status = closed(schema["properties"]["status"])
+    world = World(job=job_object(3))
+    world.job["spec"]["failurePolicy"]["backoffLimit"] = 1
+    seen = []
+    for _ in range(3):
+        world.round()
+        seen.append(world.status)
+    world.kubelet()
+    world.reports(data={"epoch": 1, "seen": 5}, values={"a": 1.0}, recoveries=1, recovery_seconds=0.5)
+    world.fail(world.workers()[0])
+    world.round()
+    seen.append(world.status)
+    world.end(world.workers()[0], 0, finished_message(1))
+    world.settle()
+    seen.append(world.status)
+    seen.append(invalid({}, 1, "wrong", 0.0).status)
+    for one in seen:
+        jsonschema.Draft202012Validator(status).validate(one)
+
+
+def closed(schema: dict[str, object]) -> dict[str, object]:
+    """The schema with additionalProperties: false wherever properties are listed."""
+    result = dict(schema)
+    if isinstance(result.get("properties"), dict):
+        result["properties"] = {key: closed(child) for key, child in result["properties"].items()}  # type: ignore[attr-defined]
+        result["additionalProperties"] = False
+    for key in ("items", "additionalProperties"):
+        if isinstance(result.get(key), dict):
+            result[key] = closed(result[key])  # type: ignore[arg-type]
+    return result
