@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from springtide_local.api import builtin, errors, fieldsets, managed, schema, writes
 from springtide_local.api.collection import Stored
 from springtide_local.api.fieldsets import Trie
 from springtide_local.api.managed import APPLY, UPDATE, Entry
-from springtide_local.api.objects import clone, timestamp
+from springtide_local.api.objects import clone, lookup, timestamp
 from springtide_local.api.requests import Target
 from springtide_local.api.resources import ResourceType
 from springtide_local.api.store import Store
 from springtide_local.api.writes import Options
 from springtide_local.ports import ApiError, Object
+
+_KUBECTL = "kubectl"
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def apply(store: Store, target: Target, config: Object, options: Options, force: bool) -> tuple[Stored, bool]:
@@ -36,6 +40,8 @@ def apply(store: Store, target: Target, config: Object, options: Options, force:
     others = [entry for entry in entries if entry.identity != me.identity]
     previous = next((entry for entry in entries if entry.identity == me.identity), None)
     conflicts = _conflicts(others, mine, config, live, resource)
+    if conflicts and options.manager == _KUBECTL and _upgrades(conflicts, live, resource):
+        force = True
     if conflicts and not force:
         raise _conflict(conflicts)
     for entry, fields in conflicts:
@@ -56,6 +62,20 @@ def apply(store: Store, target: Target, config: Object, options: Options, force:
         managed.write(obj, [*others, me])
 
     return writes.update(store, resource, target.name, target.namespace, merged, options, prepared), False
+
+
+def _upgrades(conflicts: list[tuple[Entry, Trie]], live: Object, resource: ResourceType) -> bool:
+    """Whether all conflicts are with kubectl's own client-side applies, by its annotation: it goes on then."""
+    try:
+        last = json.loads(lookup(live, "metadata", "annotations", _LAST_APPLIED) or "")
+    except ValueError:
+        return False
+    if not isinstance(last, dict) or not isinstance(last.get("metadata"), dict):
+        return False
+    fields = fieldsets.fields_of(managed.owned_part(last), resource.node)
+    stale = fieldsets.differing(fields, last, live, resource.node)
+    allowed = fieldsets.difference(fields, stale)
+    return not any(fieldsets.difference(conflict, allowed) for _, conflict in conflicts)
 
 
 def _check(target: Target, config: Object) -> None:

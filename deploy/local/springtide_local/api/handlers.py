@@ -25,7 +25,7 @@ from springtide_local.api import (
 from springtide_local.api.auth import Tokens, User, certificate_user
 from springtide_local.api.collection import Stored, encode
 from springtide_local.api.logs import LogProvider, log_options
-from springtide_local.api.negotiation import AGGREGATED, Shape, negotiate
+from springtide_local.api.negotiation import AGGREGATED, negotiate
 from springtide_local.api.objects import clone
 from springtide_local.api.pages import page, selection
 from springtide_local.api.requests import Audit, Target, flag, parse_target, verb_of, write_options
@@ -343,6 +343,3 @@ def _failed(problem: ApiError) -> web.Response:
     if seconds := problem.details.get("retryAfterSeconds"):
         response.headers["Retry-After"] = str(seconds)
     return response
-
-
-__all__ = ["Api", "Shape"]

@@ -87,7 +87,8 @@ def _baseline(spec: Object, hosts_paths: bool) -> list[str]:
         names = _named(containers, lambda c: bool(_added(c) & set(extra)))
         listed = ", ".join(f'"{cap}"' for cap in extra)
         found.append(
-            f"non-default capabilities ({names} must not include {listed} in securityContext.capabilities.add)"
+            f"non-default capabilities ({names} must not include {listed} in "
+            "securityContext.capabilities.add)"
         )
     paths = [volume["name"] for volume in spec.get("volumes") or () if "hostPath" in volume]
     if paths and hosts_paths:
