@@ -79,7 +79,7 @@ class Follower:
         try:
             async for news in watch.follow(self._kube, f"/api/v1/namespaces/{namespace}/events", selector):
                 if isinstance(news, watch.Seen) and news.change != "DELETED":
-                    self._tell(*stories.event_news(self._story, news.object))
+                    self._tell(*stories.event_news(self._story, news.object, time.time()))
         except ApiRefusal as error:
             self._screen.say(Line(f"events cannot be read: {error.message}", Tone.BAD))
 

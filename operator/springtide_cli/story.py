@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
@@ -15,6 +16,8 @@ Object = dict[str, Any]
 
 # s without a status after which the operator itself is in question
 OPERATOR_PATIENCE = 15.0
+# s after which an event is told with its age: it happened before following began
+OLD_SECONDS = 30.0
 
 
 class Tone(Enum):
@@ -40,11 +43,15 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """since: when following began, in s of the caller's clock. told: events by uid, with their counts."""
+    """since: when following began, in s of the caller's clock. told: events by uid, with their counts.
+
+    messages: of events that came before the status with the same words.
+    """
 
     since: float
     job: JobView | None = None
     told: dict[str, int] = field(default_factory=dict)
+    messages: frozenset[str] = frozenset()
     reachable: bool = True
     complained: bool = False
     ending: Ending | None = None
@@ -69,23 +76,45 @@ def job_news(story: Story, news: watch.News) -> tuple[Story, list[Line]]:
                 text = f"{now.name} was deleted before it ended"
                 ending = story.ending or Ending(FAILED, (Line(text, Tone.BAD),))
                 return dataclasses.replace(story, job=now, ending=ending), []
-            lines = _changes(story.job, now)
-            return dataclasses.replace(story, job=now, ending=story.ending or _ending(now)), lines
+            lines = _changes(story.job, now, story.messages)
+            messages = story.messages - {condition.message for condition in now.conditions.values()}
+            end = story.ending or _ending(now)
+            return dataclasses.replace(story, job=now, ending=end, messages=messages), lines
 
 
-def event_news(story: Story, event: Object) -> tuple[Story, list[Line]]:
+def event_news(story: Story, event: Object, unix_now: float) -> tuple[Story, list[Line]]:
     """From the watch of the job's events: each is told once, and again when its count grows."""
     uid, count = event["metadata"]["uid"], event.get("count") or 1
     if story.told.get(uid, 0) >= count:
         return story, []
-    story = dataclasses.replace(story, told={**story.told, uid: count})
+    message = str(event.get("message") or "").strip()
+    told = {**story.told, uid: count}
     conditions = story.job.conditions.values() if story.job else ()
-    if event.get("message") and any(event["message"] == condition.message for condition in conditions):
-        return story, []  # told as a change of the condition
-    text = f"{event.get('reason') or 'Event'}: {str(event.get('message') or '').strip()}"
+    if message and any(message == condition.message for condition in conditions):
+        return dataclasses.replace(story, told=told), []  # told as a change of the condition
+    text = f"{event.get('reason') or 'Event'}: {message}"
     if count > 1:
         text += f" (x{count})"
-    return story, [Line(text, Tone.BAD if event.get("type") == "Warning" else Tone.PLAIN)]
+    tone = Tone.BAD if event.get("type") == "Warning" else Tone.PLAIN
+    age = _age(event, unix_now)
+    if age > OLD_SECONDS:
+        text, tone = f"{_ago(age)}: {text}", Tone.QUIET
+    return dataclasses.replace(story, told=told, messages=story.messages | {message}), [Line(text, tone)]
+
+
+def _age(event: Object, unix_now: float) -> float:
+    stamp = event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp")
+    try:
+        return unix_now - datetime.fromisoformat(str(stamp)).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _ago(seconds: float) -> str:
+    for length, name in ((3600, "h"), (60, "min")):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {name} ago"
+    return f"{seconds:.0f} s ago"
 
 
 def tick(story: Story, now: float) -> tuple[Story, list[Line]]:
@@ -103,17 +132,20 @@ def tick(story: Story, now: float) -> tuple[Story, list[Line]]:
 _BAD = {"Degraded", "Failed"}
 
 
-def _changes(before: JobView | None, now: JobView) -> list[Line]:
+def _changes(before: JobView | None, now: JobView, told: frozenset[str]) -> list[Line]:
     lines = []
     old_conditions = before.conditions if before else {}
     for name, condition in now.conditions.items():
         line = _condition(name, old_conditions.get(name), condition)
-        if line is not None:
+        if line is not None and condition.message not in told:
             lines.append(line)
     if now.deleting and not (before and before.deleting):
         lines.append(Line(f"{now.name} is being deleted", Tone.BAD))
     numbers = progress(now)
-    if numbers and (before is None or numbers != progress(before)):
+    moved = before is None or numbers != progress(before)
+    if _ending(now) is not None and before is not None:
+        moved = now.step != before.step  # the workers going is no progress
+    if numbers and moved:
         lines.append(Line(numbers, Tone.QUIET))
     return lines
 

@@ -171,7 +171,7 @@ def test_events_are_told_once_and_again_when_they_repeat() -> None:
         event("WorkerFailed", "digits-worker-1-1 failed", kind="Warning", count=3),
         event("Scaled", "3 -> 5", uid="e2"),
     ]:
-        story, lines = stories.event_news(story, item)
+        story, lines = stories.event_news(story, item, 0.0)
         said += [(line.text, line.tone) for line in lines]
     assert said == [
         ("WorkerFailed: digits-worker-1-1 failed", Tone.BAD),
@@ -182,8 +182,42 @@ def test_events_are_told_once_and_again_when_they_repeat() -> None:
 
 def test_an_event_that_repeats_a_condition_is_not_told_twice() -> None:
     story, _ = tell(job(conditions={"Running": TRAINING}))
-    assert stories.event_news(story, event("Training", TRAINING[2]))[1] == []
-    assert stories.event_news(story, event("Training", "", uid="e3"))[1] == [Line("Training: ")]
+    assert stories.event_news(story, event("Training", TRAINING[2]), 0.0)[1] == []
+    assert stories.event_news(story, event("Training", "", uid="e3"), 0.0)[1] == [Line("Training: ")]
+
+
+def test_a_condition_whose_event_came_first_is_not_told_twice_but_later_again() -> None:
+    story, _ = tell(job())
+    story, lines = stories.event_news(story, event("Training", TRAINING[2]), 0.0)
+    assert len(lines) == 1
+    story, said = tell(job(conditions={"Running": TRAINING}), start=story)
+    assert said == []
+    _, said = tell(job(conditions={"Running": WAITING}), job(conditions={"Running": TRAINING}), start=story)
+    assert said == [f"no longer Running: {WAITING[2]}", f"Running: {TRAINING[2]}"]
+
+
+@pytest.mark.parametrize(
+    ("age", "text"),
+    [
+        (29, "Scaled: 3 -> 5"),
+        (31, "31 s ago: Scaled: 3 -> 5"),
+        (300, "5 min ago: Scaled: 3 -> 5"),
+        (7300, "2 h ago: Scaled: 3 -> 5"),
+    ],
+)
+def test_an_event_from_before_is_told_with_its_age(age: float, text: str) -> None:
+    old = event("Scaled", "3 -> 5", kind="Warning") | {"lastTimestamp": "2026-01-01T00:00:00Z"}
+    _, lines = stories.event_news(Story(0.0), old, 1767225600.0 + age)
+    assert [line.text for line in lines] == [text]
+    assert (lines[0].tone is Tone.QUIET) == (age > 30)
+
+
+def test_the_workers_going_at_the_end_is_no_progress() -> None:
+    ended = {"Succeeded": (True, "WorkerFinished", "done")}
+    gone = NUMBERS | {"workers": {"summary": "0/3"}}
+    assert tell(job(**NUMBERS), job(**gone, conditions=ended))[1][1:] == ["Succeeded: done"]
+    later = gone | {"step": 300}
+    assert tell(job(**NUMBERS), job(**later, conditions=ended))[1][2].startswith("step 300")
 
 
 # ---- screens
