@@ -126,8 +126,7 @@ def test_the_version_is_the_same_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
     for name in ("deploy/operator.yaml", "deploy/samples/digits-allreduce.yaml"):
-        images = re.findall(
-            r"springtide/(?:operator|worker):(\S+?)[\"']?$", (ROOT / name).read_text(), re.MULTILINE
-        )
+        text = (ROOT / name).read_text()
+        images = re.findall(r"springtide/(?:operator|worker):(\S+?)[\"']?$", text, re.MULTILINE)
         assert images, f"{name} names no image of ours"
         assert set(images) == {version}
