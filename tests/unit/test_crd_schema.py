@@ -1,0 +1,181 @@
+"""The CRD file is what the models say, and a structural schema with limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import celpy
+import kubernetes_validate
+import pytest
+import yaml
+
+from springtide_operator.api import crd, names
+from springtide_operator.api.job import InvalidJob, Job
+from springtide_operator.api.model import TrainingJobSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+CRD = crd.custom_resource_definition()
+SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
+    result = [(path, schema)]
+    for name, child in schema.get("properties", {}).items():
+        result += walk(child, f"{path}.{name}")
+    if "items" in schema:
+        result += walk(schema["items"], f"{path}[]")
+    if isinstance(schema.get("additionalProperties"), dict):
+        result += walk(schema["additionalProperties"], f"{path}{{}}")
+    return result
+
+
+def test_the_file_is_up_to_date() -> None:
+    text = (ROOT / "deploy" / "crd" / "trainingjobs.yaml").read_text(encoding="utf-8")
+    assert text == crd.to_yaml(), "run: python -m springtide_operator.api.crd > deploy/crd/trainingjobs.yaml"
+    assert yaml.safe_load(text) == CRD
+
+
+def test_kubernetes_own_schema_accepts_it() -> None:
+    kubernetes_validate.validate(yaml.safe_load(crd.to_yaml()), "1.31", strict=True)
+
+
+def test_everything_has_a_type_a_description_and_limits() -> None:
+    for path, schema in walk(SCHEMA):
+        assert "type" in schema, path
+        assert "$ref" not in schema, path
+        assert "anyOf" not in schema, path
+        if path.startswith((".spec", ".status")) and not path.endswith(("[]", "{}")):
+            assert schema.get("description"), path
+        if schema["type"] == "string" and path.startswith((".spec", ".status")):
+            assert "maxLength" in schema or "enum" in schema, path
+        if schema["type"] == "array":
+            assert "maxItems" in schema, path
+        if schema["type"] == "object" and "additionalProperties" in schema:
+            assert "maxProperties" in schema, path
+        if schema["type"] == "integer":
+            assert "minimum" in schema or path.endswith("exitCode"), path
+
+
+def test_status_has_no_defaults() -> None:
+    assert all("default" not in schema for _, schema in walk(SCHEMA["properties"]["status"]))
+
+
+def test_columns_and_subresources() -> None:
+    version = CRD["spec"]["versions"][0]
+    shown = [c["name"] for c in version["additionalPrinterColumns"] if not c.get("priority")]
+    assert shown == ["State", "Workers", "Step", "Samples/s", "Goodput", "Restarts", "Age"]
+    assert version["subresources"]["scale"] == {
+        "specReplicasPath": ".spec.workers.replicas",
+        "statusReplicasPath": ".status.workers.replicas",
+        "labelSelectorPath": ".status.workers.selector",
+    }
+    assert CRD["spec"]["names"]["shortNames"] == ["stj"]
+
+
+def test_the_models_defaults_and_the_schemas_are_the_same() -> None:
+    template = {"spec": {"containers": [{"image": "x"}]}}
+    said = TrainingJobSpec.model_validate({"workers": {"template": template}}).model_dump(
+        by_alias=True, mode="json", exclude_none=True
+    )
+
+    def defaulted(schema: dict[str, Any], value: Any) -> Any:
+        if schema["type"] != "object" or not isinstance(value, dict):
+            return value
+        result = dict(value)
+        for name, child in schema.get("properties", {}).items():
+            if name not in result and "default" in child:
+                result[name] = child["default"]
+            if name in result:
+                result[name] = defaulted(child, result[name])
+        return result
+
+    assert defaulted(SCHEMA["properties"]["spec"], {"workers": {"template": template}}) == said
+
+
+def holds(schema: dict[str, Any], value: dict[str, Any]) -> list[str]:
+    """Messages of the rules that `value` breaks, with messageExpression where there is one."""
+    environment = celpy.Environment()
+    broken = []
+    context = {"self": celpy.json_to_cel(value)}
+    for rule in schema["x-kubernetes-validations"]:
+        program = environment.program(environment.compile(rule["rule"]))
+        if not program.evaluate(context):
+            text = rule["message"]
+            if "messageExpression" in rule:
+                text = str(
+                    environment.program(environment.compile(rule["messageExpression"])).evaluate(context)
+                )
+            broken.append(text)
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({"replicas": 3, "minReplicas": 1, "maxReplicas": 6}, []),
+        ({"replicas": 3, "minReplicas": 3, "maxReplicas": 3}, []),
+        ({"replicas": 900, "minReplicas": 1}, []),
+        (
+            {"replicas": 7, "minReplicas": 1, "maxReplicas": 6},
+            ["replicas is 7, but must lie between minReplicas (1) and maxReplicas (6)"],
+        ),
+        ({"replicas": 1, "minReplicas": 2}, ["minReplicas (2) and maxReplicas (no limit)"]),
+        ({"replicas": 3, "minReplicas": 4, "maxReplicas": 2}, ["must not be greater", "replicas is 3"]),
+    ],
+)
+def test_rules_of_sizes(sizes: dict[str, int], says: list[str]) -> None:
+    broken = holds(SCHEMA["properties"]["spec"]["properties"]["workers"], sizes)
+    assert len(broken) == len(says)
+    for text, part in zip(broken, says, strict=True):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("digits", None),
+        ("d" * 40, None),
+        ("d" * 41, "at most 40"),
+        ("3d", "begin with a letter"),
+        ("a.b", "lower case letters"),
+    ],
+)
+def test_rules_of_names(name: str, says: str | None) -> None:
+    broken = holds(SCHEMA, {"metadata": {"name": name}})
+    assert (not broken) if says is None else any(says in text for text in broken)
+
+
+def test_the_longest_name_leaves_room_for_what_derives_from_it() -> None:
+    longest = "d" * names.MAX_JOB_NAME
+    for name in (
+        names.worker_name(longest, 999, 99999),
+        names.coordinator_name(longest, 99999),
+        names.service_name(longest),
+        names.secret_name(longest, "12345678-1234"),
+    ):
+        assert len(name) <= 63
+
+
+def test_the_strategy_is_immutable_and_nothing_below_it() -> None:
+    strategy = SCHEMA["properties"]["spec"]["properties"]["strategy"]
+    assert strategy["properties"]["type"]["x-kubernetes-validations"][0]["rule"] == "self == oldSelf"
+    assert "x-kubernetes-validations" not in strategy
+
+
+def test_an_unreadable_spec_names_its_fields() -> None:
+    meta = {"name": "a", "namespace": "b", "uid": "c"}
+    with pytest.raises(InvalidJob, match=r"spec\.workers\.template: Field required"):
+        Job.parse({"metadata": meta, "spec": {"workers": {}}})
+    with pytest.raises(InvalidJob, match=r"spec\.workers\.replicas"):
+        Job.parse({"metadata": meta, "spec": {"workers": {"replicas": "three", "template": {}}}})
+
+
+def test_the_sample_is_read_and_fits_the_schema() -> None:
+    sample = yaml.safe_load(
+        (ROOT / "deploy" / "samples" / "digits-allreduce.yaml").read_text(encoding="utf-8")
+    )
+    spec = TrainingJobSpec.model_validate(sample["spec"])
+    assert (spec.workers.replicas, spec.workers.min_replicas, spec.workers.max_replicas) == (3, 1, 6)
+    workers = {"minReplicas": 1, **sample["spec"]["workers"]}
+    assert holds(SCHEMA["properties"]["spec"]["properties"]["workers"], workers) == []

@@ -1,0 +1,226 @@
+"""The manifests of a job's pods, Service and Secret."""
+
+from __future__ import annotations
+
+import base64
+import copy
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from operator_world import job_object
+
+from springtide_operator.api import names
+from springtide_operator.api.job import Job
+from springtide_operator.manifests.coordinator import coordinator_pod, job_token, secret, service
+from springtide_operator.manifests.worker import TemplateError, template_hash, worker_pod
+
+ADDRESS = "10.0.0.1:7070"
+
+
+def job_with(template: dict[str, Any] | None = None, **container: Any) -> Job:
+    obj = job_object(3)
+    if template is not None:
+        obj["spec"]["workers"]["template"] = template
+    obj["spec"]["workers"]["template"]["spec"]["containers"][0].update(container)
+    return Job.parse(obj)
+
+
+def environment(pod: dict[str, Any], container: int = 0) -> dict[str, Any]:
+    return {
+        e["name"]: e.get("value", e.get("valueFrom")) for e in pod["spec"]["containers"][container]["env"]
+    }
+
+
+def sent(obj: dict[str, Any]) -> dict[str, Any]:
+    kubernetes_validate.validate(obj, "1.31", strict=True)
+    return obj
+
+
+def test_a_silent_template_is_filled_in() -> None:
+    pod = sent(worker_pod(job_with(), 2, 3, ADDRESS))
+    meta, spec = pod["metadata"], pod["spec"]
+    container = spec["containers"][0]
+    assert meta["name"] == "digits-worker-2-3"
+    assert meta["labels"] == {
+        "app.kubernetes.io/name": "springtide",
+        "app.kubernetes.io/managed-by": "springtide-operator",
+        "springtide.dev/job": "digits",
+        "springtide.dev/role": "worker",
+        "springtide.dev/slot": "2",
+        "springtide.dev/attempt": "3",
+    }
+    assert meta["ownerReferences"][0]["controller"] is True
+    assert "finalizers" not in meta
+    assert spec["restartPolicy"] == "Never"
+    assert spec["terminationGracePeriodSeconds"] == 120
+    assert spec["automountServiceAccountToken"] is False
+    assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    assert {"name": "springtide-shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    assert {"name": "springtide-shm", "emptyDir": {"medium": "Memory"}} in spec["volumes"]
+    env = environment(pod)
+    assert env["SPRINGTIDE_COORDINATOR"] == ADDRESS
+    assert env["SPRINGTIDE_SLOT"] == "2"
+    assert env["SPRINGTIDE_ATTEMPT"] == "3"
+    assert env["SPRINGTIDE_BUCKET_MIB"] == "25"
+    assert env["SPRINGTIDE_ROLE"] == "worker"
+    assert env["SPRINGTIDE_POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert env["SPRINGTIDE_TOKEN"] == {"secretKeyRef": {"name": "digits-token-job-uid-", "key": "token"}}
+    assert "OMP_NUM_THREADS" not in env
+
+
+def test_a_template_that_speaks_is_not_overridden() -> None:
+    template = {
+        "metadata": {"labels": {"team": "a", names.LABEL_JOB: "other"}, "annotations": {"note": "b"}},
+        "spec": {
+            "serviceAccountName": "reader",
+            "terminationGracePeriodSeconds": 7,
+            "hostNetwork": True,
+            "securityContext": {"seccompProfile": {"type": "Unconfined"}, "fsGroup": 5},
+            "nodeSelector": {"gpu": "yes"},
+            "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}],
+            "containers": [
+                {"name": "proxy", "image": "p"},
+                {
+                    "name": "worker",
+                    "image": "w",
+                    "terminationMessagePath": "/tmp/message",
+                    "terminationMessagePolicy": "File",
+                    "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm/"}],
+                    "env": [
+                        {"name": "SPRINGTIDE_SLOT", "value": "99"},
+                        {"name": "OMP_NUM_THREADS", "value": "3"},
+                        {"name": "NCCL_DEBUG", "value": "INFO"},
+                    ],
+                    "resources": {"limits": {"cpu": "8"}},
+                },
+            ],
+        },
+    }
+    before = copy.deepcopy(template)
+    pod = sent(worker_pod(job_with(template), 0, 0, ADDRESS))
+    assert template == before
+    spec = pod["spec"]
+    container = spec["containers"][1]
+    assert pod["metadata"]["labels"]["team"] == "a"
+    assert pod["metadata"]["labels"][names.LABEL_JOB] == "digits"
+    assert pod["metadata"]["annotations"]["note"] == "b"
+    assert "automountServiceAccountToken" not in spec
+    assert spec["terminationGracePeriodSeconds"] == 7
+    assert spec["securityContext"] == {"seccompProfile": {"type": "Unconfined"}, "fsGroup": 5}
+    assert len(spec["volumes"]) == 1
+    assert container["terminationMessagePolicy"] == "File"
+    assert "ports" not in container  # a port on the host's network would be a claim on the node
+    assert "env" not in spec["containers"][0]
+    env = environment(pod, 1)
+    assert env["SPRINGTIDE_SLOT"] == "0"
+    assert env["SPRINGTIDE_TERMINATION_LOG"] == "/tmp/message"
+    assert env["OMP_NUM_THREADS"] == "3"
+    assert env["NCCL_DEBUG"] == "INFO"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "threads"), [("4", "4"), ("2500m", "2"), ("100m", "1"), (2, "2"), ("1.5", "1")]
+)
+def test_threads_follow_the_cpu_limit(cpu: object, threads: str) -> None:
+    pod = worker_pod(job_with(resources={"limits": {"cpu": cpu}}), 0, 0, ADDRESS)
+    assert environment(pod)["OMP_NUM_THREADS"] == threads
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"spec": {"containers": []}}, "containers: name at least one"),
+        ({"spec": {}}, "containers: name at least one"),
+        ({"spec": "x"}, "spec: must be an object"),
+        ({"spec": {"containers": ["x"]}}, r"containers\[0\]: must be an object"),
+        ({"spec": {"containers": [{"name": "worker"}]}}, "container 'worker' has no image"),
+        ({"spec": {"containers": [{"image": "x", "env": {"A": 1}}]}}, "env: must be a list"),
+        ({"spec": {"containers": [{"image": "x", "env": [{"value": "1"}]}]}}, "without a name"),
+        ({"spec": {"restartPolicy": "Always", "containers": [{"image": "x"}]}}, "restartPolicy is 'Always'"),
+        (
+            {"spec": {"containers": [{"image": "x"}], "volumes": [{"name": "springtide-shm"}]}},
+            "'springtide-shm' is taken",
+        ),
+        ({"metadata": {"labels": [1]}, "spec": {"containers": [{"image": "x"}]}}, "metadata.labels"),
+    ],
+)
+def test_what_cannot_be_worked_with_is_said_with_its_place(change: dict[str, Any], says: str) -> None:
+    obj = job_object(1)
+    obj["spec"]["workers"]["template"] = change
+    with pytest.raises(TemplateError, match=says):
+        worker_pod(Job.parse(obj), 0, 0, ADDRESS)
+
+
+def test_the_template_hash_changes_with_the_template_alone() -> None:
+    first = template_hash(job_with())
+    scaled = job_object(5)
+    assert template_hash(Job.parse(scaled)) == first
+    assert template_hash(job_with(image="other")) != first
+
+
+def test_the_coordinator_meets_the_restricted_standard_and_has_no_api_token() -> None:
+    pod = sent(coordinator_pod(job_with(), 4, "registry/op:1"))
+    spec = pod["spec"]
+    container = spec["containers"][0]
+    assert pod["metadata"]["name"] == "digits-coordinator-4"
+    assert spec["restartPolicy"] == "Always"
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["image"] == "registry/op:1"
+    assert container["command"] == ["python", "-m", "springtide_coordinator"]
+    env = environment(pod)
+    assert env["SPRINGTIDE_INCARNATION"] == "4"
+    assert (env["SPRINGTIDE_TARGET"], env["SPRINGTIDE_MINIMUM"]) == ("3", "1")
+    assert env["SPRINGTIDE_STATE_DIR"] == container["volumeMounts"][0]["mountPath"]
+    assert "finalizers" not in pod["metadata"]
+
+
+def test_the_coordinator_goes_where_workers_go() -> None:
+    template = {
+        "spec": {
+            "imagePullSecrets": [{"name": "pull"}],
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "nodeSelector": {"pool": "a"},
+            "priorityClassName": "high",
+            "runtimeClassName": "nvidia",
+            "containers": [{"image": "w", "resources": {"limits": {"nvidia.com/gpu": 8}}}],
+        }
+    }
+    spec = sent(coordinator_pod(job_with(template), 1))["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "pull"}]
+    assert spec["nodeSelector"] == {"pool": "a"}
+    assert spec["priorityClassName"] == "high"
+    assert "runtimeClassName" not in spec
+    assert {t["key"] for t in spec["tolerations"]} == {
+        "gpu",
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    }
+
+
+def test_the_service_selects_one_incarnation() -> None:
+    made = sent(service(job_with(), 4))
+    assert made["metadata"]["name"] == "digits-coordinator"
+    assert made["spec"]["selector"] == {
+        "springtide.dev/job": "digits",
+        "springtide.dev/role": "coordinator",
+        "springtide.dev/incarnation": "4",
+    }
+    labels = coordinator_pod(job_with(), 4)["metadata"]["labels"]
+    assert made["spec"]["selector"].items() <= labels.items()
+    assert made["spec"]["publishNotReadyAddresses"] is True
+    assert "clusterIP" not in made["spec"]
+    assert service(job_with(), 4, "10.9.8.7")["spec"]["clusterIP"] == "10.9.8.7"
+
+
+def test_tokens_differ_by_job_and_by_key() -> None:
+    tokens = {job_token(key, uid) for key in (b"k" * 16, b"l" * 16) for uid in ("a", "b")}
+    assert len(tokens) == 4
+    assert job_token(b"k" * 16, "a") == job_token(b"k" * 16, "a")
+    made = sent(secret(job_with(), "abc"))
+    assert base64.b64decode(made["data"]["token"]) == b"abc"
+    assert made["metadata"]["name"] == names.secret_name("digits", "job-uid-1234")
