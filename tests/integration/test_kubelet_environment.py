@@ -1,4 +1,6 @@
-"""What a container finds: environment, volumes, paths, its API token. Runs against any cluster but where said."""
+"""What a container finds: environment, volumes, paths, its API token. Runs against any cluster but where
+said.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,9 @@ import base64
 import json
 
 import pytest
-from local_cluster import (  # noqa: F401 - fixtures
-    EXTERNAL,
-    IMAGE,
-    Kube,
-    cluster,
-    kube,
-    state_of,
-    target_kubeconfig,
-    until,
-)
+from local_cluster import EXTERNAL, FIXTURES, IMAGE, Kube, state_of, until
+
+cluster, kube, target_kubeconfig = FIXTURES
 
 embedded = pytest.mark.skipif(bool(EXTERNAL), reason="tells how the embedded kubelet does it")
 
@@ -128,8 +123,10 @@ def test_volumes_show_what_they_are_made_of(kube: Kube) -> None:
     ]
     mounts = [{"name": volume["name"], "mountPath": f"/data/{volume['name']}"} for volume in volumes]
     script = (
-        "cat /data/config/a.txt; echo; cat /data/secret/key; echo; cat /data/mixed/sub/renamed; echo; cat /data/mixed/key; echo; "
-        "cat /data/mixed/labels; echo; echo kept > /data/claim/file; touch /data/scratch/x && stat -L -c %a /data/secret/key"
+        "cat /data/config/a.txt; echo; cat /data/secret/key; echo; cat /data/mixed/sub/renamed; "
+        "echo; cat /data/mixed/key; echo; "
+        "cat /data/mixed/labels; echo; echo kept > /data/claim/file; touch /data/scratch/x && stat "
+        "-L -c %a /data/secret/key"
     )
     spec = {"volumes": volumes, "labels": {"tide": "high"}}
     kube.pod("shown", ["sh", "-c", script], volumeMounts=mounts, spec=spec)
@@ -195,7 +192,10 @@ def test_paths_are_rewritten_inside_variables_and_options(kube: Kube) -> None:
         {"name": "URI", "value": "file:///data/ckpt"},
         {"name": "FAR", "value": "https://host/data/x"},
     ]
-    script = "import os, sys; print(sys.argv[1], os.environ['LIST'], os.environ['URI'], os.environ['FAR'], os.getcwd())"
+    script = (
+        "import os, sys; print(sys.argv[1], os.environ['LIST'], os.environ['URI'], "
+        "os.environ['FAR'], os.getcwd())"
+    )
     kube.pod(
         "paths",
         ["python", "-c", script, "--dir=/data/deep"],
@@ -254,7 +254,10 @@ print(json.load(urllib.request.urlopen(request, context=context))["status"]["use
 
 @embedded
 def test_a_pod_that_wants_no_token_gets_none(kube: Kube) -> None:
-    script = "import os; print('KUBECONFIG' in os.environ, os.path.exists('/var/run/secrets/kubernetes.io/serviceaccount/token'))"
+    script = (
+        "import os; print('KUBECONFIG' in os.environ, "
+        "os.path.exists('/var/run/secrets/kubernetes.io/serviceaccount/token'))"
+    )
     kube.pod("silent", ["python", "-c", script], spec={"automountServiceAccountToken": False})
     kube.create(
         "serviceaccounts",

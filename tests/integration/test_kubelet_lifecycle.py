@@ -1,20 +1,14 @@
-"""Pods as processes: statuses, exit codes, restarts, grace, termination messages, images. Runs against any cluster."""
+"""Pods as processes: statuses, exit codes, restarts, grace, termination messages, images. Runs against any
+cluster.
+"""
 
 from __future__ import annotations
 
 import time
 
-from local_cluster import (  # noqa: F401 - fixtures
-    IMAGE,
-    Kube,
-    cluster,
-    condition_of,
-    kube,
-    state_of,
-    status_of,
-    target_kubeconfig,
-    until,
-)
+from local_cluster import FIXTURES, IMAGE, Kube, condition_of, state_of, status_of, until
+
+cluster, kube, target_kubeconfig = FIXTURES
 
 
 def test_a_pod_that_ends_well_has_succeeded(kube: Kube) -> None:
@@ -85,7 +79,10 @@ def test_on_failure_restarts_a_failure_but_not_a_success(kube: Kube) -> None:
 
 
 def test_deletion_sends_sigterm_and_waits_for_the_process(kube: Kube) -> None:
-    script = "import signal,sys,time\nsignal.signal(signal.SIGTERM, lambda *a: sys.exit(0))\nprint('up', flush=True)\ntime.sleep(60)"
+    script = (
+        "import signal,sys,time\nsignal.signal(signal.SIGTERM, lambda *a: sys.exit(0))\nprint('up', "
+        "flush=True)\ntime.sleep(60)"
+    )
     kube.pod("polite", ["python", "-c", script], spec={"terminationGracePeriodSeconds": 30})
     until(lambda: "up" in kube.try_logs("polite"), "the process to be up")
     started = time.monotonic()
@@ -96,7 +93,10 @@ def test_deletion_sends_sigterm_and_waits_for_the_process(kube: Kube) -> None:
 
 
 def test_deletion_kills_after_the_grace_period(kube: Kube) -> None:
-    script = "import signal,time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)"
+    script = (
+        "import signal,time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', "
+        "flush=True)\ntime.sleep(60)"
+    )
     kube.pod("stubborn", ["python", "-c", script], spec={"terminationGracePeriodSeconds": 1})
     until(lambda: "up" in kube.try_logs("stubborn"), "the process to be up")
     started = time.monotonic()

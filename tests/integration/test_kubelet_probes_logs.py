@@ -6,18 +6,10 @@ import subprocess
 import time
 
 import pytest
-from local_cluster import (  # noqa: F401 - fixtures
-    EXTERNAL,
-    ApiFailure,
-    Kube,
-    cluster,
-    condition_of,
-    kube,
-    status_of,
-    target_kubeconfig,
-    until,
-)
+from local_cluster import EXTERNAL, FIXTURES, ApiFailure, Kube, condition_of, status_of, until
 from required import require_tool
+
+cluster, kube, target_kubeconfig = FIXTURES
 
 QUICK = {"periodSeconds": 1, "failureThreshold": 1}
 
@@ -147,9 +139,9 @@ def test_logs_of_a_container_that_never_started_say_so(kube: Kube) -> None:
     kube.wait_pod("lost", lambda p: p["status"].get("containerStatuses"), "a status", 60)
     with pytest.raises(ApiFailure, match='container "main" in pod "lost" is waiting to start'):
         kube.logs("lost")
+    kube.pod("once", ["true"])
+    kube.wait_phase("once", "Succeeded", 30)
     with pytest.raises(ApiFailure, match="previous terminated container"):
-        kube.pod("once", ["true"])
-        kube.wait_phase("once", "Succeeded", 30)
         kube.logs("once", previous="true")
 
 

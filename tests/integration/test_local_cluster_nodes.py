@@ -1,4 +1,6 @@
-"""Nodes of the embedded cluster: placement, drain with the real kubectl, and nodes that die, hang and come back."""
+"""Nodes of the embedded cluster: placement, drain with the real kubectl, and nodes that die, hang and come
+back.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +8,35 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from local_cluster import (  # noqa: F401 - fixtures
-    EXTERNAL,
-    IMAGE,
-    Kube,
-    alive,
-    cluster,
-    condition_of,
-    kube,
-    pid_of,
-    status_of,
-    target_kubeconfig,
-    until,
-)
+from local_cluster import EXTERNAL, FIXTURES, IMAGE, Kube, alive, condition_of, pid_of, status_of, until
+
 from springtide_local.cluster import Cluster, ClusterError
+
+cluster, kube, target_kubeconfig = FIXTURES
 
 pytestmark = pytest.mark.skipif(bool(EXTERNAL), reason="makes nodes of the embedded cluster fail")
 Object = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def nodes_are_whole_again(cluster: Cluster) -> Iterator[None]:  # noqa: F811
+def nodes_are_whole_again(cluster: Cluster) -> Iterator[None]:
     yield
     for index in range(3):
         cluster.request("PATCH", f"/api/v1/nodes/springtide-{index}", {"spec": {"unschedulable": None}})
         cluster.restore_node(f"springtide-{index}")
 
 
-def _node(cluster: Cluster, name: str) -> Object:  # noqa: F811
+def _node(cluster: Cluster, name: str) -> Object:
     found: Object = cluster.request("GET", f"/api/v1/nodes/{name}")
     return found
 
 
-def _sleeper(kube: Kube, name: str, spec: Object | None = None, **container: Any) -> Object:  # noqa: F811
+def _sleeper(kube: Kube, name: str, spec: Object | None = None, **container: Any) -> Object:
     kube.pod(name, ["sleep", "300"], spec={"terminationGracePeriodSeconds": 0, **(spec or {})}, **container)
     return kube.wait_phase(name, "Running")
 
 
-def test_pods_spread_and_one_that_is_too_large_stays_pending(kube: Kube) -> None:  # noqa: F811
+def test_pods_spread_and_one_that_is_too_large_stays_pending(kube: Kube) -> None:
     resources = {"requests": {"cpu": "3"}}
     nodes = {_sleeper(kube, f"p{i}", resources=resources)["spec"]["nodeName"] for i in range(3)}
     assert nodes == {"springtide-0", "springtide-1", "springtide-2"}
@@ -57,7 +50,7 @@ def test_pods_spread_and_one_that_is_too_large_stays_pending(kube: Kube) -> None
     kube.wait_phase("large", "Succeeded")
 
 
-def test_devices_and_selectors_are_obeyed(kube: Kube, cluster: Cluster) -> None:  # noqa: F811
+def test_devices_and_selectors_are_obeyed(kube: Kube, cluster: Cluster) -> None:
     limits = {"limits": {"nvidia.com/gpu": "2"}}
     cluster.request("PATCH", "/api/v1/nodes/springtide-1", {"metadata": {"labels": {"disk": "fast"}}})
     pod = _sleeper(kube, "gpus", resources=limits, spec={"nodeSelector": {"disk": "fast"}})
@@ -69,14 +62,14 @@ def test_devices_and_selectors_are_obeyed(kube: Kube, cluster: Cluster) -> None:
     assert "1 Insufficient nvidia.com/gpu" in message
 
 
-def test_a_claim_that_does_not_exist_is_named(kube: Kube) -> None:  # noqa: F811
+def test_a_claim_that_does_not_exist_is_named(kube: Kube) -> None:
     volume = {"name": "v", "persistentVolumeClaim": {"claimName": "nowhere"}}
     kube.pod("claims", ["true"], spec={"volumes": [volume]})
     pod = kube.wait_pod("claims", lambda p: condition_of(p, "PodScheduled"), "the reason")
     assert 'persistentvolumeclaim "nowhere" not found' in condition_of(pod, "PodScheduled")["message"]
 
 
-def test_kubectl_cordon_keeps_pods_away_and_uncordon_lets_them_in(kube: Kube) -> None:  # noqa: F811
+def test_kubectl_cordon_keeps_pods_away_and_uncordon_lets_them_in(kube: Kube) -> None:
     for index in range(3):
         assert kube.kubectl("cordon", f"springtide-{index}").returncode == 0
     kube.pod("kept-out", ["true"])
@@ -88,7 +81,7 @@ def test_kubectl_cordon_keeps_pods_away_and_uncordon_lets_them_in(kube: Kube) ->
     assert kube.wait_phase("kept-out", "Succeeded")["spec"]["nodeName"] == "springtide-2"
 
 
-def _deployment(kube: Kube, replicas: int, name: str = "app") -> None:  # noqa: F811
+def _deployment(kube: Kube, replicas: int, name: str = "app") -> None:
     container = {"name": "main", "image": IMAGE, "command": ["sleep", "300"]}
     template = {
         "metadata": {"labels": {"app": name}},
@@ -102,7 +95,7 @@ def _deployment(kube: Kube, replicas: int, name: str = "app") -> None:  # noqa: 
     assert done.returncode == 0, done.stderr
 
 
-def test_kubectl_drain_waits_for_the_disruption_budget(kube: Kube) -> None:  # noqa: F811
+def test_kubectl_drain_waits_for_the_disruption_budget(kube: Kube) -> None:
     _deployment(kube, 2)
     budget = {"minAvailable": 2, "selector": {"matchLabels": {"app": "app"}}}
     body = {"kind": "PodDisruptionBudget", "metadata": {"name": "keep"}, "spec": budget}
@@ -133,7 +126,7 @@ def test_kubectl_drain_waits_for_the_disruption_budget(kube: Kube) -> None:  # n
     assert all(p["spec"]["nodeName"] != node for p in kube.list("pods"))
 
 
-def test_a_killed_node_is_not_ready_and_its_pods_are_deleted(kube: Kube, cluster: Cluster) -> None:  # noqa: F811
+def test_a_killed_node_is_not_ready_and_its_pods_are_deleted(kube: Kube, cluster: Cluster) -> None:
     pod = _sleeper(kube, "victim", spec={"terminationGracePeriodSeconds": 1})
     node, pid = pod["spec"]["nodeName"], pid_of(pod)
     cluster.kill_node(node)
@@ -159,7 +152,7 @@ def test_a_killed_node_is_not_ready_and_its_pods_are_deleted(kube: Kube, cluster
     until(lambda: not _node(cluster, node)["spec"].get("taints"), "the taints to be gone")
 
 
-def test_a_stopped_node_freezes_its_processes_until_it_is_restored(kube: Kube, cluster: Cluster) -> None:  # noqa: F811
+def test_a_stopped_node_freezes_its_processes_until_it_is_restored(kube: Kube, cluster: Cluster) -> None:
     spec = {"tolerations": [{"operator": "Exists"}]}
     pod = _sleeper(kube, "frozen", spec=spec)
     node, pid = pod["spec"]["nodeName"], pid_of(pod)
@@ -182,7 +175,7 @@ def _process_state(pid: int) -> str:
         return file.read().rpartition(")")[2].split()[0]
 
 
-def test_a_pod_that_is_always_restarted_comes_back_with_its_node(kube: Kube, cluster: Cluster) -> None:  # noqa: F811
+def test_a_pod_that_is_always_restarted_comes_back_with_its_node(kube: Kube, cluster: Cluster) -> None:
     spec = {"restartPolicy": "Always", "tolerations": [{"operator": "Exists"}]}
     pod = _sleeper(kube, "returns", spec=spec)
     node, pid = pod["spec"]["nodeName"], pid_of(pod)
@@ -199,7 +192,7 @@ def test_a_pod_that_is_always_restarted_comes_back_with_its_node(kube: Kube, clu
 
 def test_a_pod_forced_off_a_stopped_node_is_killed_when_the_node_returns(
     kube: Kube, cluster: Cluster
-) -> None:  # noqa: F811
+) -> None:
     pod = _sleeper(kube, "ghost")
     node, pid = pod["spec"]["nodeName"], pid_of(pod)
     cluster.stop_node(node)
@@ -211,7 +204,7 @@ def test_a_pod_forced_off_a_stopped_node_is_killed_when_the_node_returns(
     until(lambda: not alive(pid), "the process to be dead", 3)
 
 
-def test_a_deleted_node_comes_back_and_its_pods_do_not(kube: Kube, cluster: Cluster) -> None:  # noqa: F811
+def test_a_deleted_node_comes_back_and_its_pods_do_not(kube: Kube, cluster: Cluster) -> None:
     pod = _sleeper(kube, "lost", spec={"tolerations": [{"operator": "Exists"}]})
     node = pod["spec"]["nodeName"]
     cluster.kill_node(node)
@@ -221,6 +214,6 @@ def test_a_deleted_node_comes_back_and_its_pods_do_not(kube: Kube, cluster: Clus
     assert _node(cluster, node)["metadata"]["labels"]["kubernetes.io/hostname"] == node
 
 
-def test_an_unknown_node_is_named(cluster: Cluster) -> None:  # noqa: F811
+def test_an_unknown_node_is_named(cluster: Cluster) -> None:
     with pytest.raises(ClusterError, match='nodes "nowhere" not found'):
         cluster.kill_node("nowhere")

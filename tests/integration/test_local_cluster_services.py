@@ -1,7 +1,10 @@
-"""Deployments and Services of the embedded cluster: rollouts with kubectl, addresses that lead to ready pods."""
+"""Deployments and Services of the embedded cluster: rollouts with kubectl, addresses that lead to ready
+pods.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
@@ -10,17 +13,9 @@ import time
 from typing import Any
 
 import pytest
-from local_cluster import (  # noqa: F401 - fixtures
-    EXTERNAL,
-    IMAGE,
-    Kube,
-    alive,
-    cluster,
-    kube,
-    pid_of,
-    target_kubeconfig,
-    until,
-)
+from local_cluster import EXTERNAL, FIXTURES, IMAGE, Kube, alive, pid_of, until
+
+cluster, kube, target_kubeconfig = FIXTURES
 
 embedded = pytest.mark.skipif(
     bool(EXTERNAL), reason="addresses of a real cluster cannot be reached from here"
@@ -41,7 +36,7 @@ Server((os.environ["SPRINGTIDE_BIND"], 7000), Echo).serve_forever()
 """
 
 
-def _echo(kube: Kube, name: str, ready: bool = True, labels: dict[str, str] | None = None) -> Object:  # noqa: F811
+def _echo(kube: Kube, name: str, ready: bool = True, labels: dict[str, str] | None = None) -> Object:
     probe = {"tcpSocket": {"port": 7000}} if ready else {"exec": {"command": ["false"]}}
     kube.pod(
         name,
@@ -53,7 +48,7 @@ def _echo(kube: Kube, name: str, ready: bool = True, labels: dict[str, str] | No
     return kube.wait_phase(name, "Running")
 
 
-def _service(kube: Kube, **spec: Any) -> str:  # noqa: F811
+def _service(kube: Kube, **spec: Any) -> str:
     body = {"selector": {"app": "echo"}, "ports": [{"port": 7070, "targetPort": "echo"}], **spec}
     made = kube.create("services", {"kind": "Service", "metadata": {"name": "echo"}, "spec": body})
     return str(made["spec"]["clusterIP"])
@@ -79,14 +74,14 @@ def _greeting(connection: socket.socket) -> str:
         return file.readline().decode().strip()
 
 
-def _endpoints(kube: Kube) -> tuple[list[str], list[str]]:  # noqa: F811
+def _endpoints(kube: Kube) -> tuple[list[str], list[str]]:
     subsets = kube.get("endpoints", "echo").get("subsets") or [] if not kube.gone("endpoints", "echo") else []
     ready = [a["targetRef"]["name"] for s in subsets for a in s.get("addresses") or []]
     return ready, [a["targetRef"]["name"] for s in subsets for a in s.get("notReadyAddresses") or []]
 
 
 @embedded
-def test_a_service_leads_to_ready_pods_in_turn(kube: Kube) -> None:  # noqa: F811
+def test_a_service_leads_to_ready_pods_in_turn(kube: Kube) -> None:
     address = _service(kube)
     assert _connect(address) is None
     _echo(kube, "one")
@@ -109,7 +104,7 @@ def test_a_service_leads_to_ready_pods_in_turn(kube: Kube) -> None:  # noqa: F81
 
 
 @embedded
-def test_pods_that_are_not_ready_can_be_published(kube: Kube) -> None:  # noqa: F811
+def test_pods_that_are_not_ready_can_be_published(kube: Kube) -> None:
     address = _service(kube, publishNotReadyAddresses=True)
     _echo(kube, "early", ready=False)
 
@@ -124,7 +119,7 @@ def test_pods_that_are_not_ready_can_be_published(kube: Kube) -> None:  # noqa: 
 
 
 @embedded
-def test_a_connection_carries_much_both_ways_and_ends_with_its_backend(kube: Kube) -> None:  # noqa: F811
+def test_a_connection_carries_much_both_ways_and_ends_with_its_backend(kube: Kube) -> None:
     address = _service(kube)
     pid = pid_of(_echo(kube, "one"))
     connection = until(lambda: _connect(address), "a connection")
@@ -148,22 +143,20 @@ def test_a_connection_carries_much_both_ways_and_ends_with_its_backend(kube: Kub
         assert _greeting(connection) == "one"
         os.kill(pid, signal.SIGKILL)
         started = time.monotonic()
-        try:
+        with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""
-        except ConnectionResetError:
-            pass
         assert time.monotonic() - started < 1
     until(lambda: not alive(pid) and not _accepts(address), "new connections to be refused")
 
 
 @embedded
-def test_a_headless_service_has_endpoints_and_no_address(kube: Kube) -> None:  # noqa: F811
+def test_a_headless_service_has_endpoints_and_no_address(kube: Kube) -> None:
     assert _service(kube, clusterIP="None") == "None"
     _echo(kube, "one")
     until(lambda: _endpoints(kube)[0] == ["one"], "endpoints")
 
 
-def _deployment(kube: Kube, text: str, strategy: Object | None = None, replicas: int = 3) -> Object:  # noqa: F811
+def _deployment(kube: Kube, text: str, strategy: Object | None = None, replicas: int = 3) -> Object:
     container = {
         "name": "main",
         "image": IMAGE,
@@ -180,13 +173,13 @@ def _deployment(kube: Kube, text: str, strategy: Object | None = None, replicas:
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": spec}
 
 
-def _commands(kube: Kube) -> list[str]:  # noqa: F811
+def _commands(kube: Kube) -> list[str]:
     pods = [p for p in kube.list("pods") if not p["metadata"].get("deletionTimestamp")]
     return sorted(p["spec"]["containers"][0]["command"][2].split(";")[0] for p in pods)
 
 
 @pytest.mark.parametrize("strategy", [None, {"type": "Recreate"}], ids=["rolling", "recreate"])
-def test_a_deployment_rolls_to_a_new_template_and_back(kube: Kube, strategy: Object | None) -> None:  # noqa: F811
+def test_a_deployment_rolls_to_a_new_template_and_back(kube: Kube, strategy: Object | None) -> None:
     kube.create("deployments", _deployment(kube, "first", strategy), APPS)
     done = kube.kubectl("rollout", "status", "deployment/web", "--timeout=30s")
     assert done.returncode == 0, done.stderr
@@ -211,7 +204,7 @@ def test_a_deployment_rolls_to_a_new_template_and_back(kube: Kube, strategy: Obj
     assert status["observedGeneration"] == kube.get("deployments", "web", APPS)["metadata"]["generation"]
 
 
-def test_a_deployment_is_scaled_replaces_lost_pods_and_takes_them_along(kube: Kube) -> None:  # noqa: F811
+def test_a_deployment_is_scaled_replaces_lost_pods_and_takes_them_along(kube: Kube) -> None:
     kube.create("deployments", _deployment(kube, "x", replicas=2), APPS)
     until(lambda: len(_commands(kube)) == 2, "two pods")
     assert kube.kubectl("scale", "deployment/web", "--replicas=3").returncode == 0
@@ -225,7 +218,7 @@ def test_a_deployment_is_scaled_replaces_lost_pods_and_takes_them_along(kube: Ku
     until(lambda: not kube.list("pods") and not kube.list("replicasets", APPS), "everything to be gone", 30)
 
 
-def test_a_deployment_whose_pods_cannot_start_is_not_available(kube: Kube) -> None:  # noqa: F811
+def test_a_deployment_whose_pods_cannot_start_is_not_available(kube: Kube) -> None:
     body = _deployment(kube, "x", replicas=1)
     body["spec"]["template"]["spec"]["containers"][0]["image"] = "registry.invalid/nobody/nothing:1"
     body["spec"]["progressDeadlineSeconds"] = 1
@@ -240,7 +233,7 @@ def test_a_deployment_whose_pods_cannot_start_is_not_available(kube: Kube) -> No
 
 
 @embedded
-def test_http_through_the_proxy(kube: Kube) -> None:  # noqa: F811
+def test_http_through_the_proxy(kube: Kube) -> None:
     script = "import http.server, os; http.server.ThreadingHTTPServer((os.environ['SPRINGTIDE_BIND'], 7000), "
     script += "http.server.SimpleHTTPRequestHandler).serve_forever()"
     kube.pod(

@@ -1,7 +1,9 @@
-"""A cluster for tests: an embedded one, or the one that SPRINGTIDE_E2E_KUBECONFIG names; and a small client for its API.
+"""A cluster for tests: an embedded one, or the one that SPRINGTIDE_E2E_KUBECONFIG names; and a small client
+for its API.
 
-`from local_cluster import cluster, kube` in a test module gives the fixtures: `cluster` (one embedded cluster per module, with quick node
-times), `kube` (a client with a namespace of its own that is removed afterwards, against whichever cluster is to be tested).
+`from local_cluster import cluster, kube` in a test module gives the fixtures: `cluster` (one embedded
+cluster per module, with quick node times), `kube` (a client with a namespace of its own that is removed
+afterwards, against whichever cluster is to be tested).
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from urllib.parse import urlencode
 import pytest
 from kubernetes import client, config
 from required import require_tool
+
 from springtide_local.cluster import Cluster
-from springtide_local.controllers.nodes import NodeTimes
-from springtide_local.settings import Settings
+from springtide_local.settings import NodeTimes, Settings
 
 Object = dict[str, Any]
 QUICK = NodeTimes(heartbeat=0.1, grace=0.6, toleration=0.4)
@@ -38,7 +40,9 @@ class ApiFailure(Exception):
 
 
 def until(condition: Callable[[], Any], what: str, timeout: float = 10.0) -> Any:
-    """Poll until `condition()` is true, and return its value; fail with what was waited for and what was there last."""
+    """Poll until `condition()` is true, and return its value; fail with what was waited for and what was
+    there last.
+    """
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
@@ -190,7 +194,9 @@ def _configuration(kubeconfig: Path) -> client.Configuration:
 
 
 def state_of(pod: Object, container: str = "main") -> Object:
-    """{"waiting"|"running"|"terminated": {...}} of a container; empty when the kubelet has said nothing yet."""
+    """{"waiting"|"running"|"terminated": {...}} of a container; empty when the kubelet has said nothing
+    yet.
+    """
     statuses = pod["status"].get("containerStatuses") or []
     return next((status["state"] for status in statuses if status["name"] == container), {})
 
@@ -248,3 +254,6 @@ def kube(target_kubeconfig: Path) -> Iterator[Kube]:
     yield made
     made.request("DELETE", f"/api/v1/namespaces/{made.namespace}")
     made.close()
+
+
+FIXTURES = (cluster, kube, target_kubeconfig)

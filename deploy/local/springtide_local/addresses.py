@@ -31,7 +31,8 @@ def claim_network(seed: str) -> tuple[int, socket.socket]:
             continue
         return network, claim
     raise RuntimeError(
-        f"port {_CLAIM_PORT} is taken on each of 127.{_LOWEST}.0.1 to 127.{_HIGHEST}.0.1, so no network is free: stop other clusters"
+        f"port {_CLAIM_PORT} is taken on each of 127.{_LOWEST}.0.1 to 127.{_HIGHEST}.0.1, so no "
+        "network is free: stop other clusters"
     )
 
 

@@ -11,8 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from springtide_local.cluster import START_TIMEOUT, Cluster, ClusterError
-from springtide_local.controllers.nodes import NodeTimes
-from springtide_local.settings import Settings
+from springtide_local.settings import NodeTimes, Settings
 
 app = typer.Typer(
     name="local",
@@ -74,7 +73,8 @@ def start(
     except (ClusterError, ValueError) as error:
         _fail(error)
     print(
-        f"The embedded cluster runs: {cluster.url}, {nodes} nodes. Stop it with: springtide local stop{_data(data)}"
+        f"The embedded cluster runs: {cluster.url}, {nodes} nodes. Stop it with: springtide local "
+        f"stop{_data(data)}"
     )
     print(f"export KUBECONFIG={cluster.kubeconfig}", flush=True)
     if foreground:
@@ -96,7 +96,8 @@ def status(data: Data = None) -> None:
         _fail(error)
     minutes = (time.time() - state["started"]) / 60
     print(
-        f"The embedded cluster runs: {state['url']}, process {state['pid']}, for {minutes:.0f} min, addresses {state['network']}."
+        f"The embedded cluster runs: {state['url']}, process {state['pid']}, for {minutes:.0f} min, "
+        f"addresses {state['network']}."
     )
     for one in found:
         name = one["metadata"]["name"]
@@ -136,7 +137,9 @@ def node_kill(name: Name, data: Data = None) -> None:
 
 @node.command("stop")
 def node_stop(name: Name, data: Data = None) -> None:
-    """Stop all processes of a node (SIGSTOP) and its heartbeat, as when a machine hangs or loses its network."""
+    """Stop all processes of a node (SIGSTOP) and its heartbeat, as when a machine hangs or loses its
+    network.
+    """
     try:
         Cluster(data).stop_node(name)
     except ClusterError as error:

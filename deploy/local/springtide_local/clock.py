@@ -16,7 +16,9 @@ def micro_timestamp(seconds: float) -> str:
 
 
 def parse_timestamp(text: str | None) -> float | None:
-    """Seconds since 1970 of an RFC 3339 time; None for None or an empty text. Raise ValueError for anything else."""
+    """Seconds since 1970 of an RFC 3339 time; None for None or an empty text. Raise ValueError for anything
+    else.
+    """
     if not text:
         return None
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

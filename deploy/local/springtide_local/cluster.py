@@ -20,9 +20,16 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from springtide_local.images import add_image
-from springtide_local.kubelet.node import KILLED, STATE_ANNOTATION, STOPPED
 from springtide_local.reaper import IN_USE
-from springtide_local.settings import Files, Settings, default_data, node_names
+from springtide_local.settings import (
+    KILLED,
+    STATE_ANNOTATION,
+    STOPPED,
+    Files,
+    Settings,
+    default_data,
+    node_names,
+)
 
 _POLL = 0.01
 START_TIMEOUT = 30.0
@@ -50,7 +57,8 @@ class Cluster:
     ) -> Cluster:
         """Start it in the background and wait until it is ready.
 
-        Raise ClusterError when it already runs, cannot run here or does not get ready in time, ValueError for settings out of range.
+        Raise ClusterError when it already runs, cannot run here or does not get ready in time, ValueError
+        for settings out of range.
         """
         settings = settings or Settings()
         settings.check()
@@ -59,7 +67,8 @@ class Cluster:
         files = cluster.files
         if cluster.running:
             raise ClusterError(
-                f"an embedded cluster already runs in {files.data} (process {cluster.pid}): export KUBECONFIG={cluster.kubeconfig}"
+                f"an embedded cluster already runs in {files.data} (process {cluster.pid}): export "
+                f"KUBECONFIG={cluster.kubeconfig}"
             )
         _check_kubeconfig(settings)
         files.data.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,16 +89,19 @@ class Cluster:
             status = reaper.poll()
             if status == IN_USE:
                 raise ClusterError(
-                    f"an embedded cluster was started in {files.data} at the same time: use that one, or give --data"
+                    f"an embedded cluster was started in {files.data} at the same time: use that one, "
+                    "or give --data"
                 )
             if status is not None:
                 raise ClusterError(
-                    f"the embedded cluster ended with status {status} before it was ready. The end of {files.log}:\n{cluster.log_end()}"
+                    f"the embedded cluster ended with status {status} before it was ready. The end of "
+                    f"{files.log}:\n{cluster.log_end()}"
                 )
             if time.monotonic() > deadline:
                 reaper.terminate()
                 raise ClusterError(
-                    f"the embedded cluster was not ready after {timeout:g} s. The end of {files.log}:\n{cluster.log_end()}"
+                    f"the embedded cluster was not ready after {timeout:g} s. The end of "
+                    f"{files.log}:\n{cluster.log_end()}"
                 )
             time.sleep(_POLL)
         cluster._reaper = reaper.pid
@@ -114,7 +126,9 @@ class Cluster:
 
     @property
     def state(self) -> dict[str, Any]:
-        """id, pid, reaper, url, kubeconfig, network, nodes, started. Raise ClusterError when it is not ready."""
+        """id, pid, reaper, url, kubeconfig, network, nodes, started. Raise ClusterError when it is not
+        ready.
+        """
         try:
             if not self.running:
                 raise FileNotFoundError
@@ -146,7 +160,9 @@ class Cluster:
             return "(there is no log)"
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
-        """Stop it with everything in it; nothing is left running. No error when it does not run. Raise ClusterError after `timeout` seconds."""
+        """Stop it with everything in it; nothing is left running. No error when it does not run. Raise
+        ClusterError after `timeout` seconds.
+        """
         if not self.running:
             return
         deadline = time.monotonic() + timeout
@@ -213,10 +229,12 @@ class Cluster:
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
     def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """One call of the Kubernetes API as its administrator; PATCH is a merge patch. Raise ClusterError with the API server's message."""
+        """One call of the Kubernetes API as its administrator; PATCH is a merge patch. Raise ClusterError
+        with the API server's message.
+        """
+        address = urlsplit(self.url)
         context = ssl.create_default_context(cafile=self.files.pki / "ca.crt")
         context.load_cert_chain(self.files.pki / "admin.pem")
-        address = urlsplit(self.url)
         connection = http.client.HTTPSConnection(
             address.hostname or "", address.port, context=context, timeout=10
         )
@@ -252,7 +270,8 @@ def check_platform() -> None:
     """Raise ClusterError where the embedded cluster cannot run."""
     if sys.platform != "linux":
         raise ClusterError(
-            f"the embedded cluster runs on Linux only (this is {sys.platform}): its kubelet needs pidfds, /proc and all of 127/8. "
+            f"the embedded cluster runs on Linux only (this is {sys.platform}): its kubelet needs "
+            "pidfds, /proc and all of 127/8. "
             "Use a Linux machine, a Linux VM, or a real cluster"
         )
     if not hasattr(os, "pidfd_open"):
@@ -263,7 +282,8 @@ def _check_kubeconfig(settings: Settings) -> None:
     path = Path(settings.kubeconfig) if settings.kubeconfig else None
     if path is not None and path.exists() and "springtide-local" not in path.read_text():
         raise ClusterError(
-            f"{path} exists and is not of an embedded cluster: give --kubeconfig another path, it would be overwritten"
+            f"{path} exists and is not of an embedded cluster: give --kubeconfig another path, it "
+            "would be overwritten"
         )
 
 

@@ -1,4 +1,6 @@
-"""Events: what happened, for `kubectl describe` and `kubectl events`. The same event again only raises its count."""
+"""Events: what happened, for `kubectl describe` and `kubectl events`. The same event again only raises its
+count.
+"""
 
 from __future__ import annotations
 

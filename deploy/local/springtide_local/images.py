@@ -1,6 +1,7 @@
 """Images the kubelet knows. An image here is a Python environment and a root folder, not an archive.
 
-`springtide/operator`, `springtide/ps` and `springtide/worker` (any tag) are this Python and the folder that holds `examples/`.
+`springtide/operator`, `springtide/ps` and `springtide/worker` (any tag) are this Python and the folder that
+holds `examples/`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ _REFERENCE = re.compile(r"^[a-z0-9]+(?:[._:/@-]+[A-Za-z0-9_]+)*$")
 
 
 class ImageError(Exception):
-    """An image that cannot be used. `reason` is the kubelet's waiting reason, `retry` says whether pulling again may help."""
+    """An image that cannot be used. `reason` is the kubelet's waiting reason, `retry` says whether pulling
+    again may help.
+    """
 
     def __init__(self, reason: str, message: str, retry: bool) -> None:
         super().__init__(message)
@@ -45,7 +48,8 @@ def split_reference(reference: str) -> tuple[str, str]:
     if not _REFERENCE.match(reference):
         raise ImageError(
             "InvalidImageName",
-            f'Failed to apply default image tag "{reference}": couldn\'t parse image name "{reference}": invalid reference format',
+            f'Failed to apply default image tag "{reference}": couldn\'t parse image name '
+            f'"{reference}": invalid reference format',
             retry=False,
         )
     repository = reference.split("@", 1)[0]
@@ -59,7 +63,9 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 
 def source_root() -> Path | None:
-    """The folder with `examples/`: the checkout this package runs from, or the data folder of the installation."""
+    """The folder with `examples/`: the checkout this package runs from, or the data folder of the
+    installation.
+    """
     for folder in (*Path(__file__).resolve().parents, Path(sys.prefix) / "share" / "springtide"):
         if (folder / "examples").is_dir():
             return folder
@@ -98,8 +104,10 @@ class Images:
         known = ", ".join([*BUILT_IN, *sorted(self._added)])
         raise ImageError(
             "ErrImagePull",
-            f'failed to pull and unpack image "{full}": failed to resolve reference "{full}": pull access denied, repository does not '
-            f"exist or may require authorization (the embedded cluster runs processes and knows only {known}; "
+            f'failed to pull and unpack image "{full}": failed to resolve reference "{full}": pull '
+            "access denied, repository does not "
+            "exist or may require authorization (the embedded cluster runs processes and knows only "
+            f"{known}; "
             f"add one with: springtide local image add NAME --python PATH --root DIR)",
             retry=True,
         )
@@ -124,7 +132,9 @@ class Images:
 
 
 def add_image(file: Path, name: str, python: Path, root: Path) -> None:
-    """Register an image for the cluster whose images file this is. Raise ValueError with what is wrong and what to give instead."""
+    """Register an image for the cluster whose images file this is. Raise ValueError with what is wrong and
+    what to give instead.
+    """
     try:
         split_reference(name)
     except ImageError as error:
@@ -134,7 +144,8 @@ def add_image(file: Path, name: str, python: Path, root: Path) -> None:
     python = Path(os.path.abspath(python))
     if python.is_dir() or not os.access(python, os.X_OK):
         raise ValueError(
-            f"--python {python} is not an executable file: give the path of a Python interpreter, such as .venv/bin/python"
+            f"--python {python} is not an executable file: give the path of a Python interpreter, "
+            "such as .venv/bin/python"
         )
     root = root.resolve()
     if not root.is_dir():

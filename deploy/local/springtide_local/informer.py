@@ -1,4 +1,6 @@
-"""Read-only copies of what the API server holds, kept current by its watches: one watch per resource, shared by all that need it."""
+"""Read-only copies of what the API server holds, kept current by its watches: one watch per resource,
+shared by all that need it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def key_of(obj: Object) -> Key:
 
 
 class Informer:
-    """All objects of one resource. Handlers are called in order of registration; they must not block and must not change the objects."""
+    """All objects of one resource. Handlers are called in order of registration; they must not block and
+    must not change the objects.
+    """
 
     def __init__(self, store: StorePort, resource: str) -> None:
         self.resource = resource
@@ -72,7 +76,9 @@ class Informer:
 
 
 class Informers:
-    """Makes each resource's informer once. `run` runs them all until it is cancelled; ask for all informers before."""
+    """Makes each resource's informer once. `run` runs them all until it is cancelled; ask for all informers
+    before.
+    """
 
     def __init__(self, store: StorePort) -> None:
         self._store = store

@@ -57,7 +57,7 @@ def run_cluster(data: Path, identity: str, reaper: int) -> int:
     )
     files = Files(data)
     settings = Settings.load(files.settings.read_text())
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -174,7 +174,9 @@ class LocalCluster:
         return kubelets
 
     async def _announce(self, store: Store, server: ApiServer, network: int, started: float) -> None:
-        """Write the kubeconfig and the state file once every node is ready. Raise TimeoutError naming those that are not."""
+        """Write the kubeconfig and the state file once every node is ready. Raise TimeoutError naming those
+        that are not.
+        """
         files = self._files
         missing = set(node_names(self._settings.nodes))
         deadline = time.monotonic() + _READY_TIMEOUT
@@ -215,7 +217,9 @@ class LocalCluster:
 
 
 async def _first_failure(tasks: Sequence[asyncio.Future[None]]) -> None:
-    """Wait until one of the tasks fails, and raise what it raised. They end by themselves only when their work is done."""
+    """Wait until one of the tasks fails, and raise what it raised. They end by themselves only when their
+    work is done.
+    """
     pending = set(tasks)
     while pending:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,8 @@
-"""Kubernetes quantities (`500m`, `1Gi`, `2e3`) and what a pod asks for, in the integer units that the scheduler adds up.
+"""Kubernetes quantities (`500m`, `1Gi`, `2e3`) and what a pod asks for, in the integer units that the
+scheduler adds up.
 
-Units: `cpu` in thousandths of a core, everything else in whole units (bytes, devices, pods); fractions are rounded up, as Kubernetes does.
+Units: `cpu` in thousandths of a core, everything else in whole units (bytes, devices, pods); fractions are
+rounded up, as Kubernetes does.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _QUANTITY = re.compile(
     r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d+)|(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)?)$"
 )
 
-# What the scheduler assumes of a container that asks for nothing, so that such pods spread too (kube-scheduler's defaults).
+# What the scheduler assumes of a container that asks for nothing, so that such pods spread too (kube-
+# scheduler's defaults).
 ASSUMED_CPU = 100
 ASSUMED_MEMORY = 200 * 2**20
 
@@ -73,7 +76,9 @@ def container_requests(container: Mapping[str, Any]) -> dict[str, int]:
 
 
 def pod_requests(pod: Object) -> dict[str, int]:
-    """What a pod occupies on a node: the sum of its containers, or the largest init container where that is more, and one of `pods`."""
+    """What a pod occupies on a node: the sum of its containers, or the largest init container where that is
+    more, and one of `pods`.
+    """
     spec = pod["spec"]
     total = _sum(container_requests(container) for container in spec["containers"])
     sidecars: dict[str, int] = {}
@@ -94,7 +99,9 @@ def pod_requests(pod: Object) -> dict[str, int]:
 
 
 def assumed_requests(pod: Object) -> dict[str, int]:
-    """Requests for spreading: as `pod_requests`, with an assumed amount for each container that asks for no cpu or memory."""
+    """Requests for spreading: as `pod_requests`, with an assumed amount for each container that asks for no
+    cpu or memory.
+    """
     total = dict(pod_requests(pod))
     for container in pod["spec"]["containers"]:
         wanted = container_requests(container)

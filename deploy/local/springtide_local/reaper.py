@@ -1,10 +1,13 @@
-"""The cluster's outermost process: it starts the cluster as its child and outlives it, to leave no process behind.
+"""The cluster's outermost process: it starts the cluster as its child and outlives it, to leave no process
+behind.
 
-It is a *subreaper*: whatever loses its parent anywhere below the cluster, also by being a daemon of its own, becomes a child of this
-process. When the cluster ends, however it ends, all children are killed until there are none. If this process is killed, the kernel
-tells the cluster, which then stops by itself. What both of them left (killed together) is found by its environment at the next start.
+It is a *subreaper*: whatever loses its parent anywhere below the cluster, also by being a daemon of its
+own, becomes a child of this process. When the cluster ends, however it ends, all children are killed until
+there are none. If this process is killed, the kernel tells the cluster, which then stops by itself. What
+both of them left (killed together) is found by its environment at the next start.
 
-Run as `python -m springtide_local.reaper DATA_FOLDER`. Exit status: the cluster's; 75 when another cluster uses the folder.
+Run as `python -m springtide_local.reaper DATA_FOLDER`. Exit status: the cluster's; 75 when another cluster
+uses the folder.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ def take_lock(path: Path) -> int | None:
 
 
 def kill_cluster(cluster: str) -> int:
-    """Kill every process that carries the cluster's mark, until none is left; how many there were. Raise TimeoutError naming the survivors."""
+    """Kill every process that carries the cluster's mark, until none is left; how many there were. Raise
+    TimeoutError naming the survivors.
+    """
     seen: set[int] = set()
     for _ in range(_SWEEPS):
         found = processes_with(CLUSTER_VARIABLE, cluster)
@@ -79,7 +84,9 @@ def clean_up_earlier(data: Path) -> None:
 
 
 def _kill_children() -> None:
-    """Kill and reap until this process has no children. A killed child's children become ours, so this ends with nothing left."""
+    """Kill and reap until this process has no children. A killed child's children become ours, so this ends
+    with nothing left.
+    """
     while True:
         for pid in children_of(os.getpid()):
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,6 @@
-"""The scheduler: which node gets a pod. `decide` is pure; `Scheduler` binds pods and says why one stays Pending."""
+"""The scheduler: which node gets a pod. `decide` is pure; `Scheduler` binds pods and says why one stays
+Pending.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _NAME = "default-scheduler"
 
 @dataclass
 class NodeState:
-    """A node as the scheduler sees it: the object, and the sums of what its pods ask for (see `quantities` for units)."""
+    """A node as the scheduler sees it: the object, and the sums of what its pods ask for (see `quantities`
+    for units).
+    """
 
     node: Object
     requested: dict[str, int] = field(default_factory=dict)
@@ -51,7 +55,9 @@ class NodeState:
 
 @dataclass(frozen=True)
 class Decision:
-    """`node` is the chosen one, or None; `reason` says why, in the words of kube-scheduler when there is none."""
+    """`node` is the chosen one, or None; `reason` says why, in the words of kube-scheduler when there is
+    none.
+    """
 
     node: str | None
     reason: str
@@ -60,7 +66,8 @@ class Decision:
 def decide(pod: Object, nodes: Iterable[NodeState], claims: Mapping[str, str | None]) -> Decision:
     """Choose the node with the most room left among those that fit.
 
-    `claims` gives the phase of each PersistentVolumeClaim of the pod's namespace (absent: there is none of that name).
+    `claims` gives the phase of each PersistentVolumeClaim of the pod's namespace (absent: there is none of
+    that name).
     """
     nodes = list(nodes)
     total = len(nodes)
@@ -97,12 +104,15 @@ def decide(pod: Object, nodes: Iterable[NodeState], claims: Mapping[str, str | N
         hints.append(f"{curable} No preemption victims found for incoming pod")
     return Decision(
         None,
-        f"0/{total} nodes are available: {text}. preemption: 0/{total} nodes are available: {', '.join(hints)}.",
+        f"0/{total} nodes are available: {text}. preemption: 0/{total} nodes are available: "
+        f"{', '.join(hints)}.",
     )
 
 
 def _refusals(pod: Object, state: NodeState) -> tuple[list[str], bool]:
-    """Why this node cannot take the pod, and whether only a lack of resources stands against it. Empty: it can."""
+    """Why this node cannot take the pod, and whether only a lack of resources stands against it. Empty: it
+    can.
+    """
     spec, node = pod["spec"], state.node
     tolerations = spec.get("tolerations") or []
     taints = (node.get("spec") or {}).get("taints") or []
@@ -131,7 +141,9 @@ def _refusals(pod: Object, state: NodeState) -> tuple[list[str], bool]:
 
 
 def _breaks_anti_affinity(pod: Object, state: NodeState) -> bool:
-    """Required anti-affinity by host name, in both directions. Other topologies: every node is a domain of its own here."""
+    """Required anti-affinity by host name, in both directions. Other topologies: every node is a domain of
+    its own here.
+    """
 
     def repels(one: Object, other: Object) -> bool:
         anti = (one["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
@@ -198,7 +210,9 @@ def finished(pod: Object) -> bool:
 
 
 class Scheduler:
-    """Binds pending pods, highest priority and oldest first, and tries again whenever pods, nodes or claims change."""
+    """Binds pending pods, highest priority and oldest first, and tries again whenever pods, nodes or claims
+    change.
+    """
 
     def __init__(self, store: StorePort, informers: Informers) -> None:
         self._store = store

@@ -9,7 +9,9 @@ Object = dict[str, Any]
 
 
 def matches_selector(selector: Object | None, labels: Mapping[str, str]) -> bool:
-    """A `metav1.LabelSelector`. None matches nothing; an empty one matches everything. Raise ValueError on an unknown operator."""
+    """A `metav1.LabelSelector`. None matches nothing; an empty one matches everything. Raise ValueError on
+    an unknown operator.
+    """
     if selector is None:
         return False
     if any(labels.get(name) != value for name, value in (selector.get("matchLabels") or {}).items()):

@@ -8,15 +8,36 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from springtide_local.controllers.nodes import NodeTimes
 from springtide_local.quantities import parse_quantity
 
 MOST_NODES = 200
+LEASES = "kube-node-lease"
+
+# On a Node object: `killed` or `stopped` makes the node fail; without it the node works (see `kubelet.node`).
+STATE_ANNOTATION = "springtide.dev/local-node"
+KILLED = "killed"
+STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class NodeTimes:
+    """Seconds. `heartbeat`: between two renewals of a lease; `grace`: of silence until a node is NotReady
+    (Kubernetes: 10 and 40-50);
+
+    `toleration`: the longest that a pod stays on a NotReady node, which Kubernetes sets to 300 unless the
+    pod says otherwise.
+    """
+
+    heartbeat: float = 1.0
+    grace: float = 4.0
+    toleration: float = 5.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Each node has `cpus`, `memory` (Kubernetes quantities), `gpus` and room for `pods`; all of it is only said, not enforced."""
+    """Each node has `cpus`, `memory` (Kubernetes quantities), `gpus` and room for `pods`; all of it is only
+    said, not enforced.
+    """
 
     nodes: int = 3
     cpus: str = "8"
@@ -41,7 +62,8 @@ class Settings:
                 raise ValueError(f"{option} {value} must be more than 0")
         if self.times.heartbeat <= 0 or self.times.grace < 2 * self.times.heartbeat:
             raise ValueError(
-                f"a node's grace ({self.times.grace:g} s) must be at least two heartbeats ({self.times.heartbeat:g} s each)"
+                f"a node's grace ({self.times.grace:g} s) must be at least two heartbeats "
+                f"({self.times.heartbeat:g} s each)"
             )
 
     def capacity(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Finding processes by the marks in their environment, wherever they went: another session, another parent."""
+"""Finding processes by the marks in their environment, whatever session or parent they have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ CONTAINER_VARIABLE = "SPRINGTIDE_LOCAL_CONTAINER"
 
 
 def processes_with(variable: str, value: str) -> list[int]:
-    """Ids of our user's living processes (not zombies, not this one) whose initial environment has `variable=value`."""
+    """Ids of our user's living processes (not zombies, not this one) whose initial environment has
+    `variable=value`.
+    """
     mark = f"\0{variable}={value}\0".encode()
     found = []
     for name in os.listdir("/proc"):

@@ -1,4 +1,6 @@
-"""PersistentVolumeClaims: each gets a volume of its own, which is a folder, at once; the folder goes with the claim unless its policy is Retain."""
+"""PersistentVolumeClaims: each gets a volume of its own, which is a folder, at once; the folder goes with
+the claim unless its policy is Retain.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,9 @@ def is_true(obj: Object, kind: str) -> bool:
 def set_condition(
     status: Object, kind: str, value: str, reason: str, message: str, now: float, **more: str
 ) -> None:
-    """Change `status` in place. `lastTransitionTime` moves only with the value; the order of conditions stays."""
+    """Change `status` in place. `lastTransitionTime` moves only with the value; the order of conditions
+    stays.
+    """
     conditions = status.setdefault("conditions", [])
     old = next((c for c in conditions if c["type"] == kind), None)
     since = old["lastTransitionTime"] if old is not None and old["status"] == value else timestamp(now)

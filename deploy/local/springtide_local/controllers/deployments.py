@@ -1,4 +1,6 @@
-"""Deployments: one ReplicaSet per version of the template, moved from the old ones to the new one within surge and unavailability."""
+"""Deployments: one ReplicaSet per version of the template, moved from the old ones to the new one within
+surge and unavailability.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def rounded(value: int | str, total: int, up: bool) -> int:
 
 
 def limits(strategy: Object, wanted: int) -> tuple[int, int]:
-    """(surge, unavailable) of a RollingUpdate. Both zero would stand still for ever, so then one may be unavailable, as in Kubernetes."""
+    """(surge, unavailable) of a RollingUpdate. Both zero would stand still for ever, so then one may be
+    unavailable, as in Kubernetes.
+    """
     rolling = strategy.get("rollingUpdate") or {}
     surge = rounded(rolling.get("maxSurge", "25%"), wanted, up=True)
     unavailable = rounded(rolling.get("maxUnavailable", "25%"), wanted, up=False)
@@ -68,7 +72,9 @@ def decide(
     old_pods_left: bool,
     paused: bool = False,
 ) -> Sizes:
-    """The sizes of the next moment, from the ReplicaSets as they are (spec.replicas and status.availableReplicas)."""
+    """The sizes of the next moment, from the ReplicaSets as they are (spec.replicas and
+    status.availableReplicas).
+    """
     sizes = {rs["metadata"]["name"]: _spec(rs) for rs in old}
     current = _spec(new) if new is not None else 0
     total_old = sum(sizes.values())
@@ -86,7 +92,8 @@ def decide(
     grown = min(grown, wanted)
     available_new = _available(new) if new is not None else 0
     available_all = available_new + sum(_available(rs) for rs in old)
-    # Old pods that are not available can go at once; of the others, as many as the new ones have made room for.
+    # Old pods that are not available can go at once; of the others, as many as the new ones have made room
+    # for.
     spare_unhealthy = min(
         total_old + current - (wanted - unavailable) - max(current - available_new, 0), total_old
     )

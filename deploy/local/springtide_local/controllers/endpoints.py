@@ -25,7 +25,9 @@ class Endpoint(NamedTuple):
 
 
 def endpoints_of(service: Object, pods: list[Object]) -> list[Endpoint]:
-    """The pods that the Service selects and that have an address, by name. Ended pods are none; port entries are (name, number, protocol)."""
+    """The pods that the Service selects and that have an address, by name. Ended pods are none; port
+    entries are (name, number, protocol).
+    """
     spec = service["spec"]
     selector = spec.get("selector")
     if not selector:
@@ -78,7 +80,7 @@ class EndpointsController:
         for service in self._services.all(change.object["metadata"]["namespace"]):
             selector = service["spec"].get("selector")
             labels = [version["metadata"].get("labels") or {} for version in versions]
-            if selector and any(all(l.get(k) == v for k, v in selector.items()) for l in labels):
+            if selector and any(selector.items() <= each.items() for each in labels):
                 self.controller.on_change(Change("MODIFIED", service, None))
 
     def _reconcile(self, namespace: str, name: str) -> None:
@@ -168,7 +170,9 @@ def endpoints_object(service: Object, found: list[Endpoint]) -> Object:
 
 
 def slice_object(service: Object, found: list[Endpoint]) -> Object:
-    """The EndpointSlice. One slice: pods whose named ports differ in number are left out of it after the first kind of ports."""
+    """The EndpointSlice. One slice: pods whose named ports differ in number are left out of it after the
+    first kind of ports.
+    """
     ports = next((endpoint.ports for endpoint in found if endpoint.ports), ())
     endpoints = [
         {

@@ -1,4 +1,6 @@
-"""The loop of every controller: keys that may need work, one `reconcile` per key, again later when it fails."""
+"""The loop of every controller: keys that may need work, one `reconcile` per key, again later when it
+fails.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _LONGEST_RETRY = 30.0
 
 
 class Controller:
-    """Level-triggered: any number of wishes for a key before its turn are one. `reconcile` looks at what is and does the rest.
+    """Level-triggered: any number of wishes for a key before its turn are one. `reconcile` looks at what is
+    and does the rest.
 
     It returns when (seconds from now) the key is to be looked at again although nothing happens, or None.
     """

@@ -1,7 +1,8 @@
-"""Node life cycle: a node whose lease is not renewed becomes NotReady and tainted; its pods are deleted when their toleration is over.
+"""Node life cycle: a node whose lease is not renewed becomes NotReady and tainted; its pods are deleted
+when their toleration is over.
 
-As in Kubernetes, a pod on a dead node stays Terminating until its kubelet comes back, the Node object is deleted, or somebody deletes it by
-force. The times are shorter: see `NodeTimes`.
+As in Kubernetes, a pod on a dead node stays Terminating until its kubelet comes back, the Node object is
+deleted, or somebody deletes it by force. The times are shorter: see `NodeTimes`.
 """
 
 from __future__ import annotations
@@ -9,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from springtide_local.clock import parse_timestamp, timestamp
 from springtide_local.controllers.conditions import condition, set_condition
 from springtide_local.events import EventRecorder
 from springtide_local.informer import Informers
-from springtide_local.kubelet.node import LEASES
 from springtide_local.ports import ApiError, StorePort
 from springtide_local.selection import toleration_of
+from springtide_local.settings import LEASES, NodeTimes
 
 Object = dict[str, Any]
 _log = logging.getLogger(__name__)
@@ -27,20 +27,10 @@ _OURS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node
 _EVICTING = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-@dataclass(frozen=True)
-class NodeTimes:
-    """Seconds. `heartbeat`: between two renewals of a lease; `grace`: of silence until a node is NotReady (Kubernetes: 10 and 40-50);
-
-    `toleration`: the longest that a pod stays on a NotReady node, which Kubernetes sets to 300 unless the pod says otherwise.
-    """
-
-    heartbeat: float = 1.0
-    grace: float = 4.0
-    toleration: float = 5.0
-
-
 class Silence:
-    """How long a lease has not been renewed, as far as this process could have seen it: while it was itself held up, nobody was silent."""
+    """How long a lease has not been renewed, as far as this process could have seen it: while it was itself
+    held up, nobody was silent.
+    """
 
     def __init__(self) -> None:
         self._renewals: dict[str, str] = {}
@@ -62,7 +52,9 @@ class Silence:
 
 
 def wanted_taints(node: Object, now: float) -> list[Object]:
-    """The taints that follow from the node's Ready condition and its spec, and those of others. NoExecute ones say since when."""
+    """The taints that follow from the node's Ready condition and its spec, and those of others. NoExecute
+    ones say since when.
+    """
     spec = node.get("spec") or {}
     taints = spec.get("taints") or []
     known = {(taint["key"], taint["effect"]): taint for taint in taints}
@@ -85,7 +77,9 @@ def wanted_taints(node: Object, now: float) -> list[Object]:
 
 
 def eviction_due(pod: Object, taints: list[Object], toleration: float) -> tuple[float, str] | None:
-    """When (seconds since 1970) the pod has to leave a node with these taints and which one drives it out; None: it may stay."""
+    """When (seconds since 1970) the pod has to leave a node with these taints and which one drives it out;
+    None: it may stay.
+    """
     due: tuple[float, str] | None = None
     for taint in taints:
         if taint.get("effect") != "NoExecute":
@@ -223,7 +217,9 @@ class NodeLifecycle:
         )
 
     def _collect(self, nodes: set[str]) -> None:
-        """Pods of nodes that are no more, and pods being deleted on nodes that are declared out of service, are removed."""
+        """Pods of nodes that are no more, and pods being deleted on nodes that are declared out of service,
+        are removed.
+        """
         out = {
             node["metadata"]["name"]
             for node in self._nodes.all()

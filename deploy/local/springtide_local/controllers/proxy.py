@@ -1,7 +1,7 @@
 """Services' addresses: a TCP listener per port, spliced to a ready endpoint, as kube-proxy would route it.
 
-A port listens only while it has an endpoint, so that a connection without one is refused at once. When either side's connection ends, the
-other one is ended too.
+A port listens only while it has an endpoint, so that a connection without one is refused at once. When
+either side's connection ends, the other one is ended too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _DIAL_TIMEOUT = 5.0
 
 
 def backends_of(service: Object, slices: list[Object]) -> dict[int, list[Backend]]:
-    """By TCP port of the Service: the addresses that new connections go to. Empty for headless and external Services."""
+    """By TCP port of the Service: the addresses that new connections go to. Empty for headless and external
+    Services.
+    """
     spec = service["spec"]
     if not spec.get("clusterIP") or spec["clusterIP"] == "None":
         return {}
@@ -46,7 +48,9 @@ def backends_of(service: Object, slices: list[Object]) -> dict[int, list[Backend
 
 
 class _Half(asyncio.Protocol):
-    """One of the two connections of a spliced pair. What it receives is written to the other, as fast as that takes it."""
+    """One of the two connections of a spliced pair. What it receives is written to the other, as fast as
+    that takes it.
+    """
 
     def __init__(self, client: bool, peer: _Half | None = None) -> None:
         self.client = client

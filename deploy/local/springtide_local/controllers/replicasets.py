@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from springtide_local.clock import parse_timestamp
 from springtide_local.controllers.conditions import (
     condition,
     controller_of,
@@ -13,7 +14,6 @@ from springtide_local.controllers.conditions import (
     set_condition,
 )
 from springtide_local.controllers.loop import Controller
-from springtide_local.clock import parse_timestamp
 from springtide_local.events import EventRecorder
 from springtide_local.informer import Change, Informers
 from springtide_local.ports import ApiError, StorePort

@@ -1,4 +1,6 @@
-"""A container's environment, built from nothing: what its pod declares, its services, and the little that every process needs."""
+"""A container's environment, built from nothing: what its pod declares, its services, and the little that
+every process needs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _ENV_NAME = re.compile(r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")
 
 
 class ConfigError(Exception):
-    """Something the container refers to is missing: CreateContainerConfigError. Trying again helps once it is there."""
+    """Something the container refers to is missing: CreateContainerConfigError. Trying again helps once it
+    is there.
+    """
 
 
 def expand(text: str, known: Mapping[str, str]) -> str:
@@ -61,7 +65,9 @@ def _escape(text: str) -> str:
 
 
 def resource_value(reference: Object, container: Object, allocatable: Mapping[str, str]) -> str:
-    """A `resourceFieldRef`: limits fall back to the node's allocatable, requests to limits; divided by `divisor`, rounded up."""
+    """A `resourceFieldRef`: limits fall back to the node's allocatable, requests to limits; divided by
+    `divisor`, rounded up.
+    """
     kind, _, resource = str(reference["resource"]).partition(".")
     resources = container.get("resources") or {}
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
@@ -87,7 +93,8 @@ def declared_environment(
 ) -> dict[str, str]:
     """`services`, then `envFrom`, then `env` in order, each value expanded with what stands before it.
 
-    `pod` has its addresses in status. `config_map` and `secret_data` look up (namespace, name). Raise ConfigError.
+    `pod` has its addresses in status. `config_map` and `secret_data` look up (namespace, name). Raise
+    ConfigError.
     """
     namespace = pod["metadata"]["namespace"]
     env: dict[str, str] = dict(services)
@@ -98,7 +105,7 @@ def declared_environment(
             if _ENV_NAME.match(prefix + name):
                 own[prefix + name] = value
     for entry in container.get("env") or []:
-        if "valueFrom" in entry and entry["valueFrom"]:
+        if entry.get("valueFrom"):
             found = _value_from(entry["valueFrom"], container, pod, config_map, secret_data, allocatable)
             if found is None:
                 continue

@@ -1,4 +1,6 @@
-"""From a container of a pod to what the runtime runs: environment, arguments and folders, all with real paths."""
+"""From a container of a pod to what the runtime runs: environment, arguments and folders, all with real
+paths.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class ContainerFolder:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a process is told beside what its pod declares. `kubeconfig` is None where the pod gets no API token."""
+    """What a process is told beside what its pod declares. `kubeconfig` is None where the pod gets no API
+    token.
+    """
 
     cluster: str
     api_host: str
@@ -69,11 +73,14 @@ def build_launch(
     attempt: int,
     around: Surroundings,
 ) -> Launch:
-    """`declared` is the environment of the pod's specification, before paths are rewritten. Raise ConfigError when there is nothing to run."""
+    """`declared` is the environment of the pod's specification, before paths are rewritten. Raise
+    ConfigError when there is nothing to run.
+    """
     argv = command_line(container, declared)
     if not argv:
         raise ConfigError(
-            "no command specified: the embedded cluster's images have no entry point, so give the container a command"
+            "no command specified: the embedded cluster's images have no entry point, so give the "
+            "container a command"
         )
     base = {
         "PATH": f"{image.bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}",

@@ -15,10 +15,12 @@ Object = dict[str, Any]
 
 
 class LiveContainer:
-    """`changed` is called when a probe moved `record.ready` or `record.passed_startup`; `failed` with (kind, output) for each failed
-    probe, and `unhealthy` with a sentence when the container must be restarted.
+    """`changed` is called when a probe moved `record.ready` or `record.passed_startup`; `failed` with
+    (kind, output) for each failed probe, and `unhealthy` with a sentence when the container must be
+    restarted.
 
-    `kill_at` is the moment (seconds since 1970) at which it is killed if it still runs; None while nobody stops it.
+    `kill_at` is the moment (seconds since 1970) at which it is killed if it still runs; None while nobody
+    stops it.
     """
 
     def __init__(
@@ -66,7 +68,9 @@ class LiveContainer:
             self._begin_checks()
 
     def stop(self, kill_at: float) -> None:
-        """Pre-stop hook, then SIGTERM; the caller kills it at `kill_at`. Called again, it can only become earlier."""
+        """Pre-stop hook, then SIGTERM; the caller kills it at `kill_at`. Called again, it can only become
+        earlier.
+        """
         if self.kill_at is not None:
             self.kill_at = min(self.kill_at, kill_at)
             return

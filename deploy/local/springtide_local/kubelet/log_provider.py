@@ -1,4 +1,6 @@
-"""`kubectl logs`: finds the file of a container's latest start, or of the one before, among the kubelets of this process."""
+"""`kubectl logs`: finds the file of a container's latest start, or of the one before, among the kubelets of
+this process.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class LogProvider:
         self._kubelets = list(kubelets)
 
     async def __call__(self, pod: Object, wanted: Wanted) -> AsyncIterator[bytes]:
-        """Raise ApiError 400 when the container has not (or not twice) been started, 503 when its node is down."""
+        """Raise ApiError 400 when the container has not (or not twice) been started, 503 when its node is
+        down.
+        """
         uid, name = pod["metadata"]["uid"], wanted.container
         where = f'container "{name}" in pod "{pod["metadata"]["name"]}"'
         kubelet = next((k for k in self._kubelets if uid in k.workers), None)

@@ -1,6 +1,7 @@
 """Container logs: one file per start of a container, each line with its time, read by `kubectl logs`.
 
-A line in the file is `2026-01-31T12:00:00.000000000Z F text` (F: full line, P: part of one), after the CRI's log format.
+A line in the file is `2026-01-31T12:00:00.000000000Z F text` (F: full line, P: part of one), after the
+CRI's log format.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class ContainerLog:
         self._grown: asyncio.Event | None = None
 
     def write(self, data: bytes) -> None:
-        """Append what a container wrote, cut into lines; an unfinished line waits for its end, up to LONGEST_LINE bytes."""
+        """Append what a container wrote, cut into lines; an unfinished line waits for its end, up to
+        LONGEST_LINE bytes.
+        """
         stamp = _stamp(time.time())
         *lines, rest = (self._rest + data).split(b"\n")
         out = [b"%s F %s\n" % (stamp, line) for line in lines]
@@ -101,10 +104,13 @@ async def read_log(
     timestamps: bool = False,
     limit_bytes: int | None = None,
 ) -> AsyncIterator[bytes]:
-    """The log's content in chunks. With `follow`, goes on until `live` is closed. `since` is in seconds since 1970."""
+    """The log's content in chunks. With `follow`, goes on until `live` is closed. `since` is in seconds
+    since 1970.
+    """
     left = limit_bytes
     threshold = _stamp(since) if since is not None else b""
-    file = open(path, "rb")  # noqa: SIM115 - replaced when the log is rotated
+    # Local files of this machine: reading a chunk takes microseconds, and a rotated file is replaced.
+    file = open(path, "rb")  # noqa: SIM115, ASYNC230
     try:
         first: deque[bytes] | Iterator[bytes]
         first = (line for line in file if line[:_STAMP] >= threshold)
@@ -135,7 +141,7 @@ async def read_log(
             if not data:
                 if os.stat(path).st_ino != os.fstat(file.fileno()).st_ino:
                     file.close()
-                    file = open(path, "rb")  # noqa: SIM115
+                    file = open(path, "rb")  # noqa: SIM115, ASYNC230
                     continue
                 if done:
                     return

@@ -1,7 +1,8 @@
 """One node's kubelet: registers the node, keeps its heartbeat, and has a worker for each pod bound to it.
 
-The node can be made to fail: the annotation `springtide.dev/local-node` on its Node object says `killed` (all processes die, nothing is
-reported any more) or `stopped` (all processes are stopped, likewise); without it the node works, and comes back.
+The node can be made to fail: the annotation `springtide.dev/local-node` on its Node object says `killed`
+(all processes die, nothing is reported any more) or `stopped` (all processes are stopped, likewise);
+without it the node works, and comes back.
 """
 
 from __future__ import annotations
@@ -20,13 +21,10 @@ from springtide_local.informer import Change, Informers
 from springtide_local.kubelet.pod import PodWorker
 from springtide_local.kubelet.services import NodeServices
 from springtide_local.ports import ApiError
+from springtide_local.settings import KILLED, LEASES, STATE_ANNOTATION, STOPPED
 
 Object = dict[str, Any]
 _log = logging.getLogger(__name__)
-STATE_ANNOTATION = "springtide.dev/local-node"
-KILLED = "killed"
-STOPPED = "stopped"
-LEASES = "kube-node-lease"
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,9 @@ class NodeShape:
 
 
 class Kubelet:
-    """The workers of one node. `heartbeat` is the time between two renewals of the node's lease, in seconds."""
+    """The workers of one node. `heartbeat` is the time between two renewals of the node's lease, in
+    seconds.
+    """
 
     def __init__(self, shape: NodeShape, node: NodeServices, informers: Informers, heartbeat: float) -> None:
         self.shape = shape

@@ -1,8 +1,10 @@
-"""Container paths to real ones. Processes have no mounts of their own, so paths are rewritten where they are handed over as text.
+"""Container paths to real ones. Processes have no mounts of their own, so paths are rewritten where they
+are handed over as text.
 
-A container path counts where it starts on a boundary (the beginning of the text, after white space, a quote, `=`, `,`, `:`, a bracket or a
-redirection, or after `file://`) and ends on one (`/`, one of those, or the end), so that `/data` is found in `--dir=/data/x` and `/a:/data`,
-but not in `/database` or `https://host/data`.
+A container path counts where it starts on a boundary (the beginning of the text, after white space, a
+quote, `=`, `,`, `:`, a bracket or a redirection, or after `file://`) and ends on one (`/`, one of those, or
+the end), so that `/data` is found in `--dir=/data/x` and `/a:/data`, but not in `/database` or
+`https://host/data`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class PathMap:
         return self._pattern.sub(lambda match: self._mounts[match.group(1)], text)
 
     def resolve(self, path: str) -> Path:
-        """One whole path. Outside of every mount it stays what it is: processes share the machine's file system."""
+        """One whole path. Outside of every mount it stays what it is: processes share the machine's file
+        system.
+        """
         normal = _normal(path)
         for mount in sorted(self._mounts, key=len, reverse=True):
             if normal == mount or normal.startswith(mount.rstrip("/") + "/"):

@@ -1,6 +1,8 @@
-"""What a kubelet does next for a pod that lives: which containers to start now, which wait and until when, whether the pod is done.
+"""What a kubelet does next for a pod that lives: which containers to start now, which wait and until when,
+whether the pod is done.
 
-`decide` is pure; the rules are those of the kubelet: init containers in order, sidecars before and beside, then all others together.
+`decide` is pure; the rules are those of the kubelet: init containers in order, sidecars before and beside,
+then all others together.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ from springtide_local.kubelet.state import ContainerRecord, Running, Terminated,
 
 @dataclass
 class Decision:
-    """`start`: names to start now. `waiting`: new waiting states. `wake_at`: when to decide again if nothing happens, or None.
+    """`start`: names to start now. `waiting`: new waiting states. `wake_at`: when to decide again if
+    nothing happens, or None.
 
-    `finished` says why no container will run again (empty while the pod goes on); sidecars are then to be stopped.
+    `finished` says why no container will run again (empty while the pod goes on); sidecars are then to be
+    stopped.
     """
 
     start: list[str] = field(default_factory=list)

@@ -30,7 +30,9 @@ _DEADLINE = ("DeadlineExceeded", "Pod was active on the node longer than the spe
 
 
 class PodWorker:
-    """One per pod on this node, from the moment it is bound until it is gone from the API and its processes are dead."""
+    """One per pod on this node, from the moment it is bound until it is gone from the API and its processes
+    are dead.
+    """
 
     def __init__(self, pod: Object, node: NodeServices) -> None:
         self.pod = pod
@@ -55,6 +57,11 @@ class PodWorker:
     def name(self) -> str:
         return f"{self.pod['metadata']['namespace']}/{self.pod['metadata']['name']}"
 
+    @property
+    def _described(self) -> str:
+        metadata = self.pod["metadata"]
+        return f"{metadata['name']}_{metadata['namespace']}({self.uid})"
+
     def update(self, pod: Object) -> None:
         """The API has a newer version of the pod."""
         self.pod = pod
@@ -66,7 +73,9 @@ class PodWorker:
         self._wake.set()
 
     def reference_changed(self, kind: str, name: str) -> None:
-        """A Secret, ConfigMap or claim of the pod's namespace is there or has changed: it may be what the pod waits for or shows."""
+        """A Secret, ConfigMap or claim of the pod's namespace is there or has changed: it may be what the
+        pod waits for or shows.
+        """
         for record in self.records.values():
             if isinstance(record.state, Waiting) and record.state.reason == "CreateContainerConfigError":
                 record.retry_at = 0.0
@@ -143,12 +152,12 @@ class PodWorker:
         return min(due) if due else None
 
     def _carry_on(self, now: float) -> float | None:
-        metadata = self.pod["metadata"]
-        described = f"{metadata['name']}_{metadata['namespace']}({self.uid})"
         if not self._mount():
             self._write_status(now)
             return now + _MOUNT_RETRY
-        decision = plan.decide(self.records, self.pod["spec"].get("restartPolicy", "Always"), described, now)
+        decision = plan.decide(
+            self.records, self.pod["spec"].get("restartPolicy", "Always"), self._described, now
+        )
         for name in decision.start:
             self._start(name, now)
         for name, waiting in decision.waiting.items():
@@ -211,10 +220,8 @@ class PodWorker:
             record.last = record.state
         if record.state != waiting:
             record.state = waiting
-            self._node.events.warning(
-                self.pod, "BackOff", f"Back-off restarting failed container {record.name} in pod {self.pod['metadata']['name']}_"
-                f"{self.pod['metadata']['namespace']}({self.uid})", self._field(record.name),
-            )  # fmt: skip
+            text = f"Back-off restarting failed container {record.name} in pod {self._described}"
+            self._node.events.warning(self.pod, "BackOff", text, self._field(record.name))
 
     def _on_exit(self, name: str, live: LiveContainer, ended: Exit) -> None:
         live.end()
@@ -260,7 +267,8 @@ class PodWorker:
         metadata = self.pod["metadata"]
         grace = float(metadata.get("deletionGracePeriodSeconds") or 0)
         requested = parse_timestamp(metadata["deletionTimestamp"])
-        # deletionTimestamp is the end of the grace period in whole seconds; our own clock is finer, so it gives at most the grace.
+        # deletionTimestamp is the end of the grace period in whole seconds; our own clock is finer, so it
+        # gives at most the grace.
         self._stop_all(now, now + grace if requested is None else min(now + grace, requested + 1.0))
         if self.live:
             return self._next_kill()

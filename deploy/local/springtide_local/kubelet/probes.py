@@ -1,9 +1,10 @@
-"""Startup, readiness and liveness probes: httpGet, tcpSocket, exec and grpc, with the thresholds of the pod's specification."""
+"""Startup, readiness and liveness probes: httpGet, tcpSocket, exec and grpc, with the thresholds of the
+pod's specification.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,7 +25,9 @@ class Verdict(NamedTuple):
 
 @dataclass
 class Thresholds:
-    """Counts verdicts in a row. `add` returns True when the probe has just come to succeed, False at each full count of failures, else None."""
+    """Counts verdicts in a row. `add` returns True when the probe has just come to succeed, False at each
+    full count of failures, else None.
+    """
 
     success: int
     failure: int
@@ -108,7 +111,7 @@ class Prober:
         host = action.get("host") or self._address
         url = f"{scheme}://{host}:{self._port(action['port'])}/{str(action.get('path') or '/').lstrip('/')}"
         headers = {header["name"]: header["value"] for header in action.get("httpHeaders") or []}
-        verify: ssl.SSLContext | bool = False if scheme == "https" else True
+        verify = scheme != "https"
         async with (
             aiohttp.ClientSession() as session,
             session.get(url, headers={"User-Agent": "kube-probe/1.32", **headers}, ssl=verify) as response,
@@ -126,7 +129,9 @@ class Prober:
         return Verdict(True, "")
 
     async def _grpc(self, action: Object, timeout: float) -> Verdict:
-        """`grpc.health.v1.Health/Check`; its two messages have one field each, so they are written and read by hand."""
+        """`grpc.health.v1.Health/Check`; its two messages have one field each, so they are written and read
+        by hand.
+        """
         import grpc
 
         name = str(action.get("service") or "").encode()

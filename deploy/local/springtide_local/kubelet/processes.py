@@ -1,7 +1,8 @@
-"""Containers as local processes: each in a session of its own, watched through a pidfd, so that its death is seen at once.
+"""Containers as local processes: each in a session of its own, watched through a pidfd, so that its death
+is seen at once.
 
-What a container is to Kubernetes, a process group (and what escaped from it, found by its environment) is here: when the main process ends,
-the rest is killed.
+What a container is to Kubernetes, a process group (and what escaped from it, found by its environment) is
+here: when the main process ends, the rest is killed.
 """
 
 from __future__ import annotations
@@ -166,14 +167,16 @@ def _reason(error: OSError | ValueError) -> str:
 
 def _start_error(cause: str) -> StartError:
     return StartError(
-        "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
+        "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
+        "runc create failed: "
         f"unable to start container process: {cause}: unknown"
     )
 
 
 def _drain(output: int, log: ContainerLog) -> None:
     with contextlib.suppress(BlockingIOError):
-        # A process that escaped may still write: a pipe's worth is all that the container itself can have left.
+        # A process that escaped may still write: a pipe's worth is all that the container itself can have
+        # left.
         for _ in range(32):
             data = os.read(output, _CHUNK)
             if not data:
@@ -182,7 +185,9 @@ def _drain(output: int, log: ContainerLog) -> None:
 
 
 def signal_escaped(key: str, number: signal.Signals) -> None:
-    """Signal the processes of a container that left its group. Slow (reads /proc): not for the event loop's thread."""
+    """Signal the processes of a container that left its group. Slow (reads /proc): not for the event loop's
+    thread.
+    """
     for pid in processes_with(CONTAINER_VARIABLE, key):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

@@ -1,4 +1,6 @@
-"""How long a container waits before it is started again: at once the first time, then 10 s doubling to 300 s (kubelet's CrashLoopBackOff)."""
+"""How long a container waits before it is started again: at once the first time, then 10 s doubling to 300
+s (kubelet's CrashLoopBackOff).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ LONGEST_DELAY = 300.0
 
 @dataclass(frozen=True)
 class Backoff:
-    """`delay` seconds after an event, last raised at `updated`. Forgotten when nothing happened for twice the longest delay."""
+    """`delay` seconds after an event, last raised at `updated`. Forgotten when nothing happened for twice
+    the longest delay.
+    """
 
     delay: float = 0.0
     updated: float = 0.0

@@ -1,4 +1,6 @@
-"""The port between the kubelet and whatever runs containers. `processes` runs local processes; another one may only pretend."""
+"""The port between the kubelet and whatever runs containers. `processes` runs local processes; another one
+may only pretend.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from springtide_local.kubelet.logs import ContainerLog
 
 @dataclass(frozen=True)
 class Launch:
-    """What to run. All paths are real ones. `key` is unique over all starts of all containers of this cluster."""
+    """What to run. All paths are real ones. `key` is unique over all starts of all containers of this
+    cluster.
+    """
 
     key: str
     argv: Sequence[str]
@@ -23,7 +27,9 @@ class Launch:
 
 
 class Exit(NamedTuple):
-    """`code` is 128 + signal for a killed process; `signal` is 0 when it ended by itself. `at` is in seconds since 1970."""
+    """`code` is 128 + signal for a killed process; `signal` is 0 when it ended by itself. `at` is in
+    seconds since 1970.
+    """
 
     code: int
     signal: int
@@ -76,5 +82,7 @@ class Runtime(Protocol):
         ...
 
     async def execute(self, launch: Launch, timeout: float) -> ExecResult:
-        """Run a command beside a container (probe, hook) and wait for it. Raise StartError. Nothing is left running."""
+        """Run a command beside a container (probe, hook) and wait for it. Raise StartError. Nothing is left
+        running.
+        """
         ...

@@ -62,7 +62,9 @@ class WatchedReferences:
 
 @dataclass
 class NodeServices:
-    """One node's share of the cluster. `running` is clear while the node is killed or stopped: nothing is decided or written then."""
+    """One node's share of the cluster. `running` is clear while the node is killed or stopped: nothing is
+    decided or written then.
+    """
 
     node: str
     host_ip: str
@@ -90,7 +92,8 @@ class NodeServices:
         return secret_data(self.secret(namespace, name))
 
     def _current(self, informer: Informer, resource: str, namespace: str, name: str) -> Object | None:
-        # The watch of pods may run ahead of the watch of what they refer to, so what is not known is asked for.
+        # The watch of pods may run ahead of the watch of what they refer to, so what is not known is asked
+        # for.
         found = informer.get(namespace, name)
         if found is None:
             try:

@@ -1,4 +1,6 @@
-"""Making a container: image, volumes, environment, process. What goes wrong becomes the container's waiting state and an event."""
+"""Making a container: image, volumes, environment, process. What goes wrong becomes the container's waiting
+state and an event.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class ContainerStarter:
         return ContainerFolder(self._root / container)
 
     def mount(self, pod: Object) -> None:
-        """Set up the pod's volumes and its API access, once. Raise MountError or OSError when that cannot be (yet)."""
+        """Set up the pod's volumes and its API access, once. Raise MountError or OSError when that cannot
+        be (yet).
+        """
         if self._volumes is not None:
             return
         source = self._node.volumes(pod)
@@ -66,7 +70,9 @@ class ContainerStarter:
     def start(
         self, pod: Object, container: Object, record: ContainerRecord, now: float
     ) -> tuple[Launch, RunningContainer] | None:
-        """Start it and move `record` to Running; or to the state that says why not, with the moment of the next try."""
+        """Start it and move `record` to Running; or to the state that says why not, with the moment of the
+        next try.
+        """
         field = f"spec.containers{{{container['name']}}}"
         events = self._node.events
         image = self._image(pod, container, record, now, field)

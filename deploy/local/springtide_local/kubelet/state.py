@@ -36,7 +36,8 @@ State = Waiting | Running | Terminated
 
 @dataclass
 class ContainerRecord:
-    """`passed_startup` and `ready` are what the probes say of the running container (true where there is no such probe).
+    """`passed_startup` and `ready` are what the probes say of the running container (true where there is no
+    such probe).
 
     `retry_at`: not before this moment is a container made that could not be made (image, configuration).
     """

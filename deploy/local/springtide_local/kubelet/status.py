@@ -86,9 +86,11 @@ def pod_status(
     now: float,
     failure: tuple[str, str] | None = None,
 ) -> Object:
-    """The parts of `old` (the status there is) that the kubelet owns, made new: phase, conditions, container statuses.
+    """The parts of `old` (the status there is) that the kubelet owns, made new: phase, conditions,
+    container statuses.
 
-    `failure` (reason, message) makes the pod Failed whatever its containers did: a deadline, a lost container.
+    `failure` (reason, message) makes the pod Failed whatever its containers did: a deadline, a lost
+    container.
     """
     status = dict(old)
     status["phase"] = "Failed" if failure else phase(records, restart_policy)

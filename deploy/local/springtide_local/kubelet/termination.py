@@ -1,4 +1,6 @@
-"""The message a container leaves behind: its termination message file, or the end of its log when it failed and asked for that."""
+"""The message a container leaves behind: its termination message file, or the end of its log when it failed
+and asked for that.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Volumes as folders: filled from Secrets, ConfigMaps, the downward API and tokens, shared per claim, or just empty."""
+"""Volumes as folders: filled from Secrets, ConfigMaps, the downward API and tokens, shared per claim, or
+just empty.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ def config_map_data(config_map: Object | None) -> dict[str, bytes] | None:
 class Volumes:
     """The volumes of one pod, below `root`.
 
-    `config_map`, `secret` and `claim` look up (namespace, name); `claim_folder` gives the folder of a claim object; `token` makes a service
-    account token for the pod; `authority` is the API server's CA certificate (PEM).
+    `config_map`, `secret` and `claim` look up (namespace, name); `claim_folder` gives the folder of a claim
+    object; `token` makes a service account token for the pod; `authority` is the API server's CA
+    certificate (PEM).
     """
 
     def __init__(
@@ -60,7 +63,9 @@ class Volumes:
         self._allocatable = allocatable
 
     def set_up(self, pod: Object) -> dict[str, Path]:
-        """The real path of each volume, made and filled; harmless to call again. Raise MountError naming the volume and what it lacks."""
+        """The real path of each volume, made and filled; harmless to call again. Raise MountError naming
+        the volume and what it lacks.
+        """
         return {volume["name"]: self._set_up(volume, pod) for volume in pod["spec"].get("volumes") or []}
 
     def remove(self) -> None:
@@ -69,7 +74,7 @@ class Volumes:
     def _set_up(self, volume: Object, pod: Object) -> Path:
         name = volume["name"]
         namespace = pod["metadata"]["namespace"]
-        folder = self._root / name
+        folder: Path = self._root / name
         if (host_path := volume.get("hostPath")) is not None:
             return _host_path(name, host_path)
         if source := volume.get("persistentVolumeClaim"):
@@ -77,7 +82,8 @@ class Volumes:
             if claim is None or (claim.get("status") or {}).get("phase") != "Bound":
                 state = "not found" if claim is None else "not bound"
                 raise MountError(
-                    f'MountVolume.SetUp failed for volume "{name}" : persistentvolumeclaim "{source["claimName"]}" {state}'
+                    f'MountVolume.SetUp failed for volume "{name}" : persistentvolumeclaim '
+                    f'"{source["claimName"]}" {state}'
                 )
             return self._claim_folder(claim)
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +116,8 @@ class Volumes:
                 return self._source_files({kind: source}, pod, source.get("defaultMode", 0o644))
         kind = next((key for key in volume if key != "name"), "none")
         raise ConfigError(
-            f"the embedded cluster has no volumes of type {kind}; it has emptyDir, hostPath, secret, configMap, projected, downwardAPI "
+            f"the embedded cluster has no volumes of type {kind}; it has emptyDir, hostPath, secret, "
+            "configMap, projected, downwardAPI "
             f"and persistentVolumeClaim"
         )
 
@@ -166,7 +173,8 @@ def _items(
             files[item["path"]] = (data[item["key"]], item.get("mode", mode))
         elif not optional:
             raise ConfigError(
-                f"{kind} {namespace}/{source['name']} has no key {item['key']!r} (references non-existent {kind} key)"
+                f"{kind} {namespace}/{source['name']} has no key {item['key']!r} (references "
+                f"non-existent {kind} key)"
             )
     return files
 
@@ -202,7 +210,8 @@ def _host_path(name: str, source: Object) -> Path:
     }.get(kind)
     if right is not None and not right():
         raise MountError(
-            f'MountVolume.SetUp failed for volume "{name}" : hostPath type check failed: {path} is not a {kind.lower()}'
+            f'MountVolume.SetUp failed for volume "{name}" : hostPath type check failed: {path} is '
+            f"not a {kind.lower()}"
         )
     return path
 
@@ -210,7 +219,9 @@ def _host_path(name: str, source: Object) -> Path:
 def mount_paths(
     container: Object, volumes: Mapping[str, Path], expand: Callable[[str], str]
 ) -> dict[str, Path]:
-    """From the container's mount paths to real ones. Folders for `subPath` are made. Raise MountError for a volume or path that cannot be."""
+    """From the container's mount paths to real ones. Folders for `subPath` are made. Raise MountError for a
+    volume or path that cannot be.
+    """
     mounts = {}
     for mount in container.get("volumeMounts") or []:
         if mount["name"] not in volumes:
