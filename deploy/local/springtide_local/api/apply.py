@@ -39,14 +39,14 @@ def apply(store: Store, target: Target, config: Object, options: Options, force:
     me = Entry(options.manager, APPLY, resource.api_version, target.subresource, timestamp(store.now()), mine)
     others = [entry for entry in entries if entry.identity != me.identity]
     previous = next((entry for entry in entries if entry.identity == me.identity), None)
-    conflicts = _conflicts(others, mine, config, live, resource)
+    merged = fieldsets.merge(live, config, node)
+    conflicts = _conflicts(others, mine, merged, live, resource)
     if conflicts and options.manager == _KUBECTL and _upgrades(conflicts, live, resource):
         force = True
     if conflicts and not force:
         raise _conflict(conflicts)
     for entry, fields in conflicts:
         entry.fields = fieldsets.difference(entry.fields, fields)
-    merged = fieldsets.merge(live, config, node)
     if previous is not None:
         merged = _prune(merged, previous.fields, mine, others, resource)
         if previous.fields == mine:
@@ -65,7 +65,7 @@ def apply(store: Store, target: Target, config: Object, options: Options, force:
 
 
 def _upgrades(conflicts: list[tuple[Entry, Trie]], live: Object, resource: ResourceType) -> bool:
-    """Whether all conflicts are with kubectl's own client-side applies, by its annotation: it goes on then."""
+    """Whether all conflicts are with kubectl's own client-side applies, by its annotation."""
     try:
         last = json.loads(lookup(live, "metadata", "annotations", _LAST_APPLIED) or "")
     except ValueError:
@@ -134,12 +134,12 @@ def _strip(resource: ResourceType, fields: Trie, subresource: str) -> Trie:
 
 
 def _conflicts(
-    others: list[Entry], mine: Trie, config: Object, live: Object, resource: ResourceType
+    others: list[Entry], mine: Trie, merged: Object, live: Object, resource: ResourceType
 ) -> list[tuple[Entry, Trie]]:
     found = []
     for entry in others:
         shared = fieldsets.intersection(entry.fields, mine)
-        fields = fieldsets.differing(shared, config, live, resource.node) if shared else {}
+        fields = fieldsets.differing(shared, merged, live, resource.node) if shared else {}
         if fields:
             found.append((entry, fields))
     return found

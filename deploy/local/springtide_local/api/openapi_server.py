@@ -18,6 +18,8 @@ from springtide_local.api.resources import Registry, ResourceType
 from springtide_local.ports import Object
 
 _V2_PROTOBUF = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
+# Named without "@", which Go's parser of media types (in helm) refuses.
+_V2_PROTOBUF_ANSWER = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 _CUSTOM_PATCHES = (
     "application/json-patch+json",
     "application/merge-patch+json",
@@ -84,7 +86,7 @@ class Documents:
 
 def _version_2(accept: str) -> web.Response:
     if _V2_PROTOBUF in accept:
-        return web.Response(body=b"", headers={"Content-Type": _V2_PROTOBUF})
+        return web.Response(body=b"", headers={"Content-Type": _V2_PROTOBUF_ANSWER})
     raise errors.not_acceptable("OpenAPI v2 is not served by the embedded cluster; use /openapi/v3")
 
 
