@@ -1,0 +1,146 @@
+"""The installed operator on a cluster, with workers that only pretend to train."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator
+
+import pytest
+from e2e_cluster import OPERATOR_LABELS, OPERATOR_NAMESPACE, E2ECluster, RefusedError, cluster
+from operator_fake_worker import FakeJob, kill
+
+pytestmark = pytest.mark.timeout(180)
+
+Start = Callable[..., FakeJob]
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[E2ECluster]:
+    with cluster(tmp_path_factory.mktemp("operator")) as running:
+        yield running
+
+
+@pytest.fixture
+def namespace(system: E2ECluster) -> Iterator[str]:
+    with system.namespace(f"op-{secrets.token_hex(4)}") as name:
+        yield name
+
+
+@pytest.fixture
+def job(system: E2ECluster, namespace: str) -> FakeJob:
+    return FakeJob(system, namespace, "fake")
+
+
+def kill_operator(system: E2ECluster) -> None:
+    pods = system.read("pods", "-n", OPERATOR_NAMESPACE, "-l", OPERATOR_LABELS)["items"]
+    kill(system, next(pod for pod in pods if "deletionTimestamp" not in pod["metadata"]))
+
+
+def test_a_job_is_made_scaled_and_deleted(system: E2ECluster, job: FakeJob) -> None:
+    job.start(replicas=3)
+    first = job.until_running("0-0", "1-0", "2-0")
+    for pod in (*job.pods().values(), *job.pods("coordinator").values()):
+        assert pod["metadata"]["ownerReferences"][0]["uid"] == job.read()["metadata"]["uid"]
+        assert "finalizers" not in pod["metadata"]
+    assert "finalizers" not in job.read()["metadata"]
+
+    system.kubectl("scale", "stj/fake", "-n", job.namespace, "--replicas=5")
+    grown = job.until_running("0-0", "1-0", "2-0", "3-0", "4-0")
+    system.kubectl("scale", "stj/fake", "-n", job.namespace, "--replicas=2")
+    shrunk = job.until_running("0-0", "1-0")
+    assert first.items() <= grown.items()
+    assert shrunk.items() <= first.items()
+    assert job.status()["restarts"]["total"] == 0
+    with pytest.raises(RefusedError, match=r"maxReplicas \(6\)"):
+        system.kubectl("scale", "stj/fake", "-n", job.namespace, "--replicas=7")
+    header = system.kubectl("get", "stj", "-n", job.namespace).splitlines()[0].split()
+    assert header == ["NAME", "STATE", "WORKERS", "STEP", "SAMPLES/S", "GOODPUT", "RESTARTS", "AGE"]
+
+    system.kubectl("delete", "stj/fake", "-n", job.namespace, "--timeout=30s")
+
+    def left() -> list[str]:
+        kinds = "pods,services,secrets"
+        return system.kubectl(
+            "get", kinds, "-n", job.namespace, "-l", "springtide.dev/job=fake", "-o", "name"
+        ).split()
+
+    system.until(30, "all that the job made to go", lambda: not left())
+
+
+def test_lost_workers_are_replaced_and_only_failures_count(system: E2ECluster, job: FakeJob) -> None:
+    job.start(replicas=3)
+    before = job.until_running("0-0", "1-0", "2-0")
+    system.kubectl("delete", "pod", "fake-worker-0-0", "-n", job.namespace, "--wait=false")
+    job.until_running("0-1", "1-0", "2-0")
+    system.kubectl("delete", "pod", "fake-worker-1-0", "-n", job.namespace, "--force", "--grace-period=0")
+    job.until_running("0-1", "1-1", "2-0")
+    kill(system, job.pods()["fake-worker-0-1"])
+    after = job.until_running("0-2", "1-1", "2-0")
+    assert after["fake-worker-2-0"] == before["fake-worker-2-0"]
+    restarts = job.status()["restarts"]
+    assert (restarts["failures"], restarts["preemptions"]) == (1, 2)
+    assert job.status()["lastFailure"]["pod"] == "fake-worker-0-1"
+    assert "signal 9" in job.status()["lastFailure"]["message"]
+    events = json.dumps(system.read("events", "-n", job.namespace))
+    assert "WorkerFailed" in events
+    assert "WorkerPreempted" in events
+
+
+def test_an_operator_that_dies_is_followed_by_one_that_goes_on(system: E2ECluster, job: FakeJob) -> None:
+    job.start(replicas=2)
+    job.until_running("0-0", "1-0")
+    kill_operator(system)
+    kill(system, job.pods()["fake-worker-0-0"])
+    system.kubectl("scale", "stj/fake", "-n", job.namespace, "--replicas=4")
+    system.kubectl("delete", "pod", "fake-coordinator-1", "-n", job.namespace, "--force", "--grace-period=0")
+    job.until_running("0-1", "1-0", "2-0", "3-0", seconds=40)
+    system.until(20, "the next coordinator", lambda: list(job.pods("coordinator")) == ["fake-coordinator-2"])
+    status = job.status()
+    assert status["restarts"]["failures"] == 1
+    assert status["coordinator"]["incarnation"] == 2
+
+
+def test_success_is_what_a_worker_says(job: FakeJob) -> None:
+    job.start("finish", replicas=2)
+    job.until_condition("Succeeded")
+    status = job.status()
+    assert status["state"] == "Succeeded"
+    assert status["step"] == 12
+    assert status["values"] == {"accuracy": "0.9"}
+    assert status["data"]["totalSeen"] == 64
+    job.cluster.until(20, "the coordinator to go", lambda: not job.pods("coordinator"))
+    assert job.pods()  # ended ones stay, for their logs
+
+
+def test_exit_code_0_is_no_success(job: FakeJob) -> None:
+    job.start("exit0", failurePolicy={"backoffLimit": 0})
+    failed = job.until_condition("Failed", "BackoffLimitExceeded")
+    assert "springtide.init()" in failed["message"]
+    job.cluster.until(20, "the coordinator to go", lambda: not job.pods("coordinator"))
+
+
+def test_a_script_that_raises_before_init_fails_the_job_with_its_last_line(job: FakeJob) -> None:
+    job.start("raise", failurePolicy={"backoffLimit": 1})
+    failed = job.until_condition("Failed", "BackoffLimitExceeded")
+    assert "FileNotFoundError: no data in /nowhere" in failed["message"]
+    assert job.status()["restarts"]["failures"] == 2
+
+
+def test_a_quota_is_named_and_the_job_grows_when_it_does(system: E2ECluster, job: FakeJob) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "small"},
+        "spec": {"hard": {"pods": "3"}},
+    }
+    system.apply(quota, namespace=job.namespace)
+    job.start(replicas=4)
+    job.until_running("0-0", "1-0")
+    degraded = job.until_condition("Degraded", "PodsRefused")
+    assert "exceeded quota: small" in degraded["message"]
+    assert job.status()["restarts"]["failures"] == 0
+    quota["spec"] = {"hard": {"pods": "9"}}
+    system.apply(quota, namespace=job.namespace)
+    job.until_running("0-0", "1-0", "2-0", "3-0")
+    system.until(15, "the trouble to be over", lambda: job.condition("Degraded").get("status") == "False")
