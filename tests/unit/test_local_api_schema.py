@@ -279,6 +279,13 @@ def test_wrong_definitions_are_refused(raw: dict[str, Any], said: str) -> None:
     assert any(said in text for text in found), found
 
 
+def test_a_definition_is_checked_and_left_as_it_is() -> None:
+    inner = {"type": "object", "default": {}, "properties": {"n": {**INT, "default": 1}}}
+    raw = {"type": "object", "properties": {"a": inner}}
+    assert Definitions().check(definition(raw)) == []
+    assert raw["properties"]["a"]["default"] == {}
+
+
 def test_a_right_definition_is_not() -> None:
     bounded = {**LIST, "maxItems": 5}
     assert Definitions().check(definition(rules("self.l.all(x, x > 0)", l=bounded))) == []

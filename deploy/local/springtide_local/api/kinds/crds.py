@@ -9,7 +9,7 @@ from typing import Any
 from springtide_local.api import cel, errors
 from springtide_local.api.errors import FieldError
 from springtide_local.api.kinds.base import Kind, Reader
-from springtide_local.api.objects import label_1035_problem, timestamp
+from springtide_local.api.objects import clone_value, label_1035_problem, timestamp
 from springtide_local.api.resources import ResourceType, ScalePaths
 from springtide_local.api.schema import Node, apply_defaults, compile_schema, prune, validate
 from springtide_local.api.selectors import FieldGetter, field
@@ -160,7 +160,7 @@ def _check_structure(raw: Object, path: str, found: list[FieldError], root: bool
 
 def _check_default(raw: Object, path: str, found: list[FieldError]) -> None:
     node = compile_schema(raw)
-    value = {"v": raw["default"]}
+    value = {"v": clone_value(raw["default"])}
     apply_defaults(node, value["v"])
     wrong: list[FieldError] = []
     unknown: list[str] = []
