@@ -96,8 +96,8 @@ def test_object_counts_and_scopes() -> None:
 
 
 def test_a_limit_range_fills_and_bounds() -> None:
-    item = {"spec": {"limits": [{"type": "Container", "default": {"cpu": "1"}, "defaultRequest": {"cpu": "500m"},
-                                 "max": {"cpu": "2"}, "min": {"cpu": "100m"}}]}}  # fmt: skip
+    bounds = {"type": "Container", "max": {"cpu": "2"}, "min": {"cpu": "100m"}}
+    item = {"spec": {"limits": [{**bounds, "default": {"cpu": "1"}, "defaultRequest": {"cpu": "500m"}}]}}
     spec = pod()["spec"]
     quota.apply_limit_range(item, spec)
     assert spec["containers"][0]["resources"] == {"limits": {"cpu": "1"}, "requests": {"cpu": "500m"}}

@@ -145,6 +145,26 @@ async def test_a_chain_of_owners_goes_in_one_sweep() -> None:
     assert store.list("configmaps", "default") == []
 
 
+async def test_a_deleted_namespace_keeps_its_contents_a_moment() -> None:
+    clock = Clock()
+    store = Store(clock)
+    collector = Collector(store, patience=1.0)
+    store.create("namespaces", {"metadata": {"name": "n"}})
+    store.create("configmaps", {"metadata": {"name": "c"}}, "n")
+    held = {"metadata": {"name": "held", "finalizers": ["test.dev/hold"]}}
+    store.create("configmaps", held, "n")
+    store.delete("namespaces", "n")
+    collector.work()
+    assert len(store.list("configmaps", "n")) == 2
+    clock.now += 1.1
+    collector.work()
+    assert [obj["metadata"]["name"] for obj in store.list("configmaps", "n")] == ["held"]
+    store.mutate("configmaps", "held", "n", lambda obj: obj["metadata"].pop("finalizers"))
+    collector.work()
+    with pytest.raises(ApiError, match='namespaces "n" not found'):
+        store.get("namespaces", "n")
+
+
 def test_services_use_a_full_range_once_each() -> None:
     store = Store(services="127.96.0.0/29")
     body = {"spec": {"ports": [{"port": 80}]}}

@@ -8,7 +8,10 @@ owner was never there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from springtide_local.api import writes
@@ -19,7 +22,17 @@ from springtide_local.ports import ApiError, Object
 if TYPE_CHECKING:
     from springtide_local.api.store import Store
 
+_LOG = logging.getLogger(__name__)
 _MANAGER = "kube-controller-manager"
+
+
+@contextlib.contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """One object that cannot be collected (its kind's schema has changed, say) must not stop the others."""
+    try:
+        yield
+    except ApiError as problem:
+        _LOG.warning("cannot collect %s: %s", what, problem.message)
 
 
 def owner_uids(obj: Object) -> list[str]:
@@ -39,11 +52,17 @@ def orphan_dependents(store: Store, uid: str) -> None:
 
 
 class Collector:
-    def __init__(self, store: Store) -> None:
+    """`patience` is how long (s) a deleted namespace keeps its contents, so that who deletes a whole
+    manifest finds them.
+    """
+
+    def __init__(self, store: Store, patience: float = 0.7) -> None:
         self._store = store
+        self._patience = patience
         self._dependents: dict[str, set[tuple[str, Key]]] = {}
         self._queue: deque[tuple[str, Key]] = deque()
         self._namespaces: set[str] = set()
+        self._not_before: dict[str, float] = {}
         self._wake = asyncio.Event()
         store.listeners.append(self._changed)
 
@@ -69,6 +88,7 @@ class Collector:
         namespace = self._store.peek("namespaces", name) if name else None
         if namespace is not None and namespace["metadata"].get("deletionTimestamp"):
             self._namespaces.add(name)
+            self._not_before.setdefault(name, self._store.now() + self._patience)
             self._wake.set()
 
     def _enqueue(self, item: tuple[str, Key]) -> None:
@@ -78,7 +98,11 @@ class Collector:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await self._wake.wait()
+            due = min((self._not_before[name] for name in self._namespaces), default=None)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(
+                    self._wake.wait(), None if due is None else max(due - self._store.now(), 0.0)
+                )
             self._wake.clear()
             self.work()
             await asyncio.sleep(0)
@@ -86,9 +110,14 @@ class Collector:
     def work(self) -> None:
         """Do everything that is due now."""
         while self._queue:
-            self._collect(*self._queue.popleft())
-        while self._namespaces:
-            self._empty(self._namespaces.pop())
+            storage, key = self._queue.popleft()
+            with _reported(f"{storage} {key[1]}"):
+                self._collect(storage, key)
+        now = self._store.now()
+        for name in [name for name in self._namespaces if self._not_before[name] <= now]:
+            self._namespaces.discard(name)
+            with _reported(f"namespace {name}"):
+                self._empty(name)
 
     def _collect(self, storage: str, key: Key) -> None:
         obj = self._store.peek(storage, key[1], key[0])
@@ -130,6 +159,7 @@ class Collector:
                         self._delete(storage, key, stored.object["metadata"]["uid"])
                     left = left or key in self._store.collection(storage).items
         if not left:
+            self._not_before.pop(namespace, None)
             resource = self._store.registry.stored("namespaces")
             changed = clone(obj)
             changed["spec"]["finalizers"] = []
