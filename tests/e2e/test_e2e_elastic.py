@@ -77,7 +77,7 @@ def test_a_deleted_operator_pod_is_replaced_and_the_next_one_goes_on(e2e: E2EClu
     running = start("operated", workers=1, epochs=100_000)
     running.until_trains(1)
     worker = running.pods()[0]["metadata"]["uid"]
-    pod = e2e.read("pods", "-n", OPERATOR_NAMESPACE, "-l", OPERATOR_LABELS)["items"][0]["metadata"]
+    pod = e2e.pods(OPERATOR_NAMESPACE, OPERATOR_LABELS)[0]["metadata"]
     e2e.kubectl("delete", "pod", pod["name"], "-n", OPERATOR_NAMESPACE, "--force", "--grace-period=0")
     running.scale(2)
     running.until_goes_on()
@@ -88,10 +88,11 @@ def test_a_deleted_operator_pod_is_replaced_and_the_next_one_goes_on(e2e: E2EClu
 
 def left_of(e2e: E2ECluster, running: RunningJob) -> list[str]:
     """Return what still carries the job's label."""
-    kinds = "pods,services,secrets"
-    return e2e.kubectl(
-        "get", kinds, "-n", running.namespace, "-l", f"springtide.dev/job={running.name}", "-o", "name"
-    ).split()
+    return [
+        f"{kind}/{item['metadata']['name']}"
+        for kind in ("pods", "services", "secrets")
+        for item in e2e.labelled(kind, running.namespace, f"springtide.dev/job={running.name}")
+    ]
 
 
 def test_a_deleted_job_takes_everything_with_it(e2e: E2ECluster, start: Start) -> None:
@@ -113,7 +114,7 @@ def test_a_job_deleted_while_the_operator_is_gone_takes_everything_with_it(
         e2e.until(
             30,
             "the operator to go",
-            lambda: not e2e.read("pods", "-n", OPERATOR_NAMESPACE, "-l", OPERATOR_LABELS)["items"],
+            lambda: not e2e.pods(OPERATOR_NAMESPACE, OPERATOR_LABELS),
         )
         e2e.kubectl("delete", "stj", "orphaned", "-n", running.namespace, "--timeout=30s")
         e2e.until(40, "all that the job made to go", lambda: not left_of(e2e, running))

@@ -1,13 +1,12 @@
 """The cluster that the end-to-end tests run on: any that a kubeconfig names, or an embedded one.
 
-`SPRINGTIDE_E2E_KUBECONFIG` names a kubeconfig; then `SPRINGTIDE_E2E_IMAGE` names one image with Springtide and
-all its extras that the cluster can pull. Without them the embedded cluster is started. Everything goes through
-the real `kubectl`.
+`SPRINGTIDE_E2E_KUBECONFIG` names a kubeconfig; then `SPRINGTIDE_E2E_IMAGE` names one image with Springtide
+and all its extras that the cluster can pull. Without them the embedded cluster is started. What a user would do
+goes through the real `kubectl`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
@@ -19,6 +18,8 @@ from typing import Any, TypeVar
 
 import yaml
 from required import require_tool
+
+from springtide_demo.kube import Kube, KubeError
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR_NAMESPACE = "springtide-system"
@@ -38,6 +39,7 @@ class E2ECluster:
     """A cluster with the operator installed. `slow` stretches every patience (real clusters pull images)."""
 
     kubeconfig: Path
+    api: Kube
     image: str
     slow: float = 1.0
 
@@ -55,10 +57,14 @@ class E2ECluster:
             raise RefusedError(done.stderr.strip() or done.stdout.strip())
         return done.stdout
 
-    def read(self, *arguments: str) -> Object:
-        """Return an object as JSON: `read("pod", "NAME", "-n", ...)`."""
-        answer: Object = json.loads(self.kubectl("get", *arguments, "-o", "json"))
-        return answer
+    def pods(self, namespace: str, labels: str) -> list[Object]:
+        """List pods in order of their names (kubectl costs too much to be asked often)."""
+        return sorted(self.labelled("pods", namespace, labels), key=lambda pod: str(pod["metadata"]["name"]))
+
+    def labelled(self, kind: str, namespace: str, labels: str) -> list[Object]:
+        """List objects of a core kind (plural)."""
+        answer = self.api.request("GET", f"/api/v1/namespaces/{namespace}/{kind}", labelSelector=labels)
+        return list(answer["items"])
 
     def apply(self, *objects: Object, namespace: str) -> str:
         """Apply objects; return kubectl's lines."""
@@ -72,11 +78,11 @@ class E2ECluster:
             try:
                 if result := attempt():
                     return result
-            except (RefusedError, KeyError) as error:
+            except (RefusedError, KubeError, KeyError) as error:
                 last = f" (last: {type(error).__name__}: {error})"
             if time.monotonic() > deadline:
                 raise AssertionError(f"waited {seconds * self.slow:.0f} s for {what}{last}")
-            time.sleep(0.15)
+            time.sleep(0.2)
 
     @contextmanager
     def namespace(self, name: str) -> Iterator[str]:
@@ -99,15 +105,17 @@ def cluster(folder: Path) -> Iterator[E2ECluster]:
             raise AssertionError(
                 "SPRINGTIDE_E2E_KUBECONFIG is set: set SPRINGTIDE_E2E_IMAGE to an image with Springtide too"
             )
-        real = E2ECluster(Path(given).expanduser(), image, slow=4.0)
-        with _installed(real, folder):
-            yield real
+        kubeconfig = Path(given).expanduser()
+        with Kube(kubeconfig) as api:
+            real = E2ECluster(kubeconfig, api, image, slow=4.0)
+            with _installed(real, folder):
+                yield real
         return
     from springtide_local.cluster import Cluster
     from springtide_local.settings import Settings
 
-    with Cluster.start(folder / "cluster", Settings(nodes=3)) as embedded:
-        here = E2ECluster(embedded.kubeconfig, EMBEDDED_IMAGE)
+    with Cluster.start(folder / "cluster", Settings(nodes=3)) as embedded, Kube(embedded.kubeconfig) as api:
+        here = E2ECluster(embedded.kubeconfig, api, EMBEDDED_IMAGE)
         with _installed(here, folder):
             yield here
 
@@ -145,7 +153,7 @@ def until_operator_is_ready(cluster: E2ECluster, other_than: str = "") -> str:
     """Wait for a ready operator pod (of another uid than the given one); return its name."""
 
     def ready() -> str | None:
-        for pod in cluster.read("pods", "-n", OPERATOR_NAMESPACE, "-l", OPERATOR_LABELS)["items"]:
+        for pod in cluster.pods(OPERATOR_NAMESPACE, OPERATOR_LABELS):
             conditions = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions", [])}
             gone = "deletionTimestamp" in pod["metadata"] or pod["metadata"]["uid"] == other_than
             if not gone and conditions.get("Ready") == "True":

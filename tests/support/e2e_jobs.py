@@ -8,6 +8,8 @@ from typing import Any
 
 from e2e_cluster import E2ECluster, RefusedError
 
+from springtide_demo.kube import KubeError
+
 Object = dict[str, Any]
 
 # Trains a line through points that lie on one; says every 25th step, so that its log shows that it goes on.
@@ -84,7 +86,7 @@ class RunningJob:
     name: str
 
     def read(self) -> Object:
-        return self.cluster.read("trainingjobs.springtide.dev", self.name, "-n", self.namespace)
+        return self.cluster.api.job(self.namespace, self.name)
 
     def status(self) -> Object:
         status: Object = self.read().get("status") or {}
@@ -95,10 +97,9 @@ class RunningJob:
         return next((c for c in self.status().get("conditions") or [] if c["type"] == kind), {})
 
     def pods(self, role: str = "worker") -> list[Object]:
-        """Return the pods of a role, oldest slot first."""
+        """Return the pods of a role in order of their names."""
         labels = f"springtide.dev/job={self.name},springtide.dev/role={role}"
-        items = self.cluster.read("pods", "-n", self.namespace, "-l", labels)["items"]
-        return sorted(items, key=lambda pod: pod["metadata"]["name"])
+        return self.cluster.pods(self.namespace, labels)
 
     def scale(self, replicas: int) -> None:
         self.cluster.kubectl("scale", f"stj/{self.name}", "-n", self.namespace, f"--replicas={replicas}")
@@ -134,9 +135,10 @@ class RunningJob:
     def _steps_said(self) -> int:
         newest = -1
         for pod in self.pods():
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/log"
             try:
-                log = self.cluster.kubectl("logs", pod["metadata"]["name"], "-n", self.namespace)
-            except RefusedError:
+                log = self.cluster.api.text(path)
+            except KubeError:
                 continue  # it has not started, or has just gone
             newest = max(
                 [newest, *(int(line.split()[1]) for line in log.splitlines() if line.startswith("step "))]

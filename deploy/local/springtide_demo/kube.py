@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from kubernetes import client, config
+from kubernetes import config
 
 Object = dict[str, Any]
 
@@ -39,23 +39,36 @@ class Kube:
         self, method: str, path: str, body: Any = None, content_type: str = "application/json", **query: str
     ) -> Object:
         """Return the answer's JSON. Raises KubeError; urllib3's errors when nobody answers."""
+        text = self.text(path, method, body, content_type, **query)
+        answer: Object = json.loads(text)
+        return answer
+
+    def text(
+        self,
+        path: str,
+        method: str = "GET",
+        body: Any = None,
+        content_type: str = "application/json",
+        **query: str,
+    ) -> str:
+        """Return the answer as it is (logs are no JSON). Raises as `request`."""
         parameters = self._api.param_serialize(
             method,
             path,
             query_params=list(query.items()),
-            header_params={"Accept": "application/json", "Content-Type": content_type},
+            header_params={"Accept": "application/json, */*", "Content-Type": content_type},
             body=body,
             auth_settings=["BearerToken"],
         )
-        try:
-            response = self._api.call_api(*parameters, _request_timeout=10)
-        except client.ApiException as error:
-            raise KubeError(error.status or 0, error.reason or "refused") from error
-        text = response.read().decode()
-        answer: Object = json.loads(text) if text.strip().startswith("{") else {"message": text}
+        response = self._api.call_api(*parameters, _request_timeout=10)
+        text: str = response.read().decode(errors="replace")
         if not 200 <= response.status < 300:
-            raise KubeError(response.status, str(answer.get("message") or text))
-        return answer
+            try:
+                message = str(json.loads(text).get("message") or text)
+            except ValueError:
+                message = text
+            raise KubeError(response.status, message)
+        return text
 
     def apply(self, obj: Object, namespace: str = "default") -> Object:
         """Apply server-side."""
