@@ -1,7 +1,8 @@
 """A worker process as the protocol wants it, without tensors: what it holds is the chain of its commits.
 
-It follows the rules of the worker library: a report is a promise, a step that is open is dropped by Prepare, one that steps is
-finished, a reduction completes at a member only if every member contributed, and may complete at some members only.
+It follows the rules of the worker library: a report is a promise, a step that is open is dropped by Prepare,
+one that steps is finished, a reduction completes at a member only if every member contributed, and may complete
+at some members only.
 """
 
 from __future__ import annotations
@@ -157,7 +158,9 @@ class Worker:
 
     # ---- the script's thread: one small move
 
-    def act(self, workers: dict[str, Worker], generations: dict[GenerationName, Rendezvous], unlucky: bool) -> None:
+    def act(
+        self, workers: dict[str, Worker], generations: dict[GenerationName, Rendezvous], unlucky: bool
+    ) -> None:
         """`unlucky`: where a peer is broken, the reduction fails here although it could have completed."""
         match self.standing:
             case say.Standing.STARTING:
@@ -177,7 +180,9 @@ class Worker:
             case say.Standing.ACTIVE:
                 self._train(workers, generations, unlucky)
 
-    def _train(self, workers: dict[str, Worker], generations: dict[GenerationName, Rendezvous], unlucky: bool) -> None:
+    def _train(
+        self, workers: dict[str, Worker], generations: dict[GenerationName, Rendezvous], unlucky: bool
+    ) -> None:
         assert self.generation is not None
         common = generations[self.generation]
         if self.phase is Phase.STEPPING:
@@ -203,7 +208,9 @@ class Worker:
             step = self.state.step + 1
             others = common.contributions.setdefault(step, {})
             if any(chain != self.chain for chain in others.values()):
-                raise BrokenPromise(f"{self.info.id} reduces step {step} of {self.generation} with another history")
+                raise BrokenPromise(
+                    f"{self.info.id} reduces step {step} of {self.generation} with another history"
+                )
             others[self.info.id] = self.chain
             common.flags[step] = common.flags.get(step, False) or self.boundary_asked
             self.phase = Phase.CONTRIBUTED
@@ -220,7 +227,11 @@ class Worker:
         for info in self.members:
             other = workers[info.id]
             left = other.generation == self.generation and other.standing is say.Standing.PARKED
-            newer = other.generation is not None and self.generation is not None and other.generation > self.generation
+            newer = (
+                other.generation is not None
+                and self.generation is not None
+                and other.generation > self.generation
+            )
             if not other.alive or left or newer:
                 found.append(info.id)
         return found

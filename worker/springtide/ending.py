@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from types import FrameType, TracebackType
 
 from springtide import outcome
@@ -47,9 +48,13 @@ def _at_exit(runtime: Runtime, process: int) -> None:
 def _on_term(runtime: Runtime, frame: FrameType | None) -> None:
     """First: ask to leave at the next boundary. Second: end now."""
     session = runtime.session
-    if session is None or session.term_received:
+    if session is None or session.term_at is not None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
         return
-    # Only a flag: a handler may interrupt code that holds a lock.
-    session.term_received = True
+    # Only a mark: a handler may interrupt code that holds a lock.
+    session.term_at = time.monotonic()
+    if session.membership.generation is None:
+        # It holds nothing and nobody waits for it.
+        runtime.outcome = outcome.Left("SIGTERM before it joined")
+        raise SystemExit(0)

@@ -56,7 +56,8 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         if not text:
             return default
         try:
-            value = float(text)
+            # OMP_NUM_THREADS may be a list by nesting level, of which the first counts here.
+            value = float(text.partition(",")[0])
         except ValueError:
             value = float("nan")
         if not value >= minimum:
@@ -98,5 +99,5 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         metrics_port=int(number("SPRINGTIDE_METRICS_PORT", 9400, 0)),
         step_log=text("STEP_LOG"),
         fault=text("FAULT"),
-        threads=int(environ.get("OMP_NUM_THREADS", "0").partition(",")[0] or 0),
+        threads=int(number("OMP_NUM_THREADS", 0, 0)),
     )

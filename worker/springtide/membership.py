@@ -77,6 +77,7 @@ class Membership:
         self.ended_stages = 0
         self.connected = False
         self.known: StateName | None = None
+        self.on_wait: Callable[[], None] = lambda: None
         self._newest = (0, 0)
         self._over = ""
         self._fatal = ""
@@ -361,10 +362,6 @@ class Membership:
             self.leaving = self.leaving or reason
             self._send(pb.WorkerMessage(leaving=pb.Leaving(reason=self.leaving)))
 
-    def await_connection(self, timeout_seconds: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self.connected, timeout_seconds)
-
     def others(self) -> list[str]:
         """Names of the other members of the generation."""
         with self._changed:
@@ -374,6 +371,7 @@ class Membership:
         began = said = time.monotonic()
         while not condition():
             self._check_fatal()
+            self.on_wait()
             # Short waits, so that signals are handled.
             self._changed.wait(0.5)
             now = time.monotonic()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("springtide")
 
+_WHY: dict[int, str] = {pb.STANDBY: "ready to train", pb.BOUNDARY: "members come or go"}
 _SPARE_BYTES = 1 << 30
 _STATE_PER_MODEL = 16
 """A state that is more than this many times the model plus 1 GiB is taken for a broken header."""
@@ -45,6 +46,9 @@ class Recovery:
         Raise SystemExit when the coordinator lets the process go, SpringtideError when it was refused.
         """
         self._membership.check()
+        runtime = self._runtime
+        if runtime.session is not None:
+            runtime.session.check_term()
         while (reason := self._why_park()) is not None:
             self._enter_generation(stage, *reason)
         self._membership.train()
@@ -81,15 +85,14 @@ class Recovery:
         at_boundary = reason == pb.BOUNDARY
         if not at_boundary:
             runtime.group.shut()
-        if runtime.boundary or reason == pb.DROPPED:
-            log.info(
-                "step %d: parked (%s)", runtime.position.cursor.step, detail or pb.ParkReason.Name(reason)
-            )
-        else:
-            log.warning(
-                "step %d: parked, %s: %s", runtime.position.cursor.step, pb.ParkReason.Name(reason), detail
-            )
+        step, why = runtime.position.cursor.step, detail or _WHY.get(reason, "")
+        log.info(
+            "after step %d: waiting for the next generation (%s: %s)", step, pb.ParkReason.Name(reason), why
+        )
         membership.park(reason, detail, suspects)
+        # What comes from here on concerns the next generation.
+        trainer.want_change(False)
+        trainer.transaction.allow()
         if not at_boundary and not runtime.group.release():
             trainer.buckets.allocate()
         trainer.failure, runtime.boundary, self._formation_error = None, False, ""
@@ -100,8 +103,6 @@ class Recovery:
         if isinstance(answer, Depart):
             runtime.depart(answer)
             return
-        trainer.want_change(False)
-        trainer.transaction.allow()
         try:
             self._form(answer, stage)
         except SpringtideError:

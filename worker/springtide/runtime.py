@@ -165,7 +165,11 @@ class Runtime:
         if trainer.transaction.phase is Phase.DROPPED:
             log.info("step %d is dropped: %s", self.position.cursor.step + 1, trainer.transaction.reason)
             self.metrics.dropped.inc()
-            trainer.end_dropped()
+            try:
+                trainer.end_dropped()
+            except UsageError as problem:
+                self._break_off(str(problem))
+                raise
             return not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
         if error is not None:
             self._break_off(f"{type(error).__name__}: {error}")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -21,12 +24,14 @@ log = logging.getLogger("springtide")
 
 TELL_SECONDS = 0.1
 _FLUSH_SECONDS = 2.0
+_UNHEARD_SECONDS = 5.0
+_SAY_SECONDS = 10.0
 
 
 class Session:
     """Owns the client, the membership and the telling thread.
 
-    `term_received` is set by the signal handler.
+    term_at: monotonic time of the first SIGTERM, set by the signal handler.
     """
 
     def __init__(self, settings: Settings, runtime: Runtime) -> None:
@@ -39,7 +44,9 @@ class Session:
             self._receive,
             on_disconnected=self._disconnected,
         )
-        self.term_received = False
+        self.membership.on_wait = self.check_term
+        self.term_at: float | None = None
+        self._said = 0.0
         self._streams = 0
         self._resend = False
         self._closing = threading.Event()
@@ -74,6 +81,21 @@ class Session:
         except SessionClosedError as error:
             log.error("%s", error)
 
+    def check_term(self) -> None:
+        """End the process as SIGTERM would when nobody is there to let it leave.
+
+        The script's thread calls it between steps and in waits.
+        """
+        if (
+            self.term_at is None
+            or self._client.connected
+            or time.monotonic() - self.term_at < _UNHEARD_SECONDS
+        ):
+            return
+        log.warning("SIGTERM, and no coordinator in %g s: ending without having left", _UNHEARD_SECONDS)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
     # ---- the stream's thread
 
     def _receive(self, message: pb.CoordinatorMessage) -> None:
@@ -95,7 +117,8 @@ class Session:
     def _tell_for_ever(self) -> None:
         while not self._closing.wait(TELL_SECONDS):
             self._tell()
-            if self.term_received and not self.membership.leaving:
+            self._watch_reductions()
+            if self.term_at is not None and not self.membership.leaving:
                 log.info("SIGTERM: leaving at the next boundary")
                 self.membership.leave("SIGTERM")
             if not self._client.connected:
@@ -106,6 +129,20 @@ class Session:
                 except SessionClosedError as error:
                     self.membership.session_over(str(error))
                     return
+
+    def _watch_reductions(self) -> None:
+        """Name who a step waits for, every few seconds."""
+        trainer = self._runtime.trainer
+        since = None if trainer is None else trainer.waiting_since
+        if since is None:
+            return
+        now = time.monotonic()
+        if now - max(since, self._said) >= _SAY_SECONDS:
+            self._said = now
+            names = ", ".join(self.membership.others())
+            log.warning(
+                "a step has waited %.0f s for the gradients of the other members: %s", now - since, names
+            )
 
     def _tell(self) -> None:
         runtime = self._runtime

@@ -99,6 +99,7 @@ class Trainer:
         self.layout_hash = layout_hash(layout, [*frozen, *buffers], f"{type(optimizer).__name__} {clip_norm}")
         self.transaction = Transaction()
         self.failure: Failure | None = None
+        self.waiting_since: float | None = None
         self._body: Body | None = None
         self._change_wanted = False
         self._handles = [
@@ -124,6 +125,12 @@ class Trainer:
 
     def report(self, values: Mapping[str, float]) -> None:
         """Values of the current micro-batch, which count with its weight."""
+        if self.transaction.phase in (Phase.STEPPING, Phase.STEPPED):
+            raise UsageError(
+                "report() after optimizer.step() in the same body comes too late, because values travel with "
+                "the "
+                "gradients: call report() before optimizer.step(), or after the body"
+            )
         self.transaction.require_open("report()")
         body = self._running()
         weight = body.deal.batch.micro.current_weight
@@ -334,12 +341,15 @@ class Trainer:
             self._fail(error)
 
     def _reduce(self, wait: Callable[[], object]) -> None:
+        self.waiting_since = time.monotonic()
         try:
             wait()
         except SpringtideError:
             raise
         except RuntimeError as error:
             self._fail(error)
+        finally:
+            self.waiting_since = None
 
     def _fail(self, error: RuntimeError) -> NoReturn:
         """A reduction failed: because the step was dropped, or else the step is dropped for it."""

@@ -127,12 +127,10 @@ class Buckets:
 
     def square_norm(self, indices: Sequence[int]) -> torch.Tensor:
         """Sum of squares over the gradients of these parameters, float64 scalar."""
+        if not indices:
+            return torch.zeros((), dtype=torch.float64)
         norms = torch._foreach_norm([self.views[index] for index in indices])
-        return (
-            torch.stack(norms).to(torch.float64).square().sum()
-            if norms
-            else torch.zeros((), dtype=torch.float64)
-        )
+        return torch.stack(norms).to(torch.float64).square().sum()
 
     def _send_complete(self) -> None:
         while len(self._works) < len(self._missing) and self._missing[len(self._works)] == 0:

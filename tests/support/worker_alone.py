@@ -1,0 +1,56 @@
+"""The library in the test's own process, without a job and without hooks into the interpreter's end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import springtide
+from springtide import api
+from springtide.environment import Settings
+from springtide.runtime import Runtime
+
+
+@contextlib.contextmanager
+def library(**settings: Any) -> Iterator[Runtime]:
+    """As after `springtide.init()`; the library is as new afterwards."""
+    assert api._runtime is None
+    runtime = api._runtime = Runtime(Settings(**settings))
+    try:
+        yield runtime
+    finally:
+        api._runtime = None
+        runtime.close()
+
+
+class Script:
+    """A small regression: model, optimizer and data that a test's loop uses."""
+
+    def __init__(self, samples: int = 24, norm: bool = False, **distribute: Any) -> None:
+        torch.manual_seed(3)
+        self.x, self.y = torch.randn(samples, 4), torch.randn(samples, 2)
+        layers: list[torch.nn.Module] = [torch.nn.Linear(4, 8)]
+        if norm:
+            layers.append(torch.nn.BatchNorm1d(8))
+        self.model = torch.nn.Sequential(*layers, torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+        springtide.distribute(self.model, self.optimizer, scheduler=self.scheduler, **distribute)
+
+    def batches(self, batch_size: int = 8, epochs: int = 1, **more: Any) -> Iterator[Any]:
+        return springtide.batches((self.x, self.y), batch_size=batch_size, epochs=epochs, **more)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return (self.model(x) - y).square().mean()
+
+    def finish(self) -> None:
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+
+    def parameters(self) -> torch.Tensor:
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.model.parameters()]).clone()

@@ -1,0 +1,119 @@
+"""Gradients in buckets: weights, order of sending, and what must not happen to them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from springtide.errors import UsageError
+from springtide.exchange.buckets import Buckets
+from springtide.exchange.layout import Field, plan_layout
+
+
+class Recorder:
+    """Remembers what was sent, in order; the sums are those of one member."""
+
+    def __init__(self) -> None:
+        self.sent: list[torch.Tensor] = []
+
+    def __call__(self, tensor: torch.Tensor) -> Recorder:
+        self.sent.append(tensor.clone())
+        return self
+
+    def wait(self) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def make(count: int = 3) -> tuple[Buckets, Recorder]:
+    fields = [Field(f"p{i}", (2, 3), torch.float32) for i in range(count)]
+    buckets, recorder = Buckets(plan_layout(fields, 1)), Recorder()
+    buckets.begin(recorder)
+    return buckets, recorder
+
+
+def test_micro_batches_add_up_by_weight() -> None:
+    buckets, _ = make()
+    one, two = torch.randn(2, 3), torch.randn(2, 3)
+    buckets.put(0, one, 0.25, 0, last=False)
+    view = buckets.put(0, two, 0.75, 1, last=True)
+    torch.testing.assert_close(view, 0.25 * one + 0.75 * two)
+
+
+def test_buckets_are_sent_in_order_and_as_soon_as_possible() -> None:
+    buckets, recorder = make()
+    buckets.put(1, torch.ones(2, 3), 1.0, 0, last=True)
+    assert recorder.sent == []  # the bucket of parameter 2 comes first on all members
+    buckets.put(2, torch.full((2, 3), 2.0), 1.0, 0, last=True)
+    assert [tensor.max().item() for tensor in recorder.sent] == [2.0, 1.0]
+    buckets.flush()
+    assert [tensor.max().item() for tensor in recorder.sent] == [2.0, 1.0, 0.0]
+
+
+def test_parameter_without_gradient_counts_as_zero_whatever_the_last_step_left() -> None:
+    buckets, recorder = make()
+    for index in (2, 1, 0):
+        buckets.put(index, torch.ones(2, 3), 1.0, 0, last=True)
+    buckets.begin(recorder)
+    recorder.sent.clear()
+    buckets.put(0, torch.ones(2, 3), 1.0, 0, last=True)
+    buckets.flush()
+    assert [tensor.sum().item() for tensor in recorder.sent] == [0.0, 0.0, 6.0]
+    assert buckets.used == [True, False, False]
+
+
+def test_parameter_used_in_an_earlier_micro_batch_only_keeps_its_gradient() -> None:
+    buckets, recorder = make(1)
+    buckets.put(0, torch.ones(2, 3), 0.5, 0, last=False)
+    buckets.flush()
+    assert recorder.sent[0].sum().item() == 3.0
+    assert buckets.has(0, 0)
+    assert not buckets.has(0, 1)
+
+
+def test_stand_in_puts_in_zeros_even_for_nan() -> None:
+    buckets, _ = make(1)
+    buckets.put(0, torch.full((2, 3), float("nan")), 0.0, 0, last=False)
+    view = buckets.put(0, torch.full((2, 3), float("inf")), 0.0, 1, last=True)
+    assert view.tolist() == torch.zeros(2, 3).tolist()
+
+
+def test_change_after_sending_is_an_error_that_names_the_remedy() -> None:
+    buckets, _ = make(1)
+    view = buckets.put(0, torch.ones(2, 3), 1.0, 0, last=True)
+    view.mul_(0.5)
+    with pytest.raises(UsageError, match="clip_norm"):
+        buckets.wait()
+
+
+def test_change_between_micro_batches_is_an_error() -> None:
+    buckets, _ = make(1)
+    view = buckets.put(0, torch.ones(2, 3), 1.0, 0, last=False)
+    view.zero_()
+    with pytest.raises(UsageError, match="changed between"):
+        buckets.put(0, torch.ones(2, 3), 1.0, 1, last=True)
+
+
+def test_two_backwards_in_one_micro_batch() -> None:
+    buckets, _ = make(1)
+    buckets.put(0, torch.ones(2, 3), 1.0, 0, last=True)
+    with pytest.raises(UsageError, match=r"p0 .* once per micro-batch"):
+        buckets.put(0, torch.ones(2, 3), 1.0, 0, last=True)
+
+
+def test_sparse_gradient_is_refused() -> None:
+    buckets, _ = make(1)
+    with pytest.raises(UsageError, match="sparse=False"):
+        buckets.put(0, torch.eye(2).to_sparse(), 1.0, 0, last=True)
+
+
+def test_norm_and_scale() -> None:
+    buckets, _ = make(2)
+    buckets.put(0, torch.full((2, 3), 3.0), 1.0, 0, last=True)
+    buckets.put(1, torch.full((2, 3), 4.0), 1.0, 0, last=True)
+    assert buckets.square_norm([0, 1]).item() == pytest.approx(6 * 25)
+    assert buckets.square_norm([]).item() == 0.0
+    buckets.scale(0.5)
+    assert buckets.views[1].max().item() == 2.0

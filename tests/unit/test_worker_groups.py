@@ -1,0 +1,157 @@
+"""Groups: formed through our store, ended at once whatever is stuck in them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from worker_groups import addresses, form_groups, together, wired_stores
+
+from springtide.exchange import transfer
+from springtide.exchange.combine import combine_buffers
+from springtide.exchange.groups import Group, form, peers_in
+from springtide.exchange.store import FormationCancelled
+
+
+@pytest.fixture
+def groups() -> Iterator[Callable[..., list[Group]]]:
+    made: list[Group] = []
+
+    def make(count: int) -> list[Group]:
+        made.extend(form_groups(count))
+        return made[-count:]
+
+    yield make
+    for group in made:
+        group.shut()
+    for group in made:
+        assert group.release()
+
+
+def test_sum_over_three(groups: Callable[..., list[Group]]) -> None:
+    members = groups(3)
+    tensors = [torch.full((1000,), float(group.rank + 1)) for group in members]
+    works = [group.start_sum(tensor) for group, tensor in zip(members, tensors, strict=True)]
+    together([lambda work=work: work.wait() for work in works])  # type: ignore[misc]
+    assert all(torch.equal(tensor, torch.full((1000,), 6.0)) for tensor in tensors)
+
+
+def test_group_of_one_needs_no_peer() -> None:
+    group = form(wired_stores(1)[0], 0, 1, "127.0.0.1", connect_seconds=1, collective_seconds=1)
+    tensor = torch.ones(3)
+    group.start_sum(tensor).wait()
+    assert tensor.tolist() == [1.0] * 3
+    with pytest.raises(RuntimeError, match="nobody to send to"):
+        group.start_send(tensor, 0)
+    assert group.release()
+
+
+def test_shutting_releases_a_stuck_collective_here_and_there(groups: Callable[..., list[Group]]) -> None:
+    first, second = groups(2)
+    stuck = first.start_sum(torch.ones(10))
+    timer = threading.Timer(0.2, first.shut)
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(RuntimeError):
+        stuck.wait()
+    assert time.monotonic() - began < 5  # the collective's own limit is 30 s
+    assert first.release()
+    with pytest.raises(RuntimeError):
+        second.start_sum(torch.ones(10)).wait()
+    timer.join()
+
+
+def test_shut_is_idempotent_and_final(groups: Callable[..., list[Group]]) -> None:
+    first, _ = groups(2)
+    first.shut()
+    first.shut()
+    assert first.is_shut
+    with pytest.raises(RuntimeError):
+        first.start_sum(torch.ones(10)).wait()
+
+
+def test_forming_is_cancelled_from_another_thread() -> None:
+    store = wired_stores(2)[0]
+    timer = threading.Timer(0.1, lambda: store.cancel("worker-1 died"))
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(FormationCancelled, match="worker-1 died"):
+        form(store, 0, 2, addresses(1)[0], connect_seconds=10, collective_seconds=10)
+    assert time.monotonic() - began < 5
+    timer.join()
+
+
+def test_missing_member_is_named() -> None:
+    store = wired_stores(2, timeout_seconds=0.2)[0]
+    with pytest.raises(TimeoutError, match=r"no address from worker-1 in 0\.2 s"):
+        form(store, 0, 2, addresses(1)[0], connect_seconds=10, collective_seconds=10)
+
+
+def test_addresses_in_an_error() -> None:
+    error = RuntimeError("Read error [127.0.0.1]:48279: reset; Connection closed by peer [10.0.0.7]:5")
+    assert peers_in(error) == ["127.0.0.1", "10.0.0.7"]
+    assert peers_in(RuntimeError("nothing")) == []
+
+
+def test_state_travels_in_pieces(groups: Callable[..., list[Group]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 1000)
+    tree = {
+        "big": torch.arange(3000, dtype=torch.float64),
+        "small": [torch.tensor(True), torch.zeros(0), torch.arange(7, dtype=torch.int16)],
+        "half": torch.randn(33).to(torch.bfloat16),
+        "number": 0.1,
+    }
+    holder, one, two = groups(3)
+    pieces: list[int] = []
+    sent, got_one, got_two = together(
+        [
+            lambda: transfer.send_state(holder, [1, 2], tree, lambda: pieces.append(1)),
+            lambda: transfer.receive_state(one, 0, 1 << 20),
+            lambda: transfer.receive_state(two, 0, 1 << 20),
+        ]
+    )
+    for received, size in (got_one, got_two):
+        assert size == sent
+        assert torch.equal(received["big"], tree["big"])  # type: ignore[arg-type]
+        assert torch.equal(received["half"], tree["half"])  # type: ignore[arg-type]
+        assert [item.tolist() for item in received["small"]] == [True, [], list(range(7))]
+        assert received["number"] == 0.1
+    assert len(pieces) == 25
+
+
+def test_state_beyond_the_limit_is_refused_before_memory_is_taken(groups: Callable[..., list[Group]]) -> None:
+    holder, receiver = groups(2)
+
+    def send() -> None:
+        with pytest.raises(RuntimeError):
+            transfer.send_state(holder, [1], {"big": torch.zeros(10**6)})
+
+    def receive() -> None:
+        with pytest.raises(ValueError, match="100 bytes are the limit here"):
+            transfer.receive_state(receiver, 0, 100)
+        receiver.shut()
+
+    together([send, receive])
+
+
+def test_buffers_are_combined_by_weight(groups: Callable[..., list[Group]]) -> None:
+    members = groups(3)
+    values = [
+        [torch.tensor([1.0, 2.0]), torch.tensor(5), torch.tensor([True, False])],
+        [torch.tensor([5.0, 4.0]), torch.tensor(99), torch.tensor([False, False])],
+        [torch.full((2,), float("nan")), torch.tensor(-1), torch.tensor([True, True])],
+    ]
+    results = together(
+        [
+            lambda g=group, v=value, w=weight: combine_buffers(v, w, 4.0, g.rank == 0, g.start_sum)  # type: ignore[misc]
+            for group, value, weight in zip(members, values, [3.0, 1.0, 0.0], strict=True)
+        ]
+    )
+    for combined in results:
+        assert combined[0].tolist() == [2.0, 2.5]
+        assert combined[1].tolist() == 5
+        assert combined[1].dtype == torch.int64
+        assert combined[2].tolist() == [True, False]

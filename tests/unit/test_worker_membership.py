@@ -1,0 +1,230 @@
+"""The worker's side of the session: promises, stale messages, waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from springtide.environment import Settings
+from springtide.errors import SpringtideError
+from springtide.membership import Begin, Depart, Membership
+from springtide.names import Generation, StateName
+from springtide_coordinator import coordinator_pb2 as pb
+
+
+class Session:
+    """A membership with everything it says and does written down."""
+
+    def __init__(self) -> None:
+        self.sent: list[pb.WorkerMessage] = []
+        self.over: list[str] = []
+        self.boundaries = 0
+        settings = Settings(pod_name="worker-0", pod_uid="uid", process_id="me", formation_seconds=1.0)
+        self.membership = Membership(settings, self.sent.append, self.over.append, self._boundary)
+
+    def _boundary(self) -> None:
+        self.boundaries += 1
+
+    def hear(self, **message: Any) -> None:
+        self.membership.receive(pb.CoordinatorMessage(**message))
+
+    def kinds(self) -> list[str | None]:
+        return [message.WhichOneof("message") for message in self.sent]
+
+    def start(self, number: int, incarnation: int = 1, members: tuple[str, ...] = ("me", "you")) -> None:
+        self.hear(
+            start=pb.Start(
+                generation=name(number, incarnation),
+                members=[pb.Member(id=member, address=f"ip-{member}") for member in members],
+                state=pb.StateName(generation=name(number, incarnation)),
+            )
+        )
+
+    def join(self, number: int = 1) -> Begin:
+        self.membership.park(pb.STANDBY)
+        self.start(number)
+        answer = self.membership.await_start()
+        assert isinstance(answer, Begin)
+        return answer
+
+
+def name(number: int, incarnation: int = 1) -> pb.GenerationName:
+    return Generation(incarnation, 0, number).to_proto()
+
+
+def state(number: int, step: int) -> StateName:
+    return StateName(Generation(1, 0, number), step)
+
+
+def test_hello_says_what_the_process_is() -> None:
+    session = Session()
+    hello = session.membership.hello()
+    assert (hello.standing, hello.member.id, hello.HasField("generation")) == (pb.STARTING, "me", False)
+    session.join()
+    session.membership.hold(state(1, 7))
+    hello = session.membership.hello()
+    assert hello.standing == pb.ACTIVE
+    assert StateName.from_proto(hello.state) == state(1, 7)
+    assert [member.id for member in hello.members] == ["me", "you"]
+
+
+def test_promise_lasts_until_the_start_also_over_a_new_stream() -> None:
+    session = Session()
+    session.join()
+    session.membership.park(pb.REDUCTION_FAILED, "reset", ["ip-you", "ip-me"])
+    parked = session.sent[-1].parked
+    assert list(parked.suspects) == ["you"]
+    assert Generation.from_proto(parked.generation) == Generation(1, 0, 1)
+    assert session.membership.hello().standing == pb.PARKED
+    session.hear(welcome=pb.Welcome(incarnation=pb.Incarnation(number=1)))
+    assert session.sent[-1].parked == parked
+    session.start(2)
+    assert session.membership.hello().standing == pb.ACTIVE
+
+
+@pytest.mark.parametrize(("number", "incarnation"), [(1, 1), (5, 0)])
+def test_start_that_is_not_newer_is_ignored(number: int, incarnation: int) -> None:
+    session = Session()
+    session.join()
+    session.membership.park(pb.DROPPED)
+    session.start(number, incarnation)
+    assert session.membership.hello().standing == pb.PARKED
+
+
+def test_start_of_an_older_incarnation_than_the_newest_seen_is_ignored() -> None:
+    session = Session()
+    session.hear(welcome=pb.Welcome(incarnation=pb.Incarnation(number=3)))
+    session.membership.park(pb.STANDBY)
+    session.start(9, incarnation=2)
+    assert session.membership.hello().standing == pb.PARKED
+    session.start(9, incarnation=3)
+    assert session.membership.hello().standing == pb.ACTIVE
+
+
+def test_start_without_a_promise_or_without_this_process_is_ignored() -> None:
+    session = Session()
+    session.start(1)
+    assert session.membership.hello().standing == pb.STARTING
+    session.membership.park(pb.STANDBY)
+    session.start(1, members=("you",))
+    assert session.membership.hello().standing == pb.PARKED
+
+
+def test_prepare_ends_the_present_generation_only() -> None:
+    session = Session()
+    begin = session.join(2)
+    session.hear(prepare=pb.Prepare(generation=name(1), reason="old"))
+    assert (session.over, session.membership.over) == ([], "")
+    session.hear(prepare=pb.Prepare(generation=name(2), reason="worker-1 died"))
+    session.hear(prepare=pb.Prepare(generation=name(2), reason="again"))
+    assert (session.over, session.membership.over) == (["worker-1 died"], "worker-1 died")
+    with pytest.raises(RuntimeError, match="worker-1 died"):
+        begin.store.wait(["0/1"])
+    session.membership.park(pb.DROPPED)
+    session.hear(prepare=pb.Prepare(generation=name(2), reason="late"))
+    session.start(3)
+    assert session.membership.over == ""
+
+
+def test_boundary_of_the_present_generation_only() -> None:
+    session = Session()
+    session.join(2)
+    session.hear(boundary=pb.Boundary(generation=name(1)))
+    assert session.boundaries == 0
+    session.hear(boundary=pb.Boundary(generation=name(2)))
+    assert session.boundaries == 1
+
+
+def test_leave_goes_to_parked_processes_only() -> None:
+    session = Session()
+    session.join()
+    session.hear(leave=pb.Leave(reason="scaled down"))
+    session.membership.park(pb.BOUNDARY)
+    session.hear(leave=pb.Leave(reason="scaled down"))
+    assert session.membership.await_start() == Depart("scaled down")
+
+
+def test_entries_that_come_before_the_group_asks_for_them() -> None:
+    session = Session()
+    session.membership.park(pb.STANDBY)
+    session.hear(store_entry=pb.StoreEntry(generation=name(1), key="0/1", value=b"early"))
+    session.hear(store_entry=pb.StoreEntry(generation=name(7), key="0/0", value=b"other"))
+    session.start(1)
+    answer = session.membership.await_start()
+    assert isinstance(answer, Begin)
+    assert answer.store.get("0/1") == b"early"
+    assert not answer.store.check(["0/0"])
+    session.hear(store_entry=pb.StoreEntry(generation=name(1), key="0/0", value=b"later"))
+    assert answer.store.get("0/0") == b"later"
+    answer.store.set("0/9", b"mine")
+    assert session.sent[-1].store_set == pb.StoreEntry(generation=name(1), key="0/9", value=b"mine")
+
+
+def after(seconds: float, call: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(seconds, call)
+    timer.start()
+    return timer
+
+
+def test_end_of_a_loop() -> None:
+    session = Session()
+    session.join()
+    session.membership.hold(state(1, 9))
+    timer = after(0.05, lambda: session.hear(end_ok=pb.EndOk(generation=name(1), stage=0)))
+    assert session.membership.await_end(0)
+    timer.join()
+    assert session.sent[-1].ended.stage == 0
+    hello = session.membership.hello()
+    assert (hello.standing, hello.ended_stage) == (pb.AFTER, 1)
+    session.membership.train()
+    assert session.membership.hello().standing == pb.ACTIVE
+
+
+def test_new_generation_at_the_end_of_a_loop() -> None:
+    session = Session()
+    session.join()
+    session.membership.hold(state(1, 9))
+    timer = after(0.05, lambda: session.hear(prepare=pb.Prepare(generation=name(1), reason="lost")))
+    assert not session.membership.await_end(0)
+    timer.join()
+    assert session.membership.over == "lost"
+
+
+def test_end_that_a_peer_knows_of_needs_no_word() -> None:
+    session = Session()
+    session.join()
+    session.membership.stages_ended(2)
+    assert session.membership.await_end(1)
+    assert "ended" not in session.kinds()
+
+
+def test_refusal_for_good_ends_every_wait_and_says_why() -> None:
+    session = Session()
+    session.membership.park(pb.STANDBY)
+    timer = after(0.05, lambda: session.hear(refused=pb.Refused(reason="another layout")))
+    with pytest.raises(SpringtideError, match="the coordinator refused this worker: another layout"):
+        session.membership.await_start()
+    timer.join()
+    assert session.over == ["the coordinator refused this worker: another layout"]
+    with pytest.raises(SpringtideError, match="another layout"):
+        session.membership.check()
+
+
+def test_refusal_for_now_changes_nothing() -> None:
+    session = Session()
+    session.join()
+    session.hear(refused=pb.Refused(reason="a newer coordinator lives", retry=True))
+    session.membership.check()
+    assert session.over == []
+
+
+def test_wish_to_leave_is_said_again_to_a_new_coordinator() -> None:
+    session = Session()
+    session.membership.leave("SIGTERM")
+    session.membership.leave("asked")
+    assert session.membership.hello().leaving
+    session.hear(welcome=pb.Welcome(incarnation=pb.Incarnation(number=2)))
+    assert [message.leaving.reason for message in session.sent] == ["SIGTERM"] * 3

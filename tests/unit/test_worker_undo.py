@@ -1,0 +1,139 @@
+"""A dropped body leaves no trace; what could not be put back is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from springtide.buffers import Buffers
+from springtide.errors import UsageError
+from springtide.undo import Snapshot, Undo
+
+
+class Average:
+    """A tracked object with a large and a small tensor and a counter."""
+
+    def __init__(self) -> None:
+        self.large = torch.zeros(1 << 17)
+        self.small = torch.zeros(3)
+        self.count = 0
+        self.history: list[int] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"large": self.large, "small": self.small, "count": self.count, "history": self.history}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.large, self.small = state["large"], state["small"]
+        self.count, self.history = state["count"], state["history"]
+
+
+def make() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any, Average, Undo]:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    average = Average()
+    undo = Undo(
+        list(model.parameters()), Buffers(model), optimizer, {"scheduler": scheduler, "average": average}
+    )
+    return model, optimizer, scheduler, average, undo
+
+
+def test_everything_is_put_back() -> None:
+    model, optimizer, scheduler, average, undo = make()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    small = average.small
+    undo.begin()
+    model(torch.randn(5, 3)).sum().backward()
+    with pytest.warns(UserWarning, match="lr_scheduler.step"):
+        scheduler.step()
+    optimizer.param_groups[0]["momentum"] = 0.5
+    average.small += 1
+    average.count += 1
+    average.history.append(1)
+    undo.put_back()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert optimizer.param_groups[0]["momentum"] == 0
+    assert scheduler.last_epoch == 0
+    assert (average.count, average.history, average.small.tolist()) == (0, [], [0.0] * 3)
+    assert average.small is not small
+    # The same body again moves things from the same place.
+    undo.begin()
+    average.history.append(2)
+    undo.put_back()
+    assert average.history == []
+
+
+def test_batch_norm_is_put_back_although_its_statistics_keep_their_version() -> None:
+    model = torch.nn.BatchNorm1d(2)
+    buffers = Buffers(model)
+    version = model.running_mean._version  # type: ignore[union-attr]
+    model(torch.randn(4, 2) + 3)
+    assert model.running_mean._version == version  # type: ignore[union-attr]
+    assert buffers.moved() == [True, True, True]
+    buffers.put_back()
+    assert model.running_mean.tolist() == [0.0, 0.0]  # type: ignore[union-attr]
+
+
+def test_only_moved_buffers_count_outside_of_norm_layers() -> None:
+    model = torch.nn.Module()
+    model.register_buffer("kept", torch.zeros(2))
+    model.register_buffer("written", torch.zeros(2))
+    model.register_buffer("replaced", torch.zeros(2))
+    buffers = Buffers(model)
+    assert buffers.moved() == [False] * 3
+    model.written += 1  # type: ignore[operator]
+    model.replaced = torch.ones(4)
+    assert buffers.moved() == [False, True, True]
+    buffers.put_back()
+    assert model.replaced.tolist() == [0.0, 0.0]  # type: ignore[union-attr, operator]
+    assert buffers.moved() == [False] * 3
+    model.written += 2  # type: ignore[operator]
+    buffers.remember()
+    buffers.put_back()
+    assert model.written.tolist() == [2.0, 2.0]  # type: ignore[union-attr, operator]
+
+
+def test_removed_buffer_is_named() -> None:
+    model = torch.nn.BatchNorm1d(2)
+    buffers = Buffers(model)
+    model.running_var = None
+    with pytest.raises(KeyError, match="running_var is gone"):
+        buffers.moved()
+
+
+def test_large_tensor_of_a_tracked_object_may_not_move_before_the_step() -> None:
+    *_, average, undo = make()
+    undo.begin()
+    average.large += 1
+    with pytest.raises(UsageError, match=r"'average' changed large before optimizer.step\(\)"):
+        undo.check_untouched()
+    with pytest.raises(UsageError, match="after optimizer"):
+        undo.put_back()
+
+
+def test_parameter_changed_before_the_step() -> None:
+    model, *_, undo = make()
+    undo.begin()
+    undo.check_untouched()
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+    with pytest.raises(UsageError, match="a parameter was changed inside the step"):
+        undo.check_untouched()
+
+
+def test_snapshot_keeps_types_and_copies_nested_values() -> None:
+    state = {"a": [1, {"b": (2, torch.zeros(2))}], "c": None}
+    snapshot = Snapshot(state)
+    state["a"][1]["b"][1].add_(1)  # type: ignore[index]
+    state["a"].append(3)  # type: ignore[union-attr]
+    copy = snapshot.state()
+    assert len(copy["a"]) == 2
+    assert isinstance(copy["a"][1]["b"], tuple)
+    assert copy["a"][1]["b"][1].tolist() == [0.0, 0.0]
+    copy["a"].clear()
+    assert len(snapshot.state()["a"]) == 2
