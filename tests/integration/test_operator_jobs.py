@@ -7,7 +7,8 @@ import secrets
 from collections.abc import Callable, Iterator
 
 import pytest
-from e2e_cluster import OPERATOR_LABELS, OPERATOR_NAMESPACE, E2ECluster, RefusedError, cluster
+import yaml
+from e2e_cluster import OPERATOR_LABELS, OPERATOR_NAMESPACE, ROOT, E2ECluster, RefusedError, cluster
 from operator_fake_worker import FakeJob, kill
 
 pytestmark = pytest.mark.timeout(180)
@@ -144,3 +145,54 @@ def test_a_quota_is_named_and_the_job_grows_when_it_does(system: E2ECluster, job
     system.apply(quota, namespace=job.namespace)
     job.until_running("0-0", "1-0", "2-0", "3-0")
     system.until(15, "the trouble to be over", lambda: job.condition("Degraded").get("status") == "False")
+
+
+def granted() -> set[tuple[str, str, str]]:
+    """(group, resource, verb) of the roles that deploy/operator.yaml binds to the operator."""
+    documents = [d for d in yaml.safe_load_all((ROOT / "deploy" / "operator.yaml").read_text()) if d]
+    bound = {
+        (d["roleRef"]["kind"], d["roleRef"]["name"])
+        for d in documents
+        if d["kind"] in ("ClusterRoleBinding", "RoleBinding")
+        and any(s["name"] == "springtide-operator" for s in d["subjects"])
+    }
+    return {
+        (group, resource, verb)
+        for d in documents
+        if (d["kind"], d["metadata"]["name"]) in bound
+        for rule in d["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_operator_uses_its_rights_and_no_others(system: E2ECluster, job: FakeJob) -> None:
+    job.start(replicas=2)
+    job.until_running("0-0", "1-0")
+    system.kubectl("scale", "stj/fake", "-n", job.namespace, "--replicas=1")
+    job.until_running("0-0")
+    try:
+        answer = json.loads(system.kubectl("get", "--raw", "/debug/springtide/requests"))
+    except RefusedError:
+        pytest.skip("only the embedded cluster tells who asked for what")
+    used = {
+        (
+            use["group"],
+            use["resource"] + (f"/{use['subresource']}" if use["subresource"] else ""),
+            use["verb"],
+        )
+        for use in answer["requests"]
+        if use["user"] == "system:serviceaccount:springtide-system:springtide-operator"
+    }
+    rights = granted()
+    assert used, sorted({use["user"] for use in answer["requests"]})
+    assert used <= rights, used - rights
+    needed_at_times = {
+        ("", "pods", "get"),  # a name that is taken
+        ("", "secrets", "get"),  # the root key, at every start but the first
+        ("", "services", "create"),  # server-side apply of what is not there
+        ("springtide.dev", "trainingjobs", "get"),  # a status that somebody else wrote
+        ("apiextensions.k8s.io", "customresourcedefinitions", "watch"),
+    }
+    assert rights - used <= needed_at_times, rights - used
