@@ -160,6 +160,7 @@ class Collector:
                     left = left or key in self._store.collection(storage).items
         if not left:
             self._not_before.pop(namespace, None)
+            self._namespaces.discard(namespace)
             resource = self._store.registry.stored("namespaces")
             changed = clone(obj)
             changed["spec"]["finalizers"] = []
