@@ -86,7 +86,9 @@ class Subscription:
         if timeout is not None and timeout <= 0:
             return False
         try:
-            await asyncio.wait_for(self._wake.wait(), timeout)
+            # Not wait_for: before Python 3.12 it can swallow a cancellation.
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
         except TimeoutError:
             return False
         return True

@@ -100,9 +100,9 @@ class Collector:
         while True:
             due = min((self._not_before[name] for name in self._namespaces), default=None)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(
-                    self._wake.wait(), None if due is None else max(due - self._store.now(), 0.0)
-                )
+                # Not wait_for: before Python 3.12 it can swallow a cancellation.
+                async with asyncio.timeout(None if due is None else max(due - self._store.now(), 0.0)):
+                    await self._wake.wait()
             self._wake.clear()
             self.work()
             await asyncio.sleep(0)
