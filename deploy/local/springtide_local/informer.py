@@ -57,22 +57,33 @@ class Informer:
             handler(Change("ADDED", obj, None))
 
     async def run(self) -> None:
-        async for event in self._store.watch(self.resource):
-            if event.type == "BOOKMARK":
-                continue
-            key = key_of(event.object)
-            old = self._objects.get(key)
-            if event.type == "DELETED":
-                self._objects.pop(key, None)
-            else:
-                self._objects[key] = event.object
-            change = Change(event.type, event.object, old)
-            for handler in self._handlers:
-                try:
-                    handler(change)
-                except Exception:
-                    # One component's mistake must not take the news from all others.
-                    _log.exception("a handler of %s failed on %s", self.resource, key)
+        """Until the resource is served no more. A watch that fell behind is begun again; nothing is missed."""
+        while True:
+            try:
+                async for event in self._store.watch(self.resource):
+                    if event.type != "BOOKMARK":
+                        self._take(event.type, event.object)
+                return
+            except RuntimeError as error:
+                _log.warning("%s; it begins again", error)
+                there = {key_of(obj) for obj in self._store.list(self.resource)}
+                for key in [key for key in self._objects if key not in there]:
+                    self._take("DELETED", self._objects[key])
+
+    def _take(self, kind: Literal["ADDED", "MODIFIED", "DELETED"], obj: Object) -> None:
+        key = key_of(obj)
+        old = self._objects.get(key)
+        if kind == "DELETED":
+            self._objects.pop(key, None)
+        else:
+            self._objects[key] = obj
+        change = Change(kind, obj, old)
+        for handler in self._handlers:
+            try:
+                handler(change)
+            except Exception:
+                # One component's mistake must not take the news from all others.
+                _log.exception("a handler of %s failed on %s", self.resource, key)
 
 
 class Informers:

@@ -30,6 +30,7 @@ class LiveContainer:
         launch: Launch,
         running: RunningContainer,
         runtime: Runtime,
+        node_works: asyncio.Event,
         address: str,
         exec_launch: Callable[[list[str]], Launch],
         changed: Callable[[], None],
@@ -43,6 +44,7 @@ class LiveContainer:
         self._container = container
         self._record = record
         self._runtime = runtime
+        self._node_works = node_works
         self._exec_launch = exec_launch
         self._changed = changed
         self._failed = failed
@@ -63,7 +65,7 @@ class LiveContainer:
         if hook := (self._container.get("lifecycle") or {}).get("postStart"):
             self._spawn(self._post_start(hook))
         if probe := self._container.get("startupProbe"):
-            self._spawn(probe_forever(probe, False, self._prober.check, self._on_startup))
+            self._spawn(probe_forever(probe, False, self._check, self._on_startup))
         else:
             self._begin_checks()
 
@@ -92,9 +94,17 @@ class LiveContainer:
 
     def _begin_checks(self) -> None:
         if probe := self._container.get("readinessProbe"):
-            self._spawn(probe_forever(probe, False, self._prober.check, self._on_readiness))
+            self._spawn(probe_forever(probe, False, self._check, self._on_readiness))
         if probe := self._container.get("livenessProbe"):
-            self._spawn(probe_forever(probe, True, self._prober.check, self._on_liveness))
+            self._spawn(probe_forever(probe, True, self._check, self._on_liveness))
+
+    async def _check(self, probe: Object, timeout: float) -> Verdict:
+        """A probe of a node that works: what was seen while it did not says nothing about the container."""
+        while True:
+            await self._node_works.wait()
+            verdict = await self._prober.check(probe, timeout)
+            if self._node_works.is_set():
+                return verdict
 
     def _on_startup(self, state: bool | None, verdict: Verdict) -> None:
         if self._record.passed_startup:

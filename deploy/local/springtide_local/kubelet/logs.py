@@ -139,7 +139,7 @@ async def read_log(
             done = live.closed
             data = file.read(_CHUNK)
             if not data:
-                if os.stat(path).st_ino != os.fstat(file.fileno()).st_ino:
+                if _replaced(path, file.fileno()):
                     file.close()
                     file = open(path, "rb")  # noqa: SIM115, ASYNC230
                     continue
@@ -156,6 +156,16 @@ async def read_log(
                 yield text
     finally:
         file.close()
+
+
+def _replaced(path: Path, descriptor: int) -> bool:
+    """Whether the log was rotated since it was opened. Gone with its pod is not replaced: what is open can
+    be read on.
+    """
+    try:
+        return os.stat(path).st_ino != os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
 
 
 def log_end(path: Path, lines: int, limit_bytes: int) -> str:

@@ -205,6 +205,7 @@ class PodWorker:
             launch,
             running,
             self._node.runtime,
+            self._node.running,
             self._ip,
             exec_launch=partial(self._starter.exec_launch, name, launch),
             changed=self._wake.set,

@@ -27,6 +27,8 @@ from springtide_local.kubelet.volumes import MountError, mount_paths
 
 Object = dict[str, Any]
 _CONFIG_RETRY = 5.0
+_PULL_RETRY = 10.0
+_NEVER = 365 * 86400.0
 
 
 class ContainerStarter:
@@ -117,33 +119,37 @@ class ContainerStarter:
         try:
             image = self._node.images.find(reference, container.get("imagePullPolicy") or "IfNotPresent")
         except ImageError as error:
-            record.pull_backoff = record.pull_backoff.next(now, now)
-            record.retry_at = now + record.pull_backoff.delay
-            if error.reason != "ErrImagePull":
-                if not isinstance(record.state, Waiting) or record.state.reason != error.reason:
-                    events.warning(pod, "Failed", f"Error: {error.reason}: {error.message}", field)
-                record.state = Waiting(error.reason, error.message)
-                return None
-            if isinstance(record.state, Waiting) and record.state.reason in (
-                "ErrImagePull",
-                "ImagePullBackOff",
-            ):
-                record.state = Waiting(
-                    "ImagePullBackOff", f'Back-off pulling image "{reference}": ErrImagePull: {error.message}'
-                )
-                events.normal(pod, "BackOff", f'Back-off pulling image "{reference}"', field)
-                events.warning(pod, "Failed", "Error: ImagePullBackOff", field)
-                return None
-            events.normal(pod, "Pulling", f'Pulling image "{reference}"', field)
-            events.warning(pod, "Failed", f'Failed to pull image "{reference}": {error.message}', field)
-            events.warning(pod, "Failed", "Error: ErrImagePull", field)
-            record.state = Waiting("ErrImagePull", error.message)
-            record.retry_at = now + 1.0
+            self._refuse_image(pod, record, error, now, field)
             return None
         if not record.image_id:
             events.normal(pod, "Pulled", f'Container image "{reference}" already present on machine', field)
         record.image_id = image.id
         return image
+
+    def _refuse_image(
+        self, pod: Object, record: ContainerRecord, error: ImageError, now: float, field: str
+    ) -> None:
+        """Alternate between a failed pull (ErrImagePull) and the wait for the next (ImagePullBackOff)."""
+        reference, events = record.image, self._node.events
+        before = record.state.reason if isinstance(record.state, Waiting) else ""
+        if error.reason != "ErrImagePull":
+            if before != error.reason:
+                events.warning(pod, "Failed", f"Error: {error.reason}: {error.message}", field)
+            record.state = Waiting(error.reason, error.message)
+            record.retry_at = now + (_PULL_RETRY if error.retry else _NEVER)
+        elif before == "ErrImagePull":
+            text = f'Back-off pulling image "{reference}"'
+            record.state = Waiting("ImagePullBackOff", f"{text}: ErrImagePull: {error.message}")
+            record.retry_at = record.pull_backoff.updated + record.pull_backoff.delay
+            events.normal(pod, "BackOff", text, field)
+            events.warning(pod, "Failed", "Error: ImagePullBackOff", field)
+        else:
+            record.state = Waiting("ErrImagePull", error.message)
+            record.pull_backoff = record.pull_backoff.next(now, now)
+            record.retry_at = now + 1.0
+            events.normal(pod, "Pulling", f'Pulling image "{reference}"', field)
+            events.warning(pod, "Failed", f'Failed to pull image "{reference}": {error.message}', field)
+            events.warning(pod, "Failed", "Error: ErrImagePull", field)
 
     def _launch(self, pod: Object, container: Object, image: Image, attempt: int) -> Launch:
         node, name = self._node, container["name"]

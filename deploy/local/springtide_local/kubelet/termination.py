@@ -4,6 +4,7 @@ and asked for that.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from springtide_local.kubelet.logs import log_end
@@ -17,12 +18,13 @@ def termination_message(file: Path, log: Path, policy: str, exit_code: int) -> s
     """`policy` is `File` or `FallbackToLogsOnError` (container.terminationMessagePolicy)."""
     try:
         with open(file, "rb") as opened:
-            content = opened.read(FILE_BYTES + 1)
+            opened.seek(max(0, opened.seek(0, os.SEEK_END) - FILE_BYTES))
+            content = opened.read(FILE_BYTES)
     except OSError:
         # Removed or replaced by the container: as if it had left none.
         content = b""
     if content:
-        return content[:FILE_BYTES].decode(errors="replace")
+        return content.decode(errors="replace")
     if policy == "FallbackToLogsOnError" and exit_code != 0:
         return log_end(log, LOG_LINES, LOG_BYTES)
     return ""
