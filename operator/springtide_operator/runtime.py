@@ -6,18 +6,19 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from aiohttp import web
 
+from springtide_coordinator.client import SyncClient
 from springtide_operator import rootkey
 from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster, KubeCluster
 from springtide_operator.job_loop import JobLoop
 from springtide_operator.kube import ApiError, Kube
 from springtide_operator.lease import Lease
-from springtide_operator.link import Link
+from springtide_operator.link import Caller, Link
 from springtide_operator.manifests.coordinator import job_token
 from springtide_operator.metrics import Metrics
 from springtide_operator.perform import Performer
@@ -36,8 +37,15 @@ class Operator:
     them.
     """
 
-    def __init__(self, settings: Settings, kube: Kube | None = None, cluster: Cluster | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        kube: Kube | None = None,
+        cluster: Cluster | None = None,
+        connect: Callable[[str, str], Caller] = SyncClient,
+    ) -> None:
         self.settings = settings
+        self._connect = connect
         self.cache = Cache(self._changed)
         self.metrics = Metrics(self._statuses, lambda: self.acting)
         self._kube = kube or Kube(timeout=settings.request_timeout, on_error=self.metrics.api_error)
@@ -189,7 +197,7 @@ class Operator:
             may_act,
             self.metrics.acted,
         )
-        link = Link(token, self.settings.sync_timeout)
+        link = Link(token, self.settings.sync_timeout, self._connect)
         return JobLoop(
             key, uid, self._cluster, self.cache, performer, link, may_act, self.metrics, self.settings.tick
         )

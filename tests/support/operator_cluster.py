@@ -1,0 +1,236 @@
+"""The operator's port to Kubernetes in memory, with outages; and a coordinator that answers what a test
+says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from operator_world import job_object
+
+from springtide_coordinator import coordinator_pb2 as pb
+from springtide_coordinator.client import SyncError
+from springtide_operator.api import names
+from springtide_operator.cluster import Listing
+from springtide_operator.kube import ApiError
+from springtide_operator.plan.ledger import timestamp
+
+Object = dict[str, Any]
+
+
+def merged(target: Object, patch: Object) -> Object:
+    """RFC 7386."""
+    result = dict(target)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict):
+            before = result.get(key)
+            result[key] = merged(before if isinstance(before, dict) else {}, value)
+        else:
+            result[key] = value
+    return result
+
+
+class FakeCluster:
+    """Objects by (plural, namespace, name). `watchers` hear of pods and jobs as from a watch.
+
+    `down`: no call is answered. `before`: called with (method, name) before each call, may raise ApiError.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str, str], Object] = {}
+        self.version = 0
+        self.down = False
+        self.before: Callable[[str, str], None] = lambda method, name: None
+        self.calls: Counter[str] = Counter()
+        self.watchers: list[Callable[[str, str, Object], None]] = []
+
+    async def _call(self, method: str, name: str = "") -> None:
+        await asyncio.sleep(0)
+        self.calls[method] += 1
+        if self.down:
+            raise ApiError(0, "Unreachable", "the API server does not answer")
+        self.before(method, name)
+
+    def put(self, plural: str, obj: Object, kind: str = "MODIFIED") -> Object:
+        """Write as somebody else."""
+        self.version += 1
+        obj["metadata"]["resourceVersion"] = str(self.version)
+        meta = obj["metadata"]
+        self.objects[plural, meta["namespace"], meta["name"]] = obj
+        for hear in self.watchers:
+            hear(plural, kind, copy.deepcopy(obj))
+        return copy.deepcopy(obj)
+
+    def remove(self, plural: str, namespace: str, name: str) -> None:
+        gone = self.objects.pop((plural, namespace, name))
+        self.version += 1
+        gone["metadata"]["resourceVersion"] = str(self.version)
+        for hear in self.watchers:
+            hear(plural, "DELETED", copy.deepcopy(gone))
+
+    def add_job(self, name: str = "digits", replicas: int = 2) -> Object:
+        job = job_object(replicas)
+        job["metadata"] |= {"name": name, "uid": f"uid-of-{name}-{self.version}"}
+        return self.put("trainingjobs", job, "ADDED")
+
+    def job(self, name: str = "digits") -> Object:
+        return self.objects["trainingjobs", "default", name]
+
+    def pods(self, role: str = names.ROLE_WORKER) -> list[Object]:
+        found = [o for (plural, _, _), o in self.objects.items() if plural == "pods"]
+        return [o for o in found if o["metadata"]["labels"][names.LABEL_ROLE] == role]
+
+    def run_pods(self) -> None:
+        """A kubelet's work: what is pending runs."""
+        for number, pod in enumerate([*self.pods(), *self.pods(names.ROLE_COORDINATOR)]):
+            if pod["status"]["phase"] == "Pending":
+                pod["status"] = {
+                    "phase": "Running",
+                    "podIP": f"127.9.9.{number + 1}",
+                    "containerStatuses": [
+                        {
+                            "name": pod["spec"]["containers"][0]["name"],
+                            "state": {"running": {"startedAt": timestamp(time.time())}},
+                        }
+                    ],
+                }
+                self.put("pods", pod)
+
+    def _get(self, plural: str, namespace: str, name: str) -> Object:
+        try:
+            return self.objects[plural, namespace, name]
+        except KeyError:
+            raise ApiError(404, "NotFound", f'{plural} "{name}" not found') from None
+
+    def _create(self, plural: str, obj: Object) -> Object:
+        meta = obj["metadata"]
+        if (plural, meta["namespace"], meta["name"]) in self.objects:
+            raise ApiError(409, "AlreadyExists", f'{plural} "{meta["name"]}" already exists')
+        obj = copy.deepcopy(obj)
+        obj["metadata"] |= {"uid": f"uid-{self.version}", "creationTimestamp": timestamp(time.time())}
+        return self.put(plural, obj, "ADDED")
+
+    def _list(self, plural: str) -> Listing:
+        items = [copy.deepcopy(o) for (kind, _, _), o in self.objects.items() if kind == plural]
+        return Listing(items, str(self.version))
+
+    async def list_jobs(self) -> Listing:
+        await self._call("list_jobs")
+        return self._list("trainingjobs")
+
+    async def list_pods(self) -> Listing:
+        await self._call("list_pods")
+        return self._list("pods")
+
+    async def get_job(self, namespace: str, name: str) -> Object:
+        await self._call("get_job", name)
+        return copy.deepcopy(self._get("trainingjobs", namespace, name))
+
+    async def get_pod(self, namespace: str, name: str) -> Object:
+        await self._call("get_pod", name)
+        return copy.deepcopy(self._get("pods", namespace, name))
+
+    async def create_pod(self, pod: Object) -> Object:
+        await self._call("create_pod", pod["metadata"]["name"])
+        return self._create("pods", {**pod, "status": {"phase": "Pending"}})
+
+    async def delete_pod(self, namespace: str, name: str, uid: str, because: str) -> Object:
+        await self._call("delete_pod", name)
+        pod = self._get("pods", namespace, name)
+        if pod["metadata"]["uid"] != uid:
+            raise ApiError(409, "Conflict", "uid")
+        pod["metadata"].setdefault("annotations", {})[names.ANNOTATION_DELETED_BECAUSE] = because
+        pod["metadata"] |= {
+            "deletionTimestamp": timestamp(time.time() + 30),
+            "deletionGracePeriodSeconds": 30,
+        }
+        return {"kind": "Pod", **self.put("pods", pod)}
+
+    async def create_secret(self, secret: Object) -> None:
+        await self._call("create_secret", secret["metadata"]["name"])
+        self._create("secrets", secret)
+
+    async def get_secret(self, namespace: str, name: str) -> Object:
+        await self._call("get_secret", name)
+        return copy.deepcopy(self._get("secrets", namespace, name))
+
+    async def get_service(self, namespace: str, name: str) -> Object:
+        await self._call("get_service", name)
+        return copy.deepcopy(self._get("services", namespace, name))
+
+    async def apply_service(self, service: Object) -> Object:
+        await self._call("apply_service", service["metadata"]["name"])
+        service = copy.deepcopy(service)
+        service["spec"].setdefault("clusterIP", "10.7.7.7")
+        return self.put("services", service)
+
+    async def patch_status(
+        self, namespace: str, name: str, uid: str, resource_version: str, status: Object
+    ) -> Object:
+        await self._call("patch_status", name)
+        job = copy.deepcopy(self._get("trainingjobs", namespace, name))
+        if job["metadata"]["resourceVersion"] != resource_version or job["metadata"]["uid"] != uid:
+            raise ApiError(409, "Conflict", "the object has been modified")
+        job["status"] = merged(job.get("status") or {}, status)
+        return self.put("trainingjobs", job)
+
+    async def create_event(self, event: Object) -> None:
+        await self._call("create_event", event["reason"])
+
+    async def get_lease(self, namespace: str, name: str) -> Object:
+        await self._call("get_lease", name)
+        return copy.deepcopy(self._get("leases", namespace, name))
+
+    async def create_lease(self, lease: Object) -> Object:
+        await self._call("create_lease")
+        return self._create("leases", lease)
+
+    async def replace_lease(self, lease: Object) -> Object:
+        await self._call("replace_lease")
+        meta = lease["metadata"]
+        now = self._get("leases", meta["namespace"], meta["name"])
+        if now["metadata"]["resourceVersion"] != meta["resourceVersion"]:
+            raise ApiError(409, "Conflict", "the object has been modified")
+        return self.put("leases", copy.deepcopy(lease))
+
+
+class FakeCoordinator:
+    """What `SyncClient` is to a `Link`: remembers what it was told and when, answers `reply` or fails."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[float, str, pb.SyncRequest]] = []  # monotonic seconds, address
+        self.reply = pb.SyncReply(phase=pb.WAITING)
+        self.error: str | None = None
+        self.open = 0
+
+    def connect(self, address: str, token: str) -> _Call:
+        self.open += 1
+        return _Call(self, address)
+
+
+class _Call:
+    def __init__(self, coordinator: FakeCoordinator, address: str) -> None:
+        self._coordinator = coordinator
+        self._address = address
+
+    async def sync(self, request: pb.SyncRequest, timeout: float = 2.0) -> pb.SyncReply:
+        await asyncio.sleep(0)
+        coordinator = self._coordinator
+        coordinator.told.append((time.monotonic(), self._address, request))
+        if coordinator.error is not None:
+            raise SyncError(coordinator.error, retry=True)
+        reply = pb.SyncReply()
+        reply.CopyFrom(coordinator.reply)
+        if not reply.incarnation.number:
+            reply.incarnation.number = request.incarnation_number
+        return reply
+
+    async def close(self) -> None:
+        self._coordinator.open -= 1

@@ -1,0 +1,373 @@
+"""The operator's parts by themselves: cache, lease, link, requests, root key, metrics."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Any
+
+import kopf
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from operator_cluster import FakeCluster, FakeCoordinator, merged
+from operator_world import World, job_object
+from prometheus_client import generate_latest
+from required import require_tool
+
+from springtide_coordinator import coordinator_pb2 as pb
+from springtide_operator import rootkey
+from springtide_operator.cache import Cache
+from springtide_operator.cluster import KubeCluster, merge_patch
+from springtide_operator.kube import ApiError, Kube, find_credentials
+from springtide_operator.lease import DURATION, NAME, Lease
+from springtide_operator.link import Link, news, to_report
+from springtide_operator.manifests.worker import worker_pod
+from springtide_operator.metrics import Metrics
+from springtide_operator.plan.observation import CoordinatorPod
+from springtide_operator.plan.relay import LivingPod, Word
+from springtide_operator.settings import read_settings
+
+Object = dict[str, Any]
+
+VALUES = st.recursive(
+    st.one_of(st.integers(0, 3), st.text("ab", max_size=2), st.lists(st.integers(0, 2), max_size=2)),
+    lambda inner: st.dictionaries(st.text("xyz", min_size=1, max_size=1), inner, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(st.text("xyz", min_size=1, max_size=1), VALUES, max_size=3)
+
+
+@given(OBJECTS, OBJECTS)
+def test_a_merge_patch_turns_one_status_into_the_other(old: Object, new: Object) -> None:
+    assert merged(old, merge_patch(old, new)) == new
+    assert merge_patch(new, new) == {}
+
+
+# ---- cache
+
+
+def pod(version: int, uid: str = "p", owner: str = "job-uid-1234", **meta: Any) -> Object:
+    world = World(job=job_object())
+    made = worker_pod(world.parsed(), 0, 0, "10.0.0.1:7070")
+    made["metadata"] |= {"uid": uid, "resourceVersion": str(version), **meta}
+    made["metadata"]["ownerReferences"][0]["uid"] = owner
+    made["status"] = {"phase": "Pending"}
+    return made
+
+
+KEY = ("default", "digits")
+
+
+def test_the_newest_word_about_a_pod_wins() -> None:
+    heard: list[object] = []
+    cache = Cache(heard.append)
+    assert cache.put_pod(pod(5))
+    assert not cache.put_pod(pod(4))
+    assert not cache.put_pod(pod(5))
+    assert cache.put_pod(pod(6))
+    assert len(heard) == 2
+    cache.drop_pod(pod(7))
+    assert not cache.put_pod(pod(8))  # a late answer revives nobody
+    assert cache.pods(KEY, "job-uid-1234") == ((), ())
+
+
+def test_a_list_removes_what_it_lacks_unless_it_is_newer_than_the_list() -> None:
+    cache = Cache()
+    cache.put_pod(pod(5, "old"))
+    cache.put_pod(pod(9, "new"))
+    cache.replace_pods([], "7")
+    assert [p.uid for p in cache.pods(KEY, "job-uid-1234")[0]] == ["new"]
+    job = job_object()
+    cache.put_job(job)
+    cache.replace_jobs([], "0")
+    assert cache.job_keys() == [KEY]
+    cache.replace_jobs([], "1")
+    assert cache.job_keys() == []
+
+
+def test_pods_of_another_owner_are_names_that_are_taken() -> None:
+    cache = Cache()
+    cache.put_pod(pod(5, "p", owner="an earlier job of that name"))
+    assert cache.pods(KEY, "job-uid-1234") == ((), ())
+    assert cache.foreign_names(KEY, "job-uid-1234") == {"digits-worker-0-0"}
+
+
+# ---- lease
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_the_lease_has_one_holder_who_is_believed_for_its_duration() -> None:
+    cluster, clock = FakeCluster(), Clock()
+    first = Lease(cluster, "ns", "first", clock=clock)
+    second = Lease(cluster, "ns", "second", clock=clock)
+    await first.step()
+    await second.step()
+    assert (first.held, second.held) == (True, False)
+    assert second.trouble == "stands by: first holds the lease"
+    clock.now += DURATION - 0.1
+    await second.step()
+    assert not first.held  # it has not renewed: it stops by itself before anybody takes over
+    assert not second.held
+    clock.now += 0.2
+    await second.step()
+    assert second.held
+    assert cluster.objects["leases", "ns", NAME]["spec"]["leaseTransitions"] == 1
+    await first.step()
+    assert not first.held
+
+
+async def test_a_holder_that_renews_keeps_it_and_one_that_lets_go_frees_it_at_once() -> None:
+    cluster, clock = FakeCluster(), Clock()
+    first = Lease(cluster, "ns", "first", clock=clock)
+    second = Lease(cluster, "ns", "second", clock=clock)
+    for _ in range(20):
+        await first.step()
+        await second.step()
+        clock.now += 2
+        assert (first.held, second.held) == (True, False)
+    await first.release()
+    await second.step()
+    assert (first.held, second.held) == (False, True)
+
+
+async def test_the_same_pod_need_not_wait_for_itself() -> None:
+    cluster, clock = FakeCluster(), Clock()
+    await Lease(cluster, "ns", "pod_uid", clock=clock).step()
+    restarted = Lease(cluster, "ns", "pod_uid", clock=clock)
+    await restarted.step()
+    assert restarted.held
+
+
+async def test_a_missing_namespace_and_an_outage_are_named() -> None:
+    cluster, clock = FakeCluster(), Clock()
+    heard: list[bool] = []
+    lease = Lease(cluster, "ns", "one", heard.append, clock=clock)
+
+    def gone(method: str, name: str) -> None:
+        raise ApiError(404, "NotFound", 'namespaces "ns" not found')
+
+    cluster.before = gone
+    await lease.step()
+    assert "'ns' does not exist" in str(lease.trouble)
+    cluster.before = lambda method, name: None
+    await lease.step()
+    cluster.down = True
+    clock.now += 5
+    await lease.step()
+    assert lease.held
+    clock.now += 2
+    await lease.step()
+    assert not lease.held
+    assert heard == [True, False]
+    assert "does not answer" in str(lease.trouble)
+
+
+# ---- root key
+
+
+async def test_the_root_key_is_made_once_and_read_afterwards() -> None:
+    cluster = FakeCluster()
+    first = await rootkey.obtain(cluster, "ns")
+    assert len(first) == 32
+    assert await rootkey.obtain(cluster, "ns") == first
+    assert cluster.calls["create_secret"] == 1
+
+
+async def test_two_first_starts_agree_on_the_root_key() -> None:
+    cluster = FakeCluster()
+    theirs = base64.b64encode(b"t" * 32).decode()
+
+    def race(method: str, name: str) -> None:
+        if method == "create_secret" and not cluster.objects:
+            secret = {"metadata": {"name": rootkey.NAME, "namespace": "ns"}, "data": {"key": theirs}}
+            cluster.put("secrets", secret)
+
+    cluster.before = race
+    assert await rootkey.obtain(cluster, "ns") == b"t" * 32
+
+
+async def test_a_spoiled_root_key_is_named() -> None:
+    cluster = FakeCluster()
+    cluster.put("secrets", {"metadata": {"name": rootkey.NAME, "namespace": "ns"}, "data": {}})
+    with pytest.raises(ApiError, match="ns/springtide-root-key has no key"):
+        await rootkey.obtain(cluster, "ns")
+
+
+# ---- link
+
+WORD = Word(3, 1, 6, 2, (LivingPod("u", "digits-worker-0-0", 0, True, 0.0),))
+POD = CoordinatorPod("digits-coordinator-2", "c", 2, "Running", ip="10.1.1.1")
+
+
+async def test_an_answer_of_another_incarnation_is_not_taken() -> None:
+    coordinator = FakeCoordinator()
+    link = Link("token", 1.0, coordinator.connect)
+    coordinator.reply.incarnation.number = 1
+    assert not await link.call(POD, WORD)
+    assert "it is incarnation 1, not 2" in link.why
+    assert link.report is None
+    assert link.unreachable_since is not None
+    coordinator.reply.incarnation.number = 2
+    assert await link.call(POD, WORD)
+    assert link.unreachable_since is None
+    await link.close()
+    assert coordinator.open == 0
+
+
+async def test_a_failing_line_keeps_the_last_word_and_says_since_when() -> None:
+    coordinator, clock = FakeCoordinator(), Clock()
+    link = Link("token", 1.0, coordinator.connect, clock)
+    assert await link.call(POD, WORD)
+    coordinator.error = "UNAVAILABLE: connection refused"
+    clock.now = 5.0
+    assert not await link.call(POD, WORD)
+    clock.now = 9.0
+    assert not await link.call(POD, WORD)
+    assert link.unreachable_since == 5.0
+    assert "connection refused" in link.why
+    assert link.report is not None
+    await link.close()
+
+
+async def test_a_new_pod_gets_a_new_line_and_an_old_one_is_told_to_step_down() -> None:
+    coordinator = FakeCoordinator()
+    link = Link("token", 1.0, coordinator.connect)
+    await link.call(POD, WORD)
+    newer = CoordinatorPod("digits-coordinator-3", "d", 3, "Running", ip="fd00::1")
+    coordinator.reply.incarnation.number = 3
+    await link.call(newer, WORD)
+    await link.retire(POD, WORD)
+    assert [address for _, address, _ in coordinator.told] == [
+        "10.1.1.1:7070",
+        "[fd00::1]:7070",
+        "10.1.1.1:7070",
+    ]
+    assert coordinator.open == 1
+    await link.close()
+
+
+def test_numbers_that_always_move_are_no_news() -> None:
+    def report(**changes: Any) -> Any:
+        reply = pb.SyncReply(phase=pb.RUNNING, samples_per_second=1.0)
+        reply.state.step = 5
+        for key, value in changes.items():
+            setattr(reply, key, value)
+        return to_report(reply, 1.0)
+
+    assert not news(report(), report(samples_per_second=2.0, goodput=0.5, last_commit_unix=7.0))
+    assert news(report(), report(phase=pb.WAITING))
+    assert news(None, report())
+    assert not news(None, None)
+
+
+# ---- requests
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[str, list[web.Request]]]:
+    """Answers as an API server would; /api/v1/pods in two pages."""
+    seen: list[web.Request] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append(request)
+        if request.path == "/api/v1/pods":
+            if "continue" in request.query:
+                return web.json_response({"items": [{"n": 2}], "metadata": {"resourceVersion": "8"}})
+            return web.json_response(
+                {"items": [{"n": 1}], "metadata": {"resourceVersion": "8", "continue": "t"}}
+            )
+        if request.path.endswith("/broken"):
+            return web.Response(status=502, text="<html>bad gateway</html>")
+        status = {"kind": "Status", "reason": "Forbidden", "message": "exceeded quota"}
+        return web.json_response(status, status=403)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}", seen
+    await runner.cleanup()
+
+
+async def test_lists_are_read_page_by_page_and_refusals_keep_the_servers_words(
+    server: tuple[str, list[web.Request]],
+) -> None:
+    url, seen = server
+    errors: list[int] = []
+    kube = Kube(lambda: kopf.ConnectionInfo(server=url, token="secret"), on_error=errors.append)
+    async with kube:
+        listing = await KubeCluster(kube).list_pods()
+        assert [item["n"] for item in listing.items] == [1, 2]
+        assert listing.resource_version == "8"
+        assert seen[0].headers["Authorization"] == "Bearer secret"
+        assert seen[0].query["labelSelector"] == "app.kubernetes.io/managed-by=springtide-operator"
+        with pytest.raises(ApiError, match="exceeded quota") as refused:
+            await KubeCluster(kube).create_pod({"metadata": {"namespace": "a", "name": "b"}})
+        assert (refused.value.code, refused.value.reason) == (403, "Forbidden")
+        with pytest.raises(ApiError, match="bad gateway"):
+            await kube.request("GET", "/broken")
+    assert errors == [403, 502]
+    assert kube.answered_at is not None
+
+
+async def test_an_unreachable_server_is_an_error_without_a_code() -> None:
+    async with Kube(lambda: kopf.ConnectionInfo(server="http://127.0.0.1:9")) as kube:
+        with pytest.raises(ApiError, match="the API server does not answer") as refused:
+            await kube.request("GET", "/version")
+    assert refused.value.code == 0
+    assert kube.answered_at is None
+
+
+def test_no_credentials_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    with pytest.raises(kopf.LoginError, match="set KUBECONFIG"):
+        find_credentials()
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
+    with pytest.raises(kopf.LoginError, match="cannot be read"):
+        find_credentials()
+
+
+def test_the_identity_is_the_pods_when_it_is_known() -> None:
+    own = read_settings({"POD_NAME": "op", "POD_UID": "u", "POD_NAMESPACE": "ns"})
+    assert (own.identity, own.namespace) == ("op_u", "ns")
+    assert read_settings({}).identity != read_settings({}).identity
+
+
+# ---- metrics
+
+
+def test_metrics_are_clean_by_prometheus_own_check() -> None:
+    status = {
+        "state": "Running",
+        "workers": {"desired": 3, "replicas": 3, "ready": 3, "active": 2},
+        "generation": 4,
+        "step": 100,
+        "samplesPerSecond": "12.5",
+        "goodput": "0.9",
+        "recoveries": 2,
+        "lastRecoverySeconds": "0.12",
+        "restarts": {"failures": 1, "preemptions": 2, "total": 3},
+    }
+    metrics = Metrics(lambda: [("default", "digits", status)], lambda: True)
+    metrics.reconciled("success", 0.01)
+    metrics.api_error(403)
+    metrics.acted("create_worker")
+    text = generate_latest(metrics.registry)
+    assert b'springtide_job_last_recovery_seconds{job_namespace="default",training_job="digits"} 0.12' in text
+    assert b'springtide_jobs{state="Running"} 1.0' in text
+    promtool = require_tool("promtool")
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=text, capture_output=True, check=False, timeout=30
+    )
+    assert done.returncode == 0, done.stderr.decode()
