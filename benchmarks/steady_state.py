@@ -1,0 +1,213 @@
+"""What a step costs against native DistributedDataParallel, in the same two processes, step by step in turn.
+
+    python -m benchmarks.steady_state [--quick] [--json FILE]
+
+Three models, two bucket sizes each. A step is: deal the batch, forward, backward, optimizer step; both sides read the same
+samples of the same tensors with the same optimizer over gloo on loopback. Each worker takes its own times; a pair's figure is
+the slower worker's, as a job waits for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+WORKERS = 2
+WARM_UP = 20
+MODELS = ("mlp", "convolution", "transformer")
+BUCKETS_MIB = (1, 25)
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def build(name: str) -> tuple[Any, Any, Any, int]:
+    """(model, samples, labels, global batch size) of one of MODELS; the same on every call."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    if name == "mlp":
+        layers = [layer for _ in range(6) for layer in (nn.Linear(1024, 1024), nn.ReLU())]
+        return (
+            nn.Sequential(*layers, nn.Linear(1024, 10)),
+            torch.randn(4096, 1024),
+            torch.randint(10, (4096,)),
+            128,
+        )
+    if name == "convolution":
+        blocks = [
+            layer
+            for i in range(4)
+            for layer in (nn.Conv2d(3 if i == 0 else 64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())
+        ]
+        model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+        return model, torch.randn(1024, 3, 16, 16), torch.randint(10, (1024,)), 32
+    layer = nn.TransformerEncoderLayer(256, 4, 512, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+    model = nn.Sequential(encoder, nn.Flatten(), nn.Linear(256 * 16, 10))
+    return model, torch.randn(1024, 16, 256), torch.randint(10, (1024,)), 32
+
+
+def work(name: str, bucket_mib: int, steps: int, rank: int, port: int) -> None:
+    """One worker: a native step and one of ours in turn; prints both lists of seconds as JSON."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn import functional as F
+    from torch.nn.parallel import DistributedDataParallel
+
+    import springtide
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORKERS)
+    native_model, samples, labels, batch_size = build(name)
+    native = DistributedDataParallel(native_model, bucket_cap_mb=bucket_mib)
+    native_optimizer = torch.optim.SGD(native.parameters(), lr=0.01, momentum=0.9)
+
+    springtide.init()
+    model, *_ = build(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    model, optimizer = springtide.distribute(model, optimizer)
+
+    ours: list[float] = []
+    theirs: list[float] = []
+    epochs = -(-steps * batch_size // len(samples)) + 1
+    started = time.perf_counter()
+    for batch in springtide.batches((samples, labels), batch_size=batch_size, epochs=epochs, seed=0):
+        with springtide.step():
+            x, y = batch
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        middle = time.perf_counter()
+        x, y = samples.index_select(0, batch.ids), labels.index_select(0, batch.ids)
+        F.cross_entropy(native(x), y).backward()
+        native_optimizer.step()
+        native_optimizer.zero_grad()
+        ended = time.perf_counter()
+        ours.append(middle - started)
+        theirs.append(ended - middle)
+        dist.barrier()
+        started = time.perf_counter()
+    print(json.dumps({"ours": ours[WARM_UP:], "theirs": theirs[WARM_UP:]}))
+    dist.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def measure(name: str, bucket_mib: int, steps: int) -> dict[str, float]:
+    """Run one model with one bucket size in a job of its own."""
+    token, coordinator_port, native_port = "benchmark", free_port(), free_port()
+    common = os.environ | {
+        "SPRINGTIDE_JOB": "steady-state",
+        "SPRINGTIDE_NAMESPACE": "benchmark",
+        "SPRINGTIDE_TOKEN": token,
+        "SPRINGTIDE_METRICS_PORT": "0",
+        "SPRINGTIDE_BIND": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        coordinator = subprocess.Popen(
+            [sys.executable, "-m", "springtide_coordinator"],
+            env=common
+            | {
+                "SPRINGTIDE_PORT": str(coordinator_port),
+                "SPRINGTIDE_INCARNATION": "1",
+                "SPRINGTIDE_STATE_DIR": folder,
+                "SPRINGTIDE_TARGET": str(WORKERS),
+                "SPRINGTIDE_MINIMUM": str(WORKERS),
+                "SPRINGTIDE_MAXIMUM": str(WORKERS),
+            },
+            stderr=subprocess.DEVNULL,
+        )
+        workers = []
+        try:
+            for rank in range(WORKERS):
+                environment = common | {
+                    "SPRINGTIDE_ROLE": "worker",
+                    "SPRINGTIDE_COORDINATOR": f"127.0.0.1:{coordinator_port}",
+                    "SPRINGTIDE_POD_NAME": f"steady-state-worker-{rank}-0",
+                    "SPRINGTIDE_POD_UID": f"uid-{rank}",
+                    "SPRINGTIDE_POD_IP": "127.0.0.1",
+                    "SPRINGTIDE_SLOT": str(rank),
+                    "SPRINGTIDE_ATTEMPT": "0",
+                    "SPRINGTIDE_BUCKET_MIB": str(bucket_mib),
+                    "SPRINGTIDE_TERMINATION_LOG": str(Path(folder) / f"end-{rank}"),
+                }
+                arguments = ["--worker", name, str(bucket_mib), str(steps), str(rank), str(native_port)]
+                command = [sys.executable, "-m", "benchmarks.steady_state", *arguments]
+                workers.append(
+                    subprocess.Popen(
+                        command,
+                        env=environment,
+                        cwd=_ROOT,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                    )
+                )
+            results = []
+            for rank, worker in enumerate(workers):
+                out, err = worker.communicate(timeout=600)
+                if worker.returncode:
+                    raise RuntimeError(
+                        f"worker {rank} of {name} ended with {worker.returncode}:\n{err[-2000:]}"
+                    )
+                results.append(json.loads(out.strip().splitlines()[-1]))
+        finally:
+            for process in (*workers, coordinator):
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+    ours = [max(pair) for pair in zip(*(result["ours"] for result in results), strict=True)]
+    theirs = [max(pair) for pair in zip(*(result["theirs"] for result in results), strict=True)]
+    return {
+        "springtide_step_seconds": statistics.median(ours),
+        "ddp_step_seconds": statistics.median(theirs),
+        "ratio_to_ddp": statistics.median(ours) / statistics.median(theirs),
+        "steps": len(ours),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer steps")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        name, *numbers = arguments.worker
+        work(name, *(int(number) for number in numbers))
+        return
+    steps = (60 if arguments.quick else 300) + WARM_UP
+    cases: dict[str, dict[str, float]] = {}
+    for name in MODELS:
+        for bucket_mib in BUCKETS_MIB:
+            case = cases[f"{name}_{bucket_mib}MiB"] = measure(name, bucket_mib, steps)
+            print(
+                f"{name:12} {bucket_mib:3} MiB  springtide {case['springtide_step_seconds'] * 1e3:7.2f} ms"
+                f"  DDP {case['ddp_step_seconds'] * 1e3:7.2f} ms  ratio {case['ratio_to_ddp']:.3f}",
+                flush=True,
+            )
+    ratios = [case["ratio_to_ddp"] for case in cases.values()]
+    result = {"ratio_to_ddp": statistics.median(ratios), "ratio_to_ddp_worst": max(ratios), "cases": cases}
+    print(f"ratio_to_ddp {result['ratio_to_ddp']:.3f}, worst {result['ratio_to_ddp_worst']:.3f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
