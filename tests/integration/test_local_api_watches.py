@@ -160,9 +160,16 @@ def test_a_watch_ends_with_its_definition(api: Api, embedded: EmbeddedServer, na
     api.ok("POST", path, {"metadata": {"name": "a"}})
     with api.watch(f"{path}?watch=1") as events:
         assert next(events)["type"] == "ADDED"
+        hold = {"metadata": {"finalizers": ["test.springtide.dev/hold"]}}
+        api.ok("PATCH", f"{path}/a", hold, MERGE)
         api.ok("DELETE", f"{crds}/brief.brief.test.springtide.dev")
+        assert [next(events)["type"] for _ in range(2)] == ["MODIFIED", "MODIFIED"]
+        status, answer, _ = api.request("POST", path, {"metadata": {"name": "b"}})
+        assert status == 405
+        assert "create not allowed while custom resource definition is terminating" in answer["message"]
+        api.ok("PATCH", f"{path}/a", {"metadata": {"finalizers": None}}, MERGE)
         assert [event["type"] for event in events] == ["DELETED"]
-    assert api.request("GET", path)[0] == 404
+    api.until("the resource to be served no more", lambda: api.request("GET", path)[0] == 404)
 
 
 def test_every_request_is_counted_by_who_did_what(api: Api, embedded: EmbeddedServer, namespace: str) -> None:

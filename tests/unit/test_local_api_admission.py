@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from springtide_local.api import quota
 from springtide_local.api.eviction import Budget, budget
-from springtide_local.api.objects import format_quantity, quantity
+from springtide_local.api.objects import canonical_quantity, format_quantity, quantity
 from springtide_local.api.pod_security import violations
 
 
@@ -45,6 +45,31 @@ def test_quantities_are_numbers(text: str, amount: str) -> None:
 def test_other_texts_are_no_quantities(text: str) -> None:
     with pytest.raises(ValueError, match="quantities must match"):
         quantity(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (2, "2"),
+        (0.5, "500m"),
+        ("1000m", "1"),
+        ("1500m", "1500m"),
+        ("1024Mi", "1Gi"),
+        ("1.5Gi", "1536Mi"),
+        ("1000", "1k"),
+        ("1e3", "1k"),
+        ("0", "0"),
+        ("-500m", "-500m"),
+        ("many", "many"),
+        (True, True),
+    ],
+)
+def test_quantities_have_one_form(given: Any, kept: Any) -> None:
+    assert canonical_quantity(given) == kept
+
+
+def test_counts_are_printed_plainly() -> None:
+    assert [format_quantity(Decimal(n)) for n in (2048, 2**20, 2**20 + 1)] == ["2048", "1Mi", "1048577"]
 
 
 @given(st.integers(0, 10**15))

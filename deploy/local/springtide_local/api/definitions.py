@@ -13,6 +13,7 @@ from springtide_local.ports import Object
 if TYPE_CHECKING:
     from springtide_local.api.store import Store
 
+FINALIZER = "customresourcecleanup.apiextensions.k8s.io"
 STORAGE = "customresourcedefinitions.apiextensions.k8s.io"
 
 
@@ -25,12 +26,20 @@ def serve(store: Store, definition: Object) -> None:
 
 
 def withdraw(store: Store, definition: Object) -> None:
-    """Stop to serve the definition's resource; its objects are gone at once, its watches end."""
+    """Stop to serve the definition's resource; its watches end."""
     spec = definition["spec"]
     name = f"{spec['names']['plural']}.{spec['group']}"
-    resource = store.registry.stored(name)
-    collection = store.collection(name)
-    for stored in list(collection.items.values()):
-        store.commit(resource, "DELETED", clone(stored.object), stored)
     store.drop_collection(name)
     store.registry.remove(spec["group"], spec["names"]["plural"])
+
+
+def hold(definition: Object) -> None:
+    """A deleted definition stays, in place, until its objects are gone; their finalizers hold it too."""
+    finalizers = definition["metadata"].setdefault("finalizers", [])
+    if FINALIZER not in finalizers:
+        finalizers.append(FINALIZER)
+
+
+def is_terminating(store: Store, name: str) -> bool:
+    definition = store.peek(STORAGE, name)
+    return definition is not None and bool(definition["metadata"].get("deletionTimestamp"))

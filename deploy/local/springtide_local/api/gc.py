@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from springtide_local.api import writes
+from springtide_local.api import definitions, writes
 from springtide_local.api.collection import Change, Key
 from springtide_local.api.objects import clone
 from springtide_local.ports import ApiError, Object
@@ -63,6 +63,7 @@ class Collector:
         self._queue: deque[tuple[str, Key]] = deque()
         self._namespaces: set[str] = set()
         self._not_before: dict[str, float] = {}
+        self._definitions: set[str] = set()
         self._wake = asyncio.Event()
         store.listeners.append(self._changed)
 
@@ -75,12 +76,15 @@ class Collector:
                 self._dependents.get(uid, set()).discard(here)
         for uid in after:
             self._dependents.setdefault(uid, set()).add(here)
-            if uid not in self._store.by_uid:
+            if not self._is_there(uid, change.key[0]):
                 self._enqueue(here)
         if change.type == "DELETED":
             for dependent in self._dependents.pop(change.new.object["metadata"]["uid"], ()):
                 self._enqueue(dependent)
             self._namespace_changed(change.key[0])
+            self._definition_changed(storage)
+        elif storage == definitions.STORAGE:
+            self._definition_changed(change.key[1])
         elif storage == "namespaces" and change.new.object["metadata"].get("deletionTimestamp"):
             self._namespace_changed(change.key[1])
 
@@ -89,6 +93,12 @@ class Collector:
         if namespace is not None and namespace["metadata"].get("deletionTimestamp"):
             self._namespaces.add(name)
             self._not_before.setdefault(name, self._store.now() + self._patience)
+            self._wake.set()
+
+    def _definition_changed(self, name: str) -> None:
+        definition = self._store.peek(definitions.STORAGE, name)
+        if definition is not None and definition["metadata"].get("deletionTimestamp"):
+            self._definitions.add(name)
             self._wake.set()
 
     def _enqueue(self, item: tuple[str, Key]) -> None:
@@ -113,6 +123,10 @@ class Collector:
             storage, key = self._queue.popleft()
             with _reported(f"{storage} {key[1]}"):
                 self._collect(storage, key)
+        while self._definitions:
+            name = self._definitions.pop()
+            with _reported(f"custom resources of {name}"):
+                self._clean_up(name)
         now = self._store.now()
         for name in [name for name in self._namespaces if self._not_before[name] <= now]:
             self._namespaces.discard(name)
@@ -124,7 +138,7 @@ class Collector:
         if obj is None or obj["metadata"].get("deletionTimestamp"):
             return
         owners = obj["metadata"].get("ownerReferences") or []
-        alive = [owner for owner in owners if owner["uid"] in self._store.by_uid]
+        alive = [owner for owner in owners if self._is_there(owner["uid"], key[0])]
         if not owners:
             return
         resource = self._store.registry.stored(storage)
@@ -135,6 +149,11 @@ class Collector:
             changed["metadata"]["ownerReferences"] = alive
             writes.update(self._store, resource, key[1], key[0] or None, changed, writes.Options(_MANAGER))
 
+    def _is_there(self, uid: str, namespace: str) -> bool:
+        """Owners are looked for in the dependent's namespace and cluster-wide."""
+        found = self._store.by_uid.get(uid)
+        return found is not None and found[1][0] in ("", namespace)
+
     def _delete(self, storage: str, key: Key, uid: str) -> None:
         resource = self._store.registry.stored(storage)
         request = writes.Deletion(uid=uid)
@@ -143,6 +162,24 @@ class Collector:
         except ApiError as problem:
             if problem.code not in (404, 409):
                 raise
+
+    def _clean_up(self, name: str) -> None:
+        """Delete the objects of a terminating definition; when none is left, let the definition go."""
+        definition = self._store.peek(definitions.STORAGE, name)
+        if definition is None:
+            return
+        items = self._store.collection(name).items
+        for key, stored in list(items.items()):
+            if not stored.object["metadata"].get("deletionTimestamp"):
+                self._delete(name, key, stored.object["metadata"]["uid"])
+        if items:
+            return
+        changed = clone(definition)
+        finalizers = changed["metadata"].get("finalizers") or []
+        if definitions.FINALIZER in finalizers:
+            finalizers.remove(definitions.FINALIZER)
+            resource = self._store.registry.stored(definitions.STORAGE)
+            writes.update(self._store, resource, name, None, changed, writes.Options(_MANAGER))
 
     def _empty(self, namespace: str) -> None:
         """Delete what is in a terminating namespace; when nothing is left, the namespace itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import marshal
 import random
 import re
@@ -35,6 +36,9 @@ _SUFFIXES = {
     "Pi": Decimal(2**50),
     "Ei": Decimal(2**60),
 }
+
+# Counts (of pods, say) are never that large; bytes usually are.
+_BINARY_FROM = 2**20
 
 SUBDOMAIN_RULE = (
     "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and "
@@ -110,15 +114,46 @@ def quantity(value: Any) -> Decimal:
 
 
 def format_quantity(amount: Decimal) -> str:
-    """The shortest plain form: whole numbers as they are, fractions in thousandths."""
+    """The shortest form: fractions in thousandths, large whole numbers with a binary suffix if one fits."""
     if amount == amount.to_integral_value():
         whole = int(amount)
-        for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
-            unit = int(_SUFFIXES[suffix])
-            if whole and whole % unit == 0:
-                return f"{whole // unit}{suffix}"
-        return str(whole)
+        if abs(whole) < _BINARY_FROM:
+            return str(whole)
+        return _binary(whole)
     return f"{int((amount * 1000).to_integral_value(rounding='ROUND_UP'))}m"
+
+
+def _binary(whole: int) -> str:
+    for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
+        unit = int(_SUFFIXES[suffix])
+        if whole and whole % unit == 0:
+            return f"{whole // unit}{suffix}"
+    return str(whole)
+
+
+@functools.lru_cache(maxsize=1024)
+def _canonical(text: str) -> str:
+    match = _QUANTITY.match(text)
+    if match is None:
+        return text
+    amount, suffix = quantity(text), match.group(2) or ""
+    if suffix.endswith("i") and amount == amount.to_integral_value() and abs(amount) >= 1024:
+        return _binary(int(amount))
+    if amount != amount.to_integral_value():
+        return format_quantity(amount)
+    whole = int(amount)
+    for name in ("E", "P", "T", "G", "M", "k"):
+        unit = int(_SUFFIXES[name])
+        if whole and whole % unit == 0:
+            return f"{whole // unit}{name}"
+    return str(whole)
+
+
+def canonical_quantity(value: Any) -> Any:
+    """A quantity as the API server writes it back: `1000m` is `1`, `1024Mi` is `1Gi`; others as they are."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return value
+    return _canonical(str(value))
 
 
 def subdomain_problem(name: str) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 from springtide_local.api import errors
 from springtide_local.api.errors import FieldError
 from springtide_local.api.formats import format_problem
-from springtide_local.api.objects import clone_value
+from springtide_local.api.objects import canonical_quantity, clone_value
 from springtide_local.ports import Object
 
 MISSING = object()
@@ -187,6 +187,8 @@ def prune(
                 del value[name]
             elif (root or node.embedded) and name in ("apiVersion", "kind", "metadata"):
                 continue
+            elif child is not None and child.quantity:
+                value[name] = canonical_quantity(value[name])
             elif child is not None:
                 prune(child, value[name], where, unknown, drop_nulls=drop_nulls)
             elif not node.preserve:

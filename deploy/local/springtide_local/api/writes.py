@@ -122,6 +122,8 @@ def create(
     if obj["metadata"].get("resourceVersion"):
         raise errors.bad_request("resourceVersion should not be set on objects to be created")
     meta.prepare_create(resource, obj, space, store.now())
+    if resource.custom and definitions.is_terminating(store, resource.storage):
+        raise errors.method_not_allowed("create not allowed while custom resource definition is terminating")
     name = obj["metadata"]["name"] if obj["metadata"].get("name") else ""
     if resource.namespaced:
         _check_namespace(store, resource, name, space)
@@ -337,6 +339,8 @@ def delete(
         stored = store.get_stored(resource, name, namespace)
         old = stored.object
     obj = clone(old)
+    if resource.storage == definitions.STORAGE and not options.dry_run:
+        definitions.hold(obj)
     grace = _grace(resource, obj, request.grace)
     held = bool(obj["metadata"].get("finalizers")) or resource.storage == "namespaces"
     if not held and not grace:
