@@ -52,6 +52,14 @@ class GenerationSeen:
     members: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """The newest generation: no commit of an older one counts beyond the state that it began from."""
+
+    generation: GenerationName
+    base: StateName
+
+
 @dataclass(slots=True)
 class History:
     """The recent commits in order of steps, and sums over all that were told of."""
@@ -66,6 +74,7 @@ class History:
     recovery_seconds: float = 0.0
     last_recovery: Recovery | None = None
     values: dict[str, float] = field(default_factory=dict)
+    _begun: _Begun | None = None
     _pending: GenerationSeen | None = None
     _before: float = 0.0  # unix time of the last commit before the pending generation
     _received_at: float = 0.0
@@ -90,6 +99,7 @@ class History:
         self.generations = [*self.generations[-KEPT_GENERATIONS:], seen]
         self._before = self._before if self._pending is not None else self.last_commit_unix
         self._pending = seen
+        self._begun = _Begun(start.generation, start.state)
         self._cut_after(start.state.step)
 
     def _cut_after(self, step: int) -> None:
@@ -115,7 +125,12 @@ class History:
         step = commit.state.step
         at = bisect_left(self.commits, step, key=lambda other: other.state.step)
         later = self.commits[at:]
-        if any(other.state.generation > commit.state.generation for other in later):
+        name = commit.state.generation
+        if at and self.commits[at - 1].state.generation > name:
+            return False
+        if self._begun is not None and name < self._begun.generation and step > self._begun.base.step:
+            return False
+        if any(other.state.generation > name for other in later):
             return False
         if later and later[0].state == commit.state:
             return False
@@ -123,7 +138,7 @@ class History:
             return False
         self.commits[at:] = [
             commit,
-            *(other for other in later if other.state.generation == commit.state.generation),
+            *(other for other in later if other.state.generation == name),
         ]
         self.steps_total += 1
         self.samples_total += commit.samples

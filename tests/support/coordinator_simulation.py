@@ -1,4 +1,4 @@
-"""A job in miniature: coordinators, workers, pods and the operator, with faults; and what must hold whatever happens."""
+"""A job in miniature: coordinators, workers, pods, the operator, faults; and what must always hold."""
 
 from __future__ import annotations
 
@@ -37,7 +37,13 @@ class World:
     """All of it. Each method is one event; the caller chooses their order."""
 
     def __init__(
-        self, *, target: int = 3, minimum: int = 1, maximum: int = 4, last_step: int = 10_000, rules: Rules | None = None
+        self,
+        *,
+        target: int = 3,
+        minimum: int = 1,
+        maximum: int = 4,
+        last_step: int = 10_000,
+        rules: Rules | None = None,
     ) -> None:
         self.now = 1000.0
         self.target, self.minimum, self.maximum = target, minimum, maximum
@@ -221,15 +227,15 @@ class World:
             if worker.alive and pod.leave_by and self.now >= pod.leave_by:
                 self.crash(worker)
             session = worker.session
-            if session and worker.stopped_at is not None and self.now - worker.stopped_at >= KEEPALIVE:
-                self.break_stream(worker)
-            elif session and not session.welcomed and self.now - session.since > 5:
+            if (session and worker.stopped_at is not None and self.now - worker.stopped_at >= KEEPALIVE) or (
+                session and not session.welcomed and self.now - session.since > 5
+            ):
                 self.break_stream(worker)
         for which in range(len(self.coordinators)):
             self.feed(which, Tick())
 
     def operator(self) -> None:
-        """One round of the operator: pods without processes go, missing ones are made, coordinators are told."""
+        """One round of the operator: dead pods go, missing ones are made, the coordinators are told."""
         if not self.operator_up:
             return
         for pod in self.pods.values():
@@ -275,10 +281,13 @@ class World:
         if alive and start.state.step < max(alive).step - 1:
             raise BrokenPromise(f"{start.generation} begins from {start.state}, and {max(alive)} is alive")
         for worker in self.workers.values():
-            heard = worker.session is not None and self.coordinators[worker.session.coordinator].membership is m
-            if heard and worker.runs and worker.session.welcomed and not worker.session.coordinator_gone:
-                if worker.state is not None and worker.state > start.state and not m.members[worker.info.id].dismissed:
-                    raise BrokenPromise(f"{worker.info.id} is connected and holds more than {start.state}")
+            session = worker.session
+            if session is None or self.coordinators[session.coordinator].membership is not m:
+                continue
+            heard = worker.runs and session.welcomed and not session.coordinator_gone
+            more = worker.state is not None and worker.state > start.state
+            if heard and more and not m.members[worker.info.id].dismissed:
+                raise BrokenPromise(f"{worker.info.id} is connected and holds more than {start.state}")
 
     def _check_end(self, message: say.EndOk) -> None:
         common = self.generations[message.generation]
@@ -289,7 +298,9 @@ class World:
     def _check_leave(self, m: Membership, worker: Worker) -> None:
         if worker.state is None or m.finished or worker.state != max(self._alive_states(), default=None):
             return
-        if any(w.alive and (w.generation or NONE) > (worker.generation or NONE) for w in self.workers.values()):
+        if any(
+            w.alive and (w.generation or NONE) > (worker.generation or NONE) for w in self.workers.values()
+        ):
             return  # it was cut off one step ahead of those that went on
         # One that has just died counts while its coordinator cannot know it.
         others = [
@@ -321,7 +332,11 @@ class World:
             self.connect(worker, newest)
             while worker.session is not None and (worker.session.up or worker.session.worker_gone):
                 self.deliver_up(worker)
-            while worker.session is not None and worker.runs and (worker.session.down or worker.session.coordinator_gone):
+            while (
+                worker.session is not None
+                and worker.runs
+                and (worker.session.down or worker.session.coordinator_gone)
+            ):
                 self.deliver_down(worker)
             self.act(worker)
         self.elapse(0.1)

@@ -1,8 +1,8 @@
 """A worker process as the protocol wants it, without tensors: what it holds is the chain of its commits.
 
 It follows the rules of the worker library: a report is a promise, a step that is open is dropped by Prepare,
-one that steps is finished, a reduction completes at a member only if every member contributed, and may complete
-at some members only.
+one that steps is finished, a reduction completes at a member only if every member contributed, and may
+complete at some members only.
 """
 
 from __future__ import annotations

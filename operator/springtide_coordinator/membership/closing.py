@@ -44,12 +44,16 @@ def close_if_over(m: Membership, generation: Generation, now: float) -> None:
             continue
         if now - record.parked_at >= m.settings.complaint:
             generation.complained = record.park_reason.is_complaint
-            told = f": {record.detail}" if record.detail else ""
-            generation.close(f"{record.info.label} parked ({record.park_reason.name}){told}", now)
+            generation.close(why_parked(record), now)
             return
     ends = {(r.at_stage, r.state) for r in records if r.standing is Standing.ENDED and r.connected}
     if len(ends) > 1:
         generation.close("members wait at the end of the loop with different states", now)
+
+
+def why_parked(record: Record) -> str:
+    told = f": {record.detail}" if record.detail else ""
+    return f"{record.info.label} parked ({record.park_reason.name}){told}"
 
 
 def finished(m: Membership, member: str) -> bool:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from .adoption import settle
 from .boundary import send_away
+from .closing import why_parked
 from .effects_once import once
 from .events import Cut, Effect, Made, Send
 from .generation import Generation, compose
 from .leaving import may_leave
-from .liveness import paused_without_operator, proof_of_death
+from .liveness import complaint_in, paused_without_operator, proof_of_death
 from .members import Record
 from .messages import ParkReason, Refused, Standing
 from .names import StateName
@@ -47,7 +48,8 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
     if not is_over(m, current):
         return None
     missing = settle(m)
-    if current is not None and (waiting := not_parked(m, current, now)) is not None:
+    waiting = not_parked(m, current, now) if current is not None else None
+    if waiting is not None:
         return waiting
     if not m.settled:
         return Status(
@@ -189,6 +191,9 @@ def why(
         return "start", f"first start with {len(participants)} processes"
     if current.closing:
         return "failure", current.closing
+    complaining = [r for r in participants if r.park_reason.is_complaint and r.generation == current.name]
+    if complaining:
+        return "failure", why_parked(min(complaining, key=lambda record: record.parked_at))
     if current.ended_stage is not None:
         return "start", "the next training loop begins"
     if current.boundary:
@@ -226,7 +231,7 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
 def judge_complaints(m: Membership, participants: list[Record], now: float) -> list[Effect]:
     """Count a generation that ended by complaints alone; cut a member off after too many in a row."""
     current = m.current
-    if current is None or not current.complained or current.lost:
+    if current is None or current.lost or not (current.complained or complaint_in(m, current)):
         m.complaints.reset()
         return []
     members = [record for record in participants if m.in_current(record.info.id)]

@@ -1,0 +1,58 @@
+"""The operator's client of a job's coordinator (asyncio)."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import grpc
+import grpc.aio
+
+from . import coordinator_pb2 as pb
+from . import coordinator_pb2_grpc as pb_grpc
+from .channel import client_options, token_metadata
+
+
+class SyncError(RuntimeError):
+    """The coordinator did not answer; `retry` tells whether a later call may succeed."""
+
+    def __init__(self, message: str, *, retry: bool) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+class SyncClient:
+    """The operator's client of one job's coordinator; use it in one event loop, and close it."""
+
+    def __init__(self, address: str, token: str, *, keepalive: float = 5.0) -> None:
+        self.address = address
+        self._metadata = token_metadata(token)
+        self._channel = grpc.aio.insecure_channel(address, options=client_options(keepalive))
+        self._stub = pb_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def sync(self, request: pb.SyncRequest, timeout: float = 2.0) -> pb.SyncReply:
+        """Tell what is wanted and seen; get the job's state.
+
+        Raises:
+            SyncError: no answer within `timeout` seconds, or the token was refused (retry=False).
+        """
+        try:
+            reply: pb.SyncReply = await self._stub.Sync(
+                request, metadata=self._metadata, timeout=timeout, wait_for_ready=False
+            )
+        except grpc.aio.AioRpcError as error:
+            refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
+            raise SyncError(
+                f"coordinator at {self.address}: {error.code().name}: {error.details()}", retry=not refused
+            ) from None
+        return reply
+
+    async def close(self) -> None:
+        await self._channel.close(grace=None)
+
+    async def __aenter__(self) -> SyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

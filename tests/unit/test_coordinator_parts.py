@@ -1,0 +1,167 @@
+"""The small parts of the coordinator's process: restarts, environment, store, log lines, reply."""
+
+from __future__ import annotations
+
+import ast
+import logging
+from pathlib import Path
+
+import pytest
+from coordinator_room import generation
+
+from springtide_coordinator import coordinator_pb2 as pb
+from springtide_coordinator import membership
+from springtide_coordinator.hub import Hub
+from springtide_coordinator.logs import KeyValueFormatter
+from springtide_coordinator.membership.names import Incarnation
+from springtide_coordinator.rendezvous import Rendezvous, TooMuchError
+from springtide_coordinator.restarts import FILE, next_incarnation
+from springtide_coordinator.settings import (
+    MAX_STORE_VALUE_BYTES,
+    BadEnvironmentError,
+    Options,
+    read_options,
+)
+from springtide_coordinator.streams import MAX_WAITING
+
+
+def test_each_start_takes_another_incarnation(tmp_path: Path) -> None:
+    names = [next_incarnation(tmp_path / "new", 3) for _ in range(3)]
+    assert names == [Incarnation(3, 0), Incarnation(3, 1), Incarnation(3, 2)]
+    assert next_incarnation(tmp_path / "new", 4) == Incarnation(4, 0)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [FILE]
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"number": "x", "restart": 1}', "[1]"])
+def test_a_spoiled_count_is_an_error_that_says_what_to_do(tmp_path: Path, content: str) -> None:
+    (tmp_path / FILE).write_text(content)
+    with pytest.raises(ValueError, match="Delete the coordinator's pod"):
+        next_incarnation(tmp_path, 1)
+
+
+def test_the_environment_is_read() -> None:
+    options = read_options(
+        {
+            "SPRINGTIDE_TOKEN": "t",
+            "SPRINGTIDE_STATE_DIR": "/state",
+            "SPRINGTIDE_INCARNATION": "4",
+            "SPRINGTIDE_TARGET": "3",
+            "SPRINGTIDE_MINIMUM": "2",
+            "SPRINGTIDE_MAXIMUM": "5",
+            "SPRINGTIDE_OPERATOR_SILENCE_SECONDS": "60",
+        }
+    )
+    assert (options.number, options.port, options.metrics_port) == (4, 7070, 9401)
+    assert (options.target, options.minimum, options.maximum) == (3, 2, 5)
+    assert options.membership.operator_silence == 60.0
+
+
+@pytest.mark.parametrize("value", ["-1", "x", "0", "nan"])
+def test_seconds_must_be_positive(value: str) -> None:
+    env = {"SPRINGTIDE_TOKEN": "t", "SPRINGTIDE_STATE_DIR": "/s", "SPRINGTIDE_KEEPALIVE_SECONDS": value}
+    with pytest.raises(BadEnvironmentError, match="SPRINGTIDE_KEEPALIVE_SECONDS"):
+        read_options(env)
+
+
+def test_the_store_keeps_one_generation_within_its_limits() -> None:
+    store = Rendezvous()
+    store.begin(generation(1))
+    assert store.put("a", b"1")
+    assert not store.put("a", b"1")
+    assert store.put("a", b"22")
+    assert store.size == 3
+    with pytest.raises(TooMuchError, match="1048577 bytes"):
+        store.put("b", b"x" * (MAX_STORE_VALUE_BYTES + 1))
+    for number in range(63):
+        store.put(f"k{number}", b"x" * MAX_STORE_VALUE_BYTES)
+    with pytest.raises(TooMuchError, match="is full"):
+        store.put("last", b"x" * MAX_STORE_VALUE_BYTES)
+    store.begin(generation(2))
+    assert (store.entries, store.size) == ({}, 0)
+
+
+def test_a_log_line_is_one_line_of_keys_and_values() -> None:
+    record = logging.LogRecord("n", logging.INFO, "f", 1, "two\nlines of %s", ("text",), None)
+    record.fields = {"generation": "3@1.0"}
+    line = KeyValueFormatter(job="digits").format(record)
+    assert "\n" not in line
+    assert 'level=info job=digits generation=3@1.0 message="two\\nlines of text"' in line
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Hub:
+    clock = iter(float(n) for n in range(1000, 1_000_000))
+    return Hub(
+        Options(token="t", number=1, state_dir=tmp_path, target=1), Incarnation(1), lambda: next(clock)
+    )
+
+
+def hello(name: str = "w0") -> pb.Hello:
+    return pb.Hello(protocol_version=1, member=pb.Member(id=name, pod_uid=name), standing=pb.STARTING)
+
+
+async def test_a_message_that_cannot_be_right_ends_the_stream(hub: Hub) -> None:
+    for wrong in (
+        pb.WorkerMessage(),
+        pb.WorkerMessage(hello=hello()),
+        pb.WorkerMessage(formed=pb.Formed()),
+        pb.WorkerMessage(progress=pb.Progress(commits=[pb.Commit()])),
+    ):
+        stream = hub.new_stream()
+        hub.hello(stream, hello())
+        hub.receive(stream, wrong)
+        assert stream.ended
+        told = [message async for message in stream.messages()]
+        assert told[-1].refused.reason
+        hub.closed(stream)
+    assert hub.streams == {}
+
+
+async def test_a_hello_without_a_standing_is_refused(hub: Hub) -> None:
+    stream = hub.new_stream()
+    hub.hello(stream, pb.Hello(protocol_version=1, member=pb.Member(id="a")))
+    assert [m.refused.reason async for m in stream.messages()] == ["Hello.standing is not set"]
+
+
+async def test_a_process_that_reads_nothing_is_cut_off(hub: Hub) -> None:
+    stream = hub.new_stream()
+    for _ in range(MAX_WAITING + 1):
+        stream.put(pb.CoordinatorMessage())
+    assert stream.ended
+
+
+async def test_entries_and_progress_of_strangers_are_ignored(hub: Hub) -> None:
+    stream = hub.new_stream()
+    hub.hello(stream, hello())
+    hub.receive(stream, pb.WorkerMessage(parked=pb.Parked(reason=pb.STANDBY)))
+    assert hub.membership.current is not None
+    other = hub.new_stream()
+    hub.hello(other, hello("w1"))
+    name = pb.GenerationName(incarnation=pb.Incarnation(number=1), number=1)
+    hub.receive(other, pb.WorkerMessage(store_set=pb.StoreEntry(generation=name, key="k", value=b"v")))
+    assert hub.rendezvous.entries == {}
+    hub.receive(stream, pb.WorkerMessage(store_set=pb.StoreEntry(generation=name, key="k", value=b"v")))
+    assert hub.rendezvous.entries == {"k": b"v"}
+
+
+async def test_the_reply_names_who_is_waited_for(hub: Hub) -> None:
+    request = pb.SyncRequest(target=2, minimum=2, maximum=2, observed=True)
+    request.living.add(uid="w0", name="digits-worker-0-0", started=True)
+    reply = hub.sync(request)
+    assert reply.phase == pb.WAITING
+    assert reply.reason == "WaitingForWorkers"
+    assert list(reply.waiting_for) == ["digits-worker-0-0"]
+    assert list(reply.silent) == ["w0"]
+    assert not reply.HasField("generation")
+
+
+def test_membership_is_pure() -> None:
+    folder = Path(membership.__file__).parent
+    impure = {"grpc", "asyncio", "os", "time", "torch", "random", "threading", "socket", "datetime"}
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = ["..." if node.level > 1 else (node.module or "") if not node.level else ""]
+            found = {name.split(".")[0] for name in names} & (impure | {"..."})
+            assert not found, f"{path.name} imports {found}"

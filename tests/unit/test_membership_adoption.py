@@ -1,0 +1,258 @@
+"""A later incarnation, two at once, a deaf one: what it takes over, and what it dares.
+
+Where a test takes a rule, it shows both: what the rule does, and that without it something else happens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from coordinator_room import Room, generation, info, state
+
+from springtide_coordinator.membership import Rules, Synced
+from springtide_coordinator.membership import messages as say
+from springtide_coordinator.membership.events import PodSeen
+from springtide_coordinator.membership.messages import ParkReason, Standing
+from springtide_coordinator.membership.names import Incarnation
+
+TWO = (info("w0"), info("w1"))
+
+
+def rules(rule: str, on: bool) -> Rules:
+    return replace(Rules(), **{rule: on})
+
+
+def active(
+    room: Room, member: str, step: int, members: tuple[say.MemberInfo, ...] = TWO, number: int = 7
+) -> None:
+    room.hello(
+        member,
+        Standing.ACTIVE,
+        generation=generation(number),
+        members=members,
+        state=state(step, number),
+        newest_incarnation=Incarnation(1, 0),
+        layout_hash="layout",
+    )
+
+
+def test_a_restarted_coordinator_goes_on_with_what_it_finds() -> None:
+    room = Room(incarnation=(1, 1))
+    active(room, "w0", 30)
+    active(room, "w1", 31)
+    room.tick(60)
+    assert room.m.current is not None
+    assert room.m.current.name == generation(7)
+    assert room.told("w0", say.Prepare) == room.told("w0", say.Start) == room.told("w0", say.Boundary) == 0
+
+
+def test_an_adopted_generation_admits_joiners_under_a_name_of_the_new_incarnation() -> None:
+    room = Room(incarnation=(1, 1))
+    active(room, "w0", 30)
+    active(room, "w1", 31)
+    room.hello("w2")
+    room.park("w2")
+    assert room.told("w0", say.Boundary) == 1
+    for member in ("w0", "w1"):
+        room.park(member, ParkReason.BOUNDARY, state(32, 7))
+    assert room.last("w2", say.Start).generation == generation(8, 1, 1)
+    assert room.last("w2", say.Start).state == state(32, 7)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_no_generation_before_everybody_named_has_reported(on: bool) -> None:
+    room = Room(incarnation=(1, 1), rules=rules("wait_for_reports", on))
+    active(room, "w0", 30)
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(30, 7))
+    room.tick(30)
+    if on:
+        assert room.told("w0", say.Start) == 0
+        assert "pod-w1" in room.status.waiting_for
+        active(room, "w1", 31)
+        assert room.last("w1", say.Prepare).generation == generation(7)
+        room.park("w1", ParkReason.DROPPED, state(31, 7))
+        assert room.last("w0", say.Start).state == state(31, 7)
+    else:
+        assert room.last("w0", say.Start).state == state(30, 7)  # one step back, though w1 lives
+
+
+def test_the_operators_word_replaces_a_missing_report() -> None:
+    room = Room(incarnation=(1, 1))
+    active(room, "w0", 30)
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(30, 7))
+    room.tick(30)
+    room.sync("w0")
+    assert room.members == ("w0",)
+
+
+def test_a_started_pod_that_is_silent_may_hold_a_newer_generation() -> None:
+    room = Room(incarnation=(1, 1))
+    active(room, "w0", 30)
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(30, 7))
+    room.sync("w0", "w5")
+    assert room.told("w0", say.Start) == 0
+    assert room.status.waiting_for == ("pod-w5",)
+    active(room, "w5", 40, members=(info("w0"), info("w5")), number=8)
+    room.tick(1)
+    room.park("w5", ParkReason.DROPPED, state(40, 8))
+    assert room.last("w0", say.Start).state == state(40, 8)
+
+
+def test_a_member_of_an_older_generation_is_told_to_park_and_joins_again() -> None:
+    room = Room(incarnation=(1, 1))
+    active(room, "w0", 30)
+    active(room, "w1", 31)
+    active(room, "w9", 12, members=(info("w9"),), number=3)
+    assert room.last("w9", say.Prepare).generation == generation(3)
+    room.park("w9", ParkReason.DROPPED, state(12, 3))
+    room.tick(2)
+    for member in ("w0", "w1"):
+        room.park(member, ParkReason.BOUNDARY, state(32, 7))
+    assert say.Transfer("w9", "w0") in room.last("w9", say.Start).transfers
+
+
+def test_the_end_said_by_the_last_incarnation_is_said_again() -> None:
+    room = Room(incarnation=(1, 1))
+    room.hello("w0", Standing.AFTER, generation=generation(7), members=TWO, state=state(9, 7), ended_stage=1)
+    room.hello("w1", Standing.ENDED, generation=generation(7), members=TWO, state=state(9, 7))
+    assert room.told("w1", say.EndOk) == 1
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_fresh_start_of_a_later_incarnation_needs_the_operators_word(on: bool) -> None:
+    room = Room(
+        target=1, incarnation=(2, 0), rules=replace(rules("fresh_needs_word", on), wait_for_reports=on)
+    )
+    room.hello("w0")
+    room.park("w0")
+    room.tick(30)
+    assert room.told("w0", say.Start) == (0 if on else 1)
+    if on:
+        assert "the operator" in room.status.waiting_for
+        room.sync("w0", "w1")
+        assert room.status.waiting_for == ("pod-w1",)
+        room.sync("w0")
+        assert room.last("w0", say.Start).fresh
+
+
+def test_when_every_holder_is_gone_the_job_starts_again_and_says_so() -> None:
+    room = Room()
+    room.sync("w0", "w1")
+    room.train("w0", "w1")
+    room.tell("w0", say.Progressed(state(5)))
+    for member in ("w0", "w1"):
+        room.lose(member)
+    room.hello("w2")
+    room.park("w2")
+    room.tick(30)
+    assert room.told("w2", say.Start) == 0
+    assert set(room.status.waiting_for) == {"pod-w0", "pod-w1"}
+    room.sync("w2", target=1)
+    start = room.last("w2", say.Start)
+    assert start.fresh
+    assert start.generation == generation(2)
+    assert "StateLost" in start.reason
+    assert room.m.states_lost == 1
+
+
+def test_with_two_processes_in_a_pod_both_must_have_spoken() -> None:
+    room = Room(target=1, incarnation=(2, 0))
+    room.hello("w0")
+    room.park("w0")
+    room.feed(Synced(1, 1, 8, (PodSeen("w0", "pod-w0"),), processes_per_pod=2))
+    assert room.told("w0", say.Start) == 0
+    assert room.status.waiting_for == ("pod-w0",)
+    room.hello("other", as_info=replace(info("w0"), id="other", local_rank=1))
+    assert room.told("w0", say.Start) == 1
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_older_state_needs_proof_that_the_holders_of_newer_state_are_dead(on: bool) -> None:
+    room = Room(target=1, rules=rules("guard_rollback", on))
+    room.train("w0")
+    room.hello("w1", Standing.PARKED, generation=generation(1), state=state(0), layout_hash="layout")
+    room.park("w0", ParkReason.BOUNDARY, state(5))
+    room.form()
+    room.lose("w1")
+    room.tick(1)  # w1 is lost, w0 goes on alone
+    room.park("w0", ParkReason.DROPPED, state(50, 2))
+    room.form()
+    room.hello("w1", Standing.PARKED, generation=generation(2), state=state(5), layout_hash="layout")
+    room.lose("w0")  # stopped, perhaps: it may hold the steps after 50
+    room.tick(5)
+    if not on:
+        assert room.last("w1", say.Start).generation == generation(4)
+        return
+    assert room.number == 3
+    assert room.status.waiting_for == ("pod-w0",)
+    room.sync("w1")
+    assert "StateLost" in room.last("w1", say.Start).reason
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_silent_loss_without_the_operator_pauses(on: bool) -> None:
+    room = Room(rules=rules("pause_when_deaf", on))
+    room.train("w0", "w1")
+    room.tick(20)
+    room.lose("w1")
+    room.tick(5)
+    assert room.told("w0", say.Prepare) == (0 if on else 1)
+    if on:
+        assert room.status.reason == "OperatorUnreachable"
+        room.sync("w0", "w1")
+        assert room.told("w0", say.Prepare) == 1
+
+
+def test_a_complaint_is_no_silent_loss() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.tick(20)
+    room.lose("w1")
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(3))
+    assert room.members == ("w0",)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_coordinator_that_hears_of_a_newer_one_makes_no_generations(on: bool) -> None:
+    room = Room(target=1, rules=rules("supersede", on))
+    room.train("w0")
+    room.hello("w1", newest_incarnation=Incarnation(2, 0))
+    if on:
+        assert room.last("w1", say.Refused).retry
+        assert room.last("w0", say.Refused).retry
+        assert sorted(room.cut) == ["w0", "w1"]
+        room.hello("w2")
+        assert room.last("w2", say.Refused).retry
+        assert room.status.reason == "Superseded"
+    else:
+        room.park("w1")
+        assert room.told("w0", say.Boundary) == 1
+
+
+def test_the_operators_newer_number_makes_it_step_down() -> None:
+    room = Room(target=1)
+    room.train("w0")
+    room.sync("w0", number=1)
+    assert room.status.reason == "Running"
+    room.sync("w0", number=2)
+    assert room.last("w0", say.Refused).retry
+    assert room.status.reason == "Superseded"
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_greatest_state_wins(on: bool) -> None:
+    room = Room(rules=rules("greatest_state", on))
+    room.train("w0", "w1")
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(4))
+    room.tick(1)
+    room.park("w1", ParkReason.DROPPED, state(5))
+    assert room.last("w0", say.Start).state == state(5 if on else 4)
+
+
+def test_a_name_of_its_own_incarnation_that_it_never_made_is_refused() -> None:
+    room = Room(incarnation=(1, 0))
+    active(room, "w0", 3)
+    refused = room.last("w0", say.Refused)
+    assert not refused.retry
+    assert "used twice" in refused.reason

@@ -1,0 +1,443 @@
+"""Starts, joins, leaves, failures, complaints and ends, told step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinator_room import Room, generation, info, state
+
+from springtide_coordinator.membership import Phase
+from springtide_coordinator.membership import messages as say
+from springtide_coordinator.membership.messages import ParkReason, Standing
+
+
+def test_the_target_starts_at_once_in_rank_order_from_the_first_members_state() -> None:
+    room = Room(target=3)
+    room.train("w2", "w0", "w1")
+    start = room.last("w1", say.Start)
+    assert [member.id for member in start.members] == ["w0", "w1", "w2"]
+    assert start.fresh
+    assert start.state == state(0)
+    assert start.transfers == (say.Transfer("w1", "w0"), say.Transfer("w2", "w0"))
+
+
+def test_local_ranks_of_a_slot_stand_together() -> None:
+    room = Room(target=3)
+    for member, slot, rank in (("c", 0, 1), ("b", 1, 0), ("a", 0, 0)):
+        room.hello(member, as_info=say.MemberInfo(member, "pod" + str(slot), "", rank, "", slot))
+    for member in "abc":
+        room.park(member)
+    assert room.members == ("a", "c", "b")
+
+
+def test_below_the_target_it_waits_for_who_is_coming_and_names_them() -> None:
+    room = Room(target=3)
+    room.sync("w0", "w1")
+    room.hello("w0")
+    room.park("w0")
+    assert room.status.reason == "WaitingForWorkers"
+    assert room.status.waiting_for == ("pod-w1",)
+    room.tick(9.9)
+    assert room.number == 0
+    room.tick(0.1)
+    assert room.members == ("w0",)
+
+
+def test_a_pending_pod_holds_nobody() -> None:
+    room = Room(target=3)
+    room.sync("w0", "w1", unstarted=("w2",))
+    room.train("w0", "w1")
+    assert room.members == ("w0", "w1")
+
+
+def test_below_the_minimum_it_never_starts() -> None:
+    room = Room(target=3, minimum=2)
+    room.sync("w0")
+    room.hello("w0")
+    room.park("w0")
+    room.tick(1000)
+    assert room.number == 0
+
+
+def test_a_joiner_asks_for_one_boundary_and_gets_the_state_of_a_holder() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.hello("w2")
+    assert room.told("w0", say.Boundary) == 0  # not before its model is ready
+    room.park("w2")
+    room.tick(5)
+    assert room.told("w0", say.Boundary) == room.told("w1", say.Boundary) == 1
+    room.park("w0", ParkReason.BOUNDARY, state(7))
+    assert room.number == 1
+    assert room.status.waiting_for == ("pod-w1",)
+    room.park("w1", ParkReason.BOUNDARY, state(7))
+    start = room.last("w2", say.Start)
+    assert (start.state, start.fresh) == (state(7), False)
+    assert start.transfers == (say.Transfer("w2", "w0"),)
+    assert room.members == ("w0", "w1", "w2")
+
+
+def test_receivers_are_spread_over_the_holders() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    for joiner in ("w2", "w3", "w4"):
+        room.hello(joiner)
+    for joiner in ("w2", "w3", "w4"):
+        room.park(joiner)
+    for member in ("w0", "w1"):
+        room.park(member, ParkReason.BOUNDARY, state(3))
+    holders = [transfer.holder for transfer in room.last("w0", say.Start).transfers]
+    assert holders == ["w0", "w1", "w0"]
+
+
+def test_a_joiner_waits_a_second_for_others_that_are_starting() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.hello("w2")
+    room.hello("w3")
+    room.park("w2")
+    room.tick(0.9)
+    assert room.told("w0", say.Boundary) == 0
+    room.tick(0.1)
+    assert room.told("w0", say.Boundary) == 1
+
+
+def test_never_more_than_the_maximum() -> None:
+    room = Room(maximum=2)
+    room.train("w0", "w1")
+    room.hello("w2")
+    room.park("w2")
+    room.tick(60)
+    assert room.told("w0", say.Boundary) == 0
+    assert room.members == ("w0", "w1")
+
+
+def test_a_member_that_reconnects_is_asked_for_the_boundary_again() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.hello("w2")
+    room.park("w2")
+    room.lose("w1")
+    room.hello("w1", Standing.ACTIVE, generation=generation(1), state=state(2))
+    assert room.told("w1", say.Boundary) == 2
+    assert room.number == 1
+
+
+def test_a_reconnection_within_the_grace_changes_nothing() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.lose("w1")
+    room.tick(0.4)
+    room.hello("w1", Standing.ACTIVE, generation=generation(1), state=state(2))
+    room.tick(5)
+    assert (room.number, room.told("w0", say.Prepare)) == (1, 0)
+
+
+def test_a_member_whose_stream_stays_broken_is_lost_after_the_grace() -> None:
+    room = Room(target=3)
+    room.train("w0", "w1", "w2")
+    room.lose("w2")
+    room.tick(0.4)
+    assert room.told("w0", say.Prepare) == 0
+    room.tick(0.11)
+    assert room.told("w0", say.Prepare) == room.told("w1", say.Prepare) == 1
+    room.park("w0", ParkReason.DROPPED, state(4))
+    room.park("w1", ParkReason.DROPPED, state(5))
+    start = room.last("w0", say.Start)
+    assert start.state == state(5)
+    assert start.transfers == (say.Transfer("w0", "w1"),)
+    assert "pod-w2 is lost" in start.reason
+
+
+def test_a_failed_reduction_ends_the_grace() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.lose("w1")
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(4))
+    assert room.members == ("w0",)
+
+
+def test_the_operators_word_ends_the_grace() -> None:
+    room = Room()
+    room.sync("w0", "w1")
+    room.train("w0", "w1")
+    room.lose("w1")
+    room.sync("w0")
+    assert room.told("w0", say.Prepare) == 1
+
+
+def test_another_process_in_the_same_place_ends_the_grace() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.lose("w1")
+    room.hello("again", as_info=replace(info("w1"), id="again"))
+    assert room.told("w0", say.Prepare) == 1
+
+
+def test_with_all_streams_alive_the_same_members_go_on_after_a_complaint() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(4))
+    assert room.told("w1", say.Prepare) == 0
+    room.tick(0.31)
+    assert room.told("w1", say.Prepare) == 1
+    room.park("w1", ParkReason.DROPPED, state(4))
+    assert (room.number, room.members) == (2, ("w0", "w1"))
+
+
+def test_the_third_complaint_in_a_row_cuts_off_whom_most_complained_of() -> None:
+    room = Room(target=3)
+    room.train("w0", "w1", "w2")
+    for _ in range(3):
+        room.park("w0", ParkReason.FORMATION_FAILED, state(0), suspects=("w1",))
+        room.park("w2", ParkReason.FORMATION_FAILED, state(0), suspects=("w1",))
+        room.tick(0.31)
+        room.park("w1", ParkReason.FORMATION_FAILED, state(0), suspects=("w0",))
+    refused = room.last("w1", say.Refused)
+    assert not refused.retry
+    assert "complained of 6 times" in refused.reason
+    assert room.members == ("w0", "w2")
+
+
+def test_complaints_without_a_name_cut_off_the_youngest() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    for _ in range(3):
+        room.park("w0", ParkReason.REDUCTION_FAILED, state(0))
+        room.tick(0.31)
+        room.park("w1", ParkReason.DROPPED, state(0))
+    assert room.members == ("w0",)
+
+
+def test_a_healthy_generation_between_complaints_cuts_nobody_off() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    for _ in range(6):
+        room.tick(31)
+        room.park("w0", ParkReason.REDUCTION_FAILED, state(0))
+        room.tick(0.31)
+        room.park("w1", ParkReason.DROPPED, state(0))
+    assert room.members == ("w0", "w1")
+
+
+def test_a_member_that_does_not_park_is_cut_off_with_its_name() -> None:
+    room = Room(target=3)
+    room.train("w0", "w1", "w2")
+    room.lose("w2")
+    room.tick(1)
+    room.park("w0", ParkReason.DROPPED, state(4))
+    assert room.status.waiting_for == ("pod-w1",)
+    room.tick(31)
+    assert room.last("w1", say.Refused).retry
+    room.tick(1)
+    assert room.members == ("w0",)
+
+
+def test_below_the_minimum_survivors_wait_for_a_replacement() -> None:
+    room = Room(minimum=2)
+    room.train("w0", "w1")
+    room.lose("w1")
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(4))
+    assert room.status.reason == "BelowMinimum"
+    room.hello("w2")
+    room.park("w2")
+    assert (room.members, room.last("w2", say.Start).state) == (("w0", "w2"), state(4))
+
+
+def test_a_leaver_goes_at_the_boundary_and_the_others_stay() -> None:
+    room = Room(target=3)
+    room.train("w0", "w1", "w2")
+    room.tell("w2", say.Leaving("SIGTERM"))
+    assert room.told("w0", say.Boundary) == 1
+    for member in ("w0", "w1", "w2"):
+        room.park(member, ParkReason.BOUNDARY, state(9))
+    assert room.told("w2", say.Leave) == 1
+    assert room.members == ("w0", "w1")
+    assert room.last("w0", say.Start).transfers == ()
+
+
+def test_the_operators_word_makes_a_leaver() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.leaving["w1"] = room.now + 30
+    room.sync("w0", "w1")
+    assert "pod-w1 leaves" in room.last("w0", say.Boundary).reason
+
+
+def test_a_leaver_that_alone_holds_the_state_hands_it_over_first() -> None:
+    room = Room(target=1, maximum=1)
+    room.train("w0")
+    room.leaving["w0"] = room.now + 100
+    room.sync("w0")
+    assert room.told("w0", say.Boundary) == 0  # nobody could take over
+    room.hello("w1")
+    room.park("w1")
+    room.park("w0", ParkReason.BOUNDARY, state(9))
+    assert room.members == ("w0", "w1")
+    assert room.told("w0", say.Leave) == 0
+    room.form()
+    for member in ("w0", "w1"):
+        room.park(member, ParkReason.BOUNDARY, state(10, 2))
+    assert room.told("w0", say.Leave) == 1
+    assert room.members == ("w1",)
+
+
+def test_the_last_leaver_goes_shortly_before_its_end() -> None:
+    room = Room(target=1)
+    room.train("w0")
+    room.leaving["w0"] = room.now + 100
+    room.sync("w0")
+    room.tick(94)
+    room.sync("w0")
+    assert room.told("w0", say.Boundary) == 0
+    room.tick(1)
+    room.park("w0", ParkReason.BOUNDARY, state(9))
+    assert room.told("w0", say.Leave) == 1
+
+
+def test_a_job_that_shall_have_no_workers_lets_all_go_at_once() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.leaving |= {"w0": room.now + 100, "w1": room.now + 100}
+    room.sync("w0", "w1", target=0)
+    for member in ("w0", "w1"):
+        room.park(member, ParkReason.BOUNDARY, state(9))
+    assert room.told("w0", say.Leave) == room.told("w1", say.Leave) == 1
+
+
+def test_a_standby_that_is_asked_to_leave_goes_when_it_parks() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.hello("w2")
+    room.tell("w2", say.Leaving("SIGTERM"))
+    room.park("w2")
+    assert room.told("w2", say.Leave) == 1
+    assert room.told("w0", say.Boundary) == 0
+
+
+def test_the_loop_ends_when_all_have_ended() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.tell("w0", say.Ended(generation(1), state(9), 0))
+    assert (room.phase, room.status.waiting_for) == (Phase.ENDING, ("pod-w1",))
+    assert room.told("w0", say.EndOk) == 0
+    room.tell("w1", say.Ended(generation(1), state(9), 0))
+    assert room.told("w0", say.EndOk) == room.told("w1", say.EndOk) == 1
+    assert room.phase is Phase.AFTER_LOOP
+    assert room.m.ended_stages == 1
+
+
+def test_who_missed_the_end_hears_it_again() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    for member in ("w0", "w1"):
+        room.tell(member, say.Ended(generation(1), state(9), 0))
+    room.lose("w1")
+    room.hello("w1", Standing.ENDED, generation=generation(1), state=state(9))
+    assert room.told("w1", say.EndOk) == 2
+
+
+def test_a_member_lost_before_the_end_sends_the_waiting_ones_back() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.tell("w0", say.Ended(generation(1), state(9), 0))
+    room.lose("w1")
+    room.tick(0.5)
+    assert room.told("w0", say.Prepare) == 1
+    room.park("w0", ParkReason.DROPPED, state(9))
+    assert room.members == ("w0",)
+
+
+def test_a_process_that_finished_sends_standbys_away_and_disturbs_nobody() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    for member in ("w0", "w1"):
+        room.tell(member, say.Ended(generation(1), state(9), 0))
+    room.hello("w2")
+    room.park("w2")
+    room.tick(5)
+    assert room.told("w2", say.Leave) == 0
+    room.tell("w0", say.Bye("Finished"))
+    room.lose("w0")
+    room.tick(5)
+    assert room.told("w2", say.Leave) == 1
+    assert room.told("w1", say.Prepare) == 0
+
+
+def test_a_process_that_dies_after_the_loop_stops_the_next_loop_of_the_others() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    for member in ("w0", "w1"):
+        room.tell(member, say.Ended(generation(1), state(9), 0))
+    room.lose("w1")
+    room.tick(1)
+    assert room.told("w0", say.Prepare) == 1  # it may wait for w1 in the next loop's first reduction
+    assert room.phase is Phase.AFTER_LOOP
+    room.park("w0", ParkReason.DROPPED, state(9))
+    assert room.members == ("w0",)
+
+
+def test_the_next_loop_is_noticed_by_its_commits() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    for member in ("w0", "w1"):
+        room.tell(member, say.Ended(generation(1), state(9), 0))
+    room.tell("w0", say.Progressed(state(10)))
+    assert room.phase is Phase.RUNNING
+    room.hello("w2")
+    room.park("w2")
+    room.tick(1)
+    assert room.told("w1", say.Boundary) == 1
+
+
+def test_a_goodbye_is_a_loss_without_grace() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.tell("w1", say.Bye("Failed", "ValueError"))
+    assert "it ended (Failed)" in room.last("w0", say.Prepare).reason
+
+
+def test_another_layout_is_refused_with_both_hashes() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.hello("w2")
+    room.park("w2", layout="other")
+    refused = room.last("w2", say.Refused)
+    assert not refused.retry
+    assert "other" in refused.reason
+    assert "layout" in refused.reason
+    assert "check" in refused.reason
+    room.hello("w2", Standing.PARKED, layout_hash="other")
+    assert room.told("w2", say.Refused) == 2
+    room.tick(5)
+    assert room.told("w0", say.Boundary) == 0
+
+
+def test_another_protocol_version_is_refused_with_both_versions() -> None:
+    room = Room()
+    room.hello("w0", protocol_version=7)
+    refused = room.last("w0", say.Refused)
+    assert not refused.retry
+    assert "version 7" in refused.reason
+    assert room.cut == ["w0"]
+
+
+def test_messages_of_an_older_generation_are_ignored() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.tell("w0", say.Parked(ParkReason.STANDBY))
+    room.tell("w0", say.Ended(generation(7), state(9), 0))
+    room.tick(5)
+    assert (room.number, room.phase) == (1, Phase.RUNNING)
+    assert room.told("w1", say.Prepare) == 0
+
+
+def test_a_start_that_was_lost_with_the_stream_is_said_again() -> None:
+    room = Room()
+    for member in ("w0", "w1"):
+        room.hello(member)
+        room.park(member)
+    room.lose("w1")
+    room.hello("w1", Standing.PARKED, layout_hash="layout")
+    assert room.told("w1", say.Start) == 2
+    assert room.number == 1

@@ -1,0 +1,146 @@
+"""Whatever happens to a job: no mix of histories, no rollback, no name used twice, and it always goes on.
+
+The invariants are checked by the simulated world itself (tests/support/coordinator_simulation.py). Each rule
+of the protocol is taken out in turn, to show that the world notices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from coordinator_simulation import World
+from coordinator_walk import walk
+from coordinator_worker_model import BrokenPromise, Worker
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from springtide_coordinator.membership import Rules
+
+WHICH = st.integers(0, 7)
+
+
+class LifeOfAJob(RuleBasedStateMachine):
+    """Random joins, crashes, stops and wakes, late messages, and more than one coordinator alive."""
+
+    world: World
+
+    @initialize(workers=st.integers(1, 3), last_step=st.sampled_from([6, 10_000]), rounds=st.integers(0, 12))
+    def begin(self, workers: int, last_step: int, rounds: int) -> None:
+        self.world = World(target=workers, last_step=last_step)
+        for _ in range(rounds):
+            self.world.round()
+
+    def pick(self, which: int) -> Worker:
+        alive = [w for w in self.world.workers.values() if w.alive] or list(self.world.workers.values())
+        return alive[which % len(alive)]
+
+    @rule(which=WHICH, unlucky=st.booleans())
+    def act(self, which: int, unlucky: bool) -> None:
+        self.world.act(self.pick(which), unlucky)
+
+    @rule(which=WHICH, times=st.integers(1, 3))
+    def deliver_up(self, which: int, times: int) -> None:
+        for _ in range(times):
+            self.world.deliver_up(self.pick(which))
+
+    @rule(which=WHICH, times=st.integers(1, 3))
+    def deliver_down(self, which: int, times: int) -> None:
+        for _ in range(times):
+            self.world.deliver_down(self.pick(which))
+
+    @rule(which=WHICH, coordinator=st.integers(0, 3))
+    def connect(self, which: int, coordinator: int) -> None:
+        self.world.connect(self.pick(which), coordinator % len(self.world.coordinators))
+
+    @rule(seconds=st.sampled_from([0.05, 0.4, 1.0, 3.0, 16.0]))
+    def elapse(self, seconds: float) -> None:
+        self.world.elapse(seconds)
+
+    @rule()
+    def operator(self) -> None:
+        self.world.operator()
+
+    @rule(rounds=st.integers(1, 15))
+    def go_on(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.world.round()
+
+    @rule(which=WHICH)
+    def crash(self, which: int) -> None:
+        self.world.crash(self.pick(which))
+
+    @rule(which=WHICH)
+    def stop(self, which: int) -> None:
+        self.world.stop(self.pick(which))
+
+    @rule(which=WHICH)
+    def wake(self, which: int) -> None:
+        self.world.wake(self.pick(which))
+
+    @rule(which=WHICH)
+    def break_stream(self, which: int) -> None:
+        self.world.break_stream(self.pick(which))
+
+    @rule(which=WHICH, grace=st.sampled_from([1.0, 30.0]))
+    def delete_pod(self, which: int, grace: float) -> None:
+        self.world.delete_pod(self.world.pods[self.pick(which).info.pod_uid], grace)
+
+    @rule(which=st.integers(0, 20))
+    def new_process(self, which: int) -> None:
+        pods = list(self.world.pods.values())
+        self.world.new_process(pods[which % len(pods)])
+
+    @rule()
+    def restart_coordinator(self) -> None:
+        self.world.restart_coordinator()
+
+    @rule()
+    def second_coordinator(self) -> None:
+        self.world.second_coordinator()
+
+    @rule(up=st.booleans())
+    def operator_comes_and_goes(self, up: bool) -> None:
+        self.world.operator_up = up
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.heal()
+            self.world.must_go_on()
+
+
+LifeOfAJob.TestCase.settings = settings(
+    max_examples=250,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestLifeOfAJob = LifeOfAJob.TestCase
+
+
+@pytest.mark.parametrize("last_step", [6, 10_000], ids=["ends", "goes on"])
+def test_random_walks_break_no_promise(last_step: int) -> None:
+    furthest = max(walk(seed, last_step=last_step).top() for seed in range(250))
+    assert furthest > 4  # the walks get somewhere
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "parked_only",
+        "wait_for_survivors",
+        "fresh_needs_word",
+        "own_incarnation",
+        "end_together",
+        "leaver_hands_over",
+    ],
+)
+def test_without_the_rule_a_promise_breaks(rule: str) -> None:
+    rules = replace(Rules(), **{rule: False})
+    for seed in range(300):
+        try:
+            walk(seed, rules=rules, last_step=6 if rule == "end_together" else 10_000)
+        except BrokenPromise:
+            return
+    pytest.fail(f"300 walks without the rule {rule} broke no promise: the rule or its check does nothing")
