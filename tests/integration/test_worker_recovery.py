@@ -84,7 +84,7 @@ def test_killed_at_every_point_of_a_step(
     cluster = make_cluster(options={"pace": 0.03})
     steady, victim = cluster.start(2, faults={1: f"{points[0]}:4:kill"})
     for point in points[1:]:
-        cluster.until(lambda dying=victim: not dying.running, f"the death before {point}")  # type: ignore[misc]
+        cluster.until(lambda dying=victim: not dying.running, f"the death before {point}")
         victim = cluster.add(fault=f"{point}:*:kill")
     cluster.until_done()
     assert [worker.code for worker in cluster.workers] == [0] + [-9] * len(points)

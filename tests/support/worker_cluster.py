@@ -288,7 +288,7 @@ class WorkerCluster:
                 f"{self._net}.1:7070", options=[("grpc.max_reconnect_backoff_ms", 200)]
             )
             try:
-                stub = pb_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+                stub = pb_grpc.CoordinatorStub(channel)
                 while not self._closing.wait(_SYNC_SECONDS):
                     self.reply = stub.Sync(
                         self._request(), metadata=(("authorization", f"Bearer {_TOKEN}"),), timeout=1.0

@@ -47,7 +47,7 @@ def form_groups(count: int, collective_seconds: float = 30.0) -> list[Group]:
     stores, places = wired_stores(count), addresses(count)
     return together(
         [
-            lambda rank=rank: form(  # type: ignore[misc]
+            lambda rank=rank: form(
                 stores[rank],
                 rank,
                 count,

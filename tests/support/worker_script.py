@@ -68,7 +68,7 @@ def main() -> None:
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-                rates[springtide.api._runtime.position.cursor.step + 1] = scheduler_before  # type: ignore[union-attr]
+                rates[springtide.api._runtime.position.cursor.step + 1] = scheduler_before
     springtide.report(final=1.0)
     runtime = springtide.api._runtime
     assert runtime is not None

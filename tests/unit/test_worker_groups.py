@@ -35,7 +35,7 @@ def test_sum_over_three(groups: Callable[..., list[Group]]) -> None:
     members = groups(3)
     tensors = [torch.full((1000,), float(group.rank + 1)) for group in members]
     works = [group.start_sum(tensor) for group, tensor in zip(members, tensors, strict=True)]
-    together([lambda work=work: work.wait() for work in works])  # type: ignore[misc]
+    together([lambda work=work: work.wait() for work in works])
     assert all(torch.equal(tensor, torch.full((1000,), 6.0)) for tensor in tensors)
 
 
@@ -115,8 +115,8 @@ def test_state_travels_in_pieces(groups: Callable[..., list[Group]], monkeypatch
     )
     for received, size in (got_one, got_two):
         assert size == sent
-        assert torch.equal(received["big"], tree["big"])  # type: ignore[arg-type]
-        assert torch.equal(received["half"], tree["half"])  # type: ignore[arg-type]
+        assert torch.equal(received["big"], tree["big"])
+        assert torch.equal(received["half"], tree["half"])
         assert [item.tolist() for item in received["small"]] == [True, [], list(range(7))]
         assert received["number"] == 0.1
     assert len(pieces) == 25
@@ -146,7 +146,7 @@ def test_buffers_are_combined_by_weight(groups: Callable[..., list[Group]]) -> N
     ]
     results = together(
         [
-            lambda g=group, v=value, w=weight: combine_buffers(v, w, 4.0, g.rank == 0, g.start_sum)  # type: ignore[misc]
+            lambda g=group, v=value, w=weight: combine_buffers(v, w, 4.0, g.rank == 0, g.start_sum)
             for group, value, weight in zip(members, values, [3.0, 1.0, 0.0], strict=True)
         ]
     )

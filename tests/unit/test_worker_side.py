@@ -26,7 +26,7 @@ def part(**changes: object) -> side.Contribution:
         values={"loss": 2.0},
         values_weight=4.0,
     )
-    return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(plain, **changes)
 
 
 def reduce(*parts: side.Contribution) -> list[side.Result]:

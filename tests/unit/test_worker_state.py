@@ -21,7 +21,7 @@ POSITION = Position(Cursor(1, 2, 3, 4), Ledger(stage=1, epoch=2, expected=10, co
 def make(seed: int, kind: type[torch.optim.Optimizer] = torch.optim.Adam) -> tuple[Any, Any, Any, State]:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    optimizer = kind(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+    optimizer = kind(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3])
     state = State(dict(model.named_parameters()), Buffers(model), optimizer, {"scheduler": scheduler})
     return model, optimizer, scheduler, state

@@ -61,10 +61,10 @@ def test_micro_batches_equal_the_whole_batch(runtime: Runtime) -> None:
         with springtide.step():
             for micro in batch.split(3):
                 script.loss(micro).backward()
-            gradient_before_step = script.model[0].weight.grad.clone()  # type: ignore[union-attr, index, operator]
-            script.model[0].weight.grad.requires_grad_(False)  # type: ignore[union-attr, index, operator]
+            gradient_before_step = script.model[0].weight.grad.clone()
+            script.model[0].weight.grad.requires_grad_(False)
             whole = [gradient_before_step]
-            twin = torch.autograd.grad(script.loss(batch), [script.model[0].weight])  # type: ignore[index, list-item]
+            twin = torch.autograd.grad(script.loss(batch), [script.model[0].weight])
             torch.testing.assert_close(whole[0], twin[0], rtol=1e-5, atol=1e-6)
             script.finish()
 
@@ -78,11 +78,11 @@ def test_other_denominator_is_the_mean_over_its_items(runtime: Runtime) -> None:
                 micro.weight(n)
                 script.loss(micro).backward()
             halves = [
-                torch.autograd.grad(script.loss((batch[0][a:b], batch[1][a:b])), [script.model[0].weight])[0]  # type: ignore[index, list-item]
+                torch.autograd.grad(script.loss((batch[0][a:b], batch[1][a:b])), [script.model[0].weight])[0]
                 for a, b in ((0, 4), (4, 8))
             ]
             script.optimizer.step()
-            gradient = script.model[0].weight.grad  # type: ignore[index]
+            gradient = script.model[0].weight.grad
             expected = (halves[0] * 1 + halves[1] * 5) / 6
             torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6)
             script.optimizer.zero_grad()
@@ -125,7 +125,7 @@ def test_dropped_body_is_dealt_again_and_leaves_no_trace(runtime: Runtime) -> No
     assert seen[1] == seen[2]
     assert seen[4] == seen[5]
     assert rates == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025]
-    assert script.model[1].num_batches_tracked.item() == 6  # type: ignore[union-attr, index, operator]
+    assert script.model[1].num_batches_tracked.item() == 6
     audit = runtime.position.ledger.audit()
     assert (audit["repeated"], audit["lost"], audit["totalSeen"]) == (0, 0, 48)
 

@@ -71,12 +71,12 @@ def test_everything_is_put_back() -> None:
 def test_batch_norm_is_put_back_although_its_statistics_keep_their_version() -> None:
     model = torch.nn.BatchNorm1d(2)
     buffers = Buffers(model)
-    version = model.running_mean._version  # type: ignore[union-attr]
+    version = model.running_mean._version
     model(torch.randn(4, 2) + 3)
-    assert model.running_mean._version == version  # type: ignore[union-attr]
+    assert model.running_mean._version == version
     assert buffers.moved() == [True, True, True]
     buffers.put_back()
-    assert model.running_mean.tolist() == [0.0, 0.0]  # type: ignore[union-attr]
+    assert model.running_mean.tolist() == [0.0, 0.0]
 
 
 def test_only_moved_buffers_count_outside_of_norm_layers() -> None:
@@ -86,16 +86,16 @@ def test_only_moved_buffers_count_outside_of_norm_layers() -> None:
     model.register_buffer("replaced", torch.zeros(2))
     buffers = Buffers(model)
     assert buffers.moved() == [False] * 3
-    model.written += 1  # type: ignore[operator]
+    model.written += 1
     model.replaced = torch.ones(4)
     assert buffers.moved() == [False, True, True]
     buffers.put_back()
-    assert model.replaced.tolist() == [0.0, 0.0]  # type: ignore[union-attr, operator]
+    assert model.replaced.tolist() == [0.0, 0.0]
     assert buffers.moved() == [False] * 3
-    model.written += 2  # type: ignore[operator]
+    model.written += 2
     buffers.remember()
     buffers.put_back()
-    assert model.written.tolist() == [2.0, 2.0]  # type: ignore[union-attr, operator]
+    assert model.written.tolist() == [2.0, 2.0]
 
 
 def test_removed_buffer_is_named() -> None:
@@ -129,8 +129,8 @@ def test_parameter_changed_before_the_step() -> None:
 def test_snapshot_keeps_types_and_copies_nested_values() -> None:
     state = {"a": [1, {"b": (2, torch.zeros(2))}], "c": None}
     snapshot = Snapshot(state)
-    state["a"][1]["b"][1].add_(1)  # type: ignore[index]
-    state["a"].append(3)  # type: ignore[union-attr]
+    state["a"][1]["b"][1].add_(1)
+    state["a"].append(3)
     copy = snapshot.state()
     assert len(copy["a"]) == 2
     assert isinstance(copy["a"][1]["b"], tuple)
