@@ -1,4 +1,4 @@
-"""The chart's life on an embedded cluster, in order: install, test, train, upgrade, lose a leader, uninstall."""
+"""The chart's life on a cluster, in order: install, test, train, upgrade, lose the leader, uninstall."""
 
 from __future__ import annotations
 

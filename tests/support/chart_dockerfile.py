@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import venv
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -105,8 +106,12 @@ class Build:
         root = self.root(target)
         root.mkdir(parents=True)
         if python is None:
-            venv.create(self.folder / target / "venv", with_pip=True, symlinks=True)
+            venv.create(self.folder / target / "venv", with_pip=False, symlinks=True)
             python = self.python(target)
+            # This interpreter's pip, told to work for the other: unpacking a pip for each would take seconds.
+            pip = python.with_name("pip")
+            pip.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pip --python "{python}" "$@"\n')
+            pip.chmod(0o755)
         workdir = PurePosixPath("/")
         steps = chain(self.stages, target)
         variables = self.arguments | environment(steps)
