@@ -1,8 +1,8 @@
 """The cluster that the end-to-end tests run on: any that a kubeconfig names, or an embedded one.
 
 `SPRINGTIDE_E2E_KUBECONFIG` names a kubeconfig; then `SPRINGTIDE_E2E_IMAGE` names one image with Springtide
-and all its extras that the cluster can pull. Without them the embedded cluster is started. What a user would do
-goes through the real `kubectl`.
+and all its extras that the cluster can pull. Without them the embedded cluster is started. What a user
+would do goes through the real `kubectl`.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ OPERATOR_NAMESPACE = "springtide-system"
 OPERATOR_SELECTOR = "springtide.dev/role=operator"
 POLL_SECONDS = 0.1
 LIST_SECONDS = 0.4
+ANNOUNCE_SECONDS = 0.3
 
 
 class StoryError(Exception):
@@ -155,7 +156,12 @@ class Story:
         """Update the view; a new generation gets a line of its own."""
         newest = self.history.newest()
         active = self.history.active()
-        if newest is not None and newest.generation.number != self._generation:
+        # A moment later, when all its members have written their first commit.
+        fresh = (
+            newest is not None
+            and time.time() - self.history.first_commit[newest.generation] < ANNOUNCE_SECONDS
+        )
+        if newest is not None and not fresh and newest.generation.number != self._generation:
             self._generation = newest.generation.number
             names = ", ".join(sorted(name.rsplit("-worker-", 1)[-1] for name in active))
             self.view.say(
