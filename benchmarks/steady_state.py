@@ -2,9 +2,9 @@
 
     python -m benchmarks.steady_state [--quick] [--json FILE]
 
-Three models, two bucket sizes each. A step is: deal the batch, forward, backward, optimizer step; both sides read the same
-samples of the same tensors with the same optimizer over gloo on loopback. Each worker takes its own times; a pair's figure is
-the slower worker's, as a job waits for it.
+Three models, two bucket sizes each. A step is: deal the batch, forward, backward, optimizer step; both sides
+read the same samples of the same tensors with the same optimizer over gloo on loopback. Each worker takes its
+own times; a pair's figure is the slower worker's, as a job waits for it.
 """
 
 from __future__ import annotations
