@@ -66,10 +66,11 @@ def source_root() -> Path | None:
     """The folder with `examples/`: the checkout this package runs from, or the data folder of the
     installation.
     """
-    for folder in (*Path(__file__).resolve().parents, Path(sys.prefix) / "share" / "springtide"):
-        if (folder / "examples").is_dir():
-            return folder
-    return None
+    checkout = Path(__file__).resolve().parents[3]
+    if (checkout / "pyproject.toml").is_file() and (checkout / "examples").is_dir():
+        return checkout
+    installed = Path(sys.prefix) / "share" / "springtide"
+    return installed if (installed / "examples").is_dir() else None
 
 
 class Images:

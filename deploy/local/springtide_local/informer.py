@@ -57,7 +57,7 @@ class Informer:
             handler(Change("ADDED", obj, None))
 
     async def run(self) -> None:
-        """Until the resource is served no more. A watch that fell behind is begun again; nothing is missed."""
+        """Until the resource is served no more. A watch that fell behind is begun again; none is missed."""
         while True:
             try:
                 async for event in self._store.watch(self.resource):

@@ -56,7 +56,12 @@ class StorePort(Protocol):
         ...
 
     def delete(
-        self, resource: str, name: str, namespace: str | None = None, grace_period_seconds: int | None = None, uid: str | None = None
+        self,
+        resource: str,
+        name: str,
+        namespace: str | None = None,
+        grace_period_seconds: int | None = None,
+        uid: str | None = None,
     ) -> Object:
         """As DELETE: a bound pod only gets a deletionTimestamp, and goes with a second delete with grace 0 (by its kubelet)."""
         ...

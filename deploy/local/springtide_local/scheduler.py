@@ -223,8 +223,8 @@ class Scheduler:
         self._wake = asyncio.Event()
         # Bound by us, but not yet seen so by the informer: uid of the pod -> node.
         self._assumed: dict[str, str] = {}
-        self._pods.on_change(self._forget)
-        for informer in (self._pods, self._nodes, self._claims):
+        self._pods.on_change(self._on_pod)
+        for informer in (self._nodes, self._claims):
             informer.on_change(lambda change: self._wake.set())
 
     async def run(self) -> None:
@@ -268,9 +268,14 @@ class Scheduler:
             return False
         return metadata["uid"] not in self._assumed and spec.get("schedulerName", _NAME) == _NAME
 
-    def _forget(self, change: Change) -> None:
-        if change.type == "DELETED" or change.object["spec"].get("nodeName"):
-            self._assumed.pop(change.object["metadata"]["uid"], None)
+    def _on_pod(self, change: Change) -> None:
+        pod, old = change.object, change.old
+        bound = bool(pod["spec"].get("nodeName"))
+        if change.type == "DELETED" or bound:
+            self._assumed.pop(pod["metadata"]["uid"], None)
+        # Most changes are of statuses of running pods: they make no room and ask for none.
+        if change.type == "DELETED" or not bound or finished(pod) != (old is not None and finished(old)):
+            self._wake.set()
 
     def _states(self) -> list[NodeState]:
         states = {node["metadata"]["name"]: NodeState(node) for node in self._nodes.all()}

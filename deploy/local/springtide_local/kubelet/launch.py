@@ -39,6 +39,13 @@ class ContainerFolder:
         return self.root / f"{attempt}.termination"
 
     def prepare(self, attempt: int) -> None:
+        """Make what the next start needs; what is older than the start before it goes."""
+        for old in (
+            self.log(attempt - 2),
+            self.log(attempt - 2).with_suffix(".old"),
+            self.termination(attempt - 2),
+        ):
+            old.unlink(missing_ok=True)
         self.home.mkdir(parents=True, exist_ok=True)
         self.termination(attempt).write_bytes(b"")
 

@@ -26,9 +26,12 @@ _EXEC_OUTPUT = 10 * 1024
 
 
 class Process:
-    """A running container. All methods are for the event loop's thread."""
+    """A running container. All methods are for the event loop's thread.
 
-    def __init__(self, launch: Launch, popen: subprocess.Popen[bytes], output: int) -> None:
+    With `sweep`, what left the group is looked for also when the main process ended by itself.
+    """
+
+    def __init__(self, launch: Launch, popen: subprocess.Popen[bytes], output: int, sweep: bool) -> None:
         self.key = launch.key
         self.pid = popen.pid
         self._popen = popen
@@ -37,6 +40,7 @@ class Process:
         self._loop = asyncio.get_running_loop()
         self._oom_kills = _oom_kills()
         self._killed_here = False
+        self._sweep = sweep
         self.exited: asyncio.Future[Exit] = self._loop.create_future()
         self._pidfd = os.pidfd_open(popen.pid)
         self._loop.add_reader(self._pidfd, self._on_exit)
@@ -93,7 +97,8 @@ class Process:
         number = -status if status < 0 else 0
         starved = number == signal.SIGKILL and not self._killed_here and _oom_kills() > self._oom_kills
         self.exited.set_result(Exit(128 + number if number else status, number, at, starved))
-        self._loop.run_in_executor(None, signal_escaped, self.key, signal.SIGKILL)
+        if self._sweep or self._killed_here:
+            self._loop.run_in_executor(None, signal_escaped, self.key, signal.SIGKILL)
 
 
 class ProcessRuntime:
@@ -101,11 +106,11 @@ class ProcessRuntime:
 
     def start(self, launch: Launch) -> Process:
         popen, output = _spawn(launch)
-        return Process(launch, popen, output)
+        return Process(launch, popen, output, sweep=True)
 
     async def execute(self, launch: Launch, timeout: float) -> ExecResult:
         popen, output = _spawn(launch)
-        process = Process(launch, popen, output)
+        process = Process(launch, popen, output, sweep=False)
         try:
             done = await asyncio.wait_for(asyncio.shield(process.exited), timeout)
             code: int | None = done.code
