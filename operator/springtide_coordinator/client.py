@@ -1,4 +1,4 @@
-"""Clients of the coordinator: a session for worker processes (threads); Sync for the operator is beside it."""
+"""Clients of the coordinator: a session for worker processes (threads), and the operator's `SyncClient`."""
 
 from __future__ import annotations
 

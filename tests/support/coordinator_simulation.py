@@ -280,8 +280,11 @@ class World:
         # A member that was cut off may have committed one step more than those that stayed.
         if alive and start.state.step < max(alive).step - 1:
             raise BrokenPromise(f"{start.generation} begins from {start.state}, and {max(alive)} is alive")
+        last = max(self.workers[info.id].generation or NONE for info in start.members)
         for worker in self.workers.values():
             session = worker.session
+            if (worker.generation or NONE) < last:
+                continue  # it was cut off one step ahead of those that went on
             if session is None or self.coordinators[session.coordinator].membership is not m:
                 continue
             heard = worker.runs and session.welcomed and not session.coordinator_gone

@@ -204,6 +204,32 @@ def test_a_silent_loss_without_the_operator_pauses(on: bool) -> None:
         assert room.told("w0", say.Prepare) == 1
 
 
+def test_a_member_that_was_cut_off_one_step_ahead_holds_nobody_up() -> None:
+    room = Room(target=3)
+    room.train("w0", "w1", "w2")
+    room.lose("w2")
+    room.tick(1)
+    for member in ("w0", "w1"):
+        room.park(member, ParkReason.DROPPED, state(4))
+    room.form()
+    room.hello("w2", Standing.PARKED, generation=generation(1), state=state(5), layout_hash="layout")
+    room.lose("w1")
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(4))
+    assert room.last("w0", say.Start).state == state(5)
+    assert room.last("w0", say.Start).transfers == (say.Transfer("w0", "w2"),)
+
+
+def test_a_leaver_outside_keeps_its_state_while_no_member_is_connected() -> None:
+    room = Room(target=1)
+    room.train("w0")
+    room.hello("w1", Standing.PARKED, generation=generation(1), state=state(0), layout_hash="layout")
+    room.lose("w0")
+    room.tell("w1", say.Leaving("SIGTERM"))
+    assert room.told("w1", say.Leave) == 0
+    room.hello("w0", Standing.ACTIVE, generation=generation(1), state=state(2), layout_hash="layout")
+    assert room.told("w1", say.Leave) == 1
+
+
 def test_a_complaint_is_no_silent_loss() -> None:
     room = Room()
     room.train("w0", "w1")

@@ -78,7 +78,7 @@ def dismiss(m: Membership, now: float) -> list[Effect]:
             continue
         member = m.in_current(record.info.id)
         idle = not member or (current is not None and current.ended_stage is not None)
-        running = current is not None and not current.closing and bool(set(current.ids) - set(current.lost))
+        running = current is not None and not current.closing and somebody_trains(m, current)
         reason = ""
         if m.finished and idle and record.park_reason is not ParkReason.BOUNDARY:
             reason = "the job is finished"
@@ -87,6 +87,11 @@ def dismiss(m: Membership, now: float) -> list[Effect]:
         if reason:
             effects += send_away(record, reason)
     return effects
+
+
+def somebody_trains(m: Membership, generation: Generation) -> bool:
+    """Whether a member of the generation is connected: what a process outside of it holds is not needed."""
+    return any(member in m.members and m.members[member].connected for member in generation.ids)
 
 
 def send_away(record: Record, reason: str) -> list[Effect]:

@@ -76,7 +76,7 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
         )
     if waiting is not None:
         return waiting
-    lost = m.state_existed and (chosen is None or rolls_back(m, pool, chosen))
+    lost = m.state_existed and (chosen is None or rolls_back(m, pool))
     cause, reason = why(m, participants, chosen, lost)
     return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, lost)
 
@@ -126,21 +126,26 @@ def choose_state(m: Membership, pool: Sequence[Record]) -> StateName | None:
     return max(states, default=None)
 
 
-def rolls_back(m: Membership, pool: Sequence[Record], chosen: StateName) -> bool:
+def rolls_back(m: Membership, pool: Sequence[Record]) -> bool:
     """Whether steps may be lost: no member of the last generation brings its state along.
 
-    One that parked with it has promised that no member is more than one step ahead.
+    Where one parked with it, no other member can be more than one step ahead: a step needs them all.
     """
     current = m.current
-    if current is None or (current.base is not None and chosen < current.base):
-        return current is not None
-    return not any(record.state == chosen and m.in_current(record.info.id) for record in pool)
+    if current is None:
+        return False
+    return not any(
+        m.in_current(record.info.id)
+        and record.state is not None
+        and (current.base is None or record.state >= current.base)
+        for record in pool
+    )
 
 
 def newer_state_at_risk(m: Membership, pool: Sequence[Record], chosen: StateName | None) -> Status | None:
     """Older state is taken only when each member of the last generation takes part or is dead for certain."""
     current = m.current
-    if chosen is None or current is None or not m.rules.guard_rollback or not rolls_back(m, pool, chosen):
+    if chosen is None or current is None or not m.rules.guard_rollback or not rolls_back(m, pool):
         return None
     alive = []
     for info in current.members:
