@@ -1,14 +1,15 @@
-"""Handwritten digits, an MLP, SGD: by however many workers the job has, or alone: `python examples/digits/train.py`."""
+"""Handwritten digits, an MLP, SGD: by the workers of a job, or alone: `python examples/digits/train.py`."""
 
 import os
 import time
 
-import springtide
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR
+
+import springtide
 
 BATCH_SIZE = 128
 EPOCHS = int(os.environ.get("DIGITS_EPOCHS", "360"))
