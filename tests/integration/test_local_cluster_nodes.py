@@ -147,6 +147,9 @@ def test_a_killed_node_is_not_ready_and_its_pods_are_deleted(kube: Kube, cluster
     assert condition_of(pod, "DisruptionTarget")["reason"] == "DeletionByTaintManager"
     # Nobody on the dead node can say how it ended, so it stays.
     assert pod["status"]["phase"] == "Running"
+    described = kube.kubectl("describe", "node", node).stdout
+    assert "NodeNotReady" in described
+    assert "Starting kubelet." in described
     cluster.restore_node(node)
     until(lambda: kube.gone("pods", "victim"), "the pod to be gone")
     until(lambda: not _node(cluster, node)["spec"].get("taints"), "the taints to be gone")

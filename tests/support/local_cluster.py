@@ -1,7 +1,7 @@
 """A cluster for tests: an embedded one, or the one that SPRINGTIDE_E2E_KUBECONFIG names; and a small client
 for its API.
 
-`from local_cluster import cluster, kube` in a test module gives the fixtures: `cluster` (one embedded
+`cluster, kube, target_kubeconfig = FIXTURES` in a test module gives the fixtures: `cluster` (one embedded
 cluster per module, with quick node times), `kube` (a client with a namespace of its own that is removed
 afterwards, against whichever cluster is to be tested).
 """

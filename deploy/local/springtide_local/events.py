@@ -58,6 +58,9 @@ class EventRecorder:
                 "uid": metadata.get("uid", ""),
                 "resourceVersion": metadata.get("resourceVersion", ""),
             }
+            if involved["kind"] == "Node":
+                # Kubelets say the name here, and `kubectl describe node` looks for it.
+                involved["uid"] = metadata["name"]
             if metadata.get("namespace"):
                 involved["namespace"] = namespace
             if field_path:
