@@ -15,7 +15,8 @@ from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster, is_gone
 from springtide_operator.kube import ApiError
 from springtide_operator.manifests.coordinator import coordinator_pod, secret, service
-from springtide_operator.manifests.worker import TemplateError, worker_pod
+from springtide_operator.manifests.defaults import PodDefaults, with_defaults
+from springtide_operator.manifests.worker import TemplateError, main_container_name, worker_pod
 from springtide_operator.plan import observe
 from springtide_operator.plan.actions import (
     Action,
@@ -58,12 +59,14 @@ class Performer:
         may_act: Callable[[], bool],
         on_action: Callable[[str], None] = lambda kind: None,
         clock: Callable[[], float] = time.time,
+        pod_defaults: PodDefaults | None = None,
     ) -> None:
         self._cluster = cluster
         self._cache = cache
         self._key = key
         self._token = token
         self._image = coordinator_image
+        self._defaults = pod_defaults or PodDefaults()
         self._may_act = may_act
         self._on_action = on_action
         self._clock = clock
@@ -131,9 +134,12 @@ class Performer:
         elif isinstance(action, ApplyService):
             await self._apply_service(job, action)
         elif isinstance(action, CreateCoordinator):
-            await self._create(job, coordinator_pod(job, action.incarnation, self._image))
+            pod = coordinator_pod(job, action.incarnation, self._image)
+            await self._create(job, with_defaults(pod, self._defaults, names.ROLE_COORDINATOR))
         elif isinstance(action, CreateWorker):
-            await self._create(job, worker_pod(job, action.slot, action.attempt, action.address))
+            pod = worker_pod(job, action.slot, action.attempt, action.address)
+            main = main_container_name(job.spec.workers.template)
+            await self._create(job, with_defaults(pod, self._defaults, main))
         else:
             try:
                 answer = await self._cluster.delete_pod(

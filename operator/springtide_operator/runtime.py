@@ -196,6 +196,7 @@ class Operator:
             self.settings.coordinator_image,
             may_act,
             self.metrics.acted,
+            pod_defaults=self.settings.pod_defaults,
         )
         link = Link(token, self.settings.sync_timeout, self._connect)
         return JobLoop(

@@ -6,10 +6,11 @@ import re
 import socket
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from springtide_operator.api import names
+from springtide_operator.manifests.defaults import PodDefaults
 
 DEFAULT_NAMESPACE = "springtide-system"
 _NAMESPACE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -29,6 +30,7 @@ class Settings:
     log_level: str = "INFO"
     identity: str = "operator"
     coordinator_image: str = names.OPERATOR_IMAGE
+    pod_defaults: PodDefaults = field(default_factory=PodDefaults)
     bind: str = ""
     metrics_port: int = names.OPERATOR_METRICS_PORT
     root_key: bytes | None = None
@@ -52,6 +54,7 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         log_level=_log_level(env),
         identity=_identity(env),
         coordinator_image=env.get("SPRINGTIDE_COORDINATOR_IMAGE") or names.OPERATOR_IMAGE,
+        pod_defaults=_pod_defaults(env),
         bind=env.get("SPRINGTIDE_BIND", ""),
         metrics_port=int(text),
         root_key=key.encode() if key else None,
@@ -69,6 +72,14 @@ def _watched(env: Mapping[str, str]) -> tuple[str, ...]:
             " each once, with commas between"
         )
     return items
+
+
+def _pod_defaults(env: Mapping[str, str]) -> PodDefaults:
+    text = env.get("SPRINGTIDE_POD_DEFAULTS")
+    try:
+        return PodDefaults.parse(text) if text else PodDefaults()
+    except ValueError as error:
+        raise BadEnvironmentError(f"SPRINGTIDE_POD_DEFAULTS {error}") from error
 
 
 def _log_level(env: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from chart_render import pick, render
 
 from springtide_operator.cluster import KubeCluster
 from springtide_operator.kube import Kube
+from springtide_operator.manifests.defaults import PodDefaults
 from springtide_operator.settings import BadEnvironmentError, Settings, read_settings
 
 FIELDS = {"metadata.namespace": "ns", "metadata.name": "pod-1", "metadata.uid": "u1"}
@@ -32,6 +33,12 @@ def test_defaults_arrive() -> None:
     assert (found.watched, found.log_level) == ((), "INFO")
 
 
+def test_defaults_of_job_pods_arrive() -> None:
+    assert settings_of({}).pod_defaults == PodDefaults()
+    given = {"spec": {"priorityClassName": "high"}, "metadata": {"labels": {"a": "b"}}}
+    assert settings_of({"jobPods": given}).pod_defaults == PodDefaults(**given)
+
+
 def test_switches_arrive() -> None:
     image = {"registry": "r.example.com", "digest": "sha256:" + "3" * 64}
     found = settings_of({"watchNamespaces": ["a", "b-1"], "logLevel": "warning", "image": image})
@@ -46,6 +53,7 @@ def test_switches_arrive() -> None:
         ("SPRINGTIDE_WATCH_NAMESPACES", "a,A"),
         ("SPRINGTIDE_WATCH_NAMESPACES", "a,a"),
         ("SPRINGTIDE_LOG_LEVEL", "loud"),
+        ("SPRINGTIDE_POD_DEFAULTS", "{"),
     ],
 )
 def test_wrong_environment_is_named(variable: str, text: str) -> None:

@@ -35,6 +35,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"metrics": {"serviceMonitor": {"enabled": True, "interval": "15"}}}, "metrics.serviceMonitor.interval"),
     ({"podDisruptionBudget": {"maxUnavailable": "half"}}, "podDisruptionBudget.maxUnavailable"),
+    ({"jobPods": {"spec": {"containers": []}}}, "jobPods.spec"),
+    ({"jobPods": {"container": {"image": "x"}}}, "jobPods.container"),
+    ({"jobPods": {"metadata": {"labels": {"springtide.dev/job": "x"}}}}, "jobPods.metadata.labels"),
     ({"fullnameOverride": "1st"}, "a Service's name must begin with a letter"),
 ]
 
@@ -72,7 +75,7 @@ def test_schema_and_values_name_the_same_keys() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
 
     def differences(node: dict[str, Any], value: Any, path: str) -> list[str]:
-        if "properties" not in node:
+        if "properties" not in node or not value:
             return []
         known, given = set(node["properties"]) - {"global", "claims"}, set(value)
         result = [f"{path}.{name}" for name in known ^ given]

@@ -215,6 +215,27 @@ CASES: list[Case] = [
     ("metrics.podMonitor.enabled", True, lambda o: "PodMonitor" in kinds(o), False, True),
     ("metrics.prometheusRule.enabled", True, lambda o: "PrometheusRule" in kinds(o), False, True),
     ("metrics.dashboard.enabled", True, lambda o: "ConfigMap" in kinds(o), False, True),
+    (
+        "jobPods.metadata",
+        {"labels": {"a": "b"}},
+        lambda o: environment(o).get("SPRINGTIDE_POD_DEFAULTS"),
+        None,
+        '{"container":{},"metadata":{"labels":{"a":"b"}},"spec":{}}',
+    ),
+    (
+        "jobPods.spec",
+        {"priorityClassName": "high"},
+        lambda o: environment(o).get("SPRINGTIDE_POD_DEFAULTS"),
+        None,
+        '{"container":{},"metadata":{},"spec":{"priorityClassName":"high"}}',
+    ),
+    (
+        "jobPods.container",
+        {"env": [{"name": "A", "value": "b"}]},
+        lambda o: environment(o).get("SPRINGTIDE_POD_DEFAULTS"),
+        None,
+        '{"container":{"env":[{"name":"A","value":"b"}]},"metadata":{},"spec":{}}',
+    ),
     ("helmTest.enabled", False, lambda o: "Pod" in kinds(o), True, False),
     ("helmTest.namespace", "lab", lambda o: test_job(o)["metadata"]["namespace"], "springtide-system", "lab"),
     (
