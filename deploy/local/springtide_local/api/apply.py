@@ -87,7 +87,10 @@ def _check(target: Target, config: Object) -> None:
             raise errors.bad_request(
                 f"the {name} in the data ({config[name]}) does not match the expected {name} ({expected})"
             )
-    meta = config.setdefault("metadata", {})
+    if config.get("metadata") is None:
+        config["metadata"] = {}
+    writes.check_decodable(resource, config)
+    meta = config["metadata"]
     if meta.get("managedFields"):
         raise errors.bad_request("metadata.managedFields must be nil")
     given = meta.get("name")

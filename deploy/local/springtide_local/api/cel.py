@@ -121,7 +121,8 @@ def to_cel(value: Any, node: Node | None) -> Any:
         return celtypes.BoolType(value)
     if isinstance(value, int | float):
         kind = node.type if node is not None else None
-        if kind == "number" or (isinstance(value, float) and kind != "integer"):
+        large = not -(2**63) <= value < 2**63
+        if large or kind == "number" or (isinstance(value, float) and kind != "integer"):
             return celtypes.DoubleType(value)
         return celtypes.IntType(int(value))
     if value is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from springtide_local.api import errors
+from springtide_local.api import builtin, errors, schema
 from springtide_local.api.errors import FieldError
 from springtide_local.api.objects import label_value_problem, qualified_name_problem, random_suffix, timestamp
 from springtide_local.api.resources import ResourceType
@@ -89,47 +89,26 @@ def check(resource: ResourceType, obj: Object) -> list[FieldError]:
     return found
 
 
-def check_types(obj: Object) -> str | None:
-    """Why the metadata cannot even be decoded, or None."""
+def undecodable(resource: ResourceType, obj: Object) -> str | None:
+    """Why an object cannot even be decoded (a wrong JSON type where Kubernetes has a Go type), or None."""
     meta = obj.get("metadata")
-    for name, kind in (
-        ("name", str),
-        ("generateName", str),
-        ("namespace", str),
-        ("resourceVersion", str),
-        ("uid", str),
-        ("labels", dict),
-        ("annotations", dict),
-        ("finalizers", list),
-        ("ownerReferences", list),
-    ):
-        value = meta.get(name) if isinstance(meta, dict) else None
-        if value is not None and not isinstance(value, kind):
-            return _cannot(value, name, _GO[kind])
-    for name in ("labels", "annotations"):
-        for item in ((meta or {}).get(name) or {}).values():
-            if not isinstance(item, str):
-                return _cannot(item, name, "string")
-    return None
+    if meta is not None and not isinstance(meta, dict):
+        return _cannot(resource.kind, "metadata", schema.json_type(meta), "ObjectMeta")
+    found: list[FieldError] = []
+    schema.validate(builtin.node(builtin.OBJECT_META), meta or {}, "metadata", found)
+    wrong = [error for error in found if error.reason == errors.TYPE_INVALID]
+    if not wrong and resource.node is not None and not resource.custom:
+        schema.validate(resource.node, obj, "", found)
+        wrong = [error for error in found if error.reason == errors.TYPE_INVALID]
+    if not wrong:
+        return None
+    got, _, _ = wrong[0].message.removeprefix('Invalid value: "').partition('"')
+    expected = wrong[0].message.partition("must be of type ")[2].partition(":")[0]
+    return _cannot(resource.kind, wrong[0].path, got, expected)
 
 
-def _cannot(value: Any, name: str, kind: str) -> str:
-    return (
-        f"json: cannot unmarshal {_go(value)} into Go struct field ObjectMeta.metadata.{name} of type {kind}"
-    )
-
-
-_GO: dict[type, str] = {str: "string", dict: "map[string]string", list: "[]string"}
-
-
-def _go(value: Any) -> str:
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, int | float):
-        return "number"
-    if isinstance(value, str):
-        return "string"
-    return "object" if isinstance(value, dict) else "array"
+def _cannot(kind: str, path: str, got: str, expected: str) -> str:
+    return f"json: cannot unmarshal {got} into Go struct field {kind}.{path} of type {expected}"
 
 
 def check_update(obj: Object, old: Object) -> list[FieldError]:

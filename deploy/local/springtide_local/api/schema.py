@@ -196,6 +196,11 @@ def prune(
                 del value[name]
     elif isinstance(value, list) and node.items is not None:
         for index, item in enumerate(value):
+            if item is None and drop_nulls:
+                # What Go makes of a null in a list: the zero value.
+                value[index] = item = (
+                    {} if node.items.properties else "" if node.items.type == "string" else None
+                )
             prune(node.items, item, f"{path}[{index}]", unknown, drop_nulls=drop_nulls)
 
 
@@ -227,7 +232,7 @@ def validate(node: Node, value: Any, path: str, found: list[FieldError]) -> None
     if value is None:
         if not node.nullable and (node.type or node.int_or_string):
             expected = node.type or "integer,string"
-            found.append(errors.FieldError(path, errors.INVALID, _type_text(path, expected, "null")))
+            found.append(errors.FieldError(path, errors.TYPE_INVALID, _type_text(path, expected, "null")))
         return
     if not _validate_type(node, value, path, found):
         return
@@ -247,7 +252,9 @@ def validate(node: Node, value: Any, path: str, found: list[FieldError]) -> None
 
 
 def json_type(value: Any) -> str:
-    return _JSON_TYPES[type(value)]
+    """The JSON type; whole numbers beyond 64 bits are numbers, as for Go's decoder."""
+    found = _JSON_TYPES[type(value)]
+    return "number" if found == "integer" and not -(2**63) <= value < 2**63 else found
 
 
 def _type_text(path: str, expected: str, got: str) -> str:

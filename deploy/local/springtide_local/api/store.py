@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import cast
 
 from springtide_local.api import writes
 from springtide_local.api.collection import Change, ChangeType, Collection, Key, Stored, Subscription
 from springtide_local.api.kinds.registry import builtin_resources
 from springtide_local.api.kinds.services import ServiceAddresses
-from springtide_local.api.objects import clone
+from springtide_local.api.objects import clone, lookup
 from springtide_local.api.resources import Registry, ResourceType
 from springtide_local.api.selectors import (
     FieldSelector,
@@ -128,7 +127,7 @@ class Store:
     def create(self, resource: str, obj: Object, namespace: str | None = None) -> Object:
         found = self.registry.stored(resource)
         made = clone(obj)
-        space = namespace or cast(str | None, (made.get("metadata") or {}).get("namespace"))
+        space = namespace or lookup(made, "metadata", "namespace")
         return clone(writes.create(self, found, made, space, Options(manager=_LOCAL)).object)
 
     def mutate(

@@ -59,15 +59,11 @@ def decode(resource: ResourceType, obj: Object, options: Options) -> None:
     obj["apiVersion"], obj["kind"] = given
     if obj.get("metadata") is None:
         obj["metadata"] = {}
-    problem = meta.check_types(obj) if isinstance(obj["metadata"], dict) else "metadata is no object"
-    if problem:
-        raise errors.bad_request(_cannot_handle(resource, problem))
+    check_decodable(resource, obj)
     unknown: list[str] = []
     node = resource.node
     schema.prune(builtin.node(builtin.OBJECT_META), obj["metadata"], "metadata", unknown, drop_nulls=True)
     if node is not None:
-        if not resource.custom:
-            _check_decodable(resource, node, obj)
         schema.prune(node, obj, "", unknown, drop_nulls=not resource.custom, root=True)
         if resource.custom:
             schema.apply_defaults(node, obj)
@@ -80,16 +76,11 @@ def _cannot_handle(resource: ResourceType, why: str) -> str:
     return f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: {why}'
 
 
-def _check_decodable(resource: ResourceType, node: schema.Node, obj: Object) -> None:
-    """Wrong JSON types of a built-in kind are refused as a whole, before validation."""
-    found: list[FieldError] = []
-    schema.validate(node, obj, "", found)
-    wrong = next((error for error in found if error.reason == errors.TYPE_INVALID), None)
-    if wrong is not None:
-        got, _, _ = wrong.message.removeprefix('Invalid value: "').partition('"')
-        kind = wrong.message.partition("must be of type ")[2].partition(":")[0]
-        why = f"json: cannot unmarshal {got} into Go struct field {resource.kind}.{wrong.path} of type {kind}"
-        raise errors.bad_request(_cannot_handle(resource, why))
+def check_decodable(resource: ResourceType, obj: Object) -> None:
+    """Raise ApiError 400 for JSON types that are refused as a whole, before validation."""
+    problem = meta.undecodable(resource, obj)
+    if problem is not None:
+        raise errors.bad_request(_cannot_handle(resource, problem))
 
 
 def _report_unknown(resource: ResourceType, unknown: list[str], options: Options) -> None:
@@ -183,7 +174,8 @@ def _check(
             ]
         elif not found:
             cel.validate_rules(node, obj, schema.MISSING if old is None else old, "", found)
-    if not any(error.reason == errors.TYPE_INVALID for error in found):
+    # A kind's own checks rely on the types and on the presence of what the schema requires.
+    if not any(error.reason in (errors.TYPE_INVALID, errors.REQUIRED) for error in found):
         own = resource.rules.check(obj)
         if old is not None:
             own += resource.rules.check_update(obj, old, subresource)
