@@ -67,7 +67,7 @@ def test_a_cluster_is_ready_soon_private_and_gone_after_its_stop(tmp_path: Path)
     started = time.monotonic()
     with Cluster.start(data, Settings(nodes=5)) as own:
         # Alone on the machine it takes half a second.
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 15
         assert stat.S_IMODE(data.stat().st_mode) == 0o700
         assert stat.S_IMODE(own.kubeconfig.stat().st_mode) == 0o600
         assert own.url.startswith("https://127.")
