@@ -20,6 +20,8 @@ def main() -> None:
         settings = read_settings(os.environ)
     except BadEnvironmentError as error:
         sys.exit(f"springtide-operator: {error}")
+    # gRPC's own log lines (a coordinator that goes away) would stand between ours.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     import kopf
 
     from springtide_operator import handlers

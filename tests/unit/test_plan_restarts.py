@@ -155,3 +155,49 @@ def test_lost_status_takes_the_highest_attempts_that_exist() -> None:
     world.settle()
     assert world.status["slots"]["0"]["attempt"] == 1
     assert len(world.workers()) == 1
+
+
+def test_own_deletions_are_known_by_their_mark_when_status_was_lost() -> None:
+    world = running_world(3)
+    world.scale(2)
+    world.round()
+    world.job["status"] = {}
+    world.die()
+    world.round()  # sees the pod that is still going
+    assert world.status["slots"]["2"]["ended"] == reasons.END_SCALED_DOWN
+    world.settle()
+    assert world.status["restarts"]["total"] == 0
+    assert len(world.workers()) == 2
+
+
+def test_an_eviction_says_who_evicted() -> None:
+    world = running_world(2)
+    pod = world.workers()[0]
+    pod["status"]["conditions"] = [
+        {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "EvictionByEvictionAPI",
+            "message": "by drain",
+        }
+    ]
+    world.ask_deletion(pod)
+    decided = world.round()
+    assert decided.events[0].message == "worker digits-worker-0-0: by drain; not counted as a failure"
+
+
+def test_a_worker_that_dies_young_again_and_again_waits_whoever_ends_it() -> None:
+    world = running_world(1)
+    made = []
+    for _ in range(5):
+        world.evict(world.workers()[0])
+        began = world.now
+        while True:
+            world.round()
+            if world.workers():
+                break
+            world.now += 0.5
+        made.append(world.now - began)
+    assert made[0] == 0
+    assert made[-1] >= 4
+    assert world.status["restarts"]["failures"] == 0

@@ -53,6 +53,7 @@ class WorkerPod:
     template: str | None = None  # hash of the template it was made from
     end: End | None = None  # None: a process may still run
     problem: Problem | None = None
+    disruption: str | None = None  # why somebody ends it (eviction, preemption, taint), in words
 
     @property
     def deleting(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from springtide_operator.api import names, reasons
 from springtide_operator.plan.ledger import parse_time
 from springtide_operator.plan.observation import CoordinatorPod, Problem, WorkerPod
-from springtide_operator.plan.outcome import read_end
+from springtide_operator.plan.outcome import disruption, read_end
 
 Object = dict[str, Any]
 
@@ -62,6 +62,7 @@ def worker_pod(pod: Object) -> WorkerPod | None:
         template=annotations.get(names.ANNOTATION_TEMPLATE),
         end=read_end(pod, container),
         problem=pod_problem(pod, f"worker {meta['name']}"),
+        disruption=disrupted[1] if (disrupted := disruption(status)) is not None else None,
     )
 
 

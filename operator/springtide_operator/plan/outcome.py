@@ -40,9 +40,9 @@ def read_end(pod: Object, container: Object | None) -> End | None:
     code = int((terminated or {}).get("exitCode", 0))
     if said is not None and said.get("outcome") == "Finished" and code == 0:
         return End(reasons.END_FINISHED, "Finished", "the script ended", 0, at, _finished(said))
-    disruption = _disruption(status)
-    if disruption is not None:
-        return End(reasons.END_PREEMPTED, disruption[0], disruption[1], code, at)
+    disrupted = disruption(status)
+    if disrupted is not None:
+        return End(reasons.END_PREEMPTED, disrupted[0], disrupted[1], code, at)
     if said is not None and said.get("outcome") == "Left":
         return End(reasons.END_LEFT, "Left", f"it left: {said.get('reason') or 'asked'}", code, at)
     if said is not None and said.get("outcome") == "Failed":
@@ -87,7 +87,7 @@ def _failed_without_words(
     return End(reasons.END_FAILED, reason, _join(text, _last_lines(message)), code, at)
 
 
-def _disruption(status: Object) -> tuple[str, str] | None:
+def disruption(status: Object) -> tuple[str, str] | None:
     """(reason, message) when the pod was ended from outside and that is no failure of the script's."""
     for condition in status.get("conditions") or []:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":

@@ -33,7 +33,7 @@ def numbers(report: Report | None, old: dict[str, Any]) -> dict[str, Any]:
         result["generation"] = report.generation
     if report.step is not None:
         result["step"] = max(report.step, old.get("step", 0)) if report.states_lost == 0 else report.step
-    if report.training:
+    if report.phase == "RUNNING":
         result["samplesPerSecond"] = rounded(report.samples_per_second)
         result["goodput"] = f"{min(1.0, max(0.0, report.goodput)):.3f}"
     if report.data is not None:

@@ -54,7 +54,7 @@ def how_it_ended(pod: WorkerPod) -> End | None:
             return pod.end
         if pod.deleted_because is not None:
             return End(reasons.END_SCALED_DOWN, pod.deleted_because, "deleted by the operator")
-        return End(reasons.END_PREEMPTED, "Deleted", "the pod was deleted")
+        return End(reasons.END_PREEMPTED, "Deleted", pod.disruption or "the pod was deleted")
     return pod.end
 
 
