@@ -221,12 +221,14 @@ class WorkerCluster:
         self.target = sum(1 for other in self.workers if other.running)
         return worker
 
-    def start(self, count: int, faults: dict[int, str] | None = None) -> list[Worker]:
+    def start(
+        self, count: int, faults: dict[int, str] | None = None, options: dict[str, Any] | None = None
+    ) -> list[Worker]:
         """Begin the job: the coordinator, the operator, and workers that are all in the first generation."""
         minimum, self._minimum = self._minimum, max(count, self._minimum)
         self.target = count
         self.start_coordinator()
-        workers = [self.add((faults or {}).get(number, "")) for number in range(count)]
+        workers = [self.add((faults or {}).get(number, ""), **(options or {})) for number in range(count)]
         self._operator.start()
         self.until(
             lambda: self.reply is not None and self.reply.generation.number > 0, "the first generation"

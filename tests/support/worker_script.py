@@ -69,6 +69,8 @@ def main() -> None:
                 scheduler.step()
                 optimizer.zero_grad()
                 rates[springtide.api._runtime.position.cursor.step + 1] = scheduler_before
+            if springtide.api._runtime.position.cursor.step == options.get("stop_at"):
+                return
     springtide.report(final=1.0)
     runtime = springtide.api._runtime
     assert runtime is not None

@@ -77,6 +77,10 @@ def test_job_environment() -> None:
         ({"SPRINGTIDE_TOKEN": ""}, "SPRINGTIDE_TOKEN is missing"),
         ({"SPRINGTIDE_SLOT": "x"}, "SPRINGTIDE_SLOT must be a number >= 0, got 'x'"),
         ({"SPRINGTIDE_BUCKET_MIB": "0"}, "SPRINGTIDE_BUCKET_MIB must be a number"),
+        (
+            {"SPRINGTIDE_POD_IP": "worker-1.svc"},
+            "SPRINGTIDE_POD_IP must be an IP address, got 'worker-1.svc'",
+        ),
         ({"OMP_NUM_THREADS": "many"}, "OMP_NUM_THREADS must be"),
     ],
 )
@@ -86,7 +90,7 @@ def test_environment_that_cannot_be_right(change: dict[str, str], message: str) 
         "SPRINGTIDE_TOKEN": "t",
         "SPRINGTIDE_POD_UID": "u",
         "SPRINGTIDE_POD_NAME": "n",
-        "SPRINGTIDE_POD_IP": "i",
+        "SPRINGTIDE_POD_IP": "fd00::1",
     }
     with pytest.raises(SpringtideError, match=message):
         read_settings(environment | change)

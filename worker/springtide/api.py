@@ -150,15 +150,15 @@ def _get(call: str) -> Runtime:
 def _check(model: Any, optimizer: Any, clip_norm: Any, tracked: dict[str, Any], in_job: bool) -> None:
     if isinstance(model, list | tuple | dict) or isinstance(optimizer, list | tuple | dict):
         raise UsageError(
-            "distribute(): one model and one optimizer so far; put "
-            "several models into one torch.nn.ModuleDict"
+            "distribute(): one model and one optimizer so far; put several models into one "
+            "torch.nn.ModuleDict"
         )
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"distribute(): model must be a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise UsageError(
-            "distribute(): give the model itself, not "
-            "DistributedDataParallel(model): springtide reduces gradients"
+            "distribute(): give the model itself, not DistributedDataParallel(model): springtide reduces "
+            "gradients"
         )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
@@ -191,8 +191,7 @@ def _check(model: Any, optimizer: Any, clip_norm: Any, tracked: dict[str, Any], 
         if any(id(parameter) not in known for parameter in group["params"]):
             raise UsageError(
                 "distribute(): the optimizer holds a parameter that is not in the model, so its gradient "
-                "would not be reduced; "
-                "make it a parameter of the model"
+                "would not be reduced; make it a parameter of the model"
             )
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise UsageError("distribute(): no parameter of the model requires a gradient")
@@ -204,8 +203,7 @@ def _check(model: Any, optimizer: Any, clip_norm: Any, tracked: dict[str, Any], 
         if in_job and parameter.device.type != "cpu":
             raise UsageError(
                 f"distribute(): parameter {name} is on {parameter.device}; jobs train on the CPU so far "
-                "(gloo): "
-                "leave the model on the CPU, or run the script alone"
+                "(gloo): leave the model on the CPU, or run the script alone"
             )
 
 

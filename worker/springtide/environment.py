@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
 import uuid
 from collections.abc import Mapping
@@ -35,10 +36,7 @@ class Settings:
     fault: str = ""
     connect_seconds: float = 10.0
     collective_seconds: float = 1800.0
-    """Above the coordinator's hang limit:
-
-    that a collective took long proves nothing, the coordinator's word does.
-    """
+    """Above any hang limit: a collective that takes long proves nothing, the coordinator's word does."""
     formation_seconds: float = 60.0
     threads: int = 0
     process_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
@@ -82,6 +80,12 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
                     f"environment variable SPRINGTIDE_{name} is missing, but SPRINGTIDE_COORDINATOR is set: "
                     "the operator sets both; unset SPRINGTIDE_COORDINATOR to train alone"
                 )
+        try:
+            ipaddress.ip_address(text("POD_IP"))
+        except ValueError:
+            raise SpringtideError(
+                f"environment variable SPRINGTIDE_POD_IP must be an IP address, got {text('POD_IP')!r}"
+            ) from None
     return Settings(
         job=text("JOB"),
         namespace=text("NAMESPACE"),

@@ -224,10 +224,7 @@ class Membership:
         self.session_over(f"the coordinator refused this worker: {message.reason or 'no reason given'}")
 
     def session_over(self, reason: str) -> None:
-        """There will be no stream any more:
-
-        the process cannot go on as a member. Any thread; the first reason stays.
-        """
+        """No stream will come any more, so the process cannot go on as a member. Any thread."""
         with self._changed:
             if self._fatal:
                 return

@@ -28,10 +28,7 @@ class Generation(NamedTuple):
 
 
 class StateName(NamedTuple):
-    """Name of a committed state:
-
-    the generation of its last commit and the number of commits since the job began.
-    """
+    """Of a committed state: the generation of its last commit, and the commits since the job began."""
 
     generation: Generation
     step: int

@@ -58,10 +58,7 @@ class Ring:
             self._commits.append(commit)
 
     def rewind(self, known: StateName | None) -> None:
-        """On a new stream or in a new generation:
-
-        what the coordinator does not know has to be sent (again).
-        """
+        """What the coordinator does not know has to be sent again: on a new stream, in a new generation."""
         with self._lock:
             self._sent = known
 
@@ -104,8 +101,8 @@ class StepLog:
                 self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (lives as long as the process)
             except OSError as error:
                 raise SpringtideError(
-                    f"environment variable SPRINGTIDE_STEP_LOG: cannot append to {path!r}: {error.strerror}; "
-                    "name a writable file"
+                    f"environment variable SPRINGTIDE_STEP_LOG: cannot append to {path!r}: "
+                    f"{error.strerror}; name a writable file"
                 ) from None
 
     def write(self, commit: Commit) -> None:

@@ -1,6 +1,6 @@
-"""Between two generations:
+"""Between two generations: park, wait for the Start, form the group, receive the state.
 
-park, wait for the Start, form the group, receive the state. Only the script's thread comes here.
+Only the script's thread comes here.
 """
 
 from __future__ import annotations

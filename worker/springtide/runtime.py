@@ -1,7 +1,4 @@
-"""The one runtime of a process:
-
-joins the training script, the generation's group and the session with the coordinator.
-"""
+"""The one runtime of a process: where script, group and session with the coordinator meet."""
 
 from __future__ import annotations
 
@@ -55,6 +52,7 @@ class Runtime:
         self.values: dict[str, float] = {}
         self.outcome: outcome.Outcome | None = None
         self._deal: Deal | None = None
+        self._warned_of_names = False
         self.membership: Membership | None = None
         self.session: Session | None = None
         self.recovery: Recovery | None = None
@@ -69,10 +67,7 @@ class Runtime:
     # ---- from the stream's thread
 
     def on_over(self, reason: str) -> None:
-        """The generation is over:
-
-        drop the open step, and release whoever waits in a collective, here and at the peers.
-        """
+        """Drop the open step, and release whoever waits in a collective of it, here and at the peers."""
         if self.trainer is not None:
             self.trainer.drop(reason)
         self.group.shut()
@@ -99,9 +94,8 @@ class Runtime:
             raise UsageError("batches() inside of a step: start the next training loop after the step's body")
         if self.plan is not None:
             raise UsageError(
-                "batches() before the previous training loop ended: loops run one after another and to their "
-                "end; "
-                "use epochs= instead of leaving a loop with `break`"
+                "batches() before the previous training loop ended: loops run one after another and to "
+                "their end; use epochs= instead of leaving a loop with `break`"
             )
         self.plan = plan
         self.loops += 1
@@ -124,8 +118,8 @@ class Runtime:
         if self._deal is not None:
             raise UsageError(
                 f"the batch of step {self._deal.number} was not trained: every batch needs `with "
-                "springtide.step():` around its "
-                "training code, on every worker; do not skip batches with `continue`"
+                "springtide.step():` around its training code, on every worker; do not skip batches with "
+                "`continue`"
             )
 
     def end_loop(self, stage: int) -> bool:
@@ -204,7 +198,8 @@ class Runtime:
         trainer.transaction.end()
         self.boundary = self.boundary or result.change
         seconds = time.perf_counter() - body.began
-        if result.values is None:
+        if result.values is None and not self._warned_of_names:
+            self._warned_of_names = True
             log.warning(
                 "step %d: workers reported different names, so the values are left out; this one reported %s",
                 deal.number,

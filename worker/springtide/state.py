@@ -79,8 +79,8 @@ class State:
         """
         if tree.get("format") != FORMAT:
             raise SpringtideError(
-                f"the job's state has format {tree.get('format')!r}, this worker reads format {FORMAT}: "
-                "run one version of springtide in all workers of a job"
+                f"the job's state has format {tree.get('format')!r}, this worker reads format {FORMAT}: run "
+                "one version of springtide in all workers of a job"
             )
         ours: dict[str, torch.Tensor] = dict(self._parameters)
         _same_tensors("parameter", ours, tree["parameters"])

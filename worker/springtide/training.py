@@ -1,7 +1,4 @@
-"""The instrumented model and optimizer:
-
-gradients into buckets, reductions before the optimizer's step, commit or undo.
-"""
+"""The instrumented model and optimizer: gradients into buckets, reductions before the step, or undo."""
 
 from __future__ import annotations
 
@@ -127,9 +124,8 @@ class Trainer:
         """Values of the current micro-batch, which count with its weight."""
         if self.transaction.phase in (Phase.STEPPING, Phase.STEPPED):
             raise UsageError(
-                "report() after optimizer.step() in the same body comes too late, because values travel with "
-                "the "
-                "gradients: call report() before optimizer.step(), or after the body"
+                "report() after optimizer.step() in the same body comes too late, because values travel "
+                "with the gradients: call report() before optimizer.step(), or after the body"
             )
         self.transaction.require_open("report()")
         body = self._running()
@@ -161,7 +157,7 @@ class Trainer:
         """
         phase = self.transaction.phase
         body = self._running()
-        if phase is Phase.OPEN:
+        if phase in (Phase.OPEN, Phase.DROPPED):
             missing = (
                 "without backward() and optimizer.step()"
                 if not any(self.buckets.used)
@@ -169,9 +165,8 @@ class Trainer:
             )
             raise UsageError(
                 f"the body of step {body.deal.number} ended {missing}: a body holds one whole step on every "
-                "worker. "
-                "Do not skip batches with `continue` or `if`; accumulate gradients over batch.split(m), not "
-                "over bodies"
+                "worker. Do not skip batches with `continue` or `if`; accumulate gradients over "
+                "batch.split(m), not over bodies"
             )
         if phase is Phase.STEPPING:
             raise SpringtideError(
@@ -220,8 +215,7 @@ class Trainer:
         if micro.remaining_samples or (deal.batch.standin and not any(self.buckets.used)):
             raise UsageError(
                 f"optimizer.step() before backward() of all samples of the batch ({micro.remaining_samples} "
-                "are missing): "
-                "call loss.backward() for the batch, or for each micro-batch of batch.split()"
+                "are missing): call loss.backward() for the batch, or for each micro-batch of batch.split()"
             )
         self._undo.check_untouched()
         self._check_gradients_ours()
@@ -238,8 +232,8 @@ class Trainer:
         result = side.decode(vector, part, deal.group.size)
         if not result.same_step:
             raise SpringtideError(
-                f"this worker is at step {deal.number} and another member of its group is not; "
-                "this must not happen: please report it with the logs of all workers"
+                f"this worker is at step {deal.number} and another member of its group is not; this must "
+                "not happen: please report it with the logs of all workers"
             )
         try:
             correction = micro.correction(result.weight)
@@ -313,9 +307,8 @@ class Trainer:
             if parameter.grad is not expected:
                 raise UsageError(
                     f"the gradient of {self._names[index]} was replaced between backward() and "
-                    "optimizer.step(): "
-                    "call optimizer.zero_grad() after optimizer.step(), and give distribute(..., clip_norm=) "
-                    "for clipping"
+                    "optimizer.step(): call optimizer.zero_grad() after optimizer.step(), and give "
+                    "distribute(..., clip_norm=) for clipping"
                 )
 
     def _check_gradients_gone(self) -> None:

@@ -89,19 +89,16 @@ class Transaction:
             raise UsageError(self._reason)
         if phase is Phase.IDLE:
             raise UsageError(
-                f"{call} outside of a step: put the training code of each "
-                "batch into `with springtide.step():`"
+                f"{call} outside of a step: put the training code of each batch into `with "
+                "springtide.step():`"
             )
         raise UsageError(
-            f"{call} after optimizer.step() in the same body: a body holds one optimizer step; "
-            "use batch.split() for micro-batches, and one `with springtide.step():` per batch"
+            f"{call} after optimizer.step() in the same body: a body holds one optimizer step; use "
+            "batch.split() for micro-batches, and one `with springtide.step():` per batch"
         )
 
     def start_stepping(self) -> None:
-        """All reductions have succeeded:
-
-        from here on the step cannot be dropped. Raise Dropped if it has been.
-        """
+        """All reductions succeeded: the step cannot be dropped any more. Raise Dropped if it has been."""
         with self._lock:
             if self._phase is Phase.DROPPED:
                 raise Dropped(self._reason)

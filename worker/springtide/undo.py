@@ -84,8 +84,7 @@ class Undo:
         if [parameter._version for parameter in self._parameters] != self._versions:
             raise UsageError(
                 "a parameter was changed inside the step before optimizer.step(): change parameters after "
-                "optimizer.step(), "
-                "or outside of the step"
+                "optimizer.step(), or outside of the step"
             )
         for name, snapshot in self._objects.items():
             if moved := snapshot.moved():

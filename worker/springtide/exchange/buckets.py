@@ -71,13 +71,13 @@ class Buckets:
         if self._round[index] == micro:
             raise UsageError(
                 f"two gradients for {self._names[index]} in one micro-batch: call backward() once per "
-                "micro-batch (add the losses "
-                "up first, or use batch.split()), and use checkpoint(..., use_reentrant=False)"
+                "micro-batch (add the losses up first, or use batch.split()), and use checkpoint(..., "
+                "use_reentrant=False)"
             )
         if gradient.layout != torch.strided:
             raise UsageError(
-                f"the gradient of {self._names[index]} is sparse, which is not supported: make the embedding "
-                "with sparse=False"
+                f"the gradient of {self._names[index]} is sparse, which is not supported: make the "
+                "embedding with sparse=False"
             )
         bucket = self.layout.slots[index].bucket
         self._check(bucket)
@@ -139,9 +139,9 @@ class Buckets:
     def _check(self, bucket: int) -> None:
         if self._flats[bucket]._version != self._versions[bucket]:
             raise UsageError(
-                "a gradient was changed between backward() and optimizer.step(): it is already on its way to "
-                "the other workers. "
-                "Give distribute(..., clip_norm=) for clipping, and scale the loss instead of the gradients"
+                "a gradient was changed between backward() and optimizer.step(): it is already on its way "
+                "to the other workers. Give distribute(..., clip_norm=) for clipping, and scale the loss "
+                "instead of the gradients"
             )
 
 

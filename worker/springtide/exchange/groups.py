@@ -8,6 +8,8 @@ can be freed at once.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import logging
 import os
 import re
 import socket
@@ -22,6 +24,8 @@ import torch.distributed as dist
 
 from springtide.exchange.store import StreamStore
 
+log = logging.getLogger("springtide")
+
 _LISTENER_KEY = "listener"
 _RELEASE_SECONDS = 1.0
 _PEER = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
@@ -29,10 +33,7 @@ _PEER = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 _Gloo: Any = dist.ProcessGroupGloo  # its type stubs lack the operations
 
 _parked: list[object] = []
-"""Groups whose collectives did not end after their sockets were shut:
-
-freeing them would block for their timeout.
-"""
+"""Groups with collectives that did not end after the shutdown: freeing them would block for their timeout."""
 
 
 class Work(Protocol):
@@ -173,12 +174,19 @@ def form(
     options = _Gloo._Options()
     options._devices = [_Gloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=connect_seconds)
-    listener = _listener(_sockets() - before)
+    listener = _listener(_sockets() - before, address)
     store.set(f"{_LISTENER_KEY}/{rank}", listener.encode())
     backend = _Gloo(store, rank, size, options)
     group = Group(backend, rank, size, collective_seconds)
     peers = {store.get(f"{_LISTENER_KEY}/{other}").decode() for other in range(size) if other != rank}
-    group.adopt(store, _connections(_sockets() - before, listener, peers))
+    connections = _connections(_sockets() - before, listener, peers)
+    if len(connections) != size - 1:
+        log.warning(
+            "found %d connections of a group of %d; a collective that gets stuck may block longer",
+            len(connections),
+            size,
+        )
+    group.adopt(store, connections)
     return group
 
 
@@ -198,20 +206,20 @@ def _sockets() -> set[int]:
     return found
 
 
-def _listener(descriptors: set[int]) -> str:
-    """`host:port` of the one listening socket among the descriptors."""
+def _listener(descriptors: set[int], address: str) -> str:
+    """`host:port` of the socket among the descriptors that listens on the address."""
     for descriptor in sorted(descriptors):
         with _duplicate(descriptor) as candidate:
-            if candidate is not None and candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return _endpoint(candidate.getsockname())
+            if candidate is None or not candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                continue
+            bound = candidate.getsockname()
+            if ipaddress.ip_address(bound[0]) == ipaddress.ip_address(address):
+                return _endpoint(bound)
     raise RuntimeError("the backend opened no listening socket; this version of torch is not supported")
 
 
 def _connections(descriptors: set[int], listener: str, peers: set[str]) -> list[socket.socket]:
-    """Duplicates of the sockets that connect this group:
-
-    other threads may have opened sockets of their own meanwhile.
-    """
+    """Duplicates of this group's connected sockets; other threads may have opened some of their own."""
     found = []
     for descriptor in sorted(descriptors):
         with _duplicate(descriptor) as candidate:

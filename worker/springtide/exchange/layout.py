@@ -41,11 +41,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """slots:
-
-    by parameter index. sizes: elements of each bucket. dtypes: of each bucket. members: parameter indices by
-    bucket.
-    """
+    """slots: by parameter. sizes (in elements), dtypes and members (parameter indices): by bucket."""
 
     fields: tuple[Field, ...]
     slots: tuple[Slot, ...]

@@ -42,10 +42,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The sums (of seconds:
-
-    the mean), equal on all members. values: None when members reported different names.
-    """
+    """The sums (the mean of seconds), equal on all members. values: None if the names differed."""
 
     same_step: bool
     weight: float

@@ -1,0 +1,102 @@
+"""How worker processes end: what they leave for the operator to read, and what the others do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_cluster import WorkerCluster, Zygote
+
+from springtide import outcome
+
+OPTIONS: dict[str, Any] = {"samples": 160, "batch": 32, "epochs": 8, "pace": 0.03}
+STEPS = 40
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def cluster(zygote: Zygote, tmp_path: Path) -> Iterator[WorkerCluster]:
+    cluster = WorkerCluster(zygote, tmp_path, OPTIONS)
+    yield cluster
+    cluster.close()
+
+
+def test_script_that_raises_and_a_model_that_differs(cluster: WorkerCluster) -> None:
+    first, second = cluster.start(2, faults={1: "gradients:6:raise"}, options={"epochs": 40})
+    cluster.until(lambda: not second.running, "the end of the worker that raises")
+    assert second.code == 1
+    failed = second.outcome()
+    assert isinstance(failed, outcome.Failed)
+    assert failed.exception == "RuntimeError"
+    assert failed.message == "fault at gradients of step 6"
+    assert failed.frame.startswith("worker_script.py:")
+    assert failed.frame.endswith("in main")
+    # Another script's worker is sent away with the reason; the job does not notice.
+    stranger = cluster.add(model="norm")
+    cluster.until(lambda: not stranger.running, "the end of the worker with another model")
+    refused = stranger.outcome()
+    assert isinstance(refused, outcome.Failed)
+    assert "names, shapes, dtypes" in refused.message
+    cluster.until_step(len(first.commits()) + 2)
+    first.kill()
+
+
+def test_sigterm_asks_to_leave_at_a_boundary(cluster: WorkerCluster) -> None:
+    first, second, third = cluster.start(3)
+    cluster.until_step(3)
+    second.terminate()
+    third.terminate()
+    cluster.until_done()
+    assert [worker.outcome() for worker in (second, third)] == [outcome.Left("SIGTERM")] * 2
+    assert (second.code, third.code) == (0, 0)
+    assert second.result() is None
+    assert isinstance(first.outcome(), outcome.Finished)
+    assert [commit["step"] for commit in first.commits()] == list(range(1, STEPS + 1))
+    assert "is dropped" not in first.log()
+
+
+def test_sigterm_without_a_coordinator(cluster: WorkerCluster) -> None:
+    first, second = cluster.start(2, options={"epochs": 80})
+    cluster.until_step(3)
+    cluster.kill_coordinator()
+    newcomer = cluster.add()
+    first.terminate()
+    began = time.monotonic()
+    cluster.until(lambda: "springtide INFO metrics" in newcomer.log(), "the newcomer's init")
+    newcomer.terminate()
+    cluster.until(lambda: not newcomer.running, "the end of the newcomer, which is no member yet")
+    assert newcomer.outcome() == outcome.Left("SIGTERM before it joined")
+    assert newcomer.code == 0
+    cluster.until(lambda: not first.running, "the end of the first, which nobody hears")
+    assert first.code == -15
+    assert time.monotonic() - began > 4
+    assert first.outcome() is None
+    # The second signal does not wait at all.
+    second.terminate()
+    cluster.until(lambda: "SIGTERM: leaving" in second.log(), "the first signal")
+    second.terminate()
+    began = time.monotonic()
+    cluster.until(lambda: not second.running, "the end of the second")
+    assert second.code == -15
+    assert time.monotonic() - began < 3
+
+
+def test_script_that_leaves_its_loop(cluster: WorkerCluster) -> None:
+    """`break` would leave the others waiting for ever, and the weights unfinished: it is no success."""
+    (first,) = cluster.start(1, options={"stop_at": 5})
+    cluster.until_done()
+    failed = first.outcome()
+    assert isinstance(failed, outcome.Failed)
+    assert "before its training loop did" in failed.message
+    assert "`break`" in failed.message
