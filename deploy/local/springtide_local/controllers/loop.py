@@ -49,7 +49,8 @@ class Controller:
             if not self._due:
                 timeout = self._later[0][0] - now if self._later else None
                 try:
-                    await asyncio.wait_for(self._wake.wait(), timeout)
+                    async with asyncio.timeout(timeout):
+                        await self._wake.wait()
                 except TimeoutError:
                     continue
                 self._wake.clear()

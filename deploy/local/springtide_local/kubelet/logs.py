@@ -82,7 +82,8 @@ class ContainerLog:
         if self._grown is None:
             self._grown = asyncio.Event()
         try:
-            await asyncio.wait_for(self._grown.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._grown.wait()
         except TimeoutError:
             return
 

@@ -127,7 +127,8 @@ class PodWorker:
 
     async def _sleep(self, seconds: float | None) -> None:
         try:
-            await asyncio.wait_for(self._wake.wait(), None if seconds is None else max(seconds, 0.0))
+            async with asyncio.timeout(None if seconds is None else max(seconds, 0.0)):
+                await self._wake.wait()
         except TimeoutError:
             return
 
