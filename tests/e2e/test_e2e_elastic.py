@@ -39,7 +39,8 @@ def test_scaling_up_and_down_changes_the_workers_and_restarts_nobody(e2e: E2EClu
     running.scale(1)
     running.until_trains(1)
     running.until_goes_on()
-    assert [pod["metadata"]["uid"] for pod in running.pods()] == [first["metadata"]["uid"]]
+    e2e.until(30, "those that left to go", lambda: len(running.pods()) == 1)
+    assert running.pods()[0]["metadata"]["uid"] == first["metadata"]["uid"]
     assert running.pods()[0]["status"]["containerStatuses"][0]["restartCount"] == 0
     assert running.status()["restarts"]["failures"] == 0
 
