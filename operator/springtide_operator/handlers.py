@@ -61,7 +61,10 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
 
 @kopf.on.login()
 def login(settings: kopf.OperatorSettings, **_: Any) -> kopf.ConnectionInfo:
-    return find_credentials(settings)
+    try:
+        return find_credentials(settings)
+    except kopf.LoginError as error:
+        raise kopf.TemporaryError(str(error), delay=5) from error
 
 
 # Coroutines, so that kopf runs them in the event loop and not in a thread.

@@ -113,7 +113,10 @@ class Kube:
                 if response.status >= 400:
                     raise _refusal(response.status, response.reason or "", text)
                 return dict(json.loads(text)) if text else {}
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, kopf.LoginError) as error:
+        except kopf.LoginError as error:
+            self._on_error(0)
+            raise ApiError(0, "NoCredentials", str(error)) from error
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             self._on_error(0)
             raise ApiError(0, "Unreachable", f"the API server does not answer: {_plain(error)}") from error
         except ApiError as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import yaml
 from e2e_cluster import OPERATOR_LABELS, OPERATOR_NAMESPACE, ROOT, E2ECluster, RefusedError, cluster
-from operator_fake_worker import FakeJob, kill
+from operator_fake_worker import FakeJob, kill, read
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -34,7 +34,7 @@ def job(system: E2ECluster, namespace: str) -> FakeJob:
 
 
 def kill_operator(system: E2ECluster) -> None:
-    pods = system.read("pods", "-n", OPERATOR_NAMESPACE, "-l", OPERATOR_LABELS)["items"]
+    pods = read(system, "pods", "-n", OPERATOR_NAMESPACE, "-l", OPERATOR_LABELS)["items"]
     kill(system, next(pod for pod in pods if "deletionTimestamp" not in pod["metadata"]))
 
 
@@ -83,7 +83,7 @@ def test_lost_workers_are_replaced_and_only_failures_count(system: E2ECluster, j
     assert (restarts["failures"], restarts["preemptions"]) == (1, 2)
     assert job.status()["lastFailure"]["pod"] == "fake-worker-0-1"
     assert "signal 9" in job.status()["lastFailure"]["message"]
-    events = json.dumps(system.read("events", "-n", job.namespace))
+    events = json.dumps(read(system, "events", "-n", job.namespace))
     assert "WorkerFailed" in events
     assert "WorkerPreempted" in events
 

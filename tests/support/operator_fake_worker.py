@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import dataclass
@@ -58,6 +59,12 @@ def fake_job(name: str, image: str, mode: str = "run", replicas: int = 1, **spec
     }
 
 
+def read(cluster: E2ECluster, *arguments: str) -> Object:
+    """An object, or a list of them, as `kubectl get` gives it."""
+    answer: Object = json.loads(cluster.kubectl("get", *arguments, "-o", "json"))
+    return answer
+
+
 @dataclass(frozen=True)
 class FakeJob:
     """A job in a namespace, with questions and accidents."""
@@ -73,7 +80,7 @@ class FakeJob:
         return self
 
     def read(self) -> Object:
-        return self.cluster.read("trainingjobs.springtide.dev", self.name, "-n", self.namespace)
+        return read(self.cluster, "trainingjobs.springtide.dev", self.name, "-n", self.namespace)
 
     def status(self) -> Object:
         status: Object = self.read().get("status") or {}
@@ -86,7 +93,7 @@ class FakeJob:
     def pods(self, role: str = "worker") -> dict[str, Object]:
         """By name; also those that end or are being deleted."""
         labels = f"springtide.dev/job={self.name},springtide.dev/role={role}"
-        items = self.cluster.read("pods", "-n", self.namespace, "-l", labels)["items"]
+        items = read(self.cluster, "pods", "-n", self.namespace, "-l", labels)["items"]
         return {pod["metadata"]["name"]: pod for pod in items}
 
     def running(self) -> dict[str, str]:
