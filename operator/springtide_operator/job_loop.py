@@ -130,7 +130,8 @@ class JobLoop:
         while True:
             if pause > 0:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._plan_wanted.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await self._plan_wanted.wait()
                 await asyncio.sleep(SETTLE)
             self._plan_wanted.clear()
             began = time.monotonic()
@@ -232,7 +233,8 @@ class JobLoop:
         pause = FIRST_RETRY
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._sync_wanted.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._sync_wanted.wait()
             self._sync_wanted.clear()
             try:
                 ok = await self._sync()

@@ -145,7 +145,8 @@ class Operator:
                 self._trouble = str(error)
             pause = self.settings.resync if self._trouble is None else min(1.0, self.settings.resync)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._resync_wanted.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._resync_wanted.wait()
 
     async def _resync(self) -> None:
         pods, jobs = await asyncio.gather(self._cluster.list_pods(), self._cluster.list_jobs())
