@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import time
@@ -239,3 +240,31 @@ def _slow_script() -> str:
     from e2e_jobs import TRAIN
 
     return TRAIN
+
+
+def test_operator_of_named_namespaces_serves_those_and_needs_no_cluster_wide_right(
+    place: Installation,
+) -> None:
+    if place.operators():  # the story's other parts may have been left out
+        place.run("helm", "uninstall", "springtide", "-n", NAMESPACE, "--wait", "--timeout", "60s")
+    values = {"watchNamespaces": ["lab"], "replicas": 1, "rbac": {"aggregateToUserRoles": False}}
+    values |= {"crds": {"enabled": False}}
+    place.run(
+        "helm", "install", "named", str(CHART), "-n", "named-system", "--create-namespace", "--wait",
+        "--timeout", "60s", "--values", "-", stdin=json.dumps(values),
+    )  # fmt: skip
+    for namespace in ("team-b", "lab"):
+        place.kubectl(
+            "apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(job("j", "nowhere.example.com/none:1"))
+        )
+    until(20, "pods of the job in lab", lambda: len(place.read("pods", "-n", "lab")["items"]) == 2)
+    assert place.read("stj", "j", "-n", "lab")["status"]["workers"]["desired"] == 1
+    assert "status" not in place.read("stj", "j", "-n", "team-b")
+    assert place.read("pods", "-n", "team-b")["items"] == []
+    account = "named-springtide-operator"
+    allowed = granted(render(values, release="named", namespace="named-system"), account)
+    asked = used(place.requests(), f"system:serviceaccount:named-system:{account}")
+    assert asked - allowed == set()
+    assert ("watch", "springtide.dev", "trainingjobs") in asked
+    assert ("list", "apiextensions.k8s.io", "customresourcedefinitions") not in asked
+    place.run("helm", "uninstall", "named", "-n", "named-system", "--wait", "--timeout", "60s")
