@@ -6,6 +6,7 @@ deploy/operator.yaml. With `--check`, writes nothing and ends with 1 where a fil
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,10 @@ metadata:
 
 def operator_manifest() -> str:
     """The chart's objects without the CRD, Helm's labels and the test. Raises RuntimeError."""
-    command = ["helm", "template", "springtide", str(CHART), "--namespace", NAMESPACE, "--skip-tests"]
+    helm = shutil.which("helm")
+    if helm is None:
+        raise RuntimeError("helm is not on PATH: make tools brings it")
+    command = [helm, "template", "springtide", str(CHART), "--namespace", NAMESPACE, "--skip-tests"]
     done = subprocess.run(
         [*command, "--set", "crds.enabled=false,replicas=1"],
         capture_output=True,
@@ -119,4 +123,7 @@ def _helms_own(line: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (RuntimeError, ValueError) as error:
+        sys.exit(f"charts/generate.py: {error}")

@@ -96,6 +96,27 @@ def follow(
     raise typer.Exit(command.follow(name, options, _console()))
 
 
+@app.command()
+def top(
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Default: all namespaces.")
+    ] = None,
+    plain: Plain = False,
+    local: Annotated[bool, typer.Option("--local", help="On this machine's embedded cluster.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+) -> None:
+    """Show all jobs live: workers, step time, samples/s, generations, events. Ctrl-C ends it."""
+    if local and (kubeconfig or context):
+        raise typer.BadParameter("--local brings its own cluster: leave out --kubeconfig and --context")
+    from springtide_cli import run as command
+
+    options = command.Options(kubeconfig, context, namespace, plain=plain, local=local)
+    raise typer.Exit(command.top(options, _console(), seconds=seconds, once=once))
+
+
 @app.command(
     context_settings={
         "allow_extra_args": True,

@@ -196,6 +196,31 @@ def screen_end(console: Console, lines: list[Line]) -> None:
         console.print(line.text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+def top(options: Options, console: Console, *, seconds: float, once: bool) -> int:
+    """Exit code of `springtide top`: 0 also when it is interrupted, since that is how it ends."""
+    from springtide_cli import top as command
+
+    async def work() -> int:
+        kubeconfig = options.kubeconfig
+        if options.local:
+            from springtide_cli.local import running
+
+            kubeconfig = str(running())
+        kube = await connect(kubeconfig, options.context)
+        live = console.is_terminal and not options.plain
+        try:
+            await command.show(kube, options.namespace, console, seconds=seconds, once=once, live=live)
+        finally:
+            await kube.close()
+        return SUCCEEDED
+
+    try:
+        code, caught = asyncio.run(_guarded(work()))
+    except CliError as error:
+        return complain(error)
+    return SUCCEEDED if caught == signal.SIGINT else code
+
+
 def run(path: str, options: Options, console: Console) -> int:
     """Exit code of `springtide run`."""
     try:
