@@ -44,7 +44,7 @@ def test_group_of_one_needs_no_peer() -> None:
     tensor = torch.ones(3)
     group.start_sum(tensor).wait()
     assert tensor.tolist() == [1.0] * 3
-    with pytest.raises(RuntimeError, match="nobody to send to"):
+    with pytest.raises(RuntimeError, match="a group of one has no peers"):
         group.start_send(tensor, 0)
     assert group.release()
 
@@ -71,6 +71,10 @@ def test_shut_is_idempotent_and_final(groups: Callable[..., list[Group]]) -> Non
     assert first.is_shut
     with pytest.raises(RuntimeError):
         first.start_sum(torch.ones(10)).wait()
+    assert first.release()
+    # Not the sum of a group of one.
+    with pytest.raises(RuntimeError, match="has been released"):
+        first.start_sum(torch.ones(10))
 
 
 def test_forming_is_cancelled_from_another_thread() -> None:

@@ -76,22 +76,25 @@ class Group:
 
     def start_sum(self, tensor: torch.Tensor) -> Work:
         """Begin to replace `tensor` (contiguous, CPU) by its sum over the members."""
-        if self._backend is None:
+        if self.size == 1:
             return _DONE
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM
         options.timeout = self._timeout
-        return self._track(self._backend.allreduce([tensor], options))
+        return self._track(self._alive().allreduce([tensor], options))
 
     def start_send(self, tensor: torch.Tensor, receiver: int) -> Work:
-        if self._backend is None:
-            raise RuntimeError("a group of one has nobody to send to")
-        return self._track(self._backend.send([tensor], receiver, 0))
+        return self._track(self._alive().send([tensor], receiver, 0))
 
     def start_receive(self, tensor: torch.Tensor, sender: int) -> Work:
+        return self._track(self._alive().recv([tensor], sender, 0))
+
+    def _alive(self) -> Any:
         if self._backend is None:
-            raise RuntimeError("a group of one has nobody to receive from")
-        return self._track(self._backend.recv([tensor], sender, 0))
+            raise RuntimeError(
+                "a group of one has no peers" if self.size == 1 else "the group has been released"
+            )
+        return self._backend
 
     def _track(self, work: Work) -> Work:
         if len(self._works) > 64:
