@@ -9,8 +9,7 @@
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 ARG BASE=${PYTHON_IMAGE}
 
-# The wheel is pure Python: made once, on the builder's own platform.
-FROM --platform=$BUILDPLATFORM ${PYTHON_IMAGE} AS wheel
+FROM ${PYTHON_IMAGE} AS wheel
 ARG PIP_INDEX_URL=""
 ARG PIP_EXTRA_INDEX_URL=""
 WORKDIR /source
