@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import pytest
 import torch
 from worker_groups import addresses, form_groups, together, wired_stores
 
+from springtide.exchange import groups as groups_module
 from springtide.exchange import transfer
 from springtide.exchange.combine import combine_buffers
 from springtide.exchange.groups import Group, form, peers_in
@@ -92,6 +94,27 @@ def test_missing_member_is_named() -> None:
     store = wired_stores(2, timeout_seconds=0.2)[0]
     with pytest.raises(TimeoutError, match=r"no address from worker-1 in 0\.2 s"):
         form(store, 0, 2, addresses(1)[0], connect_seconds=10, collective_seconds=10)
+
+
+def test_sockets_of_a_group_are_found_although_descriptors_are_used_again() -> None:
+    """An old group's descriptors are closed by the backend's thread, maybe while the next group forms."""
+    olds = [socket.socket() for _ in range(40)]
+    before = groups_module._sockets()
+    for old in olds:
+        old.close()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert server.fileno() in before.values()
+        host, port = server.getsockname()
+        assert groups_module._listener(before, "127.0.0.1") == f"{host}:{port}"
+        with socket.create_connection((host, port)) as client:
+            accepted, _ = server.accept()
+            found = groups_module._connections(before, f"{host}:{port}", {"127.0.0.9:1"})
+            names = [one.getsockname() for one in found]
+            for one in [*found, accepted]:
+                one.close()
+            assert names == [(host, port)]
+            # Neither the listener nor what other threads connect.
+            assert client.getsockname() not in names
 
 
 def test_addresses_in_an_error() -> None:

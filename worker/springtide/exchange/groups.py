@@ -15,7 +15,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -177,12 +177,12 @@ def form(
     options = _Gloo._Options()
     options._devices = [_Gloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=connect_seconds)
-    listener = _listener(_sockets() - before, address)
+    listener = _listener(before, address)
     store.set(f"{_LISTENER_KEY}/{rank}", listener.encode())
     backend = _Gloo(store, rank, size, options)
     group = Group(backend, rank, size, collective_seconds)
     peers = {store.get(f"{_LISTENER_KEY}/{other}").decode() for other in range(size) if other != rank}
-    connections = _connections(_sockets() - before, listener, peers)
+    connections = _connections(before, listener, peers)
     if len(connections) != size - 1:
         log.warning(
             "found %d connections of a group of %d; a collective that gets stuck may block longer",
@@ -198,59 +198,68 @@ def peers_in(error: BaseException) -> list[str]:
     return list(dict.fromkeys(_PEER.findall(str(error))))
 
 
-def _sockets() -> set[int]:
-    found = set()
+def _sockets() -> dict[str, int]:
+    """Descriptor by the socket's inode: numbers of descriptors are used again as soon as an old group is freed."""
+    found = {}
     for entry in os.listdir("/proc/self/fd"):
-        try:
-            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
-                found.add(int(entry))
-        except OSError:
-            continue  # closed since, or the descriptor of the listing itself
+        if (inode := _inode(int(entry))) is not None:
+            found[inode] = int(entry)
     return found
 
 
-def _listener(descriptors: set[int], address: str) -> str:
-    """`host:port` of the socket among the descriptors that listens on the address."""
-    for descriptor in sorted(descriptors):
-        with _duplicate(descriptor) as candidate:
-            if candidate is None or not candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                continue
+def _inode(descriptor: int) -> str | None:
+    """`socket:[N]`; None for what is no socket, or closed by now."""
+    try:
+        target = os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return None
+    return target if target.startswith("socket:") else None
+
+
+def _new_sockets(before: Mapping[str, int]) -> Iterator[socket.socket]:
+    """Duplicates, each for one turn of the loop, of the process's IP sockets that were not there before."""
+    for inode, descriptor in sorted(_sockets().items()):
+        if inode in before:
+            continue
+        try:
+            duplicate = socket.socket(fileno=os.dup(descriptor))
+        except OSError:
+            continue  # closed since
+        with duplicate:
+            same = _inode(duplicate.fileno()) == inode  # the descriptor may be another's by now
+            if same and duplicate.family in (socket.AF_INET, socket.AF_INET6):
+                yield duplicate
+
+
+def _listens(candidate: socket.socket) -> bool:
+    return bool(candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _listener(before: Mapping[str, int], address: str) -> str:
+    """`host:port` of the new socket that listens on the address."""
+    for candidate in _new_sockets(before):
+        if _listens(candidate):
             bound = candidate.getsockname()
             if ipaddress.ip_address(bound[0]) == ipaddress.ip_address(address):
                 return _endpoint(bound)
     raise RuntimeError("the backend opened no listening socket; this version of torch is not supported")
 
 
-def _connections(descriptors: set[int], listener: str, peers: set[str]) -> list[socket.socket]:
+def _connections(before: Mapping[str, int], listener: str, peers: set[str]) -> list[socket.socket]:
     """Duplicates of this group's connected sockets; other threads may have opened some of their own."""
     found = []
-    for descriptor in sorted(descriptors):
-        with _duplicate(descriptor) as candidate:
-            if candidate is None or candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                continue
-            try:
-                ours, theirs = _endpoint(candidate.getsockname()), _endpoint(candidate.getpeername())
-            except OSError:
-                continue  # not connected
-            if ours == listener or theirs in peers:
-                # Not candidate.dup(): it sets the mode of the shared file description to blocking, and the
-                # backend's one thread then hangs in a read.
-                found.append(socket.socket(fileno=os.dup(candidate.fileno())))
+    for candidate in _new_sockets(before):
+        if _listens(candidate):
+            continue
+        try:
+            ours, theirs = _endpoint(candidate.getsockname()), _endpoint(candidate.getpeername())
+        except OSError:
+            continue  # not connected
+        if ours == listener or theirs in peers:
+            # Not candidate.dup(): it sets the mode of the shared file description to blocking, and the
+            # backend's one thread then hangs in a read.
+            found.append(socket.socket(fileno=os.dup(candidate.fileno())))
     return found
-
-
-@contextlib.contextmanager
-def _duplicate(descriptor: int) -> Iterator[socket.socket | None]:
-    try:
-        duplicate = socket.socket(fileno=os.dup(descriptor))
-    except OSError:
-        yield None  # closed since
-        return
-    with duplicate:
-        if duplicate.family in (socket.AF_INET, socket.AF_INET6):
-            yield duplicate
-        else:
-            yield None
 
 
 def _endpoint(address: tuple[object, ...]) -> str:
