@@ -199,7 +199,7 @@ def peers_in(error: BaseException) -> list[str]:
 
 
 def _sockets() -> dict[str, int]:
-    """Descriptor by the socket's inode: numbers of descriptors are used again as soon as an old group is freed."""
+    """Descriptor by inode: numbers of descriptors are used again as soon as an old group is freed."""
     found = {}
     for entry in os.listdir("/proc/self/fd"):
         if (inode := _inode(int(entry))) is not None:
