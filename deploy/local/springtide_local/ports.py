@@ -1,8 +1,9 @@
-"""The seam between the API server and what runs beside it in the same process (scheduler, kubelet, controllers).
+"""The seam between the API server and what runs beside it in the same process.
 
-The implementation is `springtide_local.api.store.Store`. All calls but `watch` are synchronous and atomic: everything runs on
-one event loop. Objects are plain dicts; what comes back is a copy that the caller may change. Writes through this port go
-through the same validation, defaulting, admission and resourceVersion rules as writes over HTTP.
+Those are the scheduler, the kubelet and the controllers. The implementation is
+`springtide_local.api.store.Store`. All calls but `watch` are synchronous and atomic: everything runs on one
+event loop. Objects are plain dicts; what comes back is a copy that the caller may change. Writes through this
+port go through the same validation, defaulting, admission and resourceVersion rules as writes over HTTP.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ Object = dict[str, Any]
 
 
 class ApiError(Exception):
-    """A refusal that becomes a Kubernetes `Status` object: `code` (HTTP), `reason` (CamelCase), `message`, `details`."""
+    """A refusal that becomes a Kubernetes `Status` object.
+
+    code: of HTTP. reason: CamelCase.
+    """
 
     def __init__(self, code: int, reason: str, message: str, details: Object | None = None) -> None:
         super().__init__(message)
@@ -30,10 +34,18 @@ class WatchEvent(NamedTuple):
 
 
 class StorePort(Protocol):
-    """`resource` is the plural, with `.group` unless it is the core group: `pods`, `deployments.apps`, `trainingjobs.springtide.dev`."""
+    """Reads and writes of objects.
+
+    `resource` is the plural, with `.group` unless it is the core group: `pods`, `deployments.apps`,
+    `trainingjobs.springtide.dev`.
+    """
 
     def create(self, resource: str, obj: Object, namespace: str | None = None) -> Object:
-        """Raise ApiError 409 AlreadyExists, 422 Invalid, 403 Forbidden (quota, terminating namespace), 404 (namespace)."""
+        """Add an object.
+
+        Raise ApiError 409 AlreadyExists, 422 Invalid, 403 Forbidden (quota, terminating namespace),
+        404 (namespace).
+        """
         ...
 
     def get(self, resource: str, name: str, namespace: str | None = None) -> Object:
@@ -52,7 +64,10 @@ class StorePort(Protocol):
         change: Callable[[Object], None],
         subresource: str | None = None,
     ) -> Object:
-        """Read, change in place, write (only if something changed). `subresource="status"` keeps all but status as it was."""
+        """Read, change in place, write (only if something changed).
+
+        `subresource="status"` keeps all but status as it was.
+        """
         ...
 
     def delete(
@@ -63,9 +78,15 @@ class StorePort(Protocol):
         grace_period_seconds: int | None = None,
         uid: str | None = None,
     ) -> Object:
-        """As DELETE: a bound pod only gets a deletionTimestamp, and goes with a second delete with grace 0 (by its kubelet)."""
+        """As DELETE: a bound pod only gets a deletionTimestamp.
+
+        It goes with a second delete with grace 0 (by its kubelet).
+        """
         ...
 
     def watch(self, resource: str, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
-        """ADDED for all that exists (at the moment of the first `anext`), then every change, without gaps. Never ends by itself."""
+        """ADDED for all that exists (at the moment of the first `anext`), then every change, without gaps.
+
+        Never ends by itself.
+        """
         ...
