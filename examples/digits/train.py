@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 import springtide
 
 BATCH_SIZE = 128
-EPOCHS = int(os.environ.get("DIGITS_EPOCHS", "280"))
+EPOCHS = int(os.environ.get("DIGITS_EPOCHS", "250"))
 # Stands for the work of a bigger model: this one is done in seconds, too soon to watch it rise and fall.
 PAUSE_SECONDS = float(os.environ.get("DIGITS_PAUSE_SECONDS", "0"))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shutil
 import signal
 import sys
@@ -15,7 +17,7 @@ from typing import NoReturn, TypeVar
 
 import urllib3
 
-from springtide_demo import reference, report, timeline
+from springtide_demo import prometheus, reference, report, timeline
 from springtide_demo.commits import Commit
 from springtide_demo.kube import Kube, KubeError, load
 from springtide_demo.manifest import Sample, read_sample, with_step_logs
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Cluster(out / "cluster").stop()  # of a demo that was killed by force
     for name in ("steps", "alone", "cluster"):
         shutil.rmtree(out / name, ignore_errors=True)
-    for name in ("report.json", "timeline.svg"):
+    for name in ("report.json", "timeline.svg", "metrics.json"):
         (out / name).unlink(missing_ok=True)
     (out / "steps").mkdir(parents=True)
     try:
@@ -80,17 +82,26 @@ def _tell(view: View, root: Path, out: Path) -> tuple[int, list[report.Promise]]
         view.say(
             "starts the embedded cluster: an API server, a scheduler and a kubelet in one process", "bold"
         )
-        with Cluster.start(out / "cluster", Settings(nodes=4)) as cluster, Kube(cluster.kubeconfig) as kube:
+        with (
+            Cluster.start(out / "cluster", Settings(nodes=4)) as cluster,
+            Kube(cluster.kubeconfig) as kube,
+            _watched(view, cluster.kubeconfig, root, out),
+        ):
             _install(view, kube, root)
-            curve = alone.curve()
-            view.say(f"undisturbed run: {len(curve)} steps, last loss {curve[-1].loss:.4f}", "green")
-            story = _run_job(view, kube, sample, out, len(curve))
-            written = _report(story, curve, out)
+            story = _run_job(view, kube, sample, out, alone)
+            written = _report(story, alone.curve(), out)
             view.say("stops the cluster", "bold")
     finally:
         alone.stop()
     lines = report.promises(written)
     return int(not all(line.holds for line in lines)), lines
+
+
+def _watched(view: View, kubeconfig: Path, root: Path, out: Path) -> contextlib.AbstractContextManager[None]:
+    """With PROMETHEUS=1 in the environment, a Prometheus watches."""
+    if os.environ.get("PROMETHEUS", "") in ("", "0"):
+        return contextlib.nullcontext()
+    return prometheus.beside(kubeconfig, root / "deploy/grafana/springtide.json", out, view.say)
 
 
 def _install(view: View, kube: Kube, root: Path) -> None:
@@ -106,12 +117,12 @@ def _install(view: View, kube: Kube, root: Path) -> None:
     view.say("the operator is ready", "green")
 
 
-def _run_job(view: View, kube: Kube, sample: Sample, out: Path, total_steps: int) -> Story:
+def _run_job(view: View, kube: Kube, sample: Sample, out: Path, alone: reference.ReferenceRun) -> Story:
     kube.apply(with_step_logs(sample.job, out / "steps"), NAMESPACE)
     view.say(
         "applies deploy/samples/digits-allreduce.yaml (and asks its workers for a log of their steps)", "bold"
     )
-    story = Story(kube, view, StepLogs(out / "steps"), sample.name, NAMESPACE, total_steps)
+    story = Story(kube, view, StepLogs(out / "steps"), sample.name, NAMESPACE, alone)
     story.run(STORY_SECONDS)
     story.history.add(story.logs.poll())
     view.say(f"the job has succeeded: {story.watch.outcome}", "green")
@@ -124,7 +135,7 @@ def _report(story: Story, curve: list[Commit], out: Path) -> dict[str, object]:
         story.view.say(f"ended although nobody aimed at it: {process}", "bold red")
     (out / "timeline.svg").write_text(timeline.picture(story.history, story.done, story.job))
     written = report.build(
-        story.history.curve(), curve, story.done, story.watch.outcome, restarted, story.final_workers
+        story.history.curve(), curve, story.done, story.watch.outcome, restarted, len(story.history.active())
     )
     (out / "report.json").write_text(json.dumps(written, indent=2) + "\n")
     return written

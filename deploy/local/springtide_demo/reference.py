@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -69,6 +70,14 @@ def start(command: Sequence[str], env: Mapping[str, str], root: Path, folder: Pa
     }
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
-            words, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            words,
+            cwd=root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
+    # It must not slow down what starts beside it.
+    os.setpriority(os.PRIO_PROCESS, process.pid, 19)
     return ReferenceRun(process, folder)

@@ -13,7 +13,8 @@ from springtide_demo import actions, scenario
 from springtide_demo.commits import History, samples_per_second, steps_per_second
 from springtide_demo.kube import Kube, KubeError
 from springtide_demo.observe import PodView, WorkerWatch, pod_view
-from springtide_demo.scenario import Done, Observation
+from springtide_demo.reference import ReferenceRun
+from springtide_demo.scenario import Done, Observation, Pace
 from springtide_demo.steplog import StepLogs
 from springtide_demo.survivors import Target
 from springtide_demo.view import Snapshot, View, WorkerRow
@@ -31,20 +32,22 @@ class StoryError(Exception):
 
 @dataclass
 class Story:
-    """Everything that was seen and done. `total_steps` is that of the undisturbed run."""
+    """Everything that was seen and done. Nothing is disturbed before the undisturbed run has ended."""
 
     kube: Kube
     view: View
     logs: StepLogs
     job: str
     namespace: str
-    total_steps: int
+    alone: ReferenceRun
+    pace: Pace = field(default_factory=Pace)
+    list_seconds: float = LIST_SECONDS
+    total_steps: int = 0
     history: History = field(default_factory=History)
     watch: WorkerWatch = field(default_factory=WorkerWatch)
     done: tuple[Done, ...] = ()
     targets: list[Target] = field(default_factory=list)
     over_at: float = float("inf")
-    final_workers: int = 0
     _workers: list[PodView] = field(default_factory=list)
     _coordinator: PodView | None = None
     _operator: PodView | None = None
@@ -78,7 +81,7 @@ class Story:
     def observe(self, now: float) -> None:
         """Read the step logs; list pods and job now and then. A silent API server is asked again later."""
         self.history.add(self.logs.poll())
-        if now - self._listed < LIST_SECONDS:
+        if now - self._listed < self.list_seconds:
             return
         self._listed = now
         try:
@@ -97,8 +100,6 @@ class Story:
             self.over_at = moment
         self._aim_at_those_that_scale_down(moment)
         self._rates.append(samples_per_second(self.history.recent(2.0)))
-        if self.over_at == float("inf"):
-            self.final_workers = len(self.history.active())
 
     def _aim_at_those_that_scale_down(self, now: float) -> None:
         """The operator chooses who goes when the job shrinks, and says so on the pod."""
@@ -116,7 +117,14 @@ class Story:
 
     def advance(self) -> None:
         """Carry out the next event of the story if its time has come."""
-        decision = scenario.decide(self._observation(), self.done)
+        if not self.total_steps:
+            self._waiting = "waits for the undisturbed run"
+            if not self.alone.finished():
+                return
+            curve = self.alone.curve()
+            self.total_steps = len(curve)
+            self.view.say(f"undisturbed run: {len(curve)} steps, last loss {curve[-1].loss:.4f}", "green")
+        decision = scenario.decide(self._observation(), self.done, self.pace)
         self._waiting = decision.reason
         if decision.kind is None:
             return
@@ -148,7 +156,7 @@ class Story:
 
     def _seconds_left(self) -> float | None:
         speed = steps_per_second(self.history.recent(2.0))
-        return (self.total_steps - self.history.last_step) / speed if speed > 0 else None
+        return max(0, self.total_steps - self.history.last_step) / speed if speed > 0 else None
 
     # ---- show
 

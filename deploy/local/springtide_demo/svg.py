@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, LEFT, RIGHT, TOP = 1060, 78, 20, 62
+WIDTH, LEFT, RIGHT, TOP = 1060, 78, 20, 88
 LANE_HEIGHT, LANE_GAP = 130, 30
 INK, GRID, MARK = "#1f2933", "#d9e0e6", "#b4540a"
 
@@ -53,7 +53,7 @@ def render(title: str, lanes: Sequence[Lane], marks: Sequence[Mark]) -> str:
         parts += _lane(lane, TOP + index * (LANE_HEIGHT + LANE_GAP), x_of, end)
     for index, mark in enumerate(marks):
         x = x_of(mark.at)
-        y = TOP - 24 + 13 * (index % 2)
+        y = 44 + 13 * (index % 2)
         parts.append(
             f'<line x1="{x:.1f}" y1="{y + 3}" x2="{x:.1f}" y2="{bottom}" '
             f'stroke="{MARK}" stroke-dasharray="4 3"/>'
@@ -92,7 +92,12 @@ def _lane(lane: Lane, top: float, x_of: Callable[[float], float], end: float) ->
     def y_of(value: float) -> float:
         return top + LANE_HEIGHT * (1 - (scale(value) - low) / (high - low))
 
-    marks = [10.0**power for power in range(int(low), int(high) + 1)] if lane.log else ticks(low, high, 4)
+    if lane.log:
+        marks = [10.0**power for power in range(int(low), int(high) + 1)]
+    elif lane.steps and high < 9:  # a staircase counts things: every whole number, as long as they are few
+        marks = [float(value) for value in range(int(high) + 1)]
+    else:
+        marks = ticks(low, high, 4)
     for value in marks:
         y = y_of(value)
         parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="{GRID}"/>')

@@ -1,0 +1,106 @@
+"""The whole story against a make-believe cluster: every event in order, and a report that holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from demo_cluster import STEP_SECONDS, FakeCluster
+from rich.console import Console
+
+from springtide_demo import reference, report, timeline
+from springtide_demo.scenario import ORDER, Pace
+from springtide_demo.steplog import StepLogs
+from springtide_demo.story import Story, StoryError
+from springtide_demo.survivors import unexpected_ends
+from springtide_demo.view import View
+
+TOTAL = int(25.0 / STEP_SECONDS)
+ALONE = f"""
+import json, os
+with open(os.environ["SPRINGTIDE_STEP_LOG"], "w") as file:
+    for step in range(1, {TOTAL} + 1):
+        record = {{"step": step, "generation": 0, "incarnation": [0, 0], "time": 1.0, "step_seconds": 1}}
+        file.write(json.dumps(record | {{"samples": 8, "values": {{"loss": 1.0 / step}}}}) + "\\n")
+"""
+# Shorter than the real one, so that the test is: the windows of the report stay as they are.
+PACE = Pace(settle=0.2, quiet=0.4, patience=5.0, hurry=0.2, tail=0.2)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
+    (tmp_path / "steps").mkdir()
+    made = FakeCluster(tmp_path / "steps", TOTAL)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def story(cluster: FakeCluster, tmp_path: Path) -> Iterator[Story]:
+    script = tmp_path / "alone.py"
+    script.write_text(ALONE)
+    run = reference.start([sys.executable, str(script)], {}, tmp_path, tmp_path / "alone")
+    view = View(Console(file=io.StringIO(), highlight=False))
+    made = Story(cluster, view, StepLogs(cluster.steps), "digits", "default", run, PACE)  # type: ignore[arg-type]
+    made.list_seconds = 0.1
+    yield made
+    run.stop()
+
+
+def test_the_whole_story_is_told_and_its_report_holds(story: Story) -> None:
+    story.run(40.0)
+    story.history.add(story.logs.poll())
+    assert tuple(done.kind for done in story.done) == ORDER
+    restarted = unexpected_ends(story.watch.processes(), story.targets, story.over_at)
+    assert restarted == []
+    made = report.build(
+        story.history.curve(),
+        story.alone.curve(),
+        story.done,
+        story.watch.outcome,
+        restarted,
+        len(story.history.active()),
+    )
+    assert json.loads(json.dumps(made)) == made
+    assert [event["generation"] for event in made["events"][:3]] == [2, 3, 4]
+    # The pauses' windows overlap here: the make-believe story is too short for them.
+    broken = [promise.text for promise in report.promises(made) if not promise.holds]
+    assert [text for text in broken if "between two commits" not in text] == []
+    text = timeline.picture(story.history, story.done, "digits")
+    assert all(kind in text for kind in ORDER)
+    told = story.view._console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(f"{kind}: " in told for kind in ORDER)
+
+
+def test_a_job_that_fails_ends_the_story_with_its_message(story: Story, cluster: FakeCluster) -> None:
+    cluster.fails = "ValueError: no such digit"
+    with pytest.raises(StoryError, match="the job failed: Broken: ValueError: no such digit"):
+        story.run(20.0)
+
+
+def test_a_story_that_takes_too_long_says_what_it_waits_for(story: Story, cluster: FakeCluster) -> None:
+    cluster.wanted = 0
+    with pytest.raises(
+        StoryError, match=r"not over within 1 s: waits for the (first commit|undisturbed run)"
+    ):
+        story.run(1.0)
+
+
+def test_a_silent_api_server_is_asked_again(
+    story: Story, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from urllib3.exceptions import MaxRetryError
+
+    def silent(*_: object) -> list[object]:
+        raise MaxRetryError(None, "/pods", OSError("connection refused"))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cluster, "pods", silent)
+    story.observe(1.0)
+    monkeypatch.undo()
+    story.observe(2.0)
+    assert len(story.watch.processes()) == 3
