@@ -78,6 +78,6 @@ def start(command: Sequence[str], env: Mapping[str, str], root: Path, folder: Pa
             stderr=output,
             start_new_session=True,
         )
-    # It must not slow down what starts beside it.
-    os.setpriority(os.PRIO_PROCESS, process.pid, 19)
+    # It shall not slow down what starts beside it.
+    os.setpriority(os.PRIO_PROCESS, process.pid, 5)
     return ReferenceRun(process, folder)

@@ -32,7 +32,7 @@ class StoryError(Exception):
 
 @dataclass
 class Story:
-    """Everything that was seen and done. Nothing is disturbed before the undisturbed run has ended."""
+    """Everything that was seen and done. `alone` runs beside the start, and tells the number of steps."""
 
     kube: Kube
     view: View
@@ -81,6 +81,12 @@ class Story:
     def observe(self, now: float) -> None:
         """Read the step logs; list pods and job now and then. A silent API server is asked again later."""
         self.history.add(self.logs.poll())
+        if not self.total_steps and self.alone.finished():
+            curve = self.alone.curve()
+            self.total_steps = len(curve)
+            self.view.say(
+                f"the undisturbed run has ended: {len(curve)} steps, last loss {curve[-1].loss:.4f}", "green"
+            )
         if now - self._listed < self.list_seconds:
             return
         self._listed = now
@@ -117,13 +123,6 @@ class Story:
 
     def advance(self) -> None:
         """Carry out the next event of the story if its time has come."""
-        if not self.total_steps:
-            self._waiting = "waits for the undisturbed run"
-            if not self.alone.finished():
-                return
-            curve = self.alone.curve()
-            self.total_steps = len(curve)
-            self.view.say(f"undisturbed run: {len(curve)} steps, last loss {curve[-1].loss:.4f}", "green")
         decision = scenario.decide(self._observation(), self.done, self.pace)
         self._waiting = decision.reason
         if decision.kind is None:
@@ -155,8 +154,11 @@ class Story:
         )
 
     def _seconds_left(self) -> float | None:
+        """Unknown before the undisturbed run has told how many steps there are."""
         speed = steps_per_second(self.history.recent(2.0))
-        return max(0, self.total_steps - self.history.last_step) / speed if speed > 0 else None
+        if not self.total_steps or speed <= 0:
+            return None
+        return max(0, self.total_steps - self.history.last_step) / speed
 
     # ---- show
 
