@@ -224,16 +224,18 @@ class Data(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., seen: _Optional[int] = ..., expected: _Optional[int] = ..., repeated: _Optional[int] = ..., lost: _Optional[int] = ..., skipped: _Optional[int] = ..., total_seen: _Optional[int] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("commits", "data", "productive_seconds", "total_steps")
+    __slots__ = ("commits", "data", "productive_seconds", "total_steps", "began_unix")
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     PRODUCTIVE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_UNIX_FIELD_NUMBER: _ClassVar[int]
     commits: _containers.RepeatedCompositeFieldContainer[Commit]
     data: Data
     productive_seconds: float
     total_steps: int
-    def __init__(self, commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., productive_seconds: _Optional[float] = ..., total_steps: _Optional[int] = ...) -> None: ...
+    began_unix: float
+    def __init__(self, commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., productive_seconds: _Optional[float] = ..., total_steps: _Optional[int] = ..., began_unix: _Optional[float] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("reason",)
@@ -389,7 +391,7 @@ class Pod(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., slot: _Optional[int] = ..., started: _Optional[bool] = ..., leave_by: _Optional[float] = ...) -> None: ...
 
 class SyncRequest(_message.Message):
-    __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number")
+    __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     MINIMUM_FIELD_NUMBER: _ClassVar[int]
     MAXIMUM_FIELD_NUMBER: _ClassVar[int]
@@ -397,6 +399,7 @@ class SyncRequest(_message.Message):
     OBSERVED_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_PER_POD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     target: int
     minimum: int
     maximum: int
@@ -404,7 +407,8 @@ class SyncRequest(_message.Message):
     observed: bool
     processes_per_pod: int
     incarnation_number: int
-    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ...) -> None: ...
+    generation: int
+    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
     __slots__ = ("member", "standing", "connected", "step_seconds", "leaving")

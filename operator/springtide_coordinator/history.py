@@ -105,8 +105,14 @@ class History:
     def _cut_after(self, step: int) -> None:
         del self.commits[bisect_left(self.commits, step + 1, key=lambda commit: commit.state.step) :]
 
-    def add(self, commits: Sequence[Commit], productive_seconds: float, now: float) -> None:
-        """Merge reported commits; of two for one step the greater name stays."""
+    def add(
+        self, commits: Sequence[Commit], productive_seconds: float, now: float, began_unix: float = 0.0
+    ) -> None:
+        """Merge reported commits; of two for one step the greater name stays.
+
+        `began_unix` (0: unknown) and `productive_seconds` come with the committed state, so that goodput goes
+        on where the last coordinator left it.
+        """
         fresh = [commit for commit in commits if self._add(commit)]
         self._received_at = now
         if fresh and self._first_unix is None:
@@ -115,6 +121,9 @@ class History:
             self._productive_base = max(
                 0.0, productive_seconds - sum(commit.step_seconds for commit in fresh)
             )
+        if began_unix > 0:
+            self._first_unix = min(began_unix, self._first_unix or began_unix)
+            self._productive_base = 0.0
         if productive_seconds > 0:
             self._productive = productive_seconds
             self._productive_base = min(self._productive_base, productive_seconds)
@@ -178,7 +187,7 @@ class History:
         return sum(commit.samples for commit in window[1:]) / seconds
 
     def goodput(self, until: float) -> float:
-        """Seconds spent on steps that survive / seconds from the first known commit to `until`; 0..1."""
+        """Seconds spent on steps that survive / seconds from the first step to `until`; 0..1."""
         if self._first_unix is None or until <= self._first_unix:
             return 0.0
         productive = self._productive - self._productive_base

@@ -208,7 +208,7 @@ class Hub:
         if commits and known is not None and commits[-1].state.generation < known.generation:
             stream.put(pb.CoordinatorMessage(known=pb.Known(state=wire.from_state(known))))
             return
-        self.history.add(commits, progress.productive_seconds, self.clock())
+        self.history.add(commits, progress.productive_seconds, self.clock(), progress.began_unix)
         self.history.total_steps = progress.total_steps or self.history.total_steps
         if progress.HasField("data"):
             self.data = progress.data

@@ -25,7 +25,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         phase=wire.PHASES[phase],
         generation=wire.from_generation(current.name) if current is not None else None,
         state=wire.from_state(known),
-        waiting_for=status.waiting_for,
+        waiting_for=sorted(status.waiting_for),  # in an order that does not change: it is written to status
         reason=status.reason,
         message=status.message,
         data=hub.data,

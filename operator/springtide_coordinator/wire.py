@@ -204,4 +204,5 @@ def to_synced(request: pb.SyncRequest) -> Synced:
         observed=request.observed,
         processes_per_pod=request.processes_per_pod or 1,
         number=request.incarnation_number,
+        trained=request.generation > 0,
     )

@@ -104,6 +104,7 @@ class JobLoop:
             coordinators=coordinators,
             service=memory.service,
             secret_made=memory.secret_made,
+            secret_made_at=memory.secret_made_at,
             report=self.link.report,
             unreachable_since=self.link.unreachable_since,
             unreachable_why=self.link.why,

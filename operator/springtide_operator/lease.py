@@ -63,7 +63,9 @@ class Lease:
         """One try."""
         began = self._clock()
         try:
-            if await asyncio.wait_for(self._try(), DEADLINE - 1.0):
+            async with asyncio.timeout(DEADLINE - 1.0):
+                renewed = await self._try()
+            if renewed:
                 self._renewed_at = began
                 self.trouble = None
         except TimeoutError:

@@ -117,6 +117,7 @@ def to_request(word: Word) -> pb.SyncRequest:
         maximum=word.maximum,
         observed=True,
         incarnation_number=word.incarnation,
+        generation=word.generation,
         living=[
             pb.Pod(uid=pod.uid, name=pod.name, slot=pod.slot, started=pod.started, leave_by=pod.leave_by)
             for pod in word.living
@@ -168,6 +169,7 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         recovery_cause=reply.last_recovery.cause if recovered else "",
         states_lost=reply.states_lost,
         last_commit_at=reply.last_commit_unix or None,
+        step_seconds=reply.step_seconds,
         silent=frozenset(reply.silent),
     )
 
@@ -187,6 +189,7 @@ def news(before: Report | None, after: Report | None) -> bool:
             goodput=0.0,
             values={},
             last_commit_at=None,
+            step_seconds=0.0,
         )
 
     return still(before) != still(after)

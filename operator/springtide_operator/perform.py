@@ -42,6 +42,7 @@ class Memory:
 
     service: ServiceSeen | None = None
     secret_made: bool = False
+    secret_made_at: float = 0.0
     refusals: dict[str, Refusal] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
 
@@ -130,7 +131,7 @@ class Performer:
             except ApiError as error:
                 if error.code != 409:
                     raise
-            self.memory.secret_made = True
+            self.memory.secret_made, self.memory.secret_made_at = True, self._clock()
         elif isinstance(action, ApplyService):
             await self._apply_service(job, action)
         elif isinstance(action, CreateCoordinator):

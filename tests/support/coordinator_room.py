@@ -130,12 +130,18 @@ class Room:
         self.feed(Tick())
 
     def sync(
-        self, *living: str, unstarted: tuple[str, ...] = (), target: int | None = None, number: int = 0
+        self,
+        *living: str,
+        unstarted: tuple[str, ...] = (),
+        target: int | None = None,
+        number: int = 0,
+        trained: bool = False,
     ) -> None:
         pods = [PodSeen(uid, f"pod-{uid}", leave_by=self.leaving.get(uid, 0.0)) for uid in living]
         pods += [PodSeen(uid, f"pod-{uid}", started=False) for uid in unstarted]
         wanted = self.m.target if target is None else target
-        self.feed(Synced(wanted, self.m.minimum, self.m.maximum, tuple(pods), number=number))
+        sizes = wanted, self.m.minimum, self.m.maximum
+        self.feed(Synced(*sizes, tuple(pods), number=number, trained=trained))
 
     # ---- what came of it
 

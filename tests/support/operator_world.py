@@ -75,6 +75,7 @@ class World:
     service: ServiceSeen | None = None
     report: Report | None = None
     secret_made: bool = False
+    secret_made_at: float = 0.0
     refusals: dict[str, Refusal] = field(default_factory=dict)
     refuse_workers: tuple[int, str] | None = None  # code, message
     names_used: dict[str, str] = field(default_factory=dict)  # name: uid of its last holder
@@ -105,6 +106,7 @@ class World:
             coordinators=tuple(c for c in coordinators if c is not None),
             service=self.service,
             secret_made=self.secret_made,
+            secret_made_at=self.secret_made_at,
             report=self.report,
             refusals=dict(self.refusals),
             unreachable_since=self.unreachable_since,
@@ -138,7 +140,7 @@ class World:
     def act(self, action: object) -> None:
         job = self.parsed()
         if isinstance(action, EnsureSecret):
-            self.secret_made = True
+            self.secret_made, self.secret_made_at = True, self.now
         elif isinstance(action, ApplyService):
             self.service = ServiceSeen("10.0.0.1:7070", action.incarnation, self.now)
         elif isinstance(action, CreateCoordinator):

@@ -108,6 +108,21 @@ def test_a_new_coordinator_counts_goodput_from_the_first_commit_it_knows() -> No
     assert history.goodput(1001.0) == pytest.approx(0.6 / 1.1)
 
 
+def test_goodput_goes_on_where_the_last_coordinator_left_it() -> None:
+    history = History()
+    history.add([commit(500, at=1000.0)], productive_seconds=400.0, now=1000, began_unix=500.0)
+    assert history.goodput(1000.0) == pytest.approx(0.8)
+    history.add([commit(501, at=1001.0)], productive_seconds=400.5, now=1001, began_unix=500.0)
+    assert history.goodput(1001.0) == pytest.approx(400.5 / 501)
+
+
+def test_a_job_that_starts_again_keeps_the_time_it_lost() -> None:
+    history = History()
+    history.add([commit(10, at=200.0)], productive_seconds=80.0, now=200, began_unix=100.0)
+    history.add([commit(1, 2, at=301.0)], productive_seconds=1.0, now=301, began_unix=300.0)
+    assert history.goodput(301.0) == pytest.approx(1.0 / 201)
+
+
 def test_samples_per_second_are_recent_and_fall_to_nothing() -> None:
     history = History()
     history.add([commit(step, at=100 + step * 0.5) for step in range(1, 21)], 0, now=110)

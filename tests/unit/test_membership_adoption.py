@@ -156,6 +156,18 @@ def test_when_every_holder_is_gone_the_job_starts_again_and_says_so() -> None:
     assert room.m.states_lost == 1
 
 
+def test_a_coordinator_that_finds_nobody_of_a_job_that_trained_says_that_its_state_is_lost() -> None:
+    for trained in (True, False):
+        room = Room(target=1, incarnation=(2, 0))
+        room.sync("w3", trained=trained)
+        room.hello("w3")
+        room.park("w3")
+        start = room.last("w3", say.Start)
+        assert start.fresh
+        assert ("StateLost" in start.reason) is trained
+        assert room.m.states_lost == trained
+
+
 def test_with_two_processes_in_a_pod_both_must_have_spoken() -> None:
     room = Room(target=1, incarnation=(2, 0))
     room.hello("w0")

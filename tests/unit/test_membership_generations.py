@@ -364,6 +364,50 @@ def test_a_process_that_finished_sends_standbys_away_and_disturbs_nobody() -> No
     assert room.told("w1", say.Prepare) == 0
 
 
+def test_a_finish_that_nobody_took_is_forgotten_and_the_job_starts_again() -> None:
+    room = Room()
+    room.sync("w0", "w1")
+    room.train("w0", "w1")
+    for member in ("w0", "w1"):
+        room.tell(member, say.Ended(generation(1), state(9), 0))
+    for member in ("w0", "w1"):
+        room.tell(member, say.Bye("Finished"))
+        room.lose(member)
+    room.sync("w2", "w1")  # w1's pod may still hold its word
+    room.tick(40)
+    room.sync("w2", "w1")
+    room.hello("w2")
+    room.park("w2")
+    assert room.told("w2", say.Leave) == 1
+    room.lose("w2")
+    room.sync("w3", "w4")
+    for member in ("w3", "w4"):
+        room.hello(member)
+        room.park(member)
+    assert room.told("w3", say.Leave) == 0
+    start = room.last("w3", say.Start)
+    assert start.fresh
+    assert "StateLost" in start.reason
+    assert room.m.states_lost == 1
+
+
+def test_a_finish_is_believed_while_the_operator_may_still_take_it_or_is_silent() -> None:
+    room = Room(target=1)
+    room.sync("w0")
+    room.train("w0")
+    room.tell("w0", say.Ended(generation(1), state(9), 0))
+    room.tell("w0", say.Bye("Finished"))
+    room.lose("w0")
+    room.sync("w1")
+    room.tick(29)
+    room.sync("w1")
+    room.tick(100)  # nothing was heard since: the job may have ended
+    room.hello("w1")
+    room.park("w1")
+    assert room.told("w1", say.Leave) == 1
+    assert room.told("w1", say.Start) == 0
+
+
 def test_a_process_that_dies_after_the_loop_stops_the_next_loop_of_the_others() -> None:
     room = Room()
     room.train("w0", "w1")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from operator_world import World, job_object
 
-from springtide_operator.plan.actions import ApplyService, CreateCoordinator, DeletePod
+from springtide_operator.api import reasons
+from springtide_operator.plan.actions import ApplyService, CreateCoordinator, DeletePod, EnsureSecret
+from springtide_operator.plan.coordinator import LEARNING_SECONDS, SECRET_CHECK_SECONDS
 from springtide_operator.plan.observation import Refusal
 
 
@@ -105,3 +109,88 @@ def test_lost_status_adopts_the_pod_that_lives() -> None:
     world.settle()
     assert world.status["coordinator"]["incarnation"] == 2
     assert world.incarnations_made == [1, 2]
+
+
+def test_a_secret_that_was_deleted_is_made_again_for_the_pod_that_lacks_it() -> None:
+    world = started()
+    world.now += 100
+    waiting = {"reason": "CreateContainerConfigError", "message": 'secret "digits-token" not found'}
+    world.coordinators()[0]["status"]["containerStatuses"] = [{"name": "c", "state": {"waiting": waiting}}]
+    decided = world.round()
+    assert [a.reason for a in decided.actions if isinstance(a, EnsureSecret)] == [
+        "digits-coordinator-1 cannot be started; the Secret may have been deleted"
+    ]
+    world.now += SECRET_CHECK_SECONDS - 1
+    assert not any(isinstance(a, EnsureSecret) for a in world.plan().actions)
+    world.now += 1
+    assert any(isinstance(a, EnsureSecret) for a in world.plan().actions)
+
+
+def test_a_service_that_was_deleted_is_applied_again_when_a_member_or_a_newcomer_is_cut_off() -> None:
+    for lost in ("member", "newcomer"):
+        world = started()
+        for pod in world.workers():
+            world.run(pod)
+        world.reports()
+        world.now += 100
+        assert world.report is not None
+        assert not any(isinstance(a, ApplyService) for a in world.plan().actions)
+        first, *others = world.report.members
+        if lost == "member":
+            world.report = replace(world.report, members=(replace(first, connected=False), *others))
+        else:
+            world.report = replace(world.report, members=tuple(others), silent=frozenset({first.pod_uid}))
+        decided = world.round()
+        assert [a.reason for a in decided.actions if isinstance(a, ApplyService)] == [
+            "digits-worker-0-0 is not connected to the coordinator"
+        ]
+        assert not any(isinstance(a, ApplyService) for a in world.plan().actions), "once in a while only"
+
+
+def test_a_coordinator_that_still_learns_who_trains_is_no_news_for_a_while() -> None:
+    world = started()
+    world.reports()
+    world.round()
+    world.ask_deletion(world.coordinators()[0], 5)
+    world.settle(seconds=0.5)
+    assert [p["metadata"]["name"] for p in world.coordinators()] == ["digits-coordinator-2"]
+    world.reports(phase="WAITING", generation=None, members=(), reason="WaitingForReports")
+    world.round()
+    assert (world.status["state"], world.status["workers"]["summary"]) == ("Running", "2/2")
+    world.now += LEARNING_SECONDS
+    world.round()
+    assert (world.status["state"], world.status["workers"]["summary"]) == ("Recovering", "0/2")
+
+
+def test_workers_that_the_last_coordinator_knew_are_not_silent_at_once() -> None:
+    world = started()
+    world.reports()
+    world.round()
+    world.now += 300
+    world.ask_deletion(world.coordinators()[0], 5)
+    world.settle(seconds=0.5)
+    silent = frozenset(pod["metadata"]["uid"] for pod in world.workers())
+    world.reports(phase="WAITING", generation=None, members=(), silent=silent)
+    world.now += 50
+    world.round()
+    degraded = next(c for c in world.status["conditions"] if c["type"] == "Degraded")
+    assert degraded["status"] == "False"
+    world.now += 10
+    world.round()
+    degraded = next(c for c in world.status["conditions"] if c["type"] == "Degraded")
+    assert degraded["reason"] == reasons.WORKER_SILENT
+    assert "digits-coordinator-2 cannot be reached from there" in degraded["message"]
+
+
+def test_the_event_of_a_takeover_says_that_workers_train_only_if_they_do() -> None:
+    world = started()
+    world.ask_deletion(world.coordinators()[0], 5)
+    said = [e.message for e in world.round().events]
+    assert said == [
+        "coordinator 2 takes over: digits-coordinator-1 is being deleted; workers train on meanwhile"
+    ]
+    for pod in [*world.workers(), *world.coordinators()]:
+        world.vanish(pod)
+    world.now += 10
+    said = [e.message for e in world.round().events if e.reason == reasons.EVENT_COORDINATOR_STARTED]
+    assert said == ["coordinator 3 takes over: the coordinator's pod is gone"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jsonschema
 import pytest
@@ -10,9 +11,10 @@ from operator_world import World, finished_message, job_object
 
 from springtide_operator.api import reasons
 from springtide_operator.api.crd import custom_resource_definition
+from springtide_operator.plan.conditions import STALL_SECONDS
 from springtide_operator.plan.decide import invalid
 from springtide_operator.plan.progress import rounded
-from springtide_operator.plan.relay import word
+from springtide_operator.plan.relay import UNREACHABLE_LOST_SECONDS, word
 
 
 def started(replicas: int = 3) -> World:
@@ -212,6 +214,46 @@ def test_the_word_for_the_coordinator_lists_who_may_still_run() -> None:
     assert by_uid[leaving["metadata"]["uid"]].leave_by == world.now + 30
     assert sum(pod.leave_by == 0 for pod in said.living) == 1
     assert all(pod.started for pod in said.living)
+
+
+def test_a_pod_of_a_lost_node_is_held_for_gone_long_before_its_grace_is_over() -> None:
+    world = started(2)
+    lost, drained = world.workers()
+    for pod, ready in ((lost, "False"), (drained, "True")):
+        world.ask_deletion(pod, 120)
+        pod["status"]["conditions"] = [
+            {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
+            {"type": "Ready", "status": ready},
+        ]
+    both = word(world.parsed(), world.observe(), 5, world.now + UNREACHABLE_LOST_SECONDS - 1)
+    assert len(both.living) == 2
+    later = word(world.parsed(), world.observe(), 5, world.now + UNREACHABLE_LOST_SECONDS)
+    assert [pod.uid for pod in later.living] == [drained["metadata"]["uid"]], "its kubelet keeps to the grace"
+
+
+def test_the_coordinator_hears_whether_the_job_has_trained() -> None:
+    world = started(2)
+    assert word(world.parsed(), world.observe(), 1, world.now).generation == 0
+    world.reports(generation=4)
+    world.round()
+    assert word(world.parsed(), world.observe(), 1, world.now).generation == 4
+
+
+def test_a_stand_still_for_members_out_of_reach_is_no_training() -> None:
+    world = started(3)
+    world.reports()
+    world.round()
+    away: dict[str, Any] = {"reason": "Reconnecting", "message": "streams are broken", "step_seconds": 5.0}
+    away |= {"waiting_for": ("digits-worker-1-0",), "last_commit_at": world.now}
+    world.reports(**away)
+    world.now += STALL_SECONDS + 14
+    world.round()
+    assert world.status["state"] == "Running"
+    world.now += 1
+    world.round()
+    assert world.status["state"] == "Recovering"
+    text = "no steps are reported: streams are broken (waits for digits-worker-1-0)"
+    assert condition(world, "Running")["message"] == text
 
 
 def test_a_spec_that_cannot_be_read_is_said_once() -> None:

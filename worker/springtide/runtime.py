@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -108,7 +109,7 @@ class Runtime:
         cursor = self.position.cursor
         while cursor.stage < stage:
             cursor = cursor.next_stage()
-        self.position = Position(cursor, self.position.ledger, self.position.productive_seconds)
+        self.position = replace(self.position, cursor=cursor)
 
     def deal(self, deal: Deal) -> None:
         self._deal = deal
@@ -191,13 +192,18 @@ class Runtime:
         cursor, ledger = self.plan.commit(
             self.position.ledger, self.position.cursor, result.count, result.hash_lo, result.hash_hi
         )
-        self.position = Position(cursor, ledger, self.position.productive_seconds + result.seconds)
+        seconds = time.perf_counter() - body.began
+        self.position = Position(
+            cursor,
+            ledger,
+            self.position.productive_seconds + result.seconds,
+            self.position.began_unix or time.time() - seconds,
+        )
         state = StateName(self.generation, cursor.step)
         if self.membership is not None:
             self.membership.hold(state)
         trainer.transaction.end()
         self.boundary = self.boundary or result.change
-        seconds = time.perf_counter() - body.began
         if result.values is None and not self._warned_of_names:
             self._warned_of_names = True
             log.warning(

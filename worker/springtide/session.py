@@ -157,6 +157,7 @@ class Session:
                         commits=[commit.to_proto() for commit in commits],
                         data=data_message(position.ledger),
                         productive_seconds=position.productive_seconds,
+                        began_unix=position.began_unix,
                         total_steps=0 if plan is None else plan.total_steps,
                     )
                 )

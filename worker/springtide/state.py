@@ -18,11 +18,15 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What is committed besides tensors. productive_seconds: time spent on steps that survive."""
+    """What is committed besides tensors.
+
+    productive_seconds: time spent on steps that survive. began_unix: unix seconds at which the first began.
+    """
 
     cursor: Cursor
     ledger: Ledger
     productive_seconds: float = 0.0
+    began_unix: float = 0.0
 
 
 class State:
@@ -69,6 +73,7 @@ class State:
             "cursor": position.cursor.to_json(),
             "ledger": position.ledger.to_json(),
             "productive_seconds": position.productive_seconds,
+            "began_unix": position.began_unix,
             "plan": dict(plan),
         }
 
@@ -104,6 +109,7 @@ class State:
             Cursor.from_json(tree["cursor"]),
             Ledger.from_json(tree["ledger"]),
             float(tree["productive_seconds"]),
+            float(tree.get("began_unix", 0.0)),
         )
 
     def write(self, tree: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .effects_once import once
 from .events import Effect, LoopEnded
 from .generation import Generation
+from .liveness import proof_of_death
 from .messages import EndOk, Standing
 from .state import Membership
 
@@ -40,3 +41,21 @@ def end_loop(m: Membership, generation: Generation) -> list[Effect]:
             record.standing = Standing.AFTER
             record.ended_stages = max(record.ended_stages, record.at_stage + 1)
     return effects
+
+
+def reconsider_finish(m: Membership, now: float) -> None:
+    """Forget a Finished that nobody took: its pod was deleted before the operator could read it.
+
+    It was in vain when the operator still wants workers a while later and nobody who holds state is alive.
+    The job can then only start again, and says that its state is lost.
+    """
+    heard = m.operator_heard_at
+    if not m.finished or heard is None or now - m.finished_at < m.settings.finish:
+        return
+    if heard < m.finished_at + m.settings.finish or m.deaf(now) or not m.target or not m.living:
+        return
+    holders = {record.info.id: record.info for record in m.members.values() if record.state is not None}
+    if m.current is not None:
+        holders.update((info.id, info) for info in m.current.members)
+    if all(info.pod_uid not in m.living and proof_of_death(m, info) for info in holders.values()):
+        m.finished = False

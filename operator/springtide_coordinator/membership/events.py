@@ -48,6 +48,7 @@ class Synced:
     observed: bool = True
     processes_per_pod: int = 1
     number: int = 0  # of the newest incarnation it made; 0: not told
+    trained: bool = False  # the job has had a generation, and so a state
 
 
 @dataclass(frozen=True, slots=True)

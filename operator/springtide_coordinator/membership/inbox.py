@@ -25,7 +25,8 @@ def receive(m: Membership, record: Record, message: Incoming, now: float) -> lis
         case Bye():
             record.goodbye = message.outcome or "Failed"
             record.detail = message.detail
-            m.finished = m.finished or message.outcome == "Finished"
+            if message.outcome == "Finished" and not m.finished:
+                m.finished, m.finished_at = True, now
     return []
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from .adoption import settle
 from .boundary import ask_for_boundary, dismiss
 from .closing import close_if_over, note_losses, tell_to_park
-from .ending import end_loop
+from .ending import end_loop, reconsider_finish
 from .events import Connected, Cut, Disconnected, Effect, Event, Received, Synced, Tick
 from .greeting import greet, step_down
 from .inbox import receive
@@ -65,6 +65,7 @@ def hear_operator(m: Membership, event: Synced, now: float) -> list[Effect]:
     m.processes_per_pod = max(1, event.processes_per_pod)
     m.operator_heard_at = now
     m.operator_word = m.operator_word or event.observed
+    m.state_existed = m.state_existed or event.trained
     for record in m.members.values():
         pod = m.living.get(record.info.pod_uid)
         if pod is not None and pod.leave_by:
@@ -84,6 +85,7 @@ def decide(m: Membership, now: float) -> list[Effect]:
         return effects
     m.blocked = None
     settle(m)
+    reconsider_finish(m, now)
     for _ in range(4):
         current = m.current
         if current is not None:

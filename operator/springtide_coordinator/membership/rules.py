@@ -21,6 +21,7 @@ class Settings:
     operator_silence: float = 15.0  # after it the operator counts as unreachable
     leave_margin: float = 5.0  # a leaver that alone holds the state goes this long before its pod is killed
     assumed_grace_period: float = 25.0  # of a leaver whose end nobody named (SIGTERM only)
+    finish: float = 30.0  # the operator takes a Finished within it, or never
     complaints: int = 3  # generations in a row with a complaint until a member is cut off
     healthy_generation: float = 30.0  # a generation that lived longer ends a row of complaints
 

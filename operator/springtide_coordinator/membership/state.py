@@ -56,7 +56,8 @@ class Membership:
     complaints: ComplaintRow = field(default_factory=ComplaintRow)
     excluded: dict[str, str] = field(default_factory=dict)
     superseded: str = ""
-    finished: bool = False
+    finished: bool = False  # a process said so
+    finished_at: float = 0.0
     ended_stages: int = 0
     states_lost: int = 0
     blocked: Status | None = None  # why no generation could be made; None: nothing is waited for

@@ -14,6 +14,8 @@ from springtide_operator.plan.observation import Observation, Problem, Report
 
 # The short pause while a generation is formed is no news; one that lasts is.
 PAUSE_SECONDS = 5.0
+# Beyond three times a step's seconds.
+STALL_SECONDS = 10.0
 
 _ORDER = (reasons.RUNNING, reasons.RESCALING, reasons.DEGRADED, reasons.SUCCEEDED, reasons.FAILED)
 
@@ -41,15 +43,13 @@ def running(job: Job, observation: Observation, ledger: Ledger, old: dict[str, A
             return Truth(False, reasons.NOT_STARTED, "the job's coordinator and workers are being made")
         return Truth(False, reasons.COORDINATOR_STARTING, "waits for the coordinator")
     if report.training:
-        return _training(job, report)
+        return _stalled(report, now) or _training(job, report)
     if was and report.last_commit_at is not None and now - report.last_commit_at < PAUSE_SECONDS:
         assert before is not None
         return Truth(True, before["reason"], before["message"])
     if report.phase == "FORMING":
         return Truth(False, reasons.FORMING, report.message or "the workers form their group")
-    waiting = ", ".join(report.waiting_for[:5])
-    if len(report.waiting_for) > 5:
-        waiting += f" and {len(report.waiting_for) - 5} more"
+    waiting = _some(report.waiting_for)
     text = report.message or "waits for workers"
     if waiting and waiting not in text:
         text += f" (waits for {waiting})"
@@ -62,6 +62,22 @@ def _training(job: Job, report: Report) -> Truth:
         return Truth(True, reasons.FINISHING, f"{count} workers are at the end of the training loop")
     text = f"{count} of {sizing.target(job)} workers train in generation {report.generation}"
     return Truth(True, reasons.TRAINING, text)
+
+
+def _stalled(report: Report, now: float) -> Truth | None:
+    """Members are out of reach and no step has been reported for much longer than steps take."""
+    if report.phase != "RUNNING" or not report.waiting_for or report.last_commit_at is None:
+        return None
+    if report.reason not in ("Reconnecting", "OperatorUnreachable"):
+        return None
+    if now - report.last_commit_at < STALL_SECONDS + 3 * report.step_seconds:
+        return None
+    text = f"no steps are reported: {report.message or report.reason} (waits for {_some(report.waiting_for)})"
+    return Truth(False, reasons.WAITING_FOR_WORKERS, text)
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def active_workers(report: Report) -> int:

@@ -6,6 +6,8 @@ A number is never used for a second pod: it cannot be known whether an earlier o
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from springtide_operator.api import reasons
 from springtide_operator.plan.actions import (
     Action,
@@ -21,12 +23,29 @@ from springtide_operator.plan.refused import held_back
 
 MIN_LIFE_SECONDS = 2.0  # between two pods, so that a node that evicts at once gets no flood
 SERVICE_CHECK_SECONDS = 30.0
+SECRET_CHECK_SECONDS = 10.0
 UNREACHABLE_SECONDS = 5.0
+LEARNING_SECONDS = 10.0
+HELLO_SECONDS = 15.0  # a worker that runs for longer without a word may not find the coordinator
 
 
 def current(observation: Observation, ledger: Ledger) -> CoordinatorPod | None:
     """The live pod of the number in status."""
     return next((c for c in observation.coordinators if c.live and c.incarnation == ledger.incarnation), None)
+
+
+def without_hasty_word(observation: Observation, ledger: Ledger, now: float) -> Observation:
+    """Leave out the report of a coordinator that began a moment ago and has not heard all members yet.
+
+    They train on while it learns of them: what it says of them so early is no news of the job.
+    """
+    report, pod = observation.report_of(ledger.incarnation), current(observation, ledger)
+    if report is None or pod is None or pod.running_since is None:
+        return observation
+    learns = report.generation is None or report.reason == "Reconnecting"
+    if not learns or now - pod.running_since >= LEARNING_SECONDS:
+        return observation
+    return replace(observation, report=None)
 
 
 def decide(observation: Observation, ledger: Ledger, now: float) -> tuple[list[Action], list[Event]]:
@@ -36,8 +55,8 @@ def decide(observation: Observation, ledger: Ledger, now: float) -> tuple[list[A
     live = [c for c in observation.coordinators if c.live]
     newest_live = max((c.incarnation for c in live), default=0)
     ledger.incarnation = max(ledger.incarnation, newest_live)
-    if not observation.secret_made and not held_back(observation, "secret", now):
-        actions.append(EnsureSecret("the job's pods take their token from it"))
+    if not held_back(observation, "secret", now):
+        actions += _secret(observation, now)
     if current(observation, ledger) is None:
         replaced = next((c for c in observation.coordinators if c.incarnation == ledger.incarnation), None)
         youngest = max((c.created_at for c in observation.coordinators), default=float("-inf"))
@@ -53,8 +72,11 @@ def decide(observation: Observation, ledger: Ledger, now: float) -> tuple[list[A
             elif ledger.incarnation > 1:
                 why = "the coordinator's pod is gone"
             actions.append(CreateCoordinator(ledger.incarnation, why))
-            if ledger.incarnation > 1:
-                text = f"coordinator {ledger.incarnation} takes over: {why}; workers train on meanwhile"
+            if ledger.incarnation > 1 and ledger.slots:
+                meanwhile = (
+                    "; workers train on meanwhile" if any(w.running for w in observation.workers) else ""
+                )
+                text = f"coordinator {ledger.incarnation} takes over: {why}{meanwhile}"
                 events.append(Event(reasons.EVENT_COORDINATOR_STARTED, text))
     actions += _service(observation, ledger, now)
     for pod in observation.coordinators:
@@ -62,6 +84,18 @@ def decide(observation: Observation, ledger: Ledger, now: float) -> tuple[list[A
             text = f"coordinator {ledger.incarnation} takes its place"
             actions.append(DeletePod(pod.name, pod.uid, reasons.DELETE_SUPERSEDED, text))
     return actions, events
+
+
+def _secret(observation: Observation, now: float) -> list[Action]:
+    """Secrets are not watched (the operator may only create them): a pod that lacks its Secret says so."""
+    if not observation.secret_made:
+        return [EnsureSecret("the job's pods take their token from it")]
+    problems = [(pod.name, pod.problem) for pod in observation.coordinators]
+    problems += [(pod.name, pod.problem) for pod in observation.workers]
+    stuck = [name for name, said in problems if said and said.reason == reasons.CONTAINER_CONFIG_ERROR]
+    if not stuck or 0 <= now - observation.secret_made_at < SECRET_CHECK_SECONDS:
+        return []
+    return [EnsureSecret(f"{stuck[0]} cannot be started; the Secret may have been deleted")]
 
 
 def _service(observation: Observation, ledger: Ledger, now: float) -> list[Action]:
@@ -73,9 +107,23 @@ def _service(observation: Observation, ledger: Ledger, now: float) -> list[Actio
         return [ApplyService(ledger.incarnation, ip, "workers reach the coordinator through it")]
     if seen.incarnation != ledger.incarnation:
         return [ApplyService(ledger.incarnation, ip, f"it selects coordinator {ledger.incarnation}")]
-    lost = (
-        observation.unreachable_since is not None
-        and now - observation.unreachable_since > UNREACHABLE_SECONDS
-        and now - seen.applied_at > SERVICE_CHECK_SECONDS
-    )
-    return [ApplyService(ledger.incarnation, ip, "the coordinator is unreachable")] if lost else []
+    if 0 <= now - seen.applied_at <= SERVICE_CHECK_SECONDS:
+        return []
+    lost = _lost_from_sight(observation, ledger, now)
+    return [ApplyService(ledger.incarnation, ip, lost)] if lost else []
+
+
+def _lost_from_sight(observation: Observation, ledger: Ledger, now: float) -> str:
+    """Who cannot reach the coordinator, as far as can be seen; "" when all can. Services are not watched."""
+    since = observation.unreachable_since
+    if since is not None and now - since > UNREACHABLE_SECONDS:
+        return "the coordinator is unreachable"
+    report = observation.report_of(ledger.incarnation)
+    if report is None:
+        return ""
+    away = {member.pod_uid for member in report.members if member.active and not member.connected}
+    for pod in sorted(observation.workers, key=lambda pod: (pod.slot, pod.attempt)):
+        quiet = pod.uid in report.silent and pod.running and now - (pod.started_at or now) > HELLO_SECONDS
+        if pod.live and (quiet or pod.uid in away):
+            return f"{pod.name} is not connected to the coordinator"
+    return ""

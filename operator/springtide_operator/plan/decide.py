@@ -30,6 +30,8 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     if ended is not None:
         return _after_the_end(job, observation, ended, now)
     ledger = Ledger.from_status(old)
+    if conditions.is_true(old, reasons.RUNNING):
+        observation = coordinator_policy.without_hasty_word(observation, ledger, now)
     events = restarts.account(job, observation, ledger, now)
     outcome = completion.decide(job, observation, ledger)
     if outcome is not None:

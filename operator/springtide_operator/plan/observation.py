@@ -54,6 +54,7 @@ class WorkerPod:
     end: End | None = None  # None: a process may still run
     problem: Problem | None = None
     disruption: str | None = None  # why somebody ends it (eviction, preemption, taint), in words
+    unreachable: bool = False  # its node's loss drove it out: the kubelet does not hear of the deletion
 
     @property
     def deleting(self) -> bool:
@@ -123,6 +124,7 @@ class Report:
     recovery_cause: str = ""
     states_lost: int = 0
     last_commit_at: float | None = None
+    step_seconds: float = 0.0  # median of the recent ones
     silent: frozenset[str] = frozenset()  # pod uids that run and have not said Hello
 
     @property
@@ -160,6 +162,7 @@ class Observation:
     coordinators: tuple[CoordinatorPod, ...] = ()
     service: ServiceSeen | None = None
     secret_made: bool = False
+    secret_made_at: float = 0.0  # unix seconds of the last try
     report: Report | None = None
     unreachable_since: float | None = None  # the coordinator's calls fail since
     unreachable_why: str = ""

@@ -45,6 +45,7 @@ def worker_pod(pod: Object) -> WorkerPod | None:
         running or state.get("terminated") or ((container or {}).get("lastState") or {}).get("terminated")
     )
     annotations = meta.get("annotations") or {}
+    disrupted = disruption(status)
     gone_by = parse_time(meta.get("deletionTimestamp"))
     grace = float(meta.get("deletionGracePeriodSeconds") or 0)
     return WorkerPod(
@@ -62,8 +63,17 @@ def worker_pod(pod: Object) -> WorkerPod | None:
         template=annotations.get(names.ANNOTATION_TEMPLATE),
         end=read_end(pod, container),
         problem=pod_problem(pod, f"worker {meta['name']}"),
-        disruption=disrupted[1] if (disrupted := disruption(status)) is not None else None,
+        disruption=disrupted[1] if disrupted is not None else None,
+        unreachable=_node_lost(status, disrupted),
     )
+
+
+def _node_lost(status: Object, disrupted: tuple[str, str] | None) -> bool:
+    """Driven out by a taint, and not Ready: a kubelet that still answers keeps a leaving pod Ready."""
+    if disrupted is None or disrupted[0] != "DeletionByTaintManager":
+        return False
+    ready = (c.get("status") for c in status.get("conditions") or [] if c.get("type") == "Ready")
+    return next(ready, "True") != "True"
 
 
 def coordinator_pod(pod: Object) -> CoordinatorPod | None:

@@ -20,7 +20,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_coordinator(observation, ledger),
         *_refused(observation),
         *_workers(observation),
-        *_silent(observation, now),
+        *_silent(observation, ledger, now),
         *_backing_off(job, observation, ledger, now),
         *_unreachable(observation, ledger, now),
     ]
@@ -78,26 +78,33 @@ def _workers(observation: Observation) -> list[Problem]:
     return result
 
 
-def _silent(observation: Observation, now: float) -> list[Problem]:
+def _silent(observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
     report = observation.report
-    if report is None:
+    coordinator = coordinator_policy.current(observation, ledger)
+    if report is None or coordinator is None:
         return []
+    listens_since = coordinator.running_since or coordinator.created_at
     names = [
         pod.name
         for pod in sizing.live_pods(observation)
         if pod.uid in report.silent
         and pod.running
         and pod.started_at is not None
-        and now - pod.started_at >= SILENT_SECONDS
+        and now - max(pod.started_at, listens_since) >= SILENT_SECONDS
     ]
     if not names:
         return []
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    verbs = ("runs", "has") if len(names) == 1 else ("run", "have")
+    blocked = ""
+    if ledger.incarnation > 1:  # they may have called it, and heard the last coordinator
+        blocked = f"; or {coordinator.name} cannot be reached from there"
     return [
         Problem(
             reasons.WORKER_SILENT,
-            f"{shown}: runs for more than {SILENT_SECONDS:.0f} s and has not called springtide.init();"
-            " call it at the script's start, before data is loaded",
+            f"{shown}: {verbs[0]} for more than {SILENT_SECONDS:.0f} s and"
+            f" {verbs[1]} not called springtide.init();"
+            " call it at the script's start, before data is loaded" + blocked,
         )
     ]
 

@@ -4,16 +4,27 @@ process.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from springtide_operator.api.job import Job
 from springtide_operator.plan import sizing
-from springtide_operator.plan.observation import Observation
+from springtide_operator.plan.observation import Observation, WorkerPod
 
 # A pod is held for gone when its deletionTimestamp is past by this much, although its node never said so.
-# What may
-# still run there can finish nothing: collectives need the others, and a newer incarnation fences it.
+# What may still run there can finish nothing: collectives need the others, and a newer incarnation fences it.
 LOST_SECONDS = 60.0
+# From the deletion itself where the node was lost: its kubelet does not hear of a grace period.
+UNREACHABLE_LOST_SECONDS = 15.0
+
+
+def _held_for_gone_at(pod: WorkerPod) -> float:
+    """Unix seconds from which on the pod counts as gone; infinite while nobody has asked it to go."""
+    if pod.gone_by is None:
+        return math.inf
+    if pod.unreachable and pod.deletion_asked_at is not None:
+        return pod.deletion_asked_at + UNREACHABLE_LOST_SECONDS
+    return pod.gone_by + LOST_SECONDS
 
 
 @dataclass(frozen=True)
@@ -34,6 +45,7 @@ class Word:
     maximum: int
     incarnation: int  # in status: a coordinator with a lower one steps down
     living: tuple[LivingPod, ...]
+    generation: int = 0  # newest in status; 0: none yet
 
 
 def word(job: Job, observation: Observation, incarnation: int, now: float) -> Word:
@@ -41,7 +53,9 @@ def word(job: Job, observation: Observation, incarnation: int, now: float) -> Wo
     living = [
         LivingPod(pod.uid, pod.name, pod.slot, pod.started_at is not None or pod.running, pod.gone_by or 0.0)
         for pod in sorted(observation.workers, key=lambda pod: (pod.slot, pod.attempt))
-        if pod.end is None and (pod.gone_by is None or now < pod.gone_by + LOST_SECONDS)
+        if pod.end is None and now < _held_for_gone_at(pod)
     ]
     workers = job.spec.workers
-    return Word(sizing.target(job), workers.min_replicas, workers.maximum, incarnation, tuple(living))
+    trained = int(job.status.get("generation") or 0)
+    sizes = sizing.target(job), workers.min_replicas, workers.maximum
+    return Word(*sizes, incarnation, tuple(living), trained)

@@ -107,7 +107,8 @@ def _count(
         }
         _raise_backoff(ledger, now)
         limit = job.spec.failure_policy.backoff_limit
-        text = f"worker {name}: {end.message} (failure {ledger.failures} of {limit} endured)"
+        counted = f"failure {ledger.failures}, failurePolicy.backoffLimit is {limit}"
+        text = f"worker {name}: {end.message} ({counted})"
         return [Event(reasons.EVENT_WORKER_FAILED, text, warning=True)]
     if end.kind in (reasons.END_PREEMPTED, reasons.END_LEFT):
         ledger.preemptions += 1

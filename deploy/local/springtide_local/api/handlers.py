@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -285,17 +286,23 @@ def _deletion(body: Object, query: dict[str, str]) -> Deletion:
 
 
 async def _stream(request: web.Request, parts: AsyncIterator[bytes], kind: str) -> web.StreamResponse:
-    """Send parts as they come. What the first one raises is still an ordinary refusal."""
+    """Send parts as they come, until the client has enough. What the first one raises is still an ordinary
+    refusal.
+    """
     response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-cache, private"})
     if kind == "application/json":
         await response.prepare(request)
     async for part in parts:
         if not response.prepared:
             await response.prepare(request)
-        await response.write(part)
+        try:
+            await response.write(part)
+        except ConnectionError:  # whoever watched has gone: the ordinary end of a watch
+            return response
     if not response.prepared:
         await response.prepare(request)
-    await response.write_eof()
+    with contextlib.suppress(ConnectionError):
+        await response.write_eof()
     return response
 
 

@@ -141,10 +141,10 @@ class _Port:
         for offset in range(len(backends)):
             host, port = backends[(start + offset) % len(backends)]
             try:
-                _, backend = await asyncio.wait_for(
-                    loop.create_connection(lambda: _Half(client=False, peer=client), host, port),
-                    _DIAL_TIMEOUT,
-                )
+                async with asyncio.timeout(_DIAL_TIMEOUT):
+                    _, backend = await loop.create_connection(
+                        lambda: _Half(client=False, peer=client), host, port
+                    )
             except (OSError, TimeoutError):
                 continue
             if client.transport is None or client.transport.is_closing():

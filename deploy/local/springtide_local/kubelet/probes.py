@@ -83,11 +83,14 @@ class Prober:
         """Every failure is a verdict, never an exception."""
         try:
             if action := probe.get("httpGet"):
-                return await asyncio.wait_for(self._http(action), timeout)
+                async with asyncio.timeout(timeout):
+                    return await self._http(action)
             if action := probe.get("tcpSocket"):
-                return await asyncio.wait_for(self._tcp(action), timeout)
+                async with asyncio.timeout(timeout):
+                    return await self._tcp(action)
             if action := probe.get("grpc"):
-                return await asyncio.wait_for(self._grpc(action, timeout), timeout + 0.5)
+                async with asyncio.timeout(timeout + 0.5):
+                    return await self._grpc(action, timeout)
             if action := probe.get("exec"):
                 result = await self._execute(list(action["command"]), timeout)
                 if result.code is None:

@@ -112,8 +112,8 @@ class ProcessRuntime:
         popen, output = _spawn(launch)
         process = Process(launch, popen, output, sweep=False)
         try:
-            done = await asyncio.wait_for(asyncio.shield(process.exited), timeout)
-            code: int | None = done.code
+            async with asyncio.timeout(timeout):
+                code: int | None = (await asyncio.shield(process.exited)).code
         except TimeoutError:
             code = None
         finally:
