@@ -222,9 +222,14 @@ def _new_sockets(before: Mapping[str, int]) -> Iterator[socket.socket]:
         if inode in before:
             continue
         try:
-            duplicate = socket.socket(fileno=os.dup(descriptor))
+            copied = os.dup(descriptor)
         except OSError:
             continue  # closed since
+        try:
+            duplicate = socket.socket(fileno=copied)
+        except OSError:
+            os.close(copied)  # another's by now, and no socket
+            continue
         with duplicate:
             same = _inode(duplicate.fileno()) == inode  # the descriptor may be another's by now
             if same and duplicate.family in (socket.AF_INET, socket.AF_INET6):
