@@ -264,6 +264,37 @@ def test_the_operators_word_makes_a_leaver() -> None:
     assert "pod-w1 leaves" in room.last("w0", say.Boundary).reason
 
 
+def test_a_process_whose_pod_was_held_for_gone_does_not_join_again_but_hands_over_what_it_alone_holds() -> (
+    None
+):
+    room = Room(target=2)
+    room.sync("w0", "w1")
+    name = room.train("w0", "w1").generation
+    room.lose("w1")
+    room.sync("w0", "w2")
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(5))
+    room.form()
+    assert room.members == ("w0",)
+    room.hello("w1", Standing.PARKED, generation=name, state=state(5))
+    room.tick(5)
+    assert room.told("w0", say.Boundary) == 0
+    assert room.last("w1", say.Leave).reason == "its pod is held for gone"
+
+    alone = Room(target=1)
+    alone.sync("w0")
+    name = alone.train("w0").generation
+    alone.lose("w0")
+    alone.sync("w1")
+    alone.hello("w0", Standing.PARKED, generation=name, state=state(5))
+    alone.form()
+    alone.hello("w1")
+    alone.park("w1")
+    alone.tick(2)
+    assert alone.told("w0", say.Boundary) == 1
+    alone.park("w0", ParkReason.BOUNDARY, state(6, number=2))
+    assert alone.last("w1", say.Start).state == state(6, number=2)
+
+
 def test_a_leaver_that_alone_holds_the_state_hands_it_over_first() -> None:
     room = Room(target=1, maximum=1)
     room.train("w0")

@@ -137,6 +137,8 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
         record.parked_at = now
     if hello.leaving:
         record.asked_to_leave(now, "it was asked to leave")
+    elif hello.member.pod_uid in m.gone:  # its node came back; only a state that nobody else has is of use
+        record.asked_to_leave(now, "its pod is held for gone")
     m.state_existed = m.state_existed or hello.state is not None
     m.ended_stages = max(m.ended_stages, hello.ended_stage)
 

@@ -61,7 +61,8 @@ def hear_operator(m: Membership, event: Synced, now: float) -> list[Effect]:
     if m.rules.supersede and event.number > m.incarnation.number and not m.superseded:
         return step_down(m, f"the operator has made incarnation {event.number}")
     m.target, m.minimum, m.maximum = event.target, event.minimum, event.maximum
-    m.living = {pod.uid: pod for pod in event.living}
+    before, m.living = m.living, {pod.uid: pod for pod in event.living}
+    m.gone = (m.gone | set(before)) - set(m.living)
     m.processes_per_pod = max(1, event.processes_per_pod)
     m.operator_heard_at = now
     m.operator_word = m.operator_word or event.observed

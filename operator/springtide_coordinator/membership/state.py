@@ -42,6 +42,7 @@ class Membership:
     arrivals: int = 0
 
     living: dict[str, PodSeen] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)  # uids of pods that the operator listed and lists no more
     processes_per_pod: int = 1
     operator_heard_at: float | None = None
     operator_word: bool = False  # it listed the living pods after this incarnation began
