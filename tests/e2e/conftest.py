@@ -17,6 +17,17 @@ def e2e(tmp_path_factory: pytest.TempPathFactory) -> Iterator[E2ECluster]:
         yield running
 
 
+NEVER_INIT = "import threading\nprint('reads a large file', flush=True)\nthreading.Event().wait()\n"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def silent(e2e: E2ECluster) -> Iterator[RunningJob]:
+    """A job whose worker never calls `init()`; it begins first, so that its test need not wait for a minute."""
+    with e2e.namespace(f"e2e-{secrets.token_hex(4)}") as namespace:
+        e2e.apply(script("silent", NEVER_INIT), job("silent", e2e.image), namespace=namespace)
+        yield RunningJob(e2e, namespace, "silent")
+
+
 @pytest.fixture
 def namespace(e2e: E2ECluster) -> Iterator[str]:
     with e2e.namespace(f"e2e-{secrets.token_hex(4)}") as name:

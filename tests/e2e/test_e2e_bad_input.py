@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from e2e_cluster import E2ECluster, RefusedError
-from e2e_jobs import RunningJob, job, script
+from e2e_jobs import RunningJob, job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -23,15 +22,6 @@ main()
 """
 NO_DATA = "open('/data/missing/train.csv')\n"
 ENDS_EARLY = "print('did nothing')\n"
-NEVER_INIT = "import threading\nprint('reads a large file', flush=True)\nthreading.Event().wait()\n"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def silent(e2e: E2ECluster) -> Iterator[RunningJob]:
-    """Begins first and is looked at last: it takes a minute to be noticed."""
-    with e2e.namespace(f"e2e-{secrets.token_hex(4)}") as namespace:
-        e2e.apply(script("silent", NEVER_INIT), job("silent", e2e.image), namespace=namespace)
-        yield RunningJob(e2e, namespace, "silent")
 
 
 def test_a_script_that_raises_fails_the_job_with_its_exception(start: Start) -> None:
@@ -106,9 +96,3 @@ def test_a_template_that_the_operator_cannot_use_fails_the_job_with_the_field(
     e2e.apply(wrong, namespace=namespace)
     failed = RunningJob(e2e, namespace, "template").until_condition("Failed", reason="InvalidTemplate")
     assert "spec.workers.template.spec.volumes" in failed["message"]
-
-
-def test_a_script_that_never_calls_init_is_named_after_a_minute(silent: RunningJob) -> None:
-    degraded = silent.until_condition("Degraded", 100, reason="WorkerSilent")
-    assert "silent-worker-0-0" in degraded["message"]
-    assert "init()" in degraded["message"]

@@ -1,0 +1,14 @@
+"""What takes a minute to be noticed: begun with the session, looked at last."""
+
+from __future__ import annotations
+
+import pytest
+from e2e_jobs import RunningJob
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def test_a_script_that_never_calls_init_is_named_after_a_minute(silent: RunningJob) -> None:
+    degraded = silent.until_condition("Degraded", 100, reason="WorkerSilent")
+    assert "silent-worker-0-0" in degraded["message"]
+    assert "init()" in degraded["message"]
