@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import subprocess
 from collections.abc import AsyncIterator
@@ -123,6 +124,27 @@ async def test_the_lease_has_one_holder_who_is_believed_for_its_duration() -> No
     assert cluster.objects["leases", "ns", NAME]["spec"]["leaseTransitions"] == 1
     await first.step()
     assert not first.held
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_cancellation_that_comes_with_the_answer_ends_the_lease_loop(turns: int) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    class Slow(FakeCluster):
+        async def get_lease(self, namespace: str, name: str) -> dict[str, Any]:
+            asked.set()
+            await answer.wait()
+            return await super().get_lease(namespace, name)
+
+    running = asyncio.create_task(Lease(Slow(), "ns", "one", clock=Clock()).run())
+    await asyncio.wait((asyncio.ensure_future(asked.wait()),), timeout=10)
+    answer.set()
+    for _ in range(turns):  # of the event loop
+        await asyncio.sleep(0)
+    running.cancel()
+    done, _ = await asyncio.wait((running,), timeout=1)
+    running.cancel()
+    assert done
 
 
 async def test_a_holder_that_renews_keeps_it_and_one_that_lets_go_frees_it_at_once() -> None:

@@ -63,10 +63,11 @@ def test_scaling_up_and_down_are_named() -> None:
     world.settle()
     world.reports()
     world.round()
-    world.scale(1)
+    world.scale(3)
     world.round()
     world.round()
     assert condition(world, "Rescaling")["reason"] == reasons.SCALING_DOWN
+    assert condition(world, "Rescaling")["message"] == "1 worker leaves, 3 wanted"
 
 
 def test_replacing_is_named() -> None:
@@ -120,6 +121,17 @@ def test_progress_is_written_every_fifteen_seconds_and_conditions_at_once() -> N
     world.reports(step=5, generation=2)
     world.round()
     assert world.status["step"] == 5  # a new generation is written at once, progress with it
+
+
+def test_the_last_goodput_is_that_of_the_whole_loop() -> None:
+    world = started(1)
+    world.reports(goodput=0.1, samples_per_second=500.0)
+    world.round()
+    world.reports(phase="AFTER_LOOP", goodput=0.9, samples_per_second=0.0, step=2400)
+    world.end(world.workers()[0], 0, finished_message(1))
+    world.round()
+    assert (world.status["state"], world.status["goodput"]) == ("Succeeded", "0.900")
+    assert world.status["samplesPerSecond"] == "500"
 
 
 def test_nothing_new_is_never_written() -> None:

@@ -196,7 +196,7 @@ class Runtime:
         self.position = Position(
             cursor,
             ledger,
-            self.position.productive_seconds + result.seconds,
+            self.position.productive_seconds + seconds,
             self.position.began_unix or time.time() - seconds,
         )
         state = StateName(self.generation, cursor.step)

@@ -60,7 +60,8 @@ def _training(job: Job, report: Report) -> Truth:
     count = active_workers(report)
     if report.phase in ("ENDING", "AFTER_LOOP"):
         return Truth(True, reasons.FINISHING, f"{count} workers are at the end of the training loop")
-    text = f"{count} of {sizing.target(job)} workers train in generation {report.generation}"
+    verb = "trains" if count == 1 else "train"
+    text = f"{count} of {sizing.target(job)} workers {verb} in generation {report.generation}"
     return Truth(True, reasons.TRAINING, text)
 
 
@@ -97,8 +98,10 @@ def rescaling(job: Job, observation: Observation, ledger: Ledger, started: bool)
     if len(active) > want or active - uids:
         leaving = len(active - uids) or len(active) - want
         if len(uids) >= want and len(active) <= want:
-            return Truth(True, reasons.REPLACING_WORKERS, f"{leaving} workers leave and are replaced")
-        return Truth(True, reasons.SCALING_DOWN, f"{leaving} workers leave, {want} are wanted")
+            text = "1 worker leaves and is" if leaving == 1 else f"{leaving} workers leave and are"
+            return Truth(True, reasons.REPLACING_WORKERS, f"{text} replaced")
+        text = "1 worker leaves" if leaving == 1 else f"{leaving} workers leave"
+        return Truth(True, reasons.SCALING_DOWN, f"{text}, {want} wanted")
     joining = want - len(active & uids)
     if joining <= 0:
         return Truth(False, reasons.AT_SIZE, f"{want} workers train, as wanted")
@@ -111,8 +114,8 @@ def rescaling(job: Job, observation: Observation, ledger: Ledger, started: bool)
             continue
         again = again or (entry is not None and (entry.attempt > 0 or entry.ended is not None))
     reason = reasons.REPLACING_WORKERS if again else reasons.SCALING_UP
-    verb = "are being replaced" if again else "are joining"
-    return Truth(True, reason, f"{joining} of {want} workers {verb}")
+    verb = "being replaced" if again else "joining"
+    return Truth(True, reason, f"{joining} of {want} workers {'is' if joining == 1 else 'are'} {verb}")
 
 
 def degraded(problem: Problem | None) -> Truth:

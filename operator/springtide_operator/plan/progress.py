@@ -35,6 +35,7 @@ def numbers(report: Report | None, old: dict[str, Any]) -> dict[str, Any]:
         result["step"] = max(report.step, old.get("step", 0)) if report.states_lost == 0 else report.step
     if report.phase == "RUNNING":
         result["samplesPerSecond"] = rounded(report.samples_per_second)
+    if report.training:
         result["goodput"] = f"{min(1.0, max(0.0, report.goodput)):.3f}"
     if report.data is not None:
         result["data"] = data(report.data)
