@@ -22,7 +22,7 @@ NEVER_INIT = "import threading\nprint('reads a large file', flush=True)\nthreadi
 
 @pytest.fixture(scope="session", autouse=True)
 def silent(e2e: E2ECluster) -> Iterator[RunningJob]:
-    """A job whose worker never calls `init()`; it begins first, so that its test need not wait for a minute."""
+    """A job whose worker never calls `init()`; it begins first, so that its test need not wait."""
     with e2e.namespace(f"e2e-{secrets.token_hex(4)}") as namespace:
         e2e.apply(script("silent", NEVER_INIT), job("silent", e2e.image), namespace=namespace)
         yield RunningJob(e2e, namespace, "silent")
