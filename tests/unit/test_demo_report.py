@@ -136,3 +136,11 @@ def test_an_end_counts_as_a_restart_only_when_nobody_aimed_at_it() -> None:
         "b",
     ]
     assert FIRST < SECOND
+
+
+def test_only_promises_about_seconds_may_be_missed_by_a_busy_machine() -> None:
+    events = [dict(event, gap_seconds=9.0) for event in GOOD["events"]]
+    missed = [promise for promise in report.promises(GOOD | {"events": events}) if not promise.holds]
+    assert missed
+    assert all(promise.timing for promise in missed)
+    assert not any(p.timing for p in report.promises(GOOD | {"survivor_restarts": 1}) if not p.holds)

@@ -37,7 +37,10 @@ STORY_SECONDS = 150.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 when every promise was kept, 1 when one was broken or the demo failed, 130 on Ctrl-C."""
+    """Return 0 when every promise was kept, 1 when one was broken or the demo failed, 130 on Ctrl-C.
+
+    A promise about seconds that a busy machine missed is shown, and breaks nothing.
+    """
     options = _options(arguments)
     root = _root()
     if root is None:
@@ -94,7 +97,7 @@ def _tell(view: View, root: Path, out: Path) -> tuple[int, list[report.Promise]]
     finally:
         alone.stop()
     lines = report.promises(written)
-    return int(not all(line.holds for line in lines)), lines
+    return int(not all(line.holds or line.timing for line in lines)), lines
 
 
 def _watched(view: View, kubeconfig: Path, root: Path, out: Path) -> contextlib.AbstractContextManager[None]:

@@ -21,11 +21,15 @@ LARGEST_LOSS_DIFFERENCE = 1e-4
 
 @dataclass(frozen=True)
 class Promise:
-    """A line of the verdict: what was promised, what was measured, and whether it holds."""
+    """A line of the verdict: what was promised, what was measured, and whether it holds.
+
+    timing: it depends on how busy the machine is, so that missing it is shown but fails nothing.
+    """
 
     text: str
     measured: str
     holds: bool
+    timing: bool = False
 
 
 def float32(value: float) -> float:
@@ -170,6 +174,11 @@ def promises(report: Mapping[str, Any]) -> list[Promise]:
         gap = gaps.get(kind)
         measured = "did not happen" if gap is None else f"{gap:.3f} s"
         lines.append(
-            Promise(f"{text} {limit:.2f} s between two commits", measured, gap is not None and gap <= limit)
+            Promise(
+                f"{text} {limit:.2f} s between two commits",
+                measured,
+                gap is not None and gap <= limit,
+                timing=True,
+            )
         )
     return lines

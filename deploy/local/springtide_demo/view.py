@@ -126,7 +126,12 @@ class View:
         for title in ("", "promise", "measured"):
             table.add_column(title)
         for promise in promises:
-            mark = Text("yes", style="green") if promise.holds else Text("NO", style="bold red")
+            if promise.holds:
+                mark = Text("yes", style="green")
+            elif promise.timing:
+                mark = Text("slow", style="bold yellow")
+            else:
+                mark = Text("NO", style="bold red")
             table.add_row(mark, promise.text, promise.measured)
         self._console.print(table)
         for path in files:
