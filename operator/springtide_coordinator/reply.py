@@ -40,7 +40,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         last_commit_unix=history.last_commit_unix,
         silent=[uid for uid, _ in silent_pods(m)],
     )
-    for record in m.members.values():
+    for record in sorted(m.members.values(), key=lambda record: record.info.rank_key):
         if not record.connected and not m.in_current(record.info.id):
             continue
         reply.members.append(

@@ -155,6 +155,17 @@ async def test_the_reply_names_who_is_waited_for(hub: Hub) -> None:
     assert not reply.HasField("generation")
 
 
+def test_the_operator_is_answered_in_the_same_order_whoever_came_first(hub: Hub) -> None:
+    for slot in (2, 0, 1):
+        stream = hub.new_stream()
+        member = pb.Member(id=f"m{slot}", pod_uid=f"u{slot}", pod_name=f"w{slot}", slot=slot)
+        hub.hello(stream, pb.Hello(protocol_version=1, member=member, standing=pb.STARTING))
+    pods = [pb.Pod(uid=f"u{slot}", name=f"w{slot}", slot=slot, started=True) for slot in (9, 2, 0, 1)]
+    reply = hub.sync(pb.SyncRequest(target=4, minimum=1, maximum=4, living=pods, observed=True))
+    assert [one.member.slot for one in reply.members] == [0, 1, 2]
+    assert list(reply.waiting_for) == ["w0", "w1", "w2", "w9"]
+
+
 def test_membership_is_pure() -> None:
     folder = Path(membership.__file__).parent
     impure = {"grpc", "asyncio", "os", "time", "torch", "random", "threading", "socket", "datetime"}
