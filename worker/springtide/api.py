@@ -39,7 +39,9 @@ def init() -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     _runtime = Runtime(settings)
+    # A SIGTERM that comes early is heard already.
     ending.install(_runtime)
+    _runtime.begin()
 
 
 def distribute(

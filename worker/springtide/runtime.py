@@ -62,7 +62,11 @@ class Runtime:
             self.session = Session(settings, self)
             self.membership = self.session.membership
             self.recovery = Recovery(self, self.membership)
-            self._stop_metrics = self.metrics.serve(settings.metrics_port, settings.bind)
+
+    def begin(self) -> None:
+        """Serve metrics and say Hello, in a job."""
+        if self.session is not None:
+            self._stop_metrics = self.metrics.serve(self.settings.metrics_port, self.settings.bind)
             self.session.start()
 
     # ---- from the stream's thread

@@ -53,8 +53,8 @@ class Session:
         self._teller = threading.Thread(target=self._tell_for_ever, name="springtide-progress", daemon=True)
 
     def start(self) -> None:
-        self._client.start()
         self._teller.start()
+        self._client.start()
 
     def send(self, message: pb.WorkerMessage) -> None:
         """Queue a message; without a stream it is lost, since the next Hello tells what matters."""
@@ -69,6 +69,8 @@ class Session:
     def close(self, ended: Outcome | None) -> None:
         """Tell the last commits and the outcome, and end both threads."""
         self._closing.set()
+        if self._teller.ident is None:
+            return  # never begun
         self._teller.join(_FLUSH_SECONDS)
         self._tell()
         if ended is not None:
