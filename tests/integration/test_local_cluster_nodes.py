@@ -130,7 +130,7 @@ def test_a_killed_node_is_not_ready_and_its_pods_are_deleted(kube: Kube, cluster
     pod = _sleeper(kube, "victim", spec={"terminationGracePeriodSeconds": 1})
     node, pid = pod["spec"]["nodeName"], pid_of(pod)
     cluster.kill_node(node)
-    until(lambda: not alive(pid), "the process to be dead", 3)
+    until(lambda: not alive(pid), "the process to be dead")
     lost = until(
         lambda: (
             condition_of(_node(cluster, node), "Ready").get("status") == "Unknown" and _node(cluster, node)
@@ -160,7 +160,7 @@ def test_a_stopped_node_freezes_its_processes_until_it_is_restored(kube: Kube, c
     pod = _sleeper(kube, "frozen", spec=spec)
     node, pid = pod["spec"]["nodeName"], pid_of(pod)
     cluster.stop_node(node)
-    until(lambda: _process_state(pid) == "T", "the process to be stopped", 3)
+    until(lambda: _process_state(pid) == "T", "the process to be stopped")
     until(lambda: condition_of(_node(cluster, node), "Ready")["status"] == "Unknown", "NotReady")
     kube.wait_pod(
         "frozen", lambda p: condition_of(p, "Ready")["status"] == "False", "the pod not to be ready"
@@ -183,7 +183,7 @@ def test_a_pod_that_is_always_restarted_comes_back_with_its_node(kube: Kube, clu
     pod = _sleeper(kube, "returns", spec=spec)
     node, pid = pod["spec"]["nodeName"], pid_of(pod)
     cluster.kill_node(node)
-    until(lambda: not alive(pid), "the process to be dead", 3)
+    until(lambda: not alive(pid), "the process to be dead")
     cluster.restore_node(node)
     pod = kube.wait_pod(
         "returns",
@@ -204,7 +204,7 @@ def test_a_pod_forced_off_a_stopped_node_is_killed_when_the_node_returns(
     until(lambda: kube.gone("pods", "ghost"), "the pod to be gone")
     assert alive(pid)
     cluster.restore_node(node)
-    until(lambda: not alive(pid), "the process to be dead", 3)
+    until(lambda: not alive(pid), "the process to be dead")
 
 
 def test_a_deleted_node_comes_back_and_its_pods_do_not(kube: Kube, cluster: Cluster) -> None:

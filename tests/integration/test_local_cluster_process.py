@@ -49,7 +49,7 @@ def _sleepers(identity: str) -> list[int]:
     for pid in processes_with(CLUSTER_VARIABLE, identity):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except FileNotFoundError:
+        except OSError:
             continue
         if command.startswith(b"sleep\x0030"):
             sleeping.append(pid)
@@ -118,7 +118,7 @@ def test_children_that_left_the_group_end_with_their_container(own: Cluster) -> 
     pod = client.wait_phase("family", "Failed")
     ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
     assert (ended["exitCode"], ended["signal"]) == (137, 9)
-    until(lambda: not any(alive(pid) for pid in family), "all processes to be dead", 3)
+    until(lambda: not any(alive(pid) for pid in family), "all processes to be dead")
     client.close()
 
 

@@ -89,7 +89,7 @@ def test_sigterm_without_a_coordinator(cluster: WorkerCluster) -> None:
     began = time.monotonic()
     cluster.until(lambda: not second.running, "the end of the second")
     assert second.code == -15
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
 
 
 def test_script_that_leaves_its_loop(cluster: WorkerCluster) -> None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "a-token"
 
 
-def until(condition: Callable[[], bool], what: str, timeout: float = 10.0) -> float:
+def until(condition: Callable[[], bool], what: str, timeout: float = 40.0) -> float:
     """Wait for a condition; return the seconds it took. Fails with `what` after `timeout` seconds."""
     began = time.monotonic()
     while not condition():
@@ -145,7 +145,7 @@ class Member:
     def all(self, kind: str) -> list[pb.CoordinatorMessage]:
         return [message for message in self.messages if message.WhichOneof("message") == kind]
 
-    def wait(self, kind: str, count: int = 1, timeout: float = 10.0) -> pb.CoordinatorMessage:
+    def wait(self, kind: str, count: int = 1, timeout: float = 40.0) -> pb.CoordinatorMessage:
         """Wait until `count` messages of the kind have come; returns the last."""
         until(
             lambda: len(self.all(kind)) >= count,

@@ -34,7 +34,7 @@ def children() -> dict[int, str]:
 
 
 def leaked(
-    threads_before: set[threading.Thread], children_before: dict[int, str], patience: float = 3.0
+    threads_before: set[threading.Thread], children_before: dict[int, str], patience: float = 15.0
 ) -> list[str]:
     """Return a line for all that lives now, did not before, and is still there after `patience` seconds."""
     deadline = time.monotonic() + patience

@@ -32,7 +32,7 @@ from springtide_local.api.store import Store
 
 Object = dict[str, Any]
 Result = TypeVar("Result")
-_PATIENCE = 20.0
+_PATIENCE = 40.0
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Api:
                 file.flush()
                 self._tls.load_cert_chain(file.name)
 
-    def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 30.0) -> Kubectl:
+    def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 60.0) -> Kubectl:
         done = subprocess.run(
             [require_tool("kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments],
             input=stdin,
@@ -85,7 +85,7 @@ class Api:
         )
         return Kubectl(done.returncode, done.stdout, done.stderr)
 
-    def do(self, *arguments: str, stdin: str | None = None, timeout: float = 30.0) -> str:
+    def do(self, *arguments: str, stdin: str | None = None, timeout: float = 60.0) -> str:
         """What kubectl prints; it must succeed."""
         done = self.kubectl(*arguments, stdin=stdin, timeout=timeout)
         assert done.code == 0, f"kubectl {' '.join(arguments)}: {done.err or done.out}"

@@ -39,7 +39,7 @@ class ApiFailure(Exception):
         self.message = message
 
 
-def until(condition: Callable[[], Any], what: str, timeout: float = 10.0) -> Any:
+def until(condition: Callable[[], Any], what: str, timeout: float = 40.0) -> Any:
     """Poll until `condition()` is true, and return its value; fail with what was waited for and what was
     there last.
     """
@@ -137,7 +137,7 @@ class Kube:
         )
 
     def wait_pod(
-        self, name: str, condition: Callable[[Object], Any], what: str, timeout: float = 10.0
+        self, name: str, condition: Callable[[Object], Any], what: str, timeout: float = 40.0
     ) -> Object:
         """The pod as soon as `condition(pod)` holds."""
         last: list[Object] = []
@@ -153,7 +153,7 @@ class Kube:
                 f"pod {name}: {error}; status: {json.dumps(last[0].get('status'))}"
             ) from None
 
-    def wait_phase(self, name: str, phase: str, timeout: float = 10.0) -> Object:
+    def wait_phase(self, name: str, phase: str, timeout: float = 40.0) -> Object:
         return self.wait_pod(name, lambda pod: pod["status"].get("phase") == phase, f"phase {phase}", timeout)
 
     def logs(self, name: str, **query: Any) -> str:
@@ -175,7 +175,7 @@ class Kube:
         found = self.list("events", fieldSelector=f"involvedObject.name={name},reason={reason}")
         return [event["message"] for event in found]
 
-    def kubectl(self, *args: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+    def kubectl(self, *args: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         command = [
             require_tool("kubectl"),
             "--kubeconfig",
@@ -222,7 +222,7 @@ def alive(pid: int) -> bool:
     """Whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second: it ends while it is being read
         return False
 
 

@@ -59,7 +59,7 @@ def test_shutting_releases_a_stuck_collective_here_and_there(groups: Callable[..
     began = time.monotonic()
     with pytest.raises(RuntimeError):
         stuck.wait()
-    assert time.monotonic() - began < 5  # the collective's own limit is 30 s
+    assert time.monotonic() - began < 20  # the collective's own limit is 30 s
     assert first.release()
     with pytest.raises(RuntimeError):
         second.start_sum(torch.ones(10)).wait()
