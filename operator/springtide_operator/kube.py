@@ -24,12 +24,13 @@ TOKEN_SECONDS = 60.0  # service account tokens are replaced on disk about once a
 
 
 class ApiError(Exception):
-    """The API server's refusal: `code` is the HTTP status, `reason` its CamelCase word; code 0: no answer
-    came.
+    """The API server's refusal: `code` is the HTTP status, `reason` its CamelCase word, `causes` those of
+    its details; code 0: no answer came.
     """
 
-    def __init__(self, code: int, reason: str, message: str) -> None:
+    def __init__(self, code: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
         super().__init__(f"{message} ({code} {reason})" if code else message)
+        self.causes = causes
         self.code = code
         self.reason = reason
         self.message = message
@@ -150,7 +151,9 @@ def _endpoint(info: kopf.ConnectionInfo) -> tuple[object, ...]:
 def _refusal(code: int, reason: str, text: str) -> ApiError:
     try:
         status = json.loads(text)
-        return ApiError(code, status.get("reason") or reason, status.get("message") or text[:500])
+        details = status.get("details") or {}
+        causes = tuple(str(cause.get("reason") or "") for cause in details.get("causes") or [])
+        return ApiError(code, status.get("reason") or reason, status.get("message") or text[:500], causes)
     except (ValueError, AttributeError):
         return ApiError(code, reason, text[:500] or reason)
 

@@ -114,7 +114,7 @@ class Performer:
                 if error.code not in (404, 409):
                     log.warning("%s: deleting %s: %s", job.name, action.name, error, extra=_fields(job))
                 return False
-            self._refused(job, role, error.code, error.message)
+            self._refused(job, role, error.code, error.message, "NamespaceTerminating" in error.causes)
             return False
         except TemplateError as error:
             self._refused(job, role, 422, str(error))
@@ -138,7 +138,7 @@ class Performer:
             pod = coordinator_pod(job, action.incarnation, self._image)
             await self._create(job, with_defaults(pod, self._defaults, names.ROLE_COORDINATOR))
         elif isinstance(action, CreateWorker):
-            pod = worker_pod(job, action.slot, action.attempt, action.address)
+            pod = worker_pod(job, action.slot, action.attempt, action.address, action.avoid)
             main = main_container_name(job.spec.workers.template)
             await self._create(job, with_defaults(pod, self._defaults, main))
         else:
@@ -159,7 +159,7 @@ class Performer:
         try:
             created = await self._cluster.create_pod(pod)
         except ApiError as error:
-            if error.code != 409:
+            if error.reason != "AlreadyExists":  # a quota that others change at the same time says Conflict
                 raise
             created = await self._cluster.get_pod(job.namespace, name)
             if not observe.owned_by(created, job.uid):
@@ -198,9 +198,9 @@ class Performer:
             f"{host}:{names.COORDINATOR_PORT}", action.incarnation, self._clock()
         )
 
-    def _refused(self, job: Job, role: str, code: int, message: str) -> None:
+    def _refused(self, job: Job, role: str, code: int, message: str, terminating: bool = False) -> None:
         before = self.memory.refusals.get(role)
-        self.memory.refusals[role] = refuse(before, code, message, self._clock())
+        self.memory.refusals[role] = refuse(before, code, message, self._clock(), terminating)
         if before is None or before.message != message:
             log.warning("creating the %s: %s (%s)", role, message, code, extra=_fields(job))
 

@@ -138,7 +138,7 @@ def test_a_quota_is_named_and_the_job_grows_when_it_does(system: E2ECluster, job
     system.apply(quota, namespace=job.namespace)
     job.start(replicas=4)
     job.until_running("0-0", "1-0")
-    degraded = job.until_condition("Degraded", "PodsRefused")
+    degraded = job.until_condition("Degraded", "PodCreationRefused")
     assert "exceeded quota: small" in degraded["message"]
     assert job.status()["restarts"]["failures"] == 0
     quota["spec"] = {"hard": {"pods": "9"}}

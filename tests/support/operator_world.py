@@ -160,7 +160,7 @@ class World:
             self.refusals.pop("worker", None)
             name = names.worker_name(job.name, action.slot, action.attempt)
             if not any(pod["metadata"]["name"] == name for pod in self.pods.values()):
-                self.add(worker_pod(job, action.slot, action.attempt, action.address))
+                self.add(worker_pod(job, action.slot, action.attempt, action.address, action.avoid))
         elif isinstance(action, DeletePod):
             pod = self.pods.get(action.uid)
             if pod is not None:

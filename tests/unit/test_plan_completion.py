@@ -25,7 +25,7 @@ def deleted(world: World) -> set[str]:
 
 def test_exit_codes_alone_are_no_success() -> None:
     world = started(2)
-    world.job["spec"]["failurePolicy"]["backoffLimit"] = 1
+    world.job["spec"]["failurePolicy"]["backoffLimit"] = 0
     for pod in world.workers():
         world.end(pod, 0)
     world.round()

@@ -109,7 +109,7 @@ def test_refused_pods_are_retried_under_the_same_name_ever_more_slowly_and_never
     assert gaps[0] <= 2
     assert 55 <= gaps[-1] <= 65
     degraded = next(c for c in world.status["conditions"] if c["type"] == "Degraded")
-    assert degraded["reason"] == "PodsRefused"
+    assert degraded["reason"] == "PodCreationRefused"
     assert "exceeded quota" in degraded["message"]
     assert world.status["restarts"]["failures"] == 0
     world.refuse_workers = None

@@ -9,7 +9,8 @@ import yaml
 from pydantic.json_schema import models_json_schema
 
 from springtide_operator.api import names
-from springtide_operator.api.model import TrainingJobSpec, rule
+from springtide_operator.api.base import rule
+from springtide_operator.api.model import TrainingJobSpec
 from springtide_operator.api.status import TrainingJobStatus
 
 Schema = dict[str, Any]

@@ -8,24 +8,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
-from pydantic.alias_generators import to_camel
+from pydantic import ConfigDict, Field, WithJsonSchema
 
+from springtide_operator.api.base import ApiModel, rule
+from springtide_operator.api.failure_rules import FailureRule
 from springtide_operator.api.names import MAX_WORKERS
-
-
-class ApiModel(BaseModel):
-    """camelCase on the wire, snake_case in Python; unknown fields are pruned."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
-
-
-def rule(expression: str, message: str, message_expression: str | None = None, **more: str) -> dict[str, Any]:
-    """One entry of x-kubernetes-validations."""
-    result: dict[str, Any] = {"rule": expression, "message": message, **more}
-    if message_expression is not None:
-        result["messageExpression"] = message_expression
-    return result
 
 
 class StrategyType(StrEnum):
@@ -183,8 +170,22 @@ class FailurePolicy(ApiModel):
         default=6,
         ge=0,
         le=10000,
-        description="Worker failures that are endured: one more fails the job. Evictions, preemptions,"
-        " deleted pods and scaling down are no failures.",
+        description="Worker failures that are endured: one more fails the job. Workers that fail together for"
+        " one cause count once. Evictions, preemptions, deleted pods and scaling down are no failures.",
+    )
+    preemption_limit: int | None = Field(
+        default=None,
+        ge=0,
+        le=10000,
+        description="Preemptions, evictions, deletions and lost nodes that are endured: one more fails the"
+        " job. Workers that go together for one cause count once. Absent: any number.",
+    )
+    rules: list[FailureRule] = Field(
+        default_factory=list,
+        max_length=32,
+        description="What is done about an end of a worker, by its cause; the first rule that holds decides."
+        " Without one, failures count against backoffLimit and everything else against preemptionLimit.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic", "default": []},
     )
 
 

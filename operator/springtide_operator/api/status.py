@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from springtide_operator.api.model import ApiModel
+from springtide_operator.api.base import ApiModel
 from springtide_operator.api.names import MAX_WORKERS
 
 Text = Annotated[str, Field(max_length=1024)]
@@ -51,12 +51,32 @@ class DataStatus(ApiModel):
     total_seen: Count = Field(default=0, description="Samples counted over the job.")
 
 
+class IncidentStatus(ApiModel):
+    """Workers that ended together for one cause."""
+
+    cause: Short = Field(description="What they have in common.")
+    time: Time = Field(description="When the first of them was counted.")
+    slots: list[Count] = Field(max_length=4 * MAX_WORKERS, description="Their slots.")
+
+
 class RestartsStatus(ApiModel):
-    """Workers that ended early and were replaced."""
+    """Workers that ended early and were replaced. Workers that end together for one cause, within ten
+    seconds, are one restart.
+    """
 
     failures: Count = Field(default=0, description="Counted against failurePolicy.backoffLimit.")
-    preemptions: Count = Field(default=0, description="Evicted, preempted, deleted or left: no failures.")
-    total: Count = Field(default=0, description="failures + preemptions.")
+    preemptions: Count = Field(
+        default=0,
+        description="Evicted, preempted, deleted, left or on a lost node: counted against"
+        " failurePolicy.preemptionLimit.",
+    )
+    ignored: Count = Field(default=0, description="Counted against nothing, by a rule that says Ignore.")
+    failed_workers: Count = Field(default=0, description="Worker pods behind failures.")
+    preempted_workers: Count = Field(default=0, description="Worker pods behind preemptions.")
+    total: Count = Field(default=0, description="failures + preemptions + ignored.")
+    incidents: list[IncidentStatus] | None = Field(
+        default=None, max_length=16, description="Restarts of the last seconds, which take in late comers."
+    )
 
 
 class LastFailure(ApiModel):
@@ -70,11 +90,11 @@ class LastFailure(ApiModel):
 
 
 class BackoffStatus(ApiModel):
-    """Delay before failed workers are replaced; it doubles with every failure and decays with time."""
+    """Delay before a role's next pod; it doubles with every bad end and decays with time."""
 
-    count: Count = Field(default=0, description="Recent failures that the delay is computed from.")
+    count: Count = Field(default=0, description="Recent bad ends that the delay is computed from.")
     last_time: Time = Field(description="When the newest of them was counted.")
-    until: Time = Field(description="Failed workers are replaced after this.")
+    until: Time = Field(description="The next pod is made after this.")
 
 
 class CoordinatorStatus(ApiModel):
@@ -82,6 +102,9 @@ class CoordinatorStatus(ApiModel):
 
     incarnation: Count = Field(default=0, description="Raised before each coordinator pod is made.")
     address: Short = Field(default="", description="host:port that workers are given.")
+    ended: Count | None = Field(
+        default=None, description="Highest incarnation whose end the backoff has counted."
+    )
     reachable: bool = Field(default=False, description="Whether it answered the operator's last call.")
     restart: Count | None = Field(default=None, description="Restarts of the container in its pod.")
     recoveries: Count | None = Field(
@@ -99,6 +122,9 @@ class SlotStatus(ApiModel):
     uid: Short | None = Field(default=None, description="The pod's uid, once it was seen.")
     ended: Short | None = Field(
         default=None, description="How it ended: Finished, Left, Failed, Preempted, ScaledDown."
+    )
+    avoid: Annotated[str, Field(max_length=253)] | None = Field(
+        default=None, description="The node that its next pod must not be on, by a rule that says Replace."
     )
 
 
@@ -141,9 +167,11 @@ class TrainingJobStatus(ApiModel):
         default=None, description="Last recovery: last commit before it to first commit after it, in seconds."
     )
     last_failure: LastFailure | None = Field(default=None, description="The newest worker failure.")
-    backoff: BackoffStatus | None = Field(
+    backoff: dict[str, BackoffStatus] | None = Field(
         default=None,
-        description="Delay before failed workers are replaced; doubles with every failure, decays with time.",
+        description="Delay before the next pod, by role (worker, coordinator); doubles with every bad end,"
+        " decays with time.",
+        json_schema_extra={"maxProperties": 8},
     )
     coordinator: CoordinatorStatus | None = Field(default=None, description="The job's coordinator pod.")
     slots: dict[str, SlotStatus] | None = Field(

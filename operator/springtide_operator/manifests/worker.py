@@ -27,8 +27,10 @@ def template_hash(job: Job) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def worker_pod(job: Job, slot: int, attempt: int, coordinator_address: str) -> Object:
-    """The pod of one slot. Raises TemplateError."""
+def worker_pod(
+    job: Job, slot: int, attempt: int, coordinator_address: str, avoid: str | None = None
+) -> Object:
+    """The pod of one slot, not on the node `avoid`. Raises TemplateError."""
     template = copy.deepcopy(job.spec.workers.template)
     spec = _typed(template, "spec", dict, "spec")
     meta = _typed(template, "metadata", dict, "metadata")
@@ -51,6 +53,8 @@ def worker_pod(job: Job, slot: int, attempt: int, coordinator_address: str) -> O
     termination_log = container.setdefault("terminationMessagePath", names.TERMINATION_LOG)
     _shared_memory(spec, container)
     _metrics_port(spec, container)
+    if avoid is not None:
+        avoid_node(spec, avoid)
     container["env"] = _environment(job, container, slot, attempt, coordinator_address, termination_log)
     return {
         "apiVersion": "v1",
@@ -93,6 +97,28 @@ def _main_container(spec: Object) -> Object:
     if not main.get("image"):
         raise TemplateError(f"{where}: container {main['name']!r} has no image")
     return main
+
+
+def avoid_node(spec: Object, node: str) -> None:
+    """Keep a pod off one node, in addition to what its node affinity asks for.
+
+    By the node's own name: its hostname label may be another. Terms are alternatives, so each one gets it.
+    """
+    where = "spec.affinity.nodeAffinity"
+    affinity = _typed(spec, "affinity", dict, "spec.affinity")
+    node_affinity = _typed(affinity, "nodeAffinity", dict, where)
+    kind = "requiredDuringSchedulingIgnoredDuringExecution"
+    required = _typed(node_affinity, kind, dict, f"{where}.{kind}")
+    terms = _typed(required, "nodeSelectorTerms", list, f"{where}.{kind}.nodeSelectorTerms")
+    if not terms:
+        terms.append({})
+    for term in terms:
+        if not isinstance(term, dict):
+            raise TemplateError(
+                f"spec.workers.template.{where}.{kind}.nodeSelectorTerms: each must be an object"
+            )
+        fields = _typed(term, "matchFields", list, f"{where}.{kind}.nodeSelectorTerms[].matchFields")
+        fields.append({"key": "metadata.name", "operator": "NotIn", "values": [node]})
 
 
 def _shared_memory(spec: Object, container: Object) -> None:

@@ -43,6 +43,7 @@ class CreateWorker:
     attempt: int
     address: str
     reason: str
+    avoid: str | None = None  # name of a node that it must not be on
     kind: ClassVar[str] = "create_worker"
 
 

@@ -13,8 +13,6 @@ from springtide_operator.plan import restarts
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Finished, Observation, WorkerPod
 
-INVALID = 422
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -29,16 +27,18 @@ def decide(job: Job, observation: Observation, ledger: Ledger) -> Outcome | None
     pod = finished_worker(observation, ledger)
     if pod is not None and pod.end is not None and pod.end.finished is not None:
         return Outcome(True, reasons.WORKER_FINISHED, f"worker {pod.name} finished", pod.end.finished)
-    text = restarts.exceeded(job, ledger)
-    if text is not None:
-        return Outcome(False, reasons.BACKOFF_LIMIT_EXCEEDED, text)
+    if ledger.fatal is not None:
+        return Outcome(False, reasons.FAILURE_RULE, ledger.fatal)
+    exceeded = restarts.exceeded(job, ledger)
+    if exceeded is not None:
+        return Outcome(False, exceeded.reason, exceeded.message)
     try:
         worker_pod(job, 0, 0, "")
     except TemplateError as error:
         return Outcome(False, reasons.INVALID_TEMPLATE, str(error))
     for role in ("worker", "coordinator"):
         refusal = observation.refusals.get(role)
-        if refusal is not None and refusal.code == INVALID:
+        if refusal is not None and refusal.invalid:
             text = f"the API server refuses the {role} pod as invalid: {refusal.message}"
             return Outcome(False, reasons.INVALID_TEMPLATE, text)
     return None

@@ -17,10 +17,12 @@ from springtide_operator.plan.actions import (
     EnsureSecret,
     Event,
 )
+from springtide_operator.plan.backoff import QUICK_SECONDS
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import CoordinatorPod, Observation
 from springtide_operator.plan.refused import held_back
 
+ROLE = "coordinator"
 MIN_LIFE_SECONDS = 2.0  # between two pods, so that a node that evicts at once gets no flood
 SERVICE_CHECK_SECONDS = 30.0
 SECRET_CHECK_SECONDS = 10.0
@@ -59,8 +61,9 @@ def decide(observation: Observation, ledger: Ledger, now: float) -> tuple[list[A
         actions += _secret(observation, now)
     if current(observation, ledger) is None:
         replaced = next((c for c in observation.coordinators if c.incarnation == ledger.incarnation), None)
+        _count_end(replaced, ledger, now)
         youngest = max((c.created_at for c in observation.coordinators), default=float("-inf"))
-        soon = 0.0 <= now - youngest < MIN_LIFE_SECONDS
+        soon = 0.0 <= now - youngest < MIN_LIFE_SECONDS or now < ledger.backoff(ROLE).until
         if not soon and not held_back(observation, "coordinator", now):
             ledger.incarnation = 1 + max(
                 [ledger.incarnation, *(c.incarnation for c in observation.coordinators)],
@@ -84,6 +87,15 @@ def decide(observation: Observation, ledger: Ledger, now: float) -> tuple[list[A
             text = f"coordinator {ledger.incarnation} takes its place"
             actions.append(DeletePod(pod.name, pod.uid, reasons.DELETE_SUPERSEDED, text))
     return actions, events
+
+
+def _count_end(pod: CoordinatorPod | None, ledger: Ledger, now: float) -> None:
+    """Raise the backoff once for each coordinator that lived shortly."""
+    if pod is None or ledger.coordinator_ended >= pod.incarnation:
+        return
+    ledger.coordinator_ended = pod.incarnation
+    if 0.0 <= now - pod.created_at < QUICK_SECONDS:
+        ledger.raise_backoff(ROLE, now)
 
 
 def _secret(observation: Observation, now: float) -> list[Action]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from springtide_operator.api import names, reasons
@@ -10,9 +11,10 @@ from springtide_operator.manifests.worker import template_hash
 from springtide_operator.plan import cleanup, completion, conditions, problems, progress, restarts, sizing
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Action, Event, Plan
+from springtide_operator.plan.clock import parse_time, timestamp
 from springtide_operator.plan.completion import Outcome
 from springtide_operator.plan.conditions import Truth
-from springtide_operator.plan.ledger import Ledger, parse_time, timestamp
+from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation
 
 Status = dict[str, Any]
@@ -41,16 +43,14 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     actions += made
     events += said
     actions += sizing.decide(job, observation, ledger, now)
+    actions += restarts.give_up(observation, ledger)
     actions += cleanup.ended_pods(observation, ledger)
     truths = _truths(job, observation, ledger, now)
     status = _status(job, observation, ledger, truths, now)
     events += _changes(job, old, status)
-    wake_at = min(
-        (refusal.retry_at for refusal in observation.refusals.values()),
-        default=None,
-    )
-    if ledger.backoff_until > now:
-        wake_at = min(wake_at or ledger.backoff_until, ledger.backoff_until)
+    later = [refusal.retry_at for refusal in observation.refusals.values()]
+    later += [backoff.until for backoff in ledger.backoffs.values()]
+    wake_at = min((at for at in later if now < at < math.inf), default=None)
     return Plan(progress.throttle(old, status, now), tuple(actions), tuple(events), wake_at)
 
 
@@ -129,6 +129,8 @@ def _coordinator(observation: Observation, ledger: Ledger, numbers: Status, old:
         "address": address,
         "reachable": report is not None and observation.unreachable_since is None,
     }
+    if ledger.coordinator_ended:
+        result["ended"] = ledger.coordinator_ended
     if report is not None:
         result |= {
             "restart": report.restart,

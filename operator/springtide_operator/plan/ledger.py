@@ -5,32 +5,22 @@ use.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
-
-def timestamp(unix: float) -> str:
-    """RFC 3339 with whole seconds, as the Kubernetes API writes it."""
-    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def parse_time(text: str | None) -> float | None:
-    """Unix seconds; None for nothing or nonsense."""
-    if not text:
-        return None
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None
+from springtide_operator.plan.backoff import Backoff
+from springtide_operator.plan.clock import parse_time as parse_time
+from springtide_operator.plan.clock import timestamp as timestamp
+from springtide_operator.plan.incidents import Incident
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The newest pod of one slot."""
+    """The newest pod of one slot. `avoid`: the node that its next pod, or this one, must not be on."""
 
     attempt: int
     uid: str | None = None
     ended: str | None = None
+    avoid: str | None = None
 
     def to_status(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"attempt": self.attempt}
@@ -38,7 +28,44 @@ class Slot:
             entry["uid"] = self.uid
         if self.ended:
             entry["ended"] = self.ended
+        if self.avoid:
+            entry["avoid"] = self.avoid
         return entry
+
+    @classmethod
+    def from_status(cls, entry: dict[str, Any]) -> Slot:
+        return cls(entry.get("attempt", 0), entry.get("uid"), entry.get("ended"), entry.get("avoid"))
+
+
+@dataclass
+class Counts:
+    """Restarts. The first three count decisions: workers that end together for one cause are one."""
+
+    failures: int = 0
+    preemptions: int = 0
+    ignored: int = 0
+    failed_workers: int = 0
+    preempted_workers: int = 0
+
+    @classmethod
+    def from_status(cls, entry: dict[str, Any]) -> Counts:
+        return cls(
+            failures=entry.get("failures", 0),
+            preemptions=entry.get("preemptions", 0),
+            ignored=entry.get("ignored", 0),
+            failed_workers=entry.get("failedWorkers", 0),
+            preempted_workers=entry.get("preemptedWorkers", 0),
+        )
+
+    def to_status(self) -> dict[str, Any]:
+        return {
+            "failures": self.failures,
+            "preemptions": self.preemptions,
+            "ignored": self.ignored,
+            "failedWorkers": self.failed_workers,
+            "preemptedWorkers": self.preempted_workers,
+            "total": self.failures + self.preemptions + self.ignored,
+        }
 
 
 @dataclass
@@ -46,54 +73,55 @@ class Ledger:
     """Changed in place by the policies of one round, in their order; written to status before any action."""
 
     slots: dict[int, Slot] = field(default_factory=dict)
-    failures: int = 0
-    preemptions: int = 0
-    backoff_count: int = 0
-    backoff_last: float = 0.0
-    backoff_until: float = 0.0
+    counts: Counts = field(default_factory=Counts)
+    incidents: dict[str, Incident] = field(default_factory=dict)  # by cause
+    backoffs: dict[str, Backoff] = field(default_factory=dict)  # by role
     last_failure: dict[str, Any] | None = None
     incarnation: int = 0
+    coordinator_ended: int = 0  # the highest incarnation whose end is in the backoff
     address: str = ""
+    fatal: str | None = None  # what a rule says FailJob about; the same round ends the job
 
     @classmethod
     def from_status(cls, status: dict[str, Any]) -> Ledger:
         restarts = status.get("restarts") or {}
-        backoff = status.get("backoff") or {}
         coordinator = status.get("coordinator") or {}
+        incidents = [Incident.from_status(entry) for entry in restarts.get("incidents") or []]
         return cls(
             slots={
-                int(number): Slot(entry.get("attempt", 0), entry.get("uid"), entry.get("ended"))
-                for number, entry in (status.get("slots") or {}).items()
+                int(number): Slot.from_status(entry) for number, entry in (status.get("slots") or {}).items()
             },
-            failures=restarts.get("failures", 0),
-            preemptions=restarts.get("preemptions", 0),
-            backoff_count=backoff.get("count", 0),
-            backoff_last=parse_time(backoff.get("lastTime")) or 0.0,
-            backoff_until=parse_time(backoff.get("until")) or 0.0,
+            counts=Counts.from_status(restarts),
+            incidents={incident.cause: incident for incident in incidents},
+            backoffs={
+                role: Backoff.from_status(entry) for role, entry in (status.get("backoff") or {}).items()
+            },
             last_failure=status.get("lastFailure"),
             incarnation=coordinator.get("incarnation", 0),
+            coordinator_ended=coordinator.get("ended", 0),
             address=coordinator.get("address", ""),
         )
 
     def to_status(self) -> dict[str, Any]:
         """The keys of status that this ledger owns."""
+        restarts = self.counts.to_status()
+        if self.incidents:
+            restarts["incidents"] = [incident.to_status() for incident in self.incidents.values()]
         result: dict[str, Any] = {
             "slots": {str(number): self.slots[number].to_status() for number in sorted(self.slots)},
-            "restarts": {
-                "failures": self.failures,
-                "preemptions": self.preemptions,
-                "total": self.failures + self.preemptions,
-            },
+            "restarts": restarts,
         }
-        if self.backoff_count:
-            result["backoff"] = {
-                "count": self.backoff_count,
-                "lastTime": timestamp(self.backoff_last),
-                "until": timestamp(self.backoff_until),
-            }
+        if self.backoffs:
+            result["backoff"] = {role: self.backoffs[role].to_status() for role in sorted(self.backoffs)}
         if self.last_failure:
             result["lastFailure"] = self.last_failure
         return result
 
-    def end(self, slot: int, kind: str) -> None:
-        self.slots[slot] = replace(self.slots[slot], ended=kind)
+    def backoff(self, role: str) -> Backoff:
+        return self.backoffs.get(role, Backoff())
+
+    def raise_backoff(self, role: str, now: float) -> None:
+        self.backoffs[role] = self.backoff(role).raised(now)
+
+    def end(self, slot: int, kind: str, avoid: str | None = None) -> None:
+        self.slots[slot] = replace(self.slots[slot], ended=kind, avoid=avoid)

@@ -12,6 +12,7 @@ class Problem:
 
     reason: str
     message: str
+    cause: str = ""  # the pod's own word for it: ImagePullBackOff, CrashLoopBackOff, Unschedulable, ...
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class End:
     exit_code: int = 0
     at: float | None = None  # unix seconds; None: not said
     finished: Finished | None = None
+    exception: str | None = None  # class of the exception that ended the script, if one is known
+    waiting: bool = False  # it never ran: it waits for something that a rule says not to wait for
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class WorkerPod:
     end: End | None = None  # None: a process may still run
     problem: Problem | None = None
     disruption: str | None = None  # why somebody ends it (eviction, preemption, taint), in words
+    disruption_reason: str | None = None  # and in one: EvictionByEvictionAPI, DeletionByTaintManager, ...
+    node: str | None = None
     unreachable: bool = False  # its node's loss drove it out: the kubelet does not hear of the deletion
 
     @property
@@ -140,11 +145,17 @@ class Refusal:
     message: str
     retry_at: float
     since: float
+    terminating: bool = False  # the namespace is being deleted: nothing can be made in it any more
 
     @property
     def transient(self) -> bool:
         """The server did not get to an answer: nothing that a user can act on."""
         return self.code == 0 or self.code >= 500
+
+    @property
+    def invalid(self) -> bool:
+        """The object itself is wrong: asking again cannot help. (A webhook may change its mind.)"""
+        return self.code in (400, 422) and "admission webhook" not in self.message
 
 
 @dataclass(frozen=True)

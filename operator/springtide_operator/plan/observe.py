@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from springtide_operator.api import names, reasons
-from springtide_operator.plan.ledger import parse_time
+from springtide_operator.plan.clock import parse_time
 from springtide_operator.plan.observation import CoordinatorPod, Problem, WorkerPod
 from springtide_operator.plan.outcome import disruption, read_end
 
@@ -64,6 +64,8 @@ def worker_pod(pod: Object) -> WorkerPod | None:
         end=read_end(pod, container),
         problem=pod_problem(pod, f"worker {meta['name']}"),
         disruption=disrupted[1] if disrupted is not None else None,
+        disruption_reason=disrupted[0] if disrupted is not None else None,
+        node=(pod.get("spec") or {}).get("nodeName") or None,
         unreachable=_node_lost(status, disrupted),
     )
 
@@ -113,16 +115,19 @@ def pod_problem(pod: Object, who: str) -> Problem | None:
                 reasons.IMAGE_PULL_FAILED,
                 f"the image {container.get('image', '?')!r} of {who} cannot be pulled:"
                 " check its name and the pull secrets",
+                reason,
             )
         if reason in _CONFIG:
-            return Problem(reasons.CONTAINER_CONFIG_ERROR, f"{who} cannot be started ({reason}): {detail}")
+            text = f"{who} cannot be started ({reason}): {detail}"
+            return Problem(reasons.CONTAINER_CONFIG_ERROR, text, reason)
         if reason == "CrashLoopBackOff":
             last = (container.get("lastState") or {}).get("terminated") or {}
             text = _short((last.get("message") or "").strip().splitlines()[-1:] or "")
             return Problem(
-                reasons.COORDINATOR_FAILING,
+                reasons.CRASH_LOOP,
                 f"{who} fails again and again: exit code {last.get('exitCode', '?')}"
                 + (f": {text}" if text else ""),
+                reason,
             )
     for condition in status.get("conditions") or []:
         if (
@@ -133,6 +138,7 @@ def pod_problem(pod: Object, who: str) -> Problem | None:
             return Problem(
                 reasons.UNSCHEDULABLE,
                 f"{who} cannot be scheduled: {_short(condition.get('message') or 'no node fits')}",
+                condition["reason"],
             )
     return None
 

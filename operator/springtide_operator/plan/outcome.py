@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from springtide_operator.api import reasons
-from springtide_operator.plan.ledger import parse_time
+from springtide_operator.plan.clock import parse_time
 from springtide_operator.plan.observation import End, Finished
 
 Object = dict[str, Any]
@@ -25,6 +26,7 @@ _NOT_THE_SCRIPT = {
 }
 _FROM_OUTSIDE = (9, 15)  # SIGKILL, SIGTERM: the end of the log says nothing about why
 _MESSAGE_LIMIT = 1500
+_RAISED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::|$)")
 
 
 def read_end(pod: Object, container: Object | None) -> End | None:
@@ -46,7 +48,8 @@ def read_end(pod: Object, container: Object | None) -> End | None:
     if said is not None and said.get("outcome") == "Left":
         return End(reasons.END_LEFT, "Left", f"it left: {said.get('reason') or 'asked'}", code, at)
     if said is not None and said.get("outcome") == "Failed":
-        return End(reasons.END_FAILED, "Error", _failure_text(said), code, at)
+        exception = str(said.get("exception") or "") or None
+        return End(reasons.END_FAILED, "Error", _failure_text(said), code, at, exception=exception)
     return _failed_without_words(status, terminated, message, code, at)
 
 
@@ -84,7 +87,9 @@ def _failed_without_words(
             message = ""
     if reason in ("StartError", "ContainerCannotRun"):
         text = "its command cannot be started"
-    return End(reasons.END_FAILED, reason, _join(text, _last_lines(message)), code, at)
+    return End(
+        reasons.END_FAILED, reason, _join(text, _last_lines(message)), code, at, exception=raised(message)
+    )
 
 
 def disruption(status: Object) -> tuple[str, str] | None:
@@ -135,15 +140,30 @@ def _failure_text(said: Object) -> str:
 
 
 def _last_lines(text: str) -> str:
-    """The last line that is not blank: of a traceback, the error itself; with the frame it came from."""
+    """The error with which a traceback ends, and the frame it came from; without one, the last line."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     if not lines:
         return ""
     frame = next((line for line in reversed(lines) if line.startswith('File "')), None)
-    result = lines[-1]
+    result = _error_line(text) or lines[-1]
     if frame is not None and frame != result:
         result += f" ({frame})"
     return result[:_MESSAGE_LIMIT]
+
+
+def _error_line(log: str) -> str:
+    """What Python says below the last frame of a log's last traceback."""
+    # The source and the marks below it are indented.
+    lines = [line for line in log.strip().splitlines() if line.strip()]
+    frames = [number for number, line in enumerate(lines) if line.strip().startswith('File "')]
+    after = (line for line in lines[frames[-1] + 1 :] if not line[0].isspace()) if frames else iter(())
+    return next(after, "").strip()
+
+
+def raised(log: str) -> str | None:
+    """Class of the exception whose traceback ends a log; None where the log does not end with one."""
+    found = _RAISED.match(_error_line(log))
+    return found[1] if found else None
 
 
 def _join(text: str, detail: str) -> str:

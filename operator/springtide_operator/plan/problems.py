@@ -6,8 +6,11 @@ from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan import restarts, sizing
-from springtide_operator.plan.ledger import Ledger, timestamp
+from springtide_operator.plan.backoff import LOOP_COUNT
+from springtide_operator.plan.clock import timestamp
+from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, Problem
+from springtide_operator.plan.refused import namespace_goes
 
 SILENT_SECONDS = 60.0
 STARTING_SECONDS = 30.0  # a coordinator may need this long before silence is worth a word
@@ -17,8 +20,8 @@ SHOWN = 3
 def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
     """The worst first. Texts hold no changing numbers: each change of a text is a write to the API server."""
     return [
-        *_coordinator(observation, ledger),
-        *_refused(observation),
+        *_coordinator(observation, ledger, now),
+        *_refused(job, observation),
         *_workers(observation),
         *_silent(observation, ledger, now),
         *_backing_off(job, observation, ledger, now),
@@ -36,17 +39,27 @@ def summary(problems: list[Problem]) -> Problem | None:
     return Problem(problems[0].reason, "; ".join(texts)[:4000])
 
 
-def _coordinator(observation: Observation, ledger: Ledger) -> list[Problem]:
+def _coordinator(observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
     pod = coordinator_policy.current(observation, ledger)
-    if pod is None or pod.problem is None:
+    if pod is None:
+        backoff = ledger.backoff(coordinator_policy.ROLE)
+        if backoff.until <= now:
+            return []
+        text = (
+            "the coordinator's pods end soon after they begin;"
+            f" the next one is made after {timestamp(backoff.until)}"
+        )
+        return [Problem(reasons.COORDINATOR_FAILING, text)]
+    if pod.problem is None:
         return []
-    reason = pod.problem.reason
-    return [
-        Problem(reasons.COORDINATOR_FAILING if reason == "CrashLoopBackOff" else reason, pod.problem.message)
-    ]
+    loops = pod.problem.reason == reasons.CRASH_LOOP
+    return [Problem(reasons.COORDINATOR_FAILING if loops else pod.problem.reason, pod.problem.message)]
 
 
-def _refused(observation: Observation) -> list[Problem]:
+def _refused(job: Job, observation: Observation) -> list[Problem]:
+    if namespace_goes(observation):
+        text = f"the namespace {job.namespace} is being deleted: nothing is made in it any more"
+        return [Problem(reasons.NAMESPACE_TERMINATING, text)]
     result = []
     what = {
         "secret": "the job's Secret",
@@ -58,7 +71,9 @@ def _refused(observation: Observation) -> list[Problem]:
         refusal = observation.refusals.get(role)
         if refusal is None or refusal.transient:
             continue
-        reason = reasons.SERVICE_REFUSED if role == "service" else reasons.PODS_REFUSED
+        if role == "worker" and not sizing.missing_slots(job, observation):
+            continue  # nothing is asked for any more
+        reason = reasons.SERVICE_REFUSED if role == "service" else reasons.POD_CREATION_REFUSED
         result.append(Problem(reason, f"the API server refuses {text}: {refusal.message[:1000]}"))
     return result
 
@@ -110,19 +125,18 @@ def _silent(observation: Observation, ledger: Ledger, now: float) -> list[Proble
 
 
 def _backing_off(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
-    have = {pod.slot for pod in sizing.live_pods(observation)}
-    waiting = [
-        slot
-        for slot in sizing.wanted_slots(job, observation)
-        if slot not in have and restarts.waits(ledger, slot, now)
-    ]
-    if not waiting:
+    if not any(restarts.waits(ledger, slot, now) for slot in sizing.missing_slots(job, observation)):
         return []
+    backoff = ledger.backoff(restarts.ROLE)
     last = ledger.last_failure or {}
-    text = f"failed workers are replaced after {timestamp(ledger.backoff_until)}"
+    loop = backoff.count >= LOOP_COUNT
+    text = f"failed workers are replaced after {timestamp(backoff.until)}"
+    if loop:
+        text = f"workers end again and again ({backoff.count} times of late); the next try is after"
+        text += f" {timestamp(backoff.until)}"
     if last:
         text += f"; last failure: worker {last.get('pod')}: {last.get('message')}"
-    return [Problem(reasons.BACKING_OFF, text)]
+    return [Problem(reasons.CRASH_LOOP if loop else reasons.BACKING_OFF, text)]
 
 
 def _unreachable(observation: Observation, ledger: Ledger, now: float) -> list[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from springtide_operator.plan.ledger import parse_time, timestamp
+from springtide_operator.plan.clock import parse_time, timestamp
 from springtide_operator.plan.observation import Finished, Report
 
 INTERVAL_SECONDS = 15.0

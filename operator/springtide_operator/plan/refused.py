@@ -4,16 +4,22 @@ failure.
 
 from __future__ import annotations
 
+import math
+
 from springtide_operator.plan.observation import Observation, Refusal
 
 RETRY_LIMIT_SECONDS = 60.0
 TRANSIENT_LIMIT_SECONDS = 5.0
 
 
-def refuse(previous: Refusal | None, code: int, message: str, now: float) -> Refusal:
+def refuse(
+    previous: Refusal | None, code: int, message: str, now: float, terminating: bool = False
+) -> Refusal:
     """The refusal after one more no: waits 1, 2, 4, ... 60 s (at most 5 s when the server did not get to an
-    answer).
+    answer; for ever when the namespace is being deleted, which is never taken back).
     """
+    if terminating:
+        return Refusal(code, message, math.inf, now, terminating=True)
     since = previous.since if previous is not None else now
     waited = max(0.0, now - since)
     limit = TRANSIENT_LIMIT_SECONDS if code == 0 or code >= 500 else RETRY_LIMIT_SECONDS
@@ -22,5 +28,12 @@ def refuse(previous: Refusal | None, code: int, message: str, now: float) -> Ref
 
 def held_back(observation: Observation, role: str, now: float) -> bool:
     """True while the next try of this role's creation has to wait."""
+    if namespace_goes(observation):
+        return True
     refusal = observation.refusals.get(role)
     return refusal is not None and now < refusal.retry_at
+
+
+def namespace_goes(observation: Observation) -> bool:
+    """The API server has said that the namespace is being deleted."""
+    return any(refusal.terminating for refusal in observation.refusals.values())

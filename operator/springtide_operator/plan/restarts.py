@@ -1,28 +1,46 @@
-"""Restarts: every end of a worker pod is counted once, and failed workers come back after a growing,
-decaying delay.
+"""Restarts: every end of a worker pod is counted once, against the budget that its cause belongs to, and the
+worker comes back after a growing, decaying delay.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from springtide_operator.api import reasons
+from springtide_operator.api.failure_rules import RuleAction
 from springtide_operator.api.job import Job
-from springtide_operator.plan.actions import Event
-from springtide_operator.plan.ledger import Ledger, Slot, timestamp
-from springtide_operator.plan.observation import End, Observation, WorkerPod
+from springtide_operator.plan import incidents, rules
+from springtide_operator.plan.actions import Action, DeletePod, Event
+from springtide_operator.plan.backoff import QUICK_SECONDS
+from springtide_operator.plan.clock import timestamp
+from springtide_operator.plan.ledger import Ledger, Slot
+from springtide_operator.plan.observation import End, Observation, Problem, WorkerPod
+from springtide_operator.plan.rules import Verdict
 
-BACKOFF_LIMIT_SECONDS = 300.0
-BACKOFF_DECAY_SECONDS = 300.0
-QUICK_SECONDS = 10.0  # a pod that lives shorter than this feeds the backoff, whoever ended it
+ROLE = "worker"
+
+# What the end of a pod was that we deleted, by the reason that we wrote on it.
+_OWN_DELETIONS = {reasons.DELETE_GIVEN_UP: reasons.END_FAILED}
 
 
-def backoff_delay(count: int) -> float:
-    """Seconds before a failed worker is replaced: none for the first failure, then 1, 2, 4, ... 300."""
-    return 0.0 if count <= 1 else float(min(BACKOFF_LIMIT_SECONDS, 2.0 ** min(count - 2, 20)))
+class Ended(NamedTuple):
+    """One end that was not counted before. `pod`: None where it left no trace."""
 
+    slot: int
+    pod: WorkerPod | None
+    end: End
+    verdict: Verdict
 
-def decayed(count: int, last: float, now: float) -> int:
-    """One failure is forgotten for every five minutes without one."""
-    return max(0, count - int(max(0.0, now - last) // BACKOFF_DECAY_SECONDS))
+    @property
+    def name(self) -> str:
+        return self.pod.name if self.pod is not None else f"of slot {self.slot}"
+
+    @property
+    def cause(self) -> str:
+        """Ends of one cause that come together are one decision."""
+        detail = self.end.exception or (str(self.end.exit_code) if self.end.exit_code else "")
+        return "/".join(part for part in (self.verdict.counts, self.end.reason, detail) if part)[:128]
 
 
 def newest_pods(observation: Observation) -> dict[int, WorkerPod]:
@@ -38,8 +56,8 @@ def how_it_ended(pod: WorkerPod) -> End | None:
     """The end that is counted; None while the pod is to stay.
 
     A pod that is being deleted has ended for the job, also while its process still leaves: a deletion that
-    nobody
-    but us asked for is a preemption. If it had failed before the deletion was asked, it stays a failure.
+    nobody but us asked for is a preemption. If it had failed before the deletion was asked, it stays a
+    failure.
     """
     if pod.end is not None and pod.end.kind == reasons.END_FINISHED:
         return pod.end
@@ -53,8 +71,10 @@ def how_it_ended(pod: WorkerPod) -> End | None:
         if pod.end is not None and before:
             return pod.end
         if pod.deleted_because is not None:
-            return End(reasons.END_SCALED_DOWN, pod.deleted_because, "deleted by the operator")
-        return End(reasons.END_PREEMPTED, "Deleted", pod.disruption or "the pod was deleted")
+            kind = _OWN_DELETIONS.get(pod.deleted_because, reasons.END_SCALED_DOWN)
+            return End(kind, pod.deleted_because, "deleted by the operator")
+        reason = pod.disruption_reason or "Deleted"
+        return End(reasons.END_PREEMPTED, reason, pod.disruption or "the pod was deleted")
     return pod.end
 
 
@@ -64,7 +84,6 @@ def account(job: Job, observation: Observation, ledger: Ledger, now: float) -> l
     A slot's entry holds the attempt counted last, so an operator that dies after writing status counts
     nothing twice, and one that dies before counts it at its next start.
     """
-    events: list[Event] = []
     newest = newest_pods(observation)
     for slot, pod in newest.items():
         entry = ledger.slots.get(slot)
@@ -74,72 +93,115 @@ def account(job: Job, observation: Observation, ledger: Ledger, now: float) -> l
         elif entry is not None and entry.ended == reasons.END_SCALED_DOWN and pod.live:
             # It was to be given back, and was not: whoever still wants that says so again in this round.
             ledger.slots[slot] = Slot(pod.attempt, pod.uid)
+    policy = job.spec.failure_policy.rules
+    groups: dict[str, list[Ended]] = {}
     for slot in sorted(ledger.slots):
         entry = ledger.slots[slot]
         if entry.ended is not None or entry.uid is None:
             continue
         found = newest.get(slot)
         if found is None or found.attempt < entry.attempt:
+            found = None
             end: End | None = End(reasons.END_PREEMPTED, "Vanished", "the pod is gone without a trace")
-            events += _count(job, ledger, slot, None, end, now)
+        else:
+            end = how_it_ended(found) or _waits_in_vain(job, found)
+        if end is None:
             continue
-        end = how_it_ended(found)
-        if end is not None:
-            events += _count(job, ledger, slot, found, end, now)
-    return events
+        if end.kind in (reasons.END_FINISHED, reasons.END_SCALED_DOWN):
+            ledger.end(slot, end.kind)
+            continue
+        ended = Ended(slot, found, end, rules.judge(policy, end))
+        groups.setdefault(ended.cause, []).append(ended)
+    ledger.incidents = incidents.open_ones(ledger.incidents, now)
+    return [_decide(job, ledger, cause, together, now) for cause, together in groups.items()]
 
 
-def _count(
-    job: Job, ledger: Ledger, slot: int, pod: WorkerPod | None, end: End | None, now: float
-) -> list[Event]:
-    assert end is not None
-    name = pod.name if pod is not None else f"of slot {slot}"
-    ledger.end(slot, end.kind)
-    quick = pod is not None and now - pod.created_at < QUICK_SECONDS
-    if end.kind == reasons.END_FAILED:
-        ledger.failures += 1
+def _waits_in_vain(job: Job, pod: WorkerPod) -> End | None:
+    """A pod that waits for what a rule says not to wait for has failed."""
+    if not pod.live or pod.running or pod.problem is None or not pod.problem.cause:
+        return None
+    end = End(reasons.END_FAILED, pod.problem.cause, pod.problem.message, waiting=True)
+    verdict = rules.judge(job.spec.failure_policy.rules, end)
+    return end if verdict.rule and verdict.action is not RuleAction.IGNORE else None
+
+
+def _decide(job: Job, ledger: Ledger, cause: str, together: Sequence[Ended], now: float) -> Event:
+    """One restart decision for workers that ended together for one cause."""
+    slots = [ended.slot for ended in together]
+    ledger.incidents, new = incidents.take_in(ledger.incidents, cause, slots, now)
+    first, verdict = together[0], together[0].verdict
+    for ended in together:
+        node = ended.pod.node if ended.pod is not None else None
+        ledger.end(ended.slot, ended.end.kind, node if verdict.action is RuleAction.REPLACE else None)
+    counts = ledger.counts
+    quick = any(one.pod is not None and now - one.pod.created_at < QUICK_SECONDS for one in together)
+    failed = first.end.kind == reasons.END_FAILED or verdict.counts == rules.FAILURE
+    if new and (failed or quick):
+        ledger.raise_backoff(ROLE, now)
+    if failed:
+        last = max(together, key=lambda one: one.end.at or now)
         ledger.last_failure = {
-            "pod": name,
-            "reason": end.reason[:128],
-            "message": end.message[:2048],
-            "exitCode": end.exit_code,
-            "time": timestamp(end.at if end.at is not None else now),
+            "pod": last.name,
+            "reason": last.end.reason[:128],
+            "message": last.end.message[:2048],
+            "exitCode": last.end.exit_code,
+            "time": timestamp(last.end.at if last.end.at is not None else now),
         }
-        _raise_backoff(ledger, now)
+    who = f"worker {first.name}"
+    if len(together) > 1:
+        who += f" and {len(together) - 1} more"
+    text = f"{who}: {first.end.message}"
+    ruled = f"; {verdict.rule}" if verdict.rule else ""
+    if verdict.action is RuleAction.FAIL_JOB:
+        ledger.fatal = f"{text} ({verdict.rule})"
+    if verdict.counts == rules.FAILURE:
+        counts.failures += new
+        counts.failed_workers += len(together)
         limit = job.spec.failure_policy.backoff_limit
-        counted = f"failure {ledger.failures}, failurePolicy.backoffLimit is {limit}"
-        text = f"worker {name}: {end.message} ({counted})"
-        return [Event(reasons.EVENT_WORKER_FAILED, text, warning=True)]
-    if end.kind in (reasons.END_PREEMPTED, reasons.END_LEFT):
-        ledger.preemptions += 1
-        if quick:
-            _raise_backoff(ledger, now)
-        return [
-            Event(reasons.EVENT_WORKER_PREEMPTED, f"worker {name}: {end.message}; not counted as a failure")
-        ]
-    return []
+        counted = f"failure {counts.failures}, failurePolicy.backoffLimit is {limit}"
+        return Event(reasons.EVENT_WORKER_FAILED, f"{text} ({counted}{ruled})", warning=True)
+    if verdict.counts == rules.IGNORED:
+        counts.ignored += new
+        return Event(reasons.EVENT_WORKER_IGNORED, f"{text} (not counted{ruled})")
+    counts.preemptions += new
+    counts.preempted_workers += len(together)
+    return Event(reasons.EVENT_WORKER_PREEMPTED, f"{text}; not counted as a failure{ruled}")
 
 
-def _raise_backoff(ledger: Ledger, now: float) -> None:
-    ledger.backoff_count = decayed(ledger.backoff_count, ledger.backoff_last, now) + 1
-    ledger.backoff_last = now
-    ledger.backoff_until = now + backoff_delay(ledger.backoff_count)
+def give_up(observation: Observation, ledger: Ledger) -> list[Action]:
+    """Delete the pods that were counted as failed while they wait for what a rule says not to wait for."""
+    result: list[Action] = []
+    for slot, pod in sorted(newest_pods(observation).items()):
+        entry = ledger.slots.get(slot)
+        counted = entry is not None and entry.attempt == pod.attempt and entry.ended == reasons.END_FAILED
+        if pod.live and counted:
+            why = pod.problem.message if pod.problem is not None else "it was counted as failed"
+            result.append(DeletePod(pod.name, pod.uid, reasons.DELETE_GIVEN_UP, why))
+    return result
 
 
 def waits(ledger: Ledger, slot: int, now: float) -> bool:
     """True while the slot's next pod is held back."""
     entry = ledger.slots.get(slot)
     held = (reasons.END_FAILED, reasons.END_PREEMPTED, reasons.END_LEFT, reasons.END_FINISHED)
-    return entry is not None and entry.ended in held and now < ledger.backoff_until
+    return entry is not None and entry.ended in held and now < ledger.backoff(ROLE).until
 
 
-def exceeded(job: Job, ledger: Ledger) -> str | None:
-    """The message with which the job fails once more workers failed than it endures."""
-    limit = job.spec.failure_policy.backoff_limit
-    if ledger.failures <= limit:
-        return None
-    last = ledger.last_failure or {}
-    return (
-        f"worker {last.get('pod', '?')}: {last.get('message', 'failed')}"
-        f" ({ledger.failures} worker failures, failurePolicy.backoffLimit is {limit})"
-    )
+def exceeded(job: Job, ledger: Ledger) -> Problem | None:
+    """With what the job fails once more restarts were needed than it endures."""
+    policy, counts = job.spec.failure_policy, ledger.counts
+    if counts.failures > policy.backoff_limit:
+        last = ledger.last_failure or {}
+        text = (
+            f"worker {last.get('pod', '?')}: {last.get('message', 'failed')}"
+            f" ({counts.failures} worker failures, failurePolicy.backoffLimit is {policy.backoff_limit})"
+        )
+        return Problem(reasons.BACKOFF_LIMIT_EXCEEDED, text)
+    limit = policy.preemption_limit
+    if limit is not None and counts.preemptions > limit:
+        text = (
+            f"workers were preempted, evicted or deleted {counts.preemptions} times,"
+            f" failurePolicy.preemptionLimit is {limit}"
+        )
+        return Problem(reasons.PREEMPTION_LIMIT_EXCEEDED, text)
+    return None

@@ -41,6 +41,12 @@ def wanted_slots(job: Job, observation: Observation) -> list[int]:
     return sorted(have + [slot for _, slot in zip(range(missing), free, strict=False)])
 
 
+def missing_slots(job: Job, observation: Observation) -> list[int]:
+    """The wanted slots that have no live pod."""
+    have = {pod.slot for pod in live_pods(observation)}
+    return [slot for slot in wanted_slots(job, observation) if slot not in have]
+
+
 def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Action]:
     """Creations (their attempts raised in the ledger) or deletions, never both for the size's sake."""
     live = live_pods(observation)
@@ -50,17 +56,19 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> li
     address = observation.service.address if observation.service is not None else None
     if address is None or not observation.secret_made or held_back(observation, "worker", now):
         return actions
-    have = {pod.slot for pod in live}
-    for slot in wanted_slots(job, observation):
-        if slot in have or restarts.waits(ledger, slot, now):
+    for slot in missing_slots(job, observation):
+        if restarts.waits(ledger, slot, now):
             continue
         before = ledger.slots.get(slot)
         attempt = _next_attempt(job, slot, before, observation)
         why = f"{target(job)} workers are wanted"
         if before is not None and before.ended is not None:
             why = f"slot {slot}'s last pod ended: {before.ended}"
-        ledger.slots[slot] = Slot(attempt)
-        actions.append(CreateWorker(slot, attempt, address, why))
+        avoid = before.avoid if before is not None else None
+        if avoid is not None:
+            why += f", not on node {avoid}"
+        ledger.slots[slot] = Slot(attempt, avoid=avoid)
+        actions.append(CreateWorker(slot, attempt, address, why, avoid))
     return actions
 
 

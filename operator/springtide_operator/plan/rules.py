@@ -1,0 +1,73 @@
+"""`failurePolicy.rules`: which rule holds for an end of a worker, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from springtide_operator.api import reasons
+from springtide_operator.api.failure_rules import ExitCodeOperator, FailureRule, RuleAction
+from springtide_operator.plan.observation import End
+
+FAILURE = "failure"
+PREEMPTION = "preemption"
+IGNORED = "ignored"
+
+# Words for people, beside what the pod's status says.
+_ALSO_CALLED = {
+    "DeletionByPodGC": "NodeLost",
+    "DeletionByTaintManager": "NodeLost",
+    "EvictionByEvictionAPI": "Evicted",
+    "TerminationByKubelet": "Evicted",
+    "Preempting": "Preempted",
+    "PreemptionByKubeScheduler": "Preempted",
+    "PreemptionByScheduler": "Preempted",
+    "Shutdown": "NodeShutdown",
+    "Terminated": "NodeShutdown",
+    "ErrImagePull": "ImagePullBackOff",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`counts`: FAILURE, PREEMPTION or IGNORED. `rule`: the one that decided, in words; "" for none."""
+
+    action: RuleAction
+    counts: str
+    rule: str = ""
+
+
+def words(end: End) -> frozenset[str]:
+    """The reasons by which rules may name an end."""
+    return frozenset({end.reason, _ALSO_CALLED.get(end.reason, end.reason)})
+
+
+def judge(rules: Sequence[FailureRule], end: End) -> Verdict:
+    """The first rule that holds; without one, a failure counts as such and all else as a preemption."""
+    usual = FAILURE if end.kind == reasons.END_FAILED else PREEMPTION
+    for number, rule in enumerate(rules):
+        if not holds(rule, end):
+            continue
+        counts = {RuleAction.RESTART: FAILURE, RuleAction.IGNORE: IGNORED}.get(rule.action, usual)
+        name = f" ({rule.name})" if rule.name else ""
+        return Verdict(rule.action, counts, f"failurePolicy.rules[{number}]{name} says {rule.action.value}")
+    return Verdict(RuleAction.RESTART, usual)
+
+
+def holds(rule: FailureRule, end: End) -> bool:
+    """All that the rule names must hold. Exit codes and exceptions are those of the script's own failures."""
+    failed = end.kind == reasons.END_FAILED
+    if rule.exit_codes is not None:
+        inside = end.exit_code in rule.exit_codes.values
+        if not failed or end.waiting or inside != (rule.exit_codes.operator is ExitCodeOperator.IN):
+            return False
+    if rule.exceptions is not None and not (failed and _is_one_of(end.exception, rule.exceptions)):
+        return False
+    return rule.reasons is None or bool(words(end) & set(rule.reasons))
+
+
+def _is_one_of(raised: str | None, names: Sequence[str]) -> bool:
+    """`ValueError` names any class of that name, `a.b.Error` that one alone (its module may be unknown)."""
+    if not raised:
+        return False
+    return any(name in (raised, raised.rpartition(".")[2]) for name in names)

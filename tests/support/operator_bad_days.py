@@ -1,0 +1,114 @@
+"""One bad day of a job: what happens, what the operator is to do about it, and what it is to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from operator_world import World, job_object
+
+from springtide_operator.api import names
+from springtide_operator.plan.actions import CreateCoordinator, CreateWorker, DeletePod, Plan
+
+Object = dict[str, Any]
+
+RAISED = '{"outcome": "Failed", "exception": "%s", "message": "boom", "frame": "train.py:31 in main"}'
+TRACEBACK = """step 12
+Traceback (most recent call last):
+  File "/springtide/train.py", line 7, in <module>
+    data = load()
+FileNotFoundError: no data in /nowhere
+"""
+
+
+@dataclass(frozen=True)
+class Day:
+    """`happens` to a job of three running workers; one round later the operator does `does` (and nothing
+    else), and says `says`: (condition type, reason, part of the message).
+
+    does: "+0-1" makes worker 0-1, "-0-0:BECAUSE" deletes one, "+c2" and "-c1:BECAUSE" are coordinators.
+    counts: failures, preemptions.
+    """
+
+    name: str
+    happens: Callable[[World], object]
+    does: str = ""
+    says: tuple[str, str, str] = ("Degraded", "Healthy", "")
+    counts: tuple[int, int] = (0, 0)
+    policy: Object = field(default_factory=dict)
+    event: str | None = None  # reason of one of the round's events
+
+    def world(self) -> World:
+        world = World(job=job_object(3))
+        world.job["spec"]["failurePolicy"].update(self.policy)
+        world.settle()
+        for number, pod in enumerate(world.workers()):
+            pod["spec"]["nodeName"] = f"node-{number}"
+        world.now += 100
+        world.reports()
+        return world
+
+
+def done(decided: Plan) -> set[str]:
+    """The pods that a plan makes and deletes, in the form of `Day.does`."""
+    result = set()
+    for action in decided.actions:
+        if isinstance(action, CreateWorker):
+            result.add(f"+{action.slot}-{action.attempt}")
+        elif isinstance(action, CreateCoordinator):
+            result.add(f"+c{action.incarnation}")
+        elif isinstance(action, DeletePod):
+            place = names.parse_worker_name(action.name)
+            pod = f"{place[0]}-{place[1]}" if place else f"c{action.name.rpartition('-')[2]}"
+            result.add(f"-{pod}:{action.because}")
+    return result
+
+
+def worker(world: World, slot: int = 0) -> Object:
+    """The live worker of a slot."""
+    return next(pod for pod in world.workers() if pod["metadata"]["labels"][names.LABEL_SLOT] == str(slot))
+
+
+def waits(world: World, slot: int, reason: str, message: str = "") -> None:
+    """The container of a worker cannot start."""
+    pod = worker(world, slot)
+    name = pod["spec"]["containers"][0]["name"]
+    state = {"waiting": {"reason": reason, "message": message}}
+    pod["status"] = {
+        "phase": "Pending",
+        "containerStatuses": [{"name": name, "image": "img", "state": state}],
+    }
+
+
+def unschedulable(world: World, slot: int = 0, message: str = "0/3 nodes are available") -> None:
+    """No node takes a worker."""
+    pod = worker(world, slot)
+    pod["spec"].pop("nodeName", None)
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    pod["status"] = {"phase": "Pending", "conditions": [condition]}
+
+
+def disrupted(world: World, slot: int, reason: str, deleted: bool = True) -> None:
+    """Somebody else ends a worker and says so."""
+    pod = worker(world, slot)
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": f"by {reason}"}
+    pod["status"]["conditions"] = [condition]
+    if deleted:
+        world.ask_deletion(pod)
+
+
+def ended_by_the_node(world: World, slot: int, reason: str) -> None:
+    """The kubelet, or the loss of the node, ends a worker."""
+    pod = worker(world, slot)
+    world.end(pod, 137)
+    pod["status"] |= {"reason": reason, "message": f"the node says {reason}"}
+
+
+def refused(world: World, code: int, message: str, terminating: bool = False, role: str = "worker") -> None:
+    """The API server refuses to create a role's pods; for workers one is asked for."""
+    from springtide_operator.plan.refused import refuse
+
+    if role == "worker":
+        world.job["spec"]["workers"]["replicas"] = 4
+    world.refusals[role] = refuse(None, code, message, world.now, terminating)

@@ -1,0 +1,227 @@
+"""Rules, incidents and what they leave behind: avoided nodes, given-up pods, counts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from operator_bad_days import RAISED, disrupted, done, waits, worker
+from operator_world import World, job_object
+
+from springtide_operator.api import reasons
+from springtide_operator.api.failure_rules import FailureRule
+from springtide_operator.manifests.worker import TemplateError, worker_pod
+from springtide_operator.plan import incidents, rules
+from springtide_operator.plan.actions import CreateWorker
+from springtide_operator.plan.incidents import TOGETHER_SECONDS, Incident
+from springtide_operator.plan.observation import End
+from springtide_operator.plan.outcome import raised
+
+
+def a_rule(action: str = "FailJob", **when: object) -> FailureRule:
+    return FailureRule.model_validate({"action": action, **when})
+
+
+def failed(reason: str = "Error", code: int = 1, exception: str | None = None) -> End:
+    return End(reasons.END_FAILED, reason, "boom", code, exception=exception)
+
+
+PREEMPTED = End(reasons.END_PREEMPTED, "EvictionByEvictionAPI", "by drain", 137)
+
+
+@pytest.mark.parametrize(
+    ("rule", "end", "expected"),
+    [
+        (a_rule(reasons=["Evicted"]), PREEMPTED, True),
+        (a_rule(reasons=["EvictionByEvictionAPI"]), PREEMPTED, True),
+        (a_rule(exitCodes={"operator": "In", "values": [137]}), PREEMPTED, False),
+        (a_rule(exitCodes={"operator": "NotIn", "values": [1]}), PREEMPTED, False),
+        (a_rule(exitCodes={"operator": "In", "values": [1, 2]}), failed(), True),
+        (a_rule(exitCodes={"operator": "NotIn", "values": [1, 2]}), failed(), False),
+        (a_rule(exceptions=["Error"]), failed(exception="json.Error"), True),
+        (a_rule(exceptions=["json.Error"]), failed(exception="json.Error"), True),
+        (a_rule(exceptions=["other.Error"]), failed(exception="json.Error"), False),
+        (a_rule(exceptions=["Error"]), failed(), False),
+        (a_rule(reasons=["OOMKilled"], exceptions=["MemoryError"]), failed("OOMKilled"), False),
+        (
+            a_rule(reasons=["Error"], exitCodes={"operator": "In", "values": [1]}, exceptions=["E"]),
+            failed(exception="E"),
+            True,
+        ),
+    ],
+)
+def test_a_rule_holds_when_all_that_it_names_holds(rule: FailureRule, end: End, expected: bool) -> None:
+    assert rules.holds(rule, end) is expected
+
+
+def test_a_class_is_read_from_a_log_that_ends_with_a_traceback_only() -> None:
+    head = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    f()\n'
+    assert raised(head + "my.mod.Odd: a\nb: c\n") == "my.mod.Odd"
+    assert raised(head + "KeyboardInterrupt\n") == "KeyboardInterrupt"
+    assert raised(head + "    ^^^\nValueError: two\nlines\n") == "ValueError"
+    assert raised("Error: no traceback\n") is None
+    assert raised(head) is None
+    assert raised("") is None
+
+
+def running_world(replicas: int = 3, **policy: object) -> World:
+    world = World(job=job_object(replicas))
+    world.job["spec"]["failurePolicy"].update(policy)
+    world.settle()
+    for number, pod in enumerate(world.workers()):
+        pod["spec"]["nodeName"] = f"node-{number}"
+    world.now += 400
+    return world
+
+
+def test_two_hundred_that_fail_over_two_seconds_are_one_decision_and_two_events() -> None:
+    world = running_world(200, backoffLimit=1)
+    pods = world.workers()
+    for pod in pods[:120]:
+        world.end(pod, 1, RAISED % "OSError")
+    first = world.round()
+    world.now += 2
+    for pod in pods[120:]:
+        world.end(pod, 1, RAISED % "OSError")
+    second = world.round()
+    restarts = world.status["restarts"]
+    assert (restarts["failures"], restarts["failedWorkers"]) == (1, 200)
+    assert [e.reason for e in (*first.events, *second.events)] == ["WorkerFailed", "WorkerFailed"]
+    assert "and 119 more: OSError: boom" in first.events[0].message
+    assert len(world.workers()) == 200
+    world.kubelet()
+    for pod in world.workers():
+        world.end(pod, 1, RAISED % "OSError")
+    world.round()
+    assert world.status["state"] == "Failed"
+    assert world.status["restarts"]["failures"] == 2
+
+
+def test_an_operator_that_takes_over_counts_on() -> None:
+    world = running_world(3)
+    world.end(worker(world, 0), 1, RAISED % "OSError")
+    world.round(1)  # it dies after status was written
+    world.die()
+    world.end(worker(world, 1), 1, RAISED % "OSError")
+    world.round()
+    assert world.status["restarts"]["failures"] == 1
+    world.now += TOGETHER_SECONDS
+    world.end(worker(world, 2), 1, RAISED % "OSError")
+    world.round()
+    assert world.status["restarts"]["failures"] == 2
+    world.now += TOGETHER_SECONDS
+    world.round()
+    assert "incidents" not in world.status["restarts"]
+
+
+SLOTS = st.sets(st.integers(0, 4), min_size=1)
+
+
+@given(st.lists(st.tuples(SLOTS, st.floats(0, 15), st.sampled_from(["a", "b"])), max_size=12))
+def test_every_slot_counts_at_most_once_in_an_incident(
+    story: list[tuple[set[int], float, str]],
+) -> None:
+    known: dict[str, Incident] = {}
+    now, decisions = 1000.0, 0
+    for slots, passed, cause in story:
+        now += passed
+        before = known.get(cause)
+        known, new = incidents.take_in(known, cause, slots, now)
+        joins = before is not None and before.is_open(now) and not before.slots & slots
+        assert new is not joins
+        assert known[cause].slots >= slots
+        assert known[cause].is_open(now)
+        decisions += new
+        for incident in known.values():
+            assert Incident.from_status(incident.to_status()).slots == incident.slots
+    assert decisions <= len(story)
+
+
+def test_replace_puts_the_next_attempt_on_another_node_and_forgets_it_afterwards() -> None:
+    policy = {"rules": [{"action": "Replace", "exitCodes": {"operator": "In", "values": [77]}}]}
+    world = running_world(3, **policy)
+    world.end(worker(world, 1), 77)
+    decided = world.round()
+    made = next(a for a in decided.actions if isinstance(a, CreateWorker))
+    assert (made.slot, made.attempt, made.avoid) == (1, 1, "node-1")
+    assert "not on node node-1" in made.reason
+    assert world.status["slots"]["1"]["avoid"] == "node-1"
+    world.die()
+    world.vanish(worker(world, 1))  # as if its creation had never been answered
+    world.round()  # finds the Service
+    again = world.round()
+    assert [a.avoid for a in again.actions if isinstance(a, CreateWorker)] == ["node-1"]
+    world.settle()
+    assert "avoid" not in world.status["slots"]["1"]
+
+
+def test_a_given_up_pod_is_counted_once_and_replaced_after_it_was_deleted() -> None:
+    world = running_world(3, rules=[{"action": "Replace", "reasons": ["ImagePullBackOff"]}])
+    waits(world, 2, "ImagePullBackOff")
+    assert done(world.round()) == {"-2-0:GivenUp"}
+    world.die()
+    world.round()  # finds the Service
+    assert done(world.round()) >= {"+2-1"}
+    assert world.status["restarts"]["failures"] == 1
+    pod = worker(world, 2)
+    terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert terms["nodeSelectorTerms"] == [
+        {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-2"]}]}
+    ]
+
+
+def test_a_given_up_pod_counts_as_failed_also_where_status_was_lost() -> None:
+    world = running_world(2, rules=[{"action": "Restart", "reasons": ["ImagePullBackOff"]}])
+    waits(world, 1, "ImagePullBackOff")
+    world.round()
+    world.job["status"] = {}
+    world.die()
+    world.round()
+    assert world.status["restarts"]["failures"] == 1
+
+
+def test_an_avoided_node_is_added_to_each_alternative_of_the_users_affinity() -> None:
+    required = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}, {}]}
+    kind = "requiredDuringSchedulingIgnoredDuringExecution"
+    job = job_object(1)
+    job["spec"]["workers"]["template"]["spec"]["affinity"] = {"nodeAffinity": {kind: required}}
+    parsed = World(job=job).parsed()
+    made = worker_pod(parsed, 0, 1, "10.0.0.1:7070", avoid="node-7")
+    terms = made["spec"]["affinity"]["nodeAffinity"][kind]["nodeSelectorTerms"]
+    field = {"key": "metadata.name", "operator": "NotIn", "values": ["node-7"]}
+    assert terms[0] == {"matchExpressions": [{"key": "gpu", "operator": "Exists"}], "matchFields": [field]}
+    assert "affinity" in worker_pod(parsed, 0, 1, "10.0.0.1:7070")["spec"]
+    required["nodeSelectorTerms"] = ["gpu"]
+    with pytest.raises(TemplateError, match="nodeSelectorTerms: each must be an object"):
+        worker_pod(World(job=job).parsed(), 0, 1, "10.0.0.1:7070", avoid="node-7")
+
+
+def test_preemptions_have_a_budget_of_their_own() -> None:
+    world = running_world(2, preemptionLimit=1, backoffLimit=0)
+    for _ in range(2):
+        disrupted(world, 0, "PreemptionByScheduler")
+        world.settle()
+        world.now += 60
+    assert world.status["state"] == "Failed"
+    failed = next(c for c in world.status["conditions"] if c["type"] == "Failed")
+    assert failed["reason"] == "PreemptionLimitExceeded"
+
+
+def test_a_coordinator_that_ends_young_again_and_again_waits_and_says_so() -> None:
+    world = running_world(1)
+    gaps = []
+    for _ in range(5):
+        pod = world.coordinators()[0]
+        world.evict(pod)
+        began = world.now
+        while not world.coordinators():
+            world.now += 0.5
+            world.round()
+        gaps.append(world.now - began)
+        if len(gaps) == 4:
+            degraded = next(c for c in world.status["conditions"] if c["type"] == "Degraded")
+            assert degraded["reason"] in (reasons.COORDINATOR_FAILING, reasons.HEALTHY)
+        world.kubelet()
+    assert gaps == sorted(gaps)
+    assert gaps[-1] >= 4
+    assert world.status["backoff"]["coordinator"]["count"] >= 4
