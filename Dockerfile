@@ -2,7 +2,7 @@
 # docker build --target operator -t springtide/operator:0.1.0 .   the operator, and each job's coordinator: no torch
 # docker build --target worker   -t springtide/worker:0.1.0 .     training; on CUDA: --build-arg BASE=AN-IMAGE-WITH-TORCH
 # docker build --target all      -t springtide/all:0.1.0 .        everything in one image, for end-to-end tests
-# docker build --target ps       -t springtide/ps:0.1.0 .         what parameter servers will run in
+# docker build --target ps       -t springtide/ps:0.1.0 .         parameter servers
 #
 # For several platforms: docker buildx build --platform linux/amd64,linux/arm64 ... (no step depends on the platform).
 # Another package index: --build-arg PIP_INDEX_URL=... ; for torch's CPU builds: --build-arg PIP_EXTRA_INDEX_URL=...
@@ -52,7 +52,7 @@ RUN pip install --no-cache-dir -c /opt/springtide/constraints.txt -r /opt/spring
 COPY --from=wheel /wheels /opt/springtide/wheels
 RUN pip install --no-cache-dir --no-index --no-deps /opt/springtide/wheels/springtide-*.whl
 USER 65532:65532
-CMD ["python"]
+CMD ["python", "-m", "springtide_ps"]
 
 FROM slim AS all
 COPY --from=wheel /requirements/all.txt /opt/springtide/requirements.txt

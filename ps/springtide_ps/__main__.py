@@ -1,0 +1,74 @@
+"""`python -m springtide_ps`: one parameter server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import ssl
+import sys
+import threading
+from importlib import metadata
+
+import torch
+from prometheus_client import REGISTRY, start_http_server
+
+from springtide_ps.metrics import ServerCollector
+from springtide_ps.server import Server
+from springtide_ps.settings import Settings, read
+from springtide_ps.store import Store
+
+log = logging.getLogger("springtide.ps")
+
+
+def main() -> int:
+    """Serve until SIGTERM; 2 when the environment is wrong. `--version` prints the version."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"springtide-ps {metadata.version('springtide')}")
+        return 0
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
+    try:
+        settings = read(os.environ)
+        tls = _tls(settings)
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        server = Server(Store(settings.memory_limit), settings.token, settings.bind, settings.port, tls=tls)
+    except (ValueError, OSError) as error:
+        log.error("%s", error)
+        return 2
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    REGISTRY.register(ServerCollector(server))
+    metrics, thread = _serve_metrics(settings)
+    log.info("serves parameters on port %d, metrics on port %d", server.port, metrics.server_port)
+    stop.wait()
+    log.info("told to stop: %s", server.store.status())
+    metrics.shutdown()
+    metrics.server_close()
+    thread.join(5.0)
+    server.close()
+    return 0
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(settings.certificate, settings.key)
+    return context
+
+
+def _serve_metrics(settings: Settings):  # type: ignore[no-untyped-def]  # (WSGIServer, Thread) of the library
+    host = settings.bind or "0.0.0.0"
+    try:
+        return start_http_server(settings.metrics_port, addr=host)
+    except OSError as error:
+        log.warning("metrics port %d is not free (%s): another one is taken", settings.metrics_port, error)
+        return start_http_server(0, addr=host)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""The client of one parameter server: requests are pipelined, answers land in the caller's memory.
+
+A thread sends and a thread receives, so that pushes leave while values arrive. Every request returns a
+`Future`; the tensors that were given must not change before it is done.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import ssl
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from springtide_ps.frames import DTYPE_NAMES, Frame, FrameError, Header, Kind, memory
+from springtide_ps.stream import PeerClosedError, Stream, connect
+
+_QUEUED_LIMIT: Final = 4096
+
+
+class ServerLostError(ConnectionError):
+    """The connection broke. A push without an answer may have been applied or not."""
+
+
+class RefusedError(ValueError):
+    """The server understood the request and cannot do it; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Version of the key after the request, and what else the server said."""
+
+    version: int
+    meta: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Pending:
+    future: Future[Answer]
+    out: torch.Tensor | None
+
+
+class ServerClient:
+    """One connection. Methods may be called from any thread; all raise ServerLostError once it is broken.
+
+    Raises OSError when the server cannot be reached within `timeout` seconds, RejectedError for a wrong
+    token.
+    """
+
+    def __init__(
+        self, address: tuple[str, int], token: str, timeout: float = 10.0, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.address = f"{address[0]}:{address[1]}"
+        self._stream, self.about = connect(address, token, timeout, tls)
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._pending: dict[int, _Pending] = {}
+        self._broken: str | None = None
+        self._outbox: queue.Queue[tuple[Frame, torch.Tensor | None] | None] = queue.Queue(_QUEUED_LIMIT)
+        self._threads = [
+            threading.Thread(target=target, name=f"springtide-ps-{what}-{self.address}", daemon=True)
+            for what, target in (("send", self._send_for_ever), ("receive", self._receive_for_ever))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # ---- requests
+
+    def init(self, key: str, values: torch.Tensor) -> Future[Answer]:
+        """Make a key with these values, unless it is there; `meta["created"]` says which."""
+        dtype = DTYPE_NAMES.get(values.dtype)
+        if dtype is None:
+            raise ValueError(
+                f"{values.dtype} cannot be held by a server: {', '.join(DTYPE_NAMES.values())} can"
+            )
+        return self._ask(Kind.INIT, {"key": key, "shape": list(values.shape), "dtype": dtype}, values)
+
+    def push(self, key: str, pushed: torch.Tensor) -> Future[Answer]:
+        """Apply the server's update with `pushed` (shape and dtype of the key)."""
+        return self._ask(Kind.PUSH, {"key": key}, pushed)
+
+    def pull(self, key: str, out: torch.Tensor) -> Future[Answer]:
+        """Receive the values into `out` (contiguous, shape and dtype of the key)."""
+        return self._ask(Kind.PULL, {"key": key}, None, out)
+
+    def push_pull(self, key: str, pushed: torch.Tensor, out: torch.Tensor) -> Future[Answer]:
+        """Push, and receive the values that this push made; `out` may be `pushed` itself."""
+        return self._ask(Kind.PUSH_PULL, {"key": key}, pushed, out)
+
+    def update(self, name: str, **options: Any) -> Future[Answer]:
+        """Make every later push do the update of that name (`springtide_ps.updates`)."""
+        return self._ask(Kind.UPDATE, {**options, "name": name})
+
+    def status(self) -> Future[Answer]:
+        return self._ask(Kind.STATUS, {})
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End the connection; what has no answer yet fails. Raise TimeoutError when a thread does not end."""
+        self._break("closed by this process")
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+                if thread.is_alive():
+                    raise TimeoutError(f"thread {thread.name} has not ended within {timeout:g} s")
+        self._stream.close()
+
+    @property
+    def broken(self) -> str | None:
+        """Why no request can be made any more; None while all is well."""
+        return self._broken
+
+    def _ask(
+        self,
+        kind: Kind,
+        meta: dict[str, Any],
+        payload: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> Future[Answer]:
+        for tensor in (payload, out):
+            if tensor is not None:
+                memory(tensor)  # a tensor that cannot travel is refused here, where the caller sees it
+        future: Future[Answer] = Future()
+        number = next(self._numbers)
+        with self._lock:
+            if self._broken is not None:
+                raise ServerLostError(f"parameter server {self.address}: {self._broken}")
+            self._pending[number] = _Pending(future, out)
+        self._outbox.put((Frame(kind, number, meta, 0 if payload is None else payload.nbytes), payload))
+        return future
+
+    # ---- threads
+
+    def _send_for_ever(self) -> None:
+        while (item := self._outbox.get()) is not None:
+            frame, payload = item
+            if self._broken is not None:
+                continue
+            try:
+                self._stream.send(frame, memoryview(b"") if payload is None else memory(payload))
+            except OSError as error:
+                self._break(f"the connection broke: {error}")
+            except FrameError as error:
+                self._settle(frame.request, error)
+
+    def _receive_for_ever(self) -> None:
+        try:
+            while True:
+                header, meta = self._stream.receive()
+                self._take(self._stream, header, meta)
+        except PeerClosedError as error:
+            self._break(str(error))
+        except (OSError, FrameError) as error:
+            self._break(f"the connection broke: {error}")
+
+    def _take(self, stream: Stream, header: Header, meta: dict[str, Any]) -> None:
+        with self._lock:
+            pending = self._pending.pop(header.request, None)
+        if pending is None:
+            if self._broken is not None:
+                raise PeerClosedError(self._broken)
+            raise FrameError(f"an answer to request {header.request}, which was never made")
+        if header.kind is Kind.REFUSED:
+            error = RefusedError(f"parameter server {self.address}: {meta.get('message', 'refused')}")
+            pending.future.set_exception(error)
+            return
+        if header.kind is Kind.VALUES:
+            out = pending.out
+            if out is None or out.nbytes != header.payload_bytes:
+                stream.skip(header.payload_bytes)
+                size = "nowhere to put them" if out is None else f"room for {out.nbytes}"
+                pending.future.set_exception(
+                    ValueError(f"the server sent {header.payload_bytes} bytes, and there is {size}")
+                )
+                return
+            try:
+                stream.receive_into(memory(out))
+            except (OSError, PeerClosedError) as error:
+                # The caller's memory holds half of the values now: this future must not be lost.
+                pending.future.set_exception(ServerLostError(f"parameter server {self.address}: {error}"))
+                raise
+        version = meta.get("version", 0)
+        pending.future.set_result(Answer(version if isinstance(version, int) else 0, meta))
+
+    def _settle(self, number: int, error: Exception) -> None:
+        with self._lock:
+            pending = self._pending.pop(number, None)
+        if pending is not None:
+            pending.future.set_exception(error)
+
+    def _break(self, reason: str) -> None:
+        with self._lock:
+            if self._broken is not None:
+                return
+            self._broken = reason
+            lost, self._pending = list(self._pending.values()), {}
+        self._stream.abort()
+        self._outbox.put(None)
+        for pending in lost:
+            pending.future.set_exception(ServerLostError(f"parameter server {self.address}: {reason}"))

@@ -1,0 +1,129 @@
+"""The form of the tensor stream: a fixed header, a little JSON, raw numbers. PURE.
+
+Every frame is HEADER_BYTES of header, then `meta_bytes` of JSON, then `payload_bytes` of tensor memory in the
+machine's order (little endian). Sizes are checked against limits before any memory is taken. There is no
+pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+import torch
+
+MAGIC: Final = b"STPS"
+VERSION: Final = 1
+_HEADER: Final = struct.Struct("<4sBBHQIQQ")  # magic, version, kind, -, request, meta bytes, payload bytes, -
+HEADER_BYTES: Final = _HEADER.size
+META_LIMIT: Final = 64 * 1024
+PAYLOAD_LIMIT: Final = 256 * 1024 * 1024
+NO_REPLY: Final = 0  # request number of frames that answer nothing and want no answer
+
+DTYPES: Final[dict[str, torch.dtype]] = {
+    name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32")
+}
+DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Kind(IntEnum):
+    """What a frame asks or answers."""
+
+    CHALLENGE = 1  # server -> client: {"nonce"}
+    PROOF = 2  # client -> server: {"nonce", "proof"}
+    ACCEPTED = 3  # server -> client: {"proof", "server"}
+
+    INIT = 10  # {"key", "shape", "dtype"} + values; the first one wins
+    PUSH = 11  # {"key"} + gradient
+    PULL = 12  # {"key"}
+    PUSH_PULL = 13  # {"key"} + gradient; answered with the values after the update
+    UPDATE = 14  # {"name", ...options}: which update every later push makes
+    STATUS = 15  # {}
+
+    DONE = 30  # the answer when there is nothing to say; {"version"} or {"created"}
+    VALUES = 31  # {"version"} + values
+    REFUSED = 32  # {"error", "message"}: this request failed, the connection is fine
+
+
+class FrameError(ValueError):
+    """The peer does not speak this protocol, or breaks a limit; the connection cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Sizes in bytes. `request` is chosen by the client and stands in the answer."""
+
+    kind: Kind
+    request: int
+    meta_bytes: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame without its payload, which is sent from and received into memory of the caller's."""
+
+    kind: Kind
+    request: int = NO_REPLY
+    meta: dict[str, Any] = field(default_factory=dict)
+    payload_bytes: int = 0
+
+
+def pack(frame: Frame) -> bytes:
+    """Header and JSON of a frame. Raise FrameError when they are over the limits."""
+    meta = json.dumps(frame.meta, separators=(",", ":")).encode() if frame.meta else b""
+    if len(meta) > META_LIMIT:
+        raise FrameError(
+            f"{frame.kind.name} has {len(meta)} bytes beside its tensor, {META_LIMIT} are the limit"
+        )
+    if not 0 <= frame.payload_bytes <= PAYLOAD_LIMIT:
+        raise FrameError(
+            f"{frame.kind.name} has a tensor of {frame.payload_bytes} bytes, {PAYLOAD_LIMIT} are the limit: "
+            "send it in chunks"
+        )
+    return (
+        _HEADER.pack(MAGIC, VERSION, frame.kind, 0, frame.request, len(meta), frame.payload_bytes, 0) + meta
+    )
+
+
+def unpack_header(raw: bytes | bytearray | memoryview) -> Header:
+    """Raise FrameError for what is no header of this version, or announces more than the limits."""
+    magic, version, kind, _, request, meta_bytes, payload_bytes, _ = _HEADER.unpack(raw)
+    if magic != MAGIC:
+        raise FrameError("the peer does not speak the parameter servers' protocol")
+    if version != VERSION:
+        raise FrameError(f"the peer speaks version {version} of the protocol, this is version {VERSION}")
+    try:
+        known = Kind(kind)
+    except ValueError:
+        raise FrameError(f"frame of unknown kind {kind}") from None
+    if meta_bytes > META_LIMIT or payload_bytes > PAYLOAD_LIMIT:
+        raise FrameError(
+            f"{known.name} announces {meta_bytes} + {payload_bytes} bytes, which is over the limits"
+        )
+    return Header(known, request, meta_bytes, payload_bytes)
+
+
+def unpack_meta(raw: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """Raise FrameError for what is no JSON object."""
+    if not len(raw):
+        return {}
+    try:
+        meta = json.loads(bytes(raw))
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"a frame's JSON cannot be read: {error}") from None
+    if not isinstance(meta, dict):
+        raise FrameError("a frame's JSON is no object")
+    return meta
+
+
+def memory(tensor: torch.Tensor) -> memoryview:
+    """The tensor's own memory as bytes: contiguous, on the CPU, dense. Raise ValueError for another."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.layout is not torch.strided:
+        raise ValueError("a tensor on the wire must be contiguous, dense and on the CPU")
+    if tensor.numel() == 0:
+        return memoryview(b"")
+    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -1,0 +1,30 @@
+"""What a parameter server tells Prometheus; computed when it is scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from springtide_ps.server import Server
+
+
+class ServerCollector(Collector):
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def collect(self) -> Iterator[Metric]:
+        status, counters = self._server.store.status(), self._server.counters
+        yield GaugeMetricFamily("springtide_ps_keys", "Keys that this server holds", status["keys"])
+        yield GaugeMetricFamily("springtide_ps_value_bytes", "Bytes of values that it holds", status["bytes"])
+        yield GaugeMetricFamily("springtide_ps_clients", "Clients that are connected", self._server.clients)
+        yield CounterMetricFamily("springtide_ps_pushes", "Pushes applied", counters.pushes)
+        yield CounterMetricFamily("springtide_ps_pulls", "Pulls answered", counters.pulls)
+        yield CounterMetricFamily(
+            "springtide_ps_received_bytes", "Bytes of tensors received", counters.bytes_in
+        )
+        yield CounterMetricFamily("springtide_ps_sent_bytes", "Bytes of tensors sent", counters.bytes_out)
+        yield CounterMetricFamily(
+            "springtide_ps_refused_connections", "Connections without the token", counters.refused
+        )

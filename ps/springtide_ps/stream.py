@@ -1,0 +1,184 @@
+"""A connection that carries frames: bytes go from and to the caller's memory, without a copy of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+from springtide_ps import auth
+from springtide_ps.frames import (
+    HEADER_BYTES,
+    Frame,
+    FrameError,
+    Header,
+    Kind,
+    pack,
+    unpack_header,
+    unpack_meta,
+)
+
+HANDSHAKE_SECONDS: Final = 10.0
+_SOCKET_BUFFER: Final = 4 * 1024 * 1024
+_EMPTY: Final = memoryview(b"")
+
+
+class PeerClosedError(ConnectionError):
+    """The peer ended the connection between two frames."""
+
+
+class RejectedError(ConnectionError):
+    """The peer does not know the token, or is no parameter server of this job. A retry does not help."""
+
+
+class Stream:
+    """Frames over one socket. One thread may send while another receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self._header = bytearray(HEADER_BYTES)
+        self._sending = threading.Lock()
+        with contextlib.suppress(OSError):  # a Unix socket has no delay
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
+
+    def send(self, frame: Frame, payload: memoryview = _EMPTY) -> None:
+        """Send a frame whole. Raises OSError, and FrameError for what is over the limits."""
+        head = pack(frame)
+        with self._sending:
+            if not payload:
+                self.socket.sendall(head)
+                return
+            if isinstance(self.socket, ssl.SSLSocket):
+                self.socket.sendall(head)
+                self.socket.sendall(payload)
+                return
+            self._send_both(head, payload)
+
+    def _send_both(self, head: bytes, payload: memoryview) -> None:
+        sent = self.socket.sendmsg((head, payload))
+        while sent < len(head):
+            sent += self.socket.send(head[sent:])
+        rest = payload[sent - len(head) :]
+        if rest:
+            self.socket.sendall(rest)
+
+    def receive(self) -> tuple[Header, dict[str, Any]]:
+        """The next frame up to its payload, which is taken by `receive_into` or `skip`.
+
+        Raises PeerClosedError at the end of the stream, FrameError for what is no frame, OSError.
+        """
+        self.receive_into(memoryview(self._header), at_start=True)
+        header = unpack_header(self._header)
+        if not header.meta_bytes:
+            return header, {}
+        meta = bytearray(header.meta_bytes)
+        self.receive_into(memoryview(meta))
+        return header, unpack_meta(meta)
+
+    def receive_into(self, memory: memoryview, at_start: bool = False) -> None:
+        """Fill the memory. Raises PeerClosedError when the stream ends before."""
+        got = 0
+        while got < len(memory):
+            count = self.socket.recv_into(memory[got:])
+            if count == 0:
+                where = "" if at_start and got == 0 else " in the middle of a frame"
+                raise PeerClosedError(f"the peer closed the connection{where}")
+            got += count
+
+    def skip(self, count: int) -> None:
+        """Read and forget `count` bytes."""
+        scratch = memoryview(bytearray(min(count, 1 << 16)))
+        while count:
+            taken = scratch[: min(count, len(scratch))]
+            self.receive_into(taken)
+            count -= len(taken)
+
+    def abort(self) -> None:
+        """End the connection now, also under a thread that sends or receives."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.abort()
+        self.socket.close()
+
+
+def connect(
+    address: tuple[str, int], token: str, timeout: float, tls: ssl.SSLContext | None = None
+) -> tuple[Stream, dict[str, Any]]:
+    """Connect and prove the token; return the stream and what the server says of itself.
+
+    Raises RejectedError when either side does not know the token, OSError (TimeoutError) otherwise.
+    """
+    sock = socket.create_connection(address, timeout=timeout)
+    try:
+        if tls is not None:
+            sock = tls.wrap_socket(sock, server_hostname=address[0])
+        stream = Stream(sock)
+        header, meta = stream.receive()
+        _expect(header, Kind.CHALLENGE)
+        theirs, ours = str(meta.get("nonce", "")), auth.nonce()
+        answer = {"nonce": ours, "proof": auth.proof(token, "client", theirs, ours)}
+        stream.send(Frame(Kind.PROOF, meta=answer))
+        try:
+            header, meta = stream.receive()
+        except PeerClosedError as error:
+            raise RejectedError(f"{address[0]}:{address[1]} refused this process's token") from error
+        _expect(header, Kind.ACCEPTED)
+        if not auth.holds(meta.get("proof"), token, "server", theirs, ours):
+            raise RejectedError(f"{address[0]}:{address[1]} does not know this job's token")
+        sock.settimeout(None)
+        return stream, meta
+    except BaseException:
+        sock.close()
+        raise
+
+
+def accept(
+    sock: socket.socket, token: str, about: dict[str, Any], tls: ssl.SSLContext | None = None
+) -> Stream:
+    """The server's side of `connect`. Raises RejectedError, FrameError or OSError, with the socket closed."""
+    try:
+        sock.settimeout(HANDSHAKE_SECONDS)
+        if tls is not None:
+            sock = tls.wrap_socket(sock, server_side=True)
+        stream = Stream(sock)
+        ours = auth.nonce()
+        stream.send(Frame(Kind.CHALLENGE, meta={"nonce": ours}))
+        header, meta = stream.receive()
+        _expect(header, Kind.PROOF)
+        theirs = str(meta.get("nonce", ""))
+        if not auth.holds(meta.get("proof"), token, "client", ours, theirs):
+            raise RejectedError("a client with another token was refused")
+        answer = {**about, "proof": auth.proof(token, "server", ours, theirs)}
+        stream.send(Frame(Kind.ACCEPTED, meta=answer))
+        sock.settimeout(None)
+        return stream
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _expect(header: Header, kind: Kind) -> None:
+    if header.kind is not kind or header.payload_bytes:
+        raise FrameError(f"expected {kind.name} at the start of a connection, got {header.kind.name}")
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`host:port`. Raise ValueError that says what is wrong."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is no address of a parameter server: write host:port")
+    return host.strip("[]"), int(port)
+
+
+def addresses(texts: Sequence[str]) -> list[tuple[str, int]]:
+    """Raise ValueError for none, or for one that is wrong."""
+    if not texts:
+        raise ValueError("no parameter servers are named: give at least one host:port")
+    return [parse_address(text) for text in texts]

@@ -1,0 +1,124 @@
+"""What a push does to the values on a server: torch's own optimizers, by name, on flat chunks. PURE.
+
+All of them work element by element, so a chunk of a tensor is updated as the whole tensor would be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+Step = Callable[[torch.Tensor], None]
+
+# name -> (class, options that may be given, extra arguments)
+_OPTIMIZERS: Final[dict[str, tuple[type[torch.optim.Optimizer], frozenset[str], dict[str, Any]]]] = {
+    "sgd": (
+        torch.optim.SGD,
+        frozenset({"lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"}),
+        {"fused": True},
+    ),
+    "adam": (
+        torch.optim.Adam,
+        frozenset({"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"}),
+        {"fused": True},
+    ),
+    "adamw": (
+        torch.optim.AdamW,
+        frozenset({"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"}),
+        {"fused": True},
+    ),
+    "adagrad": (
+        torch.optim.Adagrad,
+        frozenset({"lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize"}),
+        {"fused": True},
+    ),
+    "rmsprop": (
+        torch.optim.RMSprop,
+        frozenset({"lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize"}),
+        {},
+    ),
+}
+_DIRECT: Final = ("assign", "sum")
+NAMES: Final = (*_DIRECT, *_OPTIMIZERS)
+
+
+class UpdateError(ValueError):
+    """An update that does not exist, or options that it does not have."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """A named update with its options.
+
+    assign: the push replaces the values. sum: it is added. sgd, adam, adamw, adagrad, rmsprop: the push is a
+    gradient for torch's optimizer of that name, with that optimizer's own defaults.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise UpdateError(f"there is no update {self.name!r}: choose one of {', '.join(NAMES)}")
+        allowed = frozenset() if self.name in _DIRECT else _OPTIMIZERS[self.name][1]
+        if unknown := sorted(set(self.options) - allowed):
+            known = ", ".join(sorted(allowed)) or "none"
+            raise UpdateError(f"{self.name} has no option {', '.join(unknown)}: its options are {known}")
+        for key, value in self.options.items():
+            _check_option(self.name, key, value)
+        if self.name not in _DIRECT:
+            # torch checks what belongs together (nesterov needs momentum, for example).
+            self.bind(torch.zeros(1))
+
+    def bind(self, values: torch.Tensor) -> Step:
+        """A function that applies one push (same shape and dtype) to `values` in place, with its own state.
+
+        Raise UpdateError when the optimizer cannot work on that dtype.
+        """
+        if self.name == "assign":
+            return lambda pushed: _copy(values, pushed)
+        if self.name == "sum":
+            return lambda pushed: _add(values, pushed)
+        kind, _, extra = _OPTIMIZERS[self.name]
+        if not values.is_floating_point():
+            raise UpdateError(f"{self.name} needs floating point values, not {values.dtype}")
+        options: dict[str, Any] = {k: tuple(v) if k == "betas" else v for k, v in self.options.items()}
+        try:
+            optimizer = kind([values], **{**options, **extra})
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise UpdateError(f"{self.name}: {error}") from None
+
+        def step(pushed: torch.Tensor) -> None:
+            values.grad = pushed
+            optimizer.step()
+            values.grad = None
+
+        return step
+
+
+def _copy(values: torch.Tensor, pushed: torch.Tensor) -> None:
+    values.copy_(pushed)
+
+
+def _add(values: torch.Tensor, pushed: torch.Tensor) -> None:
+    values.add_(pushed)
+
+
+def _check_option(name: str, key: str, value: object) -> None:
+    if key == "betas":
+        fine = isinstance(value, (list, tuple)) and len(value) == 2 and all(_is_number(v) for v in value)
+        expected = "two numbers"
+    elif key in ("nesterov", "maximize", "amsgrad", "centered"):
+        fine, expected = isinstance(value, bool), "true or false"
+    else:
+        fine, expected = _is_number(value), "a finite number"
+    if not fine:
+        raise UpdateError(f"{name}: {key} is {value!r}, expected {expected}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

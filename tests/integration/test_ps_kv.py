@@ -1,0 +1,222 @@
+"""springtide.kv over real sockets: what comes back, and what happens to those who misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import struct
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+from ps_servers import TOKEN, RealServer, names, servers
+
+from springtide import kv
+from springtide_ps import frames
+from springtide_ps.client import ServerClient
+from springtide_ps.stream import connect
+
+
+def test_push_and_pull_over_several_servers_equal_torch() -> None:
+    torch.manual_seed(1)
+    with servers(3) as running, kv.connect(names(running), TOKEN, chunk_bytes=4096) as store:
+        store.set_update("adam", lr=0.01)
+        values = torch.randn(70, 99)
+        assert store.init("w", values)
+        assert not store.init("w", torch.zeros(70, 99))
+        mine = torch.nn.Parameter(values.clone())
+        optimizer = torch.optim.Adam([mine], lr=0.01)
+        out = torch.empty(70, 99)
+        for _ in range(3):
+            gradient = torch.randn(99, 70).t()  # not contiguous
+            store.push("w", gradient).wait()
+            mine.grad = gradient.clone()
+            optimizer.step()
+        torch.testing.assert_close(store.pull("w", out), mine.detach())
+        gradient = torch.ones(70, 99)
+        store.push_pull("w", gradient, out).wait()
+        mine.grad = gradient
+        optimizer.step()
+        torch.testing.assert_close(out, mine.detach())
+        said = store.status()
+        assert {server["keys"] for server in said} == {2, 3}
+        assert sum(server["bytes"] for server in said) == values.nbytes
+
+
+def test_many_workers_sum_and_no_push_is_lost() -> None:
+    with servers(2) as running:
+
+        def work(number: int) -> None:
+            with kv.connect(names(running), TOKEN, chunk_bytes=1024) as store:
+                store.init("count", torch.zeros(1000, dtype=torch.int64))
+                handles = [store.push("count", torch.full((1000,), number)) for _ in range(50)]
+                for handle in handles:
+                    handle.wait()
+
+        with kv.connect(names(running), TOKEN, chunk_bytes=1024) as store:
+            store.set_update("sum")
+            threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            store.init("count", torch.zeros(1000, dtype=torch.int64))
+            assert store.pull("count", torch.empty(1000, dtype=torch.int64)).unique().tolist() == [500]
+
+
+def test_bad_requests_are_named_and_leave_the_connection_usable() -> None:
+    with servers(1) as running, kv.connect(names(running), TOKEN) as store:
+        store.init("w", torch.zeros(4))
+        with pytest.raises(kv.RefusedError, match="is there with shape"):
+            store.init("w", torch.zeros(5))
+        with pytest.raises(kv.RefusedError, match="there is no update 'lion'"):
+            store.set_update("lion")
+        with pytest.raises(KeyError, match="did not init"):
+            store.push("v", torch.zeros(4))
+        with pytest.raises(ValueError, match="has 4 elements"):
+            store.push("w", torch.zeros(3))
+        with pytest.raises(kv.RefusedError, match="brings 32 bytes, 16 belong there"):
+            store.push("w", torch.zeros(4, dtype=torch.float64)).wait()
+        with pytest.raises(ValueError, match="out must be contiguous"):
+            store.pull("w", torch.zeros(4, 4).t()[0])
+        assert store.pull("w", torch.ones(4)).tolist() == [0, 0, 0, 0]
+    with (
+        servers(1, memory_limit=64) as running,
+        kv.connect(names(running), TOKEN) as store,
+        pytest.raises(kv.RefusedError, match="use more servers"),
+    ):
+        store.init("large", torch.zeros(100))
+
+
+def test_who_does_not_know_the_token_is_refused() -> None:
+    with servers(1) as running:
+        with pytest.raises(kv.RejectedError, match="refused this process's token"):
+            kv.connect(names(running), "another")
+        assert running[0].counters.refused == 1
+    # Nor does a client talk to a server that does not know it.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        false = threading.Thread(target=_false_server, args=(listener,))
+        false.start()
+        with pytest.raises(kv.RejectedError, match="does not know this job's token"):
+            connect(("127.0.0.1", listener.getsockname()[1]), TOKEN, 30)
+        false.join()
+    with pytest.raises(ConnectionError, match=r"127.0.0.1:1 cannot be reached"):
+        kv.connect(["127.0.0.1:1"], TOKEN, timeout=5)
+    with pytest.raises(ValueError, match="write host:port"):
+        kv.connect(["nowhere"], TOKEN)
+
+
+def _false_server(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.sendall(frames.pack(frames.Frame(frames.Kind.CHALLENGE, meta={"nonce": "00"})))
+        connection.recv(1 << 16)
+        connection.sendall(frames.pack(frames.Frame(frames.Kind.ACCEPTED, meta={"proof": "00"})))
+
+
+def _until_closed(sock: socket.socket) -> None:
+    with contextlib.suppress(ConnectionResetError):
+        while sock.recv(1 << 16):
+            pass
+
+
+def test_rubbish_ends_its_own_connection_only() -> None:
+    with servers(1) as running, kv.connect(names(running), TOKEN) as store:
+        store.init("w", torch.zeros(4))
+        address = ("127.0.0.1", running[0].port)
+        with socket.create_connection(address, timeout=30) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + b"x" * 100)
+            _until_closed(stranger)
+        for rubbish in (
+            b"\0" * 200,
+            frames.pack(frames.Frame(frames.Kind.VALUES, 1)),
+            frames.pack(frames.Frame(frames.Kind.PUSH, 1, {"key": "w"}))[:20],
+            struct.pack("<4sBBHQIQQ", frames.MAGIC, 1, 11, 0, 1, 5, 0, 0) + b"[[[[[",
+            struct.pack("<4sBBHQIQQ", frames.MAGIC, 1, 11, 0, 1, 2**31, 2**62, 0),
+        ):
+            stream, _ = connect(address, TOKEN, 30)
+            stream.socket.sendall(rubbish)
+            stream.socket.shutdown(socket.SHUT_WR)
+            stream.socket.settimeout(30)
+            _until_closed(stream.socket)
+            stream.close()
+        for meta in (
+            {"key": "big", "shape": [2**39], "dtype": "float32"},
+            {"key": "w", "shape": 3, "dtype": "x"},
+        ):
+            stream, _ = connect(address, TOKEN, 30)
+            stream.send(frames.Frame(frames.Kind.INIT, 1, meta))
+            header, answer = stream.receive()
+            assert header.kind is frames.Kind.REFUSED, json.dumps(answer)
+            stream.close()
+        assert store.pull("w", torch.ones(4)).tolist() == [0, 0, 0, 0]
+
+
+def test_a_client_that_does_not_read_holds_up_nobody() -> None:
+    with servers(1) as running, kv.connect(names(running), TOKEN) as store:
+        store.set_update("sum")
+        store.init("w", torch.zeros(1 << 20))
+        stream, _ = connect(("127.0.0.1", running[0].port), TOKEN, 30)
+        for number in range(1, 60):
+            stream.send(frames.Frame(frames.Kind.PULL, number, {"key": "w#0"}))
+        for _ in range(5):
+            store.push("w", torch.ones(1 << 20)).wait()
+        assert store.pull("w", torch.empty(1 << 20)).unique().tolist() == [5]
+        stream.close()
+
+
+def test_a_killed_server_is_named_and_a_stopped_one_times_out(tmp_path: Path) -> None:
+    server = RealServer(tmp_path)
+    try:
+        port, metrics = server.ports()
+        with kv.connect([f"127.0.0.1:{port}"], TOKEN) as store:
+            store.init("w", torch.zeros(8))
+            store.push("w", torch.ones(8)).wait()
+            with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=30) as answer:
+                lines = answer.read().decode().splitlines()
+            assert "springtide_ps_pushes_total 1.0" in lines
+            assert "springtide_ps_value_bytes 32.0" in lines
+            server.process.send_signal(signal.SIGSTOP)
+            with pytest.raises(
+                TimeoutError, match=rf"pull\('w'\): no answer within 0.2 s from 127.0.0.1:{port}"
+            ):
+                store.pull("w", torch.zeros(8), timeout=0.2)
+            server.process.send_signal(signal.SIGCONT)
+            handle = store.start_pull("w", torch.zeros(8))
+            handle.wait()
+            assert handle.done()
+            server.process.kill()
+            with pytest.raises(kv.ServerLostError, match=f"parameter server 127.0.0.1:{port}"):
+                _push_for_ever(store)
+    finally:
+        server.end()
+
+
+def _push_for_ever(store: kv.KVStore) -> None:
+    while True:
+        store.push("w", torch.ones(8)).wait()
+
+
+def _ask_for_ever(store: kv.KVStore) -> None:
+    while True:
+        store.status()
+
+
+def test_a_server_ends_politely_and_refuses_a_bad_environment(tmp_path: Path) -> None:
+    server = RealServer(tmp_path)
+    port, _ = server.ports()
+    client = ServerClient(("127.0.0.1", port), TOKEN, 30)
+    server.process.terminate()
+    assert server.process.wait(60) == 0
+    store = kv.KVStore([client])
+    with pytest.raises(kv.ServerLostError):
+        _ask_for_ever(store)
+    assert client.broken
+    client.close()
+    refused = RealServer(tmp_path, SPRINGTIDE_TOKEN="")
+    assert refused.process.wait(60) == 2
+    assert "SPRINGTIDE_TOKEN: not set" in refused.log.read_text()
