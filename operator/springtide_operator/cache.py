@@ -5,12 +5,12 @@ newest wins.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from springtide_operator.api import names
 from springtide_operator.plan import observe
-from springtide_operator.plan.observation import CoordinatorPod, WorkerPod
+from springtide_operator.plan.observation import CoordinatorPod, Node, WorkerPod
 
 Object = dict[str, Any]
 Key = tuple[str, str]  # namespace, name of the job
@@ -26,6 +26,9 @@ class Pods:
         self.workers: dict[str, WorkerPod] = {}
         self.coordinators: dict[str, CoordinatorPod] = {}
 
+    def nodes(self) -> set[str | None]:
+        return {pod.node for pod in self.workers.values()} | {pod.node for pod in self.coordinators.values()}
+
 
 class Cache:
     """`on_change(key)` is called for the job whose facts changed. resourceVersions compare as numbers."""
@@ -34,6 +37,9 @@ class Cache:
         self._on_change = on_change
         self._jobs: dict[Key, Object] = {}
         self._pods: dict[Key, Pods] = {}
+        self._nodes: dict[str, Node] = {}
+        self._node_versions: dict[str, int] = {}
+        self.nodes_listed = False
         self._gone: OrderedDict[str, None] = OrderedDict()  # uids, so that a late answer revives nothing
 
     def job_keys(self) -> list[Key]:
@@ -127,6 +133,43 @@ class Cache:
                     self.drop_pod(pod)
         for item in items:
             self.put_pod(item)
+
+    def nodes(self) -> Mapping[str, Node] | None:
+        """By name, also those that were deleted; None where they cannot be read."""
+        return self._nodes if self.nodes_listed else None
+
+    def put_node(self, obj: Object) -> None:
+        if _version(obj) > self._node_versions.get(obj["metadata"]["name"], -1):
+            self._set_node(_version(obj), observe.node(obj))
+
+    def drop_node(self, obj: Object) -> None:
+        self._set_node(_version(obj), Node(obj["metadata"]["name"], ready=None, gone=True))
+
+    def replace_nodes(self, items: Iterable[Object], resource_version: str) -> None:
+        """Take a whole list. Nodes that are gone are remembered while pods are said to be on them."""
+        items = list(items)
+        self.nodes_listed = True
+        listed = {item["metadata"]["name"] for item in items}
+        for name, node in list(self._nodes.items()):
+            if name in listed or self._node_versions[name] > int(resource_version):
+                continue
+            if not node.gone:
+                self._set_node(int(resource_version), Node(name, ready=None, gone=True))
+            if not self._jobs_on(name):
+                del self._nodes[name], self._node_versions[name]
+        for item in items:
+            self.put_node(item)
+
+    def _set_node(self, version: int, node: Node) -> None:
+        """Tell the jobs that have pods there, if it is news."""
+        known = self._nodes.get(node.name)
+        self._nodes[node.name], self._node_versions[node.name] = node, version
+        if known != node:
+            for key in self._jobs_on(node.name):
+                self._on_change(key)
+
+    def _jobs_on(self, node: str) -> list[Key]:
+        return [key for key, pods in self._pods.items() if node in pods.nodes()]
 
     def _forget(self, key: Key | None, uid: str) -> None:
         self._bury(uid)

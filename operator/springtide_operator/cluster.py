@@ -31,14 +31,19 @@ class Cluster(Protocol):
         """Those that the operator made, in all namespaces."""
         ...
 
+    async def list_nodes(self) -> Listing: ...
+
     async def get_job(self, namespace: str, name: str) -> Object: ...
 
     async def get_pod(self, namespace: str, name: str) -> Object: ...
 
     async def create_pod(self, pod: Object) -> Object: ...
 
-    async def delete_pod(self, namespace: str, name: str, uid: str, because: str) -> Object:
-        """Write the reason on the pod, then delete exactly what was annotated.
+    async def delete_pod(
+        self, namespace: str, name: str, uid: str, because: str, force: bool = False
+    ) -> Object:
+        """Write the reason on the pod, then delete exactly what was annotated; by force: without waiting
+        for its node's word.
 
         409 Conflict: the pod changed in between, or is another pod.
         """
@@ -84,6 +89,9 @@ class KubeCluster:
     async def list_pods(self) -> Listing:
         return await self._list_all("/api/v1", "pods", {"labelSelector": names.OURS})
 
+    async def list_nodes(self) -> Listing:
+        return await self._list("/api/v1/nodes", {})
+
     async def _list_all(self, prefix: str, plural: str, query: dict[str, str]) -> Listing:
         """In all namespaces watched, one after the other; the lowest of their versions holds for all."""
         if not self._namespaces:
@@ -114,12 +122,16 @@ class KubeCluster:
     async def create_pod(self, pod: Object) -> Object:
         return await self._kube.request("POST", _core(pod["metadata"]["namespace"], "pods"), pod)
 
-    async def delete_pod(self, namespace: str, name: str, uid: str, because: str) -> Object:
+    async def delete_pod(
+        self, namespace: str, name: str, uid: str, because: str, force: bool = False
+    ) -> Object:
         path = _core(namespace, "pods", name)
         note = {"metadata": {"uid": uid, "annotations": {names.ANNOTATION_DELETED_BECAUSE: because}}}
         noted = await self._kube.request("PATCH", path, note, MERGE_PATCH)
         preconditions = {"uid": uid, "resourceVersion": noted["metadata"]["resourceVersion"]}
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+        if force:
+            body["gracePeriodSeconds"] = 0
         return await self._kube.request("DELETE", path, body)
 
     async def create_secret(self, secret: Object) -> None:

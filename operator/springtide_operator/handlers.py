@@ -67,6 +67,14 @@ def login(settings: kopf.OperatorSettings, **_: Any) -> kopf.ConnectionInfo:
         raise kopf.TemporaryError(str(error), delay=5) from error
 
 
+# Nodes have no namespace: an operator of named namespaces has no right to read them.
+if not os.environ.get("SPRINGTIDE_WATCH_NAMESPACES", "").strip():
+
+    @kopf.on.event("", "v1", "nodes")
+    async def node_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
+        memo.operator.node_event(event["type"], dict(event["object"]))
+
+
 # Coroutines, so that kopf runs them in the event loop and not in a thread.
 @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL)
 async def job_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:

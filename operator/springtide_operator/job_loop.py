@@ -19,6 +19,7 @@ from springtide_operator.kube import ApiError
 from springtide_operator.link import Link, news
 from springtide_operator.perform import Performer
 from springtide_operator.plan import coordinator as coordinator_policy
+from springtide_operator.plan import nodes
 from springtide_operator.plan.actions import Event, Plan
 from springtide_operator.plan.decide import invalid, plan
 from springtide_operator.plan.ledger import Ledger
@@ -99,7 +100,7 @@ class JobLoop:
         memory = self._performer.memory
         workers, coordinators = self._cache.pods(self.key, self.uid)
         foreign = self._cache.foreign_names(self.key, self.uid)
-        return Observation(
+        found = Observation(
             workers=workers,
             coordinators=coordinators,
             service=memory.service,
@@ -110,7 +111,9 @@ class JobLoop:
             unreachable_why=self.link.why,
             refusals=dict(memory.refusals),
             taken=foreign | memory.taken,
+            nodes=self._cache.nodes(),
         )
+        return nodes.judged(found, self._clock())
 
     def raw(self) -> dict[str, Any] | None:
         """The job as last heard of; None when it is gone, or another job has its name."""

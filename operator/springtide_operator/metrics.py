@@ -6,7 +6,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -47,6 +47,11 @@ class Metrics:
             ["kind"],
             registry=self.registry,
         )
+        self._nodes = Gauge(
+            "springtide_operator_nodes_readable",
+            "1 while nodes can be read; 0: lost and cordoned nodes are heard of only through their pods.",
+            registry=self.registry,
+        )
         for result in ("success", "error"):
             self._reconciles.labels(result)
         self.registry.register(_JobCollector(jobs, acting))
@@ -54,6 +59,9 @@ class Metrics:
     def reconciled(self, result: str, seconds: float) -> None:
         self._reconciles.labels(result).inc()
         self._seconds.observe(seconds)
+
+    def nodes_readable(self, readable: bool) -> None:
+        self._nodes.set(readable)
 
     def api_error(self, code: int) -> None:
         self._errors.labels(str(code)).inc()

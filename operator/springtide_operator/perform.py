@@ -144,7 +144,7 @@ class Performer:
         else:
             try:
                 answer = await self._cluster.delete_pod(
-                    job.namespace, action.name, action.uid, action.because
+                    job.namespace, action.name, action.uid, action.because, action.force
                 )
             except ApiError as error:
                 if is_gone(error):
@@ -217,7 +217,7 @@ def _what(job: Job, action: Action) -> str:
     if isinstance(action, CreateCoordinator):
         return f"creates {names.coordinator_name(job.name, action.incarnation)}"
     if isinstance(action, DeletePod):
-        return f"deletes {action.name} ({action.because})"
+        return f"deletes {action.name}{' by force' if action.force else ''} ({action.because})"
     return "applies the Service" if isinstance(action, ApplyService) else "makes the Secret"
 
 

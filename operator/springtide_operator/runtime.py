@@ -30,6 +30,7 @@ log = logging.getLogger("springtide.operator")
 Object = dict[str, Any]
 
 SILENT_API_SECONDS = 20.0
+NODES_SECONDS = 300.0  # between two lists of all nodes, which are many and well watched
 
 
 class Operator:
@@ -58,6 +59,7 @@ class Operator:
         self._root_key = settings.root_key
         self._listed = False  # since this process got the lease
         self._resync_wanted = asyncio.Event()
+        self._nodes_listed_at = float("-inf")
         self._started_at = time.monotonic()
         self._trouble: str | None = "has not listed the jobs yet"
 
@@ -79,6 +81,8 @@ class Operator:
         log.info(
             "started", extra={"fields": {"identity": settings.identity, "namespace": settings.namespace}}
         )
+        if settings.watched:
+            log.info("runs named namespaces, so it cannot read nodes: it hears of lost ones from their pods")
 
     async def stop(self) -> None:
         """End all tasks, give the lease back, close connections."""
@@ -104,6 +108,12 @@ class Operator:
             self.cache.drop_pod(pod)
         else:
             self.cache.put_pod(pod)
+
+    def node_event(self, kind: str | None, node: Object) -> None:
+        if kind == "DELETED":
+            self.cache.drop_node(node)
+        else:
+            self.cache.put_node(node)
 
     def unhealthy(self) -> str | None:
         """What is wrong with this process or its world; None for nothing."""
@@ -150,11 +160,31 @@ class Operator:
 
     async def _resync(self) -> None:
         pods, jobs = await asyncio.gather(self._cluster.list_pods(), self._cluster.list_jobs())
+        await self._list_nodes()
         self.cache.replace_pods(pods.items, pods.resource_version)
         self.cache.replace_jobs(jobs.items, jobs.resource_version)
 
+    async def _list_nodes(self) -> None:
+        """Seldom. Where they cannot be read, jobs do without: Kubernetes deletes the pods of lost nodes, only
+        later.
+        """
+        now = time.monotonic()
+        if self.settings.watched or now - self._nodes_listed_at < NODES_SECONDS:
+            return
+        try:
+            nodes = await self._cluster.list_nodes()
+        except ApiError as error:
+            if error.code != 403:
+                raise
+            log.warning("nodes cannot be read, so jobs hear of a lost node only from Kubernetes: %s", error)
+        else:
+            self.cache.replace_nodes(nodes.items, nodes.resource_version)
+        self.metrics.nodes_readable(self.cache.nodes() is not None)
+        self._nodes_listed_at = now
+
     def _lease_changed(self, held: bool) -> None:
         self._listed = False
+        self._nodes_listed_at = float("-inf")
         if held:
             self._resync_wanted.set()
 

@@ -267,4 +267,5 @@ def test_operator_of_named_namespaces_serves_those_and_needs_no_cluster_wide_rig
     assert asked - allowed == set()
     assert ("watch", "springtide.dev", "trainingjobs") in asked
     assert ("list", "apiextensions.k8s.io", "customresourcedefinitions") not in asked
+    assert ("list", "", "nodes") not in asked
     place.run("helm", "uninstall", "named", "-n", "named-system", "--wait", "--timeout", "60s")

@@ -129,6 +129,10 @@ class FakeCluster:
         await self._call("list_pods")
         return self._list("pods")
 
+    async def list_nodes(self) -> Listing:
+        await self._call("list_nodes")
+        return self._list("nodes")
+
     async def get_job(self, namespace: str, name: str) -> Object:
         await self._call("get_job", name)
         return copy.deepcopy(self._get("trainingjobs", namespace, name))
@@ -141,11 +145,16 @@ class FakeCluster:
         await self._call("create_pod", pod["metadata"]["name"])
         return self._create("pods", {**pod, "status": {"phase": "Pending"}})
 
-    async def delete_pod(self, namespace: str, name: str, uid: str, because: str) -> Object:
+    async def delete_pod(
+        self, namespace: str, name: str, uid: str, because: str, force: bool = False
+    ) -> Object:
         await self._call("delete_pod", name)
         pod = self._get("pods", namespace, name)
         if pod["metadata"]["uid"] != uid:
             raise ApiError(409, "Conflict", "uid")
+        if force:
+            self.remove("pods", namespace, name)
+            return {"kind": "Pod", **pod}
         pod["metadata"].setdefault("annotations", {})[names.ANNOTATION_DELETED_BECAUSE] = because
         pod["metadata"] |= {
             "deletionTimestamp": timestamp(time.time() + 30),

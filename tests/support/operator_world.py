@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from springtide_operator.api import names
@@ -26,7 +26,7 @@ from springtide_operator.plan.actions import (
 )
 from springtide_operator.plan.decide import plan
 from springtide_operator.plan.ledger import timestamp
-from springtide_operator.plan.observation import MemberReport, Observation, Refusal, Report, ServiceSeen
+from springtide_operator.plan.observation import MemberReport, Node, Observation, Refusal, Report, ServiceSeen
 from springtide_operator.plan.refused import refuse
 
 Object = dict[str, Any]
@@ -50,6 +50,14 @@ def job_object(replicas: int = 3, **workers: Any) -> Object:
             "failurePolicy": {"backoffLimit": 6},
         },
     }
+
+
+def avoided(pod: Object) -> set[str]:
+    """Names of the nodes that a pod must not be on."""
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    fields = [f for term in required.get("nodeSelectorTerms") or [] for f in term.get("matchFields") or []]
+    return {name for found in fields if found["operator"] == "NotIn" for name in found["values"]}
 
 
 def finished_message(incarnation: int) -> str:
@@ -84,6 +92,7 @@ class World:
     failed_by_themselves: set[str] = field(default_factory=set)
     counter: int = 0
     unreachable_since: float | None = None
+    nodes: dict[str, Node] = field(default_factory=dict)  # empty: they cannot be read, and do not matter
 
     # ---- the operator ----
 
@@ -110,6 +119,7 @@ class World:
             report=self.report,
             refusals=dict(self.refusals),
             unreachable_since=self.unreachable_since,
+            nodes=dict(self.nodes) or None,
         )
 
     def plan(self) -> Plan:
@@ -163,7 +173,9 @@ class World:
                 self.add(worker_pod(job, action.slot, action.attempt, action.address, action.avoid))
         elif isinstance(action, DeletePod):
             pod = self.pods.get(action.uid)
-            if pod is not None:
+            if pod is not None and action.force:
+                self.vanish(pod)
+            elif pod is not None:
                 pod["metadata"].setdefault("annotations", {})[names.ANNOTATION_DELETED_BECAUSE] = (
                     action.because
                 )
@@ -212,12 +224,37 @@ class World:
         return "deletionTimestamp" in pod["metadata"]
 
     def kubelet(self) -> None:
-        """Pending pods run; pods asked to go are gone."""
+        """Pending pods get a node and run; pods asked to go are gone. Nothing happens on nodes that are not
+        ready.
+        """
         for uid, pod in list(self.pods.items()):
+            self.bind(pod)
+            node = self.nodes.get(pod["spec"].get("nodeName", ""))
+            if self.nodes and (node is None or not node.ready):
+                if node is None and self.deleting(pod):  # never bound
+                    del self.pods[uid]
+                continue
             if self.deleting(pod):
                 del self.pods[uid]
             elif pod["status"]["phase"] == "Pending":
                 self.run(pod)
+
+    def bind(self, pod: Object) -> None:
+        """The scheduler: the ready node with the fewest pods that takes this one."""
+        if pod["spec"].get("nodeName") or self.deleting(pod):
+            return
+        used = [other["spec"].get("nodeName") for other in self.pods.values()]
+        takes = [n for n in self.nodes.values() if n.ready and not n.cordoned and n.name not in avoided(pod)]
+        if takes:
+            pod["spec"]["nodeName"] = min(takes, key=lambda node: (used.count(node.name), node.name)).name
+
+    def node(self, name: str, **changes: Any) -> None:
+        """A node's state changes now."""
+        self.nodes[name] = replace(self.nodes.get(name, Node(name)), since=self.now, **changes)
+
+    def lose_node(self, name: str) -> None:
+        """The Node object is deleted; pod garbage collection has not looked yet."""
+        self.node(name, ready=None, gone=True)
 
     def run(self, pod: Object) -> None:
         pod["status"] = {

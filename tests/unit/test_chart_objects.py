@@ -160,8 +160,9 @@ def test_named_namespaces_need_no_cluster_wide_right() -> None:
         "resources": ["customresourcedefinitions"],
         "verbs": ["list", "watch"],
     }
+    nodes = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}
     assert named["Role", "a"] == named["Role", "b"]
-    assert everywhere["ClusterRole", ""] == [*named["Role", "a"], crds]
+    assert everywhere["ClusterRole", ""] == [*named["Role", "a"], nodes, crds]
 
 
 @EACH_FILE

@@ -61,6 +61,9 @@ DELETE_SUPERSEDED: Final = "Superseded"
 DELETE_REPLACED: Final = "Replaced"
 DELETE_JOB_OVER: Final = "JobOver"
 DELETE_GIVEN_UP: Final = "GivenUp"
+DELETE_NODE_LOST: Final = "NodeLost"
+DELETE_NODE_CORDONED: Final = "NodeCordoned"
+DELETE_STUCK: Final = "StuckTerminating"
 
 # Events of their own (others carry the condition's reason)
 EVENT_WORKER_FAILED: Final = "WorkerFailed"

@@ -123,6 +123,10 @@ class SlotStatus(ApiModel):
     ended: Short | None = Field(
         default=None, description="How it ended: Finished, Left, Failed, Preempted, ScaledDown."
     )
+    moves: Short | None = Field(
+        default=None,
+        description="uid of the pod before it, on a cordoned node, that goes on until this one takes over.",
+    )
     avoid: Annotated[str, Field(max_length=253)] | None = Field(
         default=None, description="The node that its next pod must not be on, by a rule that says Replace."
     )

@@ -55,6 +55,7 @@ class DeletePod:
     uid: str
     because: str  # a DELETE_ constant, written on the pod
     reason: str
+    force: bool = False  # do not wait for its node's word
     kind: ClassVar[str] = "delete_pod"
 
 

@@ -29,10 +29,15 @@ def ended_pods(observation: Observation, ledger: Ledger) -> list[Action]:
     failed.sort(key=lambda pod: (pod.created_at, pod.slot, pod.attempt), reverse=True)
     keep = {pod.uid for pod in failed[:KEEP_FAILED]}
     return [
-        DeletePod(pod.name, pod.uid, reasons.DELETE_REPLACED, "it ended, and its end is counted")
+        DeletePod(pod.name, pod.uid, _because(pod), "it ended, and its end is counted")
         for pod in ended
         if pod.uid not in keep
     ]
+
+
+def _because(pod: WorkerPod) -> str:
+    lost = not pod.terminal and pod.end is not None and pod.end.reason == reasons.DELETE_NODE_LOST
+    return reasons.DELETE_NODE_LOST if lost else reasons.DELETE_REPLACED
 
 
 def after_the_end(

@@ -71,6 +71,8 @@ def decide(observation: Observation, ledger: Ledger, now: float) -> tuple[list[A
             why = "the job has no coordinator"
             if replaced is not None:
                 state = "being deleted" if replaced.deleting else replaced.phase
+                if replaced.lost:
+                    state = f"on node {replaced.node}, which is lost"
                 why = f"{replaced.name} is {state}"
             elif ledger.incarnation > 1:
                 why = "the coordinator's pod is gone"

@@ -8,7 +8,16 @@ from typing import Any
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
 from springtide_operator.manifests.worker import template_hash
-from springtide_operator.plan import cleanup, completion, conditions, problems, progress, restarts, sizing
+from springtide_operator.plan import (
+    cleanup,
+    completion,
+    conditions,
+    nodes,
+    problems,
+    progress,
+    restarts,
+    sizing,
+)
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Action, Event, Plan
 from springtide_operator.plan.clock import parse_time, timestamp
@@ -32,6 +41,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     if ended is not None:
         return _after_the_end(job, observation, ended, now)
     ledger = Ledger.from_status(old)
+    observation = nodes.judged(observation, now)
     if conditions.is_true(old, reasons.RUNNING):
         observation = coordinator_policy.without_hasty_word(observation, ledger, now)
     events = restarts.account(job, observation, ledger, now)
@@ -43,8 +53,10 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     actions += made
     events += said
     actions += sizing.decide(job, observation, ledger, now)
+    actions += nodes.move(job, observation, ledger, actions, now)
     actions += restarts.give_up(observation, ledger)
     actions += cleanup.ended_pods(observation, ledger)
+    actions += nodes.force(observation, now)
     truths = _truths(job, observation, ledger, now)
     status = _status(job, observation, ledger, truths, now)
     events += _changes(job, old, status)
@@ -206,6 +218,7 @@ def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: flo
     old = job.status
     ended_at = parse_time(old.get("completionTime")) or now
     actions, wake_at = cleanup.after_the_end(job, observation, succeeded, ended_at, now)
+    actions += nodes.force(observation, now)
     ledger = Ledger.from_status(old)
     status = {
         **old,

@@ -15,12 +15,16 @@ from springtide_operator.plan.incidents import Incident
 
 @dataclass(frozen=True)
 class Slot:
-    """The newest pod of one slot. `avoid`: the node that its next pod, or this one, must not be on."""
+    """The newest pod of one slot. `avoid`: the node that its next pod, or this one, must not be on.
+
+    `moves`: uid of the pod before it, which goes on until this one can take over (its node is cordoned).
+    """
 
     attempt: int
     uid: str | None = None
     ended: str | None = None
     avoid: str | None = None
+    moves: str | None = None
 
     def to_status(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"attempt": self.attempt}
@@ -30,11 +34,14 @@ class Slot:
             entry["ended"] = self.ended
         if self.avoid:
             entry["avoid"] = self.avoid
+        if self.moves:
+            entry["moves"] = self.moves
         return entry
 
     @classmethod
     def from_status(cls, entry: dict[str, Any]) -> Slot:
-        return cls(entry.get("attempt", 0), entry.get("uid"), entry.get("ended"), entry.get("avoid"))
+        optional = (entry.get(key) for key in ("uid", "ended", "avoid", "moves"))
+        return cls(entry.get("attempt", 0), *optional)
 
 
 @dataclass

@@ -88,13 +88,32 @@ class CoordinatorPod:
     phase: str = "Pending"
     created_at: float = 0.0
     running_since: float | None = None
-    deleting: bool = False
+    deletion_asked_at: float | None = None
+    gone_by: float | None = None  # deletionTimestamp
     ip: str | None = None
     problem: Problem | None = None
+    node: str | None = None
+    unreachable: bool = False  # its node's loss drove it out
+    lost: bool = False  # nothing is heard of it, nor of its node
+
+    @property
+    def deleting(self) -> bool:
+        return self.gone_by is not None
 
     @property
     def live(self) -> bool:
-        return not self.deleting and self.phase not in ("Succeeded", "Failed")
+        return not self.deleting and not self.lost and self.phase not in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class Node:
+    """`ready`: None for Unknown, which is what Kubernetes says of a node that it does not hear of."""
+
+    name: str
+    ready: bool | None = True
+    since: float = 0.0  # unix seconds of the last change of `ready`
+    cordoned: bool = False
+    gone: bool = False  # the Node object was deleted
 
 
 @dataclass(frozen=True)
@@ -181,6 +200,7 @@ class Observation:
         default_factory=dict
     )  # by role: worker, coordinator, service, secret
     taken: frozenset[str] = frozenset()  # pod names that somebody else holds
+    nodes: Mapping[str, Node] | None = None  # by name; None: they cannot be read
 
     def report_of(self, incarnation: int) -> Report | None:
         """The coordinator's word, if it is the word of this incarnation."""

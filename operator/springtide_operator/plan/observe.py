@@ -6,7 +6,7 @@ from typing import Any
 
 from springtide_operator.api import names, reasons
 from springtide_operator.plan.clock import parse_time
-from springtide_operator.plan.observation import CoordinatorPod, Problem, WorkerPod
+from springtide_operator.plan.observation import CoordinatorPod, Node, Problem, WorkerPod
 from springtide_operator.plan.outcome import disruption, read_end
 
 Object = dict[str, Any]
@@ -19,6 +19,10 @@ _CONFIG = {
     "PreStartHookError",
     "PostStartHookError",
 }
+
+
+# With these taints an autoscaler says that it is about to take the node away.
+_LEAVING_TAINTS = ("ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted")
 
 
 def owned_by(obj: Object, uid: str) -> bool:
@@ -87,6 +91,8 @@ def coordinator_pod(pod: Object) -> CoordinatorPod | None:
     status = pod.get("status") or {}
     containers = status.get("containerStatuses") or [{}]
     running = (containers[0].get("state") or {}).get("running")
+    gone_by = parse_time(meta.get("deletionTimestamp"))
+    grace = float(meta.get("deletionGracePeriodSeconds") or 0)
     return CoordinatorPod(
         name=meta["name"],
         uid=meta["uid"],
@@ -94,9 +100,26 @@ def coordinator_pod(pod: Object) -> CoordinatorPod | None:
         phase=status.get("phase", "Pending"),
         created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
         running_since=parse_time(running.get("startedAt")) if running else None,
-        deleting="deletionTimestamp" in meta,
+        deletion_asked_at=None if gone_by is None else gone_by - grace,
+        gone_by=gone_by,
+        node=(pod.get("spec") or {}).get("nodeName") or None,
+        unreachable=_node_lost(status, disruption(status)),
         ip=status.get("podIP") or None,
         problem=pod_problem(pod, f"the coordinator {meta['name']}"),
+    )
+
+
+def node(obj: Object) -> Node:
+    """What policies need of a Node object."""
+    spec = obj.get("spec") or {}
+    conditions = (obj.get("status") or {}).get("conditions") or []
+    ready: Object = next((c for c in conditions if c.get("type") == "Ready"), {})
+    taints = {taint.get("key") for taint in spec.get("taints") or []}
+    return Node(
+        name=obj["metadata"]["name"],
+        ready={"True": True, "False": False}.get(ready.get("status", "")),
+        since=parse_time(ready.get("lastTransitionTime")) or 0.0,
+        cordoned=bool(spec.get("unschedulable")) or not taints.isdisjoint(_LEAVING_TAINTS),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from springtide_operator.api.job import Job
 from springtide_operator.plan import sizing
-from springtide_operator.plan.observation import Observation, WorkerPod
+from springtide_operator.plan.observation import CoordinatorPod, Observation, WorkerPod
 
 # A pod is held for gone when its deletionTimestamp is past by this much, although its node never said so.
 # What may still run there can finish nothing: collectives need the others, and a newer incarnation fences it.
@@ -18,7 +18,7 @@ LOST_SECONDS = 60.0
 UNREACHABLE_LOST_SECONDS = 15.0
 
 
-def _held_for_gone_at(pod: WorkerPod) -> float:
+def held_for_gone_at(pod: WorkerPod | CoordinatorPod) -> float:
     """Unix seconds from which on the pod counts as gone; infinite while nobody has asked it to go."""
     if pod.gone_by is None:
         return math.inf
@@ -53,7 +53,7 @@ def word(job: Job, observation: Observation, incarnation: int, now: float) -> Wo
     living = [
         LivingPod(pod.uid, pod.name, pod.slot, pod.started_at is not None or pod.running, pod.gone_by or 0.0)
         for pod in sorted(observation.workers, key=lambda pod: (pod.slot, pod.attempt))
-        if pod.end is None and now < _held_for_gone_at(pod)
+        if pod.end is None and now < held_for_gone_at(pod)
     ]
     workers = job.spec.workers
     trained = int(job.status.get("generation") or 0)

@@ -5,6 +5,7 @@ worker comes back after a growing, decaying delay.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from springtide_operator.api import reasons
@@ -21,7 +22,10 @@ from springtide_operator.plan.rules import Verdict
 ROLE = "worker"
 
 # What the end of a pod was that we deleted, by the reason that we wrote on it.
-_OWN_DELETIONS = {reasons.DELETE_GIVEN_UP: reasons.END_FAILED}
+_OWN_DELETIONS = {
+    reasons.DELETE_GIVEN_UP: reasons.END_FAILED,
+    reasons.DELETE_NODE_LOST: reasons.END_PREEMPTED,
+}
 
 
 class Ended(NamedTuple):
@@ -31,6 +35,11 @@ class Ended(NamedTuple):
     pod: WorkerPod | None
     end: End
     verdict: Verdict
+    moved: bool = False  # another pod has its slot already
+
+    @property
+    def counted(self) -> bool:
+        return self.end.kind not in (reasons.END_FINISHED, reasons.END_SCALED_DOWN)
 
     @property
     def name(self) -> str:
@@ -85,35 +94,52 @@ def account(job: Job, observation: Observation, ledger: Ledger, now: float) -> l
     nothing twice, and one that dies before counts it at its next start.
     """
     newest = newest_pods(observation)
-    for slot, pod in newest.items():
-        entry = ledger.slots.get(slot)
-        newer = entry is None or pod.attempt > entry.attempt
-        if newer or (entry is not None and pod.attempt == entry.attempt and entry.uid != pod.uid):
-            ledger.slots[slot] = Slot(pod.attempt, pod.uid)
-        elif entry is not None and entry.ended == reasons.END_SCALED_DOWN and pod.live:
-            # It was to be given back, and was not: whoever still wants that says so again in this round.
-            ledger.slots[slot] = Slot(pod.attempt, pod.uid)
-    policy = job.spec.failure_policy.rules
+    _meet(newest, ledger)
+    by_uid = {pod.uid: pod for pod in observation.workers}
     groups: dict[str, list[Ended]] = {}
     for slot in sorted(ledger.slots):
         entry = ledger.slots[slot]
+        if entry.moves is not None:
+            ended = _look(job, slot, by_uid.get(entry.moves))
+            if ended is not None:
+                ledger.slots[slot] = replace(entry, moves=None)
+                if ended.counted:
+                    groups.setdefault(ended.cause, []).append(ended._replace(moved=True))
         if entry.ended is not None or entry.uid is None:
             continue
         found = newest.get(slot)
-        if found is None or found.attempt < entry.attempt:
-            found = None
-            end: End | None = End(reasons.END_PREEMPTED, "Vanished", "the pod is gone without a trace")
-        else:
-            end = how_it_ended(found) or _waits_in_vain(job, found)
-        if end is None:
-            continue
-        if end.kind in (reasons.END_FINISHED, reasons.END_SCALED_DOWN):
-            ledger.end(slot, end.kind)
-            continue
-        ended = Ended(slot, found, end, rules.judge(policy, end))
-        groups.setdefault(ended.cause, []).append(ended)
+        ended = _look(job, slot, found if found is not None and found.attempt >= entry.attempt else None)
+        if ended is not None and ended.counted:
+            groups.setdefault(ended.cause, []).append(ended)
+        elif ended is not None:
+            ledger.end(slot, ended.end.kind)
     ledger.incidents = incidents.open_ones(ledger.incidents, now)
     return [_decide(job, ledger, cause, together, now) for cause, together in groups.items()]
+
+
+def _meet(newest: dict[int, WorkerPod], ledger: Ledger) -> None:
+    """Write down the uids of pods that are seen for the first time."""
+    for slot, pod in newest.items():
+        entry = ledger.slots.get(slot)
+        if entry is None or pod.attempt > entry.attempt:
+            ledger.slots[slot] = Slot(pod.attempt, pod.uid)
+        elif pod.attempt < entry.attempt:
+            continue
+        elif entry.uid != pod.uid:
+            ledger.slots[slot] = Slot(pod.attempt, pod.uid, moves=entry.moves)
+        elif entry.ended == reasons.END_SCALED_DOWN and pod.live:
+            # It was to be given back, and was not: whoever still wants that says so again in this round.
+            ledger.slots[slot] = Slot(pod.attempt, pod.uid, moves=entry.moves)
+
+
+def _look(job: Job, slot: int, pod: WorkerPod | None) -> Ended | None:
+    """How a slot's pod ended; None while it is to stay."""
+    end: End | None = End(reasons.END_PREEMPTED, "Vanished", "the pod is gone without a trace")
+    if pod is not None:
+        end = how_it_ended(pod) or _waits_in_vain(job, pod)
+    if end is None:
+        return None
+    return Ended(slot, pod, end, rules.judge(job.spec.failure_policy.rules, end))
 
 
 def _waits_in_vain(job: Job, pod: WorkerPod) -> End | None:
@@ -131,6 +157,8 @@ def _decide(job: Job, ledger: Ledger, cause: str, together: Sequence[Ended], now
     ledger.incidents, new = incidents.take_in(ledger.incidents, cause, slots, now)
     first, verdict = together[0], together[0].verdict
     for ended in together:
+        if ended.moved:
+            continue
         node = ended.pod.node if ended.pod is not None else None
         ledger.end(ended.slot, ended.end.kind, node if verdict.action is RuleAction.REPLACE else None)
     counts = ledger.counts

@@ -50,7 +50,7 @@ def missing_slots(job: Job, observation: Observation) -> list[int]:
 def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Action]:
     """Creations (their attempts raised in the ledger) or deletions, never both for the size's sake."""
     live = live_pods(observation)
-    actions: list[Action] = [*_duplicates(observation)]
+    actions: list[Action] = [*_duplicates(observation, ledger)]
     if len(live) > target(job):
         return actions + _give_back(job, live, observation, ledger)
     address = observation.service.address if observation.service is not None else None
@@ -67,7 +67,7 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> li
         avoid = before.avoid if before is not None else None
         if avoid is not None:
             why += f", not on node {avoid}"
-        ledger.slots[slot] = Slot(attempt, avoid=avoid)
+        ledger.slots[slot] = Slot(attempt, avoid=avoid, moves=before.moves if before is not None else None)
         actions.append(CreateWorker(slot, attempt, address, why, avoid))
     return actions
 
@@ -99,11 +99,11 @@ def _give_back(job: Job, live: list[WorkerPod], observation: Observation, ledger
     return [DeletePod(pod.name, pod.uid, reasons.DELETE_SCALE_DOWN, text) for pod in victims]
 
 
-def _duplicates(observation: Observation) -> list[Action]:
-    """A slot has one live pod, that of the highest attempt."""
+def _duplicates(observation: Observation, ledger: Ledger) -> list[Action]:
+    """A slot has one live pod, that of the highest attempt; and one that it takes over from, for a while."""
     newest = restarts.newest_pods(observation)
     return [
         DeletePod(pod.name, pod.uid, reasons.DELETE_SUPERSEDED, f"{newest[pod.slot].name} took its slot")
         for pod in observation.workers
-        if pod.live and pod.attempt < newest[pod.slot].attempt
+        if pod.live and pod.attempt < newest[pod.slot].attempt and ledger.slots[pod.slot].moves != pod.uid
     ]

@@ -1,0 +1,215 @@
+"""Nodes that are lost, cordoned or gone, and pods that stay Terminating on them.
+
+A worker on a lost node has ended as soon as nothing is heard of it, and is replaced at once under the next
+attempt. A worker that is connected to the coordinator lives, whatever its node's kubelet says. On a cordoned
+node the replacement starts elsewhere first, and the worker leaves when that one can take over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from springtide_operator.api import names, reasons
+from springtide_operator.api.job import Job
+from springtide_operator.plan import restarts, sizing
+from springtide_operator.plan.actions import Action, CreateWorker, DeletePod
+from springtide_operator.plan.ledger import Ledger, Slot
+from springtide_operator.plan.observation import (
+    CoordinatorPod,
+    End,
+    MemberReport,
+    Node,
+    Observation,
+    Report,
+    WorkerPod,
+)
+from springtide_operator.plan.refused import held_back
+from springtide_operator.plan.relay import UNREACHABLE_LOST_SECONDS, held_for_gone_at
+
+SETTLE_SECONDS = 5.0  # a kubelet that starts again is not Ready for a moment
+BLIND_SECONDS = 30.0  # without the coordinator's word: it may be on that node, and its successor takes time
+SILENT_SECONDS = 3.0  # a coordinator on such a node that does not answer for so long is lost
+
+
+def judged(observation: Observation, now: float) -> Observation:
+    """Pods on lost nodes have ended. Without a right to read nodes nothing changes."""
+    if not observation.nodes:
+        return observation
+    return replace(
+        observation,
+        workers=tuple(_judged_worker(pod, observation, now) for pod in observation.workers),
+        coordinators=tuple(
+            replace(pod, lost=_coordinator_lost(pod, observation, now)) for pod in observation.coordinators
+        ),
+    )
+
+
+def _judged_worker(pod: WorkerPod, observation: Observation, now: float) -> WorkerPod:
+    node = _node_of(pod, observation)
+    if node is None or pod.end is not None or not _worker_lost(pod, node, observation, now):
+        return pod
+    return replace(pod, end=End(reasons.END_PREEMPTED, reasons.DELETE_NODE_LOST, _trouble(node)))
+
+
+def _worker_lost(pod: WorkerPod, node: Node, observation: Observation, now: float) -> bool:
+    if node.gone:
+        return True
+    if node.ready:
+        return False
+    report = _word(observation)
+    if report is None:
+        return now - node.since >= BLIND_SECONDS
+    return now - node.since >= SETTLE_SECONDS and not _connected(report, pod)
+
+
+def _coordinator_lost(pod: CoordinatorPod, observation: Observation, now: float) -> bool:
+    node = _node_of(pod, observation)
+    if node is None or node.gone or node.ready:
+        return node is not None and node.gone
+    since = observation.unreachable_since
+    return since is not None and now - since >= SILENT_SECONDS and now - node.since >= SETTLE_SECONDS
+
+
+def _word(observation: Observation) -> Report | None:
+    """The coordinator's word on who is connected, while it can be relied on."""
+    report = observation.report
+    if report is None or observation.unreachable_since is not None or report.reason == "Reconnecting":
+        return None
+    return report if report.generation is not None else None
+
+
+def _connected(report: Report, pod: WorkerPod) -> bool:
+    return any(member.pod_uid == pod.uid and member.connected for member in report.members)
+
+
+def _node_of(pod: WorkerPod | CoordinatorPod, observation: Observation) -> Node | None:
+    return observation.nodes.get(pod.node) if observation.nodes and pod.node else None
+
+
+def _trouble(node: Node) -> str:
+    if node.gone:
+        return f"node {node.name} was deleted"
+    return (
+        f"node {node.name} is not ready" if node.ready is False else f"nothing is heard of node {node.name}"
+    )
+
+
+def move(
+    job: Job, observation: Observation, ledger: Ledger, planned: Sequence[Action], now: float
+) -> list[Action]:
+    """Start replacements of workers on cordoned nodes; let those go whose replacement can take over.
+
+    Both together never exceed maxReplicas: where there is no room for one more, the worker stays until it is
+    evicted.
+    """
+    newest = restarts.newest_pods(observation)
+    leave = {pod.uid for pod in _may_leave(job, observation, ledger, newest)}
+    moving = [pod for pod in observation.workers if pod.live and _moves(pod, ledger)]
+    coming = sum(isinstance(action, CreateWorker) for action in planned)
+    going = {action.uid for action in planned if isinstance(action, DeletePod)}
+    count = coming + sum(pod.live and pod.uid not in going | leave for pod in observation.workers)
+    for pod in moving:
+        if count <= job.spec.workers.maximum:
+            break
+        if pod.uid not in leave:
+            leave.add(pod.uid)
+            count -= 1
+    actions: list[Action] = []
+    for pod in moving:
+        if pod.uid not in leave:
+            continue
+        entry = ledger.slots[pod.slot]
+        ledger.slots[pod.slot] = replace(entry, moves=None)
+        successor = names.worker_name(job.name, pod.slot, entry.attempt)
+        why = f"{successor} has taken over from node {pod.node}"
+        actions.append(DeletePod(pod.name, pod.uid, reasons.DELETE_NODE_CORDONED, why))
+    room = job.spec.workers.maximum - count
+    return actions + _begin(job, observation, ledger, newest, going, max(0, room), now)
+
+
+def _begin(
+    job: Job,
+    observation: Observation,
+    ledger: Ledger,
+    newest: dict[int, WorkerPod],
+    going: set[str],
+    room: int,
+    now: float,
+) -> list[Action]:
+    service = observation.service
+    if service is None or not observation.secret_made or held_back(observation, "worker", now):
+        return []
+    if observation.report is None or observation.report.phase in ("ENDING", "AFTER_LOOP"):
+        return []
+    actions: list[Action] = []
+    for slot in sizing.wanted_slots(job, observation):
+        pod, entry = newest.get(slot), ledger.slots.get(slot)
+        if pod is None or entry is None or pod.uid in going or len(actions) >= room:
+            continue
+        node = _node_of(pod, observation)
+        if node is None or node.gone or not (pod.live and pod.running):
+            continue
+        first = node.cordoned and entry.uid == pod.uid and entry.ended is None and entry.moves is None
+        # Its replacement was never made, or has ended before it could take over.
+        unmade = entry.moves == pod.uid and entry.uid is None
+        again = entry.moves == pod.uid and entry.ended is not None and not restarts.waits(ledger, slot, now)
+        if not (first or unmade or again):
+            continue
+        attempt = entry.attempt if unmade else max(pod.attempt, entry.attempt) + 1
+        while names.worker_name(job.name, slot, attempt) in observation.taken:
+            attempt += 1
+        ledger.slots[slot] = Slot(attempt, moves=pod.uid)
+        why = f"{pod.name} is on node {node.name}, which takes no more pods"
+        actions.append(CreateWorker(slot, attempt, service.address, why))
+    return actions
+
+
+def _moves(pod: WorkerPod, ledger: Ledger) -> bool:
+    entry = ledger.slots.get(pod.slot)
+    return entry is not None and entry.moves == pod.uid
+
+
+def _may_leave(
+    job: Job, observation: Observation, ledger: Ledger, newest: dict[int, WorkerPod]
+) -> list[WorkerPod]:
+    wanted = set(sizing.wanted_slots(job, observation))
+    report = observation.report_of(ledger.incarnation)
+    members = {member.pod_uid: member for member in report.members} if report is not None else {}
+
+    def over(pod: WorkerPod) -> bool:
+        successor = newest[pod.slot]
+        if pod.slot not in wanted or ledger.slots[pod.slot].ended == reasons.END_SCALED_DOWN:
+            return True
+        if report is None or successor.uid == pod.uid or not (successor.live and successor.running):
+            return False
+        return _trains(members, successor) or not _trains(members, pod)
+
+    return [pod for pod in observation.workers if pod.live and _moves(pod, ledger) and over(pod)]
+
+
+def _trains(members: dict[str, MemberReport], pod: WorkerPod) -> bool:
+    member = members.get(pod.uid)
+    return member is not None and member.active and member.connected
+
+
+def force(observation: Observation, now: float) -> list[Action]:
+    """Delete by force what has been Terminating for longer than its grace period and a minute, what sits on
+    a lost node for 15 s, and what sits on a node that is no more.
+    """
+    pods: tuple[WorkerPod | CoordinatorPod, ...] = (*observation.workers, *observation.coordinators)
+    result: list[Action] = []
+    for pod in pods:
+        if pod.gone_by is None or pod.gone_by == pod.deletion_asked_at:  # asked by force already
+            continue
+        node = _node_of(pod, observation)
+        due = held_for_gone_at(pod)
+        lost = pod.lost if isinstance(pod, CoordinatorPod) else pod.end is not None
+        if node is not None and lost and not node.ready and pod.deletion_asked_at is not None:
+            due = 0.0 if node.gone else min(due, pod.deletion_asked_at + UNREACHABLE_LOST_SECONDS)
+        if now < due:
+            continue
+        because = getattr(pod, "deleted_because", None) or reasons.DELETE_STUCK
+        why = _trouble(node) if node is not None and not node.ready else "it does not end"
+        result.append(DeletePod(pod.name, pod.uid, because, why, force=True))
+    return result

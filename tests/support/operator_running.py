@@ -1,0 +1,54 @@
+"""The operator's process in a test, over a cluster in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from operator_cluster import FakeCluster, FakeCoordinator
+
+from springtide_operator.runtime import Operator
+from springtide_operator.settings import Settings
+
+Object = dict[str, Any]
+
+
+async def until(condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def operator(
+    cluster: FakeCluster,
+    coordinator: FakeCoordinator | None = None,
+    identity: str = "one",
+    watch: bool = True,
+    **changes: Any,
+) -> AsyncIterator[Operator]:
+    settings = Settings(
+        identity=identity, bind="127.0.0.1", metrics_port=0, root_key=b"k" * 32, **{"tick": 0.2, **changes}
+    )
+    coordinator = coordinator or FakeCoordinator()
+    made = Operator(settings, cluster=cluster, connect=coordinator.connect)
+
+    def hear(plural: str, kind: str, obj: Object) -> None:
+        if plural == "pods":
+            made.pod_event(kind, obj)
+        elif plural == "trainingjobs":
+            made.job_event(kind, obj)
+
+    if watch:
+        cluster.watchers.append(hear)
+    await made.start()
+    try:
+        yield made
+    finally:
+        if watch:
+            cluster.watchers.remove(hear)
+        await made.stop()

@@ -1,0 +1,111 @@
+"""The operator's process over a cluster in memory: lost nodes, refusals, a namespace that goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from operator_cluster import FakeCluster
+from operator_running import operator, until
+
+from springtide_operator.api import names
+from springtide_operator.kube import ApiError
+from springtide_operator.plan.clock import timestamp
+
+Object = dict[str, Any]
+
+
+def node(name: str, ready: str = "True", **spec: Any) -> Object:
+    """A Node; its last change was a minute ago."""
+    condition = {"type": "Ready", "status": ready, "lastTransitionTime": timestamp(time.time() - 60)}
+    meta = {"name": name, "namespace": ""}
+    return {"kind": "Node", "metadata": meta, "spec": spec, "status": {"conditions": [condition]}}
+
+
+async def test_workers_leave_lost_nodes_and_are_deleted_by_force() -> None:
+    cluster = FakeCluster()
+    cluster.put("nodes", node("a"))
+    cluster.put("nodes", node("b"))
+    cluster.add_job(replicas=2)
+    async with operator(cluster) as running:
+        await until(lambda: len(cluster.pods()) == 2, "two workers")
+        for pod, name in zip(cluster.pods(), ("a", "b"), strict=True):
+            pod["spec"]["nodeName"] = name
+        cluster.run_pods()
+        assert running.cache.nodes() is not None
+        running.node_event("MODIFIED", cluster.put("nodes", node("b", "Unknown")))
+        await until(
+            lambda: "digits-worker-1-1" in {p["metadata"]["name"] for p in cluster.pods()}, "a replacement"
+        )
+        lost = cluster.objects["pods", "default", "digits-worker-1-0"]
+        assert lost["metadata"]["annotations"][names.ANNOTATION_DELETED_BECAUSE] == "NodeLost"
+        cluster.remove("nodes", "", "b")
+        running.node_event("DELETED", {**node("b"), "metadata": {"name": "b", "resourceVersion": "9999"}})
+        await until(lambda: ("pods", "default", "digits-worker-1-0") not in cluster.objects, "force")
+    assert cluster.job()["status"]["restarts"]["preemptions"] == 1
+
+
+async def test_nodes_that_may_not_be_read_are_told_of_and_done_without() -> None:
+    cluster = FakeCluster()
+
+    def refuse(method: str, name: str) -> None:
+        if method == "list_nodes":
+            raise ApiError(403, "Forbidden", "nodes is forbidden")
+
+    cluster.before = refuse
+    cluster.add_job(replicas=1)
+    async with operator(cluster) as running:
+        await until(lambda: len(cluster.pods()) == 1, "a worker")
+        assert running.cache.nodes() is None
+        value = running.metrics.registry.get_sample_value("springtide_operator_nodes_readable")
+        assert value == 0.0
+
+
+async def test_an_operator_of_named_namespaces_does_not_ask_for_nodes() -> None:
+    cluster = FakeCluster()
+    cluster.add_job(replicas=1)
+    async with operator(cluster, watched=("default",)):
+        await until(lambda: len(cluster.pods()) == 1, "a worker")
+    assert cluster.calls["list_nodes"] == 0
+
+
+async def test_a_namespace_that_is_being_deleted_is_asked_once() -> None:
+    cluster = FakeCluster()
+
+    def refuse(method: str, name: str) -> None:
+        if method.startswith("create_") and method not in ("create_lease", "create_event"):
+            raise ApiError(403, "Forbidden", "is forbidden", ("NamespaceTerminating",))
+
+    cluster.before = refuse
+    cluster.add_job(replicas=2)
+    async with operator(cluster, tick=0.02):
+        await until(lambda: cluster.job().get("status", {}).get("conditions"), "status")
+        await until(
+            lambda: (
+                [c["reason"] for c in cluster.job()["status"]["conditions"] if c["type"] == "Degraded"]
+                == ["NamespaceTerminating"]
+            ),
+            "the condition",
+        )
+        before = +cluster.calls
+        await asyncio.sleep(0.2)
+    made = ("create_pod", "create_secret", "apply_service")
+    assert [cluster.calls[name] - before[name] for name in made] == [0, 0, 0]
+    assert cluster.pods() == []
+
+
+async def test_a_quota_that_others_change_at_the_same_time_is_asked_again() -> None:
+    cluster = FakeCluster()
+    refused: list[str] = []
+
+    def refuse(method: str, name: str) -> None:
+        if method == "create_pod" and len(refused) < 3:
+            refused.append(name)
+            raise ApiError(409, "Conflict", "Operation cannot be fulfilled on resourcequotas")
+
+    cluster.before = refuse
+    cluster.add_job(replicas=2)
+    async with operator(cluster):
+        await until(lambda: len(cluster.pods()) == 2, "two workers")
+    assert cluster.job()["status"]["restarts"]["total"] == 0

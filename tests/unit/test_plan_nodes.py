@@ -1,0 +1,299 @@
+"""Nodes that are lost, cordoned, drained and deleted, through the real plan()."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_bad_days import done, worker
+from operator_world import World, job_object
+
+from springtide_operator.api import names
+from springtide_operator.plan import nodes
+from springtide_operator.plan.actions import DeletePod
+from springtide_operator.plan.observation import MemberReport, Node
+from springtide_operator.plan.relay import word
+
+Object = dict[str, Any]
+
+
+def world_of_nodes(replicas: int = 3, **workers: Any) -> World:
+    """Workers 0, 1, 2 on nodes n0, n1, n2; the coordinator somewhere."""
+    world = World(job=job_object(replicas, **workers))
+    world.nodes = {f"n{number}": Node(f"n{number}") for number in range(3)}
+    world.settle()
+    for pod in world.workers():
+        pod["spec"]["nodeName"] = f"n{pod['metadata']['labels'][names.LABEL_SLOT]}"
+    world.coordinators()[0]["spec"]["nodeName"] = "n0"
+    world.now += 100
+    world.reports()
+    return world
+
+
+def silent(world: World, *slots: int) -> None:
+    """The coordinator says that these are not connected, and that the others train."""
+    gone = {worker(world, slot)["metadata"]["uid"] for slot in slots}
+    members = tuple(
+        MemberReport(pod["metadata"]["uid"], True, pod["metadata"]["uid"] not in gone, False)
+        for pod in world.workers()
+        if pod["status"]["phase"] == "Running"
+    )
+    world.reports(members=members)
+
+
+def counts(world: World) -> tuple[int, int]:
+    return world.status["restarts"]["failures"], world.status["restarts"]["preemptions"]
+
+
+def living(world: World) -> list[str]:
+    """Those that the coordinator is told about."""
+    seen = nodes.judged(world.observe(), world.now)
+    return [pod.name for pod in word(world.parsed(), seen, 1, world.now).living]
+
+
+def test_a_worker_that_is_heard_of_stays_whatever_its_kubelet_says() -> None:
+    world = world_of_nodes()
+    world.node("n1", ready=False)
+    world.now += 600
+    world.reports()
+    assert done(world.round()) == set()
+
+
+def test_a_silent_worker_on_a_lost_node_is_replaced_at_once_and_counts_as_a_preemption() -> None:
+    world = world_of_nodes()
+    world.node("n1", ready=None)
+    silent(world, 1)
+    assert done(world.round()) == set()  # a kubelet may be starting again
+    world.now += 6
+    decided = world.round()
+    assert done(decided) == {"+1-1", "-1-0:NodeLost"}
+    assert counts(world) == (0, 1)
+    assert "nothing is heard of node n1" in decided.events[0].message
+    world.kubelet()
+    assert {p["spec"]["nodeName"] for p in world.workers()} == {"n0", "n2"}
+    world.now += 16
+    forced = [a for a in world.round().actions if isinstance(a, DeletePod) and a.force]
+    assert [(a.name, a.because) for a in forced] == [("digits-worker-1-0", "NodeLost")]
+    assert "digits-worker-1-0" not in {pod["metadata"]["name"] for pod in world.pods.values()}
+    assert counts(world) == (0, 1)
+
+
+def test_without_the_coordinators_word_it_waits_for_the_next_coordinator() -> None:
+    world = world_of_nodes()
+    world.node("n0", ready=None)  # the coordinator's, too
+    world.unreachable_since = world.now
+    world.now += 6
+    decided = world.round()
+    assert "+c2" in done(decided)
+    assert "+0-1" not in done(decided)
+    world.now += 30
+    assert "+0-1" in done(world.round())
+
+
+def test_an_unreachable_coordinator_on_a_good_node_stays() -> None:
+    world = world_of_nodes()
+    world.unreachable_since = world.now - 300
+    assert done(world.round()) == set()
+
+
+def test_a_deleted_node_takes_its_pods_with_it() -> None:
+    world = world_of_nodes()
+    world.lose_node("n0")
+    decided = world.round()
+    assert done(decided) == {"+c2", "-c1:Superseded", "+0-1", "-0-0:NodeLost"}
+    assert "digits-worker-0-0" not in living(world)
+    forced = {a.name for a in world.round().actions if isinstance(a, DeletePod) and a.force}
+    assert forced == {"digits-worker-0-0", "digits-coordinator-1"}
+
+
+def test_a_node_that_is_not_known_yet_is_no_lost_node() -> None:
+    world = world_of_nodes()
+    worker(world, 2)["spec"]["nodeName"] = "just-made-by-the-autoscaler"
+    world.now += 600
+    world.reports()
+    assert done(world.round()) == set()
+
+
+def test_a_pod_that_stays_terminating_is_replaced_at_once_and_deleted_by_force_later() -> None:
+    world = world_of_nodes()
+    world.nodes.clear()  # also where nodes cannot be read
+    world.ask_deletion(worker(world, 2), grace=120)
+    assert done(world.round()) == {"+2-1"}
+    world.now += 120 + 59
+    assert done(world.round()) == set()
+    world.now += 2
+    decided = world.round()
+    assert done(decided) == {"-2-0:StuckTerminating"}
+    assert all(a.force for a in decided.actions if isinstance(a, DeletePod))
+    assert counts(world) == (0, 1)
+
+
+def test_on_a_cordoned_node_the_replacement_starts_elsewhere_first() -> None:
+    world = world_of_nodes()
+    world.node("n1", cordoned=True)
+    assert done(world.round()) == {"+1-1"}
+    world.reports()
+    assert done(world.round()) == set()  # it is not there yet
+    assert len(world.workers()) == 4
+    world.kubelet()
+    silent_new = [MemberReport(p["metadata"]["uid"], True, True, False) for p in world.workers()
+                  if not p["metadata"]["name"].endswith("-1-1")]  # fmt: skip
+    world.reports(members=tuple(silent_new))
+    assert done(world.round()) == set()  # it runs, and does not train
+    world.reports()
+    assert done(world.round()) == {"-1-0:NodeCordoned"}
+    assert "moves" not in world.status["slots"]["1"]
+    world.settle()
+    assert counts(world) == (0, 0)
+    assert len(world.workers()) == 3
+    assert all(p["spec"]["nodeName"] != "n1" for p in world.workers())
+
+
+def test_a_replacement_that_fails_is_tried_again_while_the_worker_goes_on() -> None:
+    world = world_of_nodes()
+    world.node("n1", cordoned=True)
+    world.round(1)  # the operator dies before it is made
+    assert done(world.round()) == {"+1-1"}
+    world.round()
+    world.vanish(next(p for p in world.workers() if p["metadata"]["name"] == "digits-worker-1-1"))
+    assert done(world.round()) == {"+1-2"}
+    assert counts(world) == (0, 1)
+    world.settle()
+    assert [p["metadata"]["name"] for p in world.workers()][-1] == "digits-worker-1-2"
+    assert counts(world) == (0, 1)
+
+
+@pytest.mark.parametrize("end", ["fails", "evicted", "vanishes"])
+def test_a_worker_that_ends_while_it_is_replaced_counts_once(end: str) -> None:
+    world = world_of_nodes()
+    world.node("n1", cordoned=True)
+    world.round()
+    pod = next(p for p in world.workers() if p["metadata"]["name"] == "digits-worker-1-0")
+    {"fails": world.fail, "evicted": world.ask_deletion, "vanishes": world.vanish}[end](pod)
+    world.settle()
+    assert counts(world) == ((1, 0) if end == "fails" else (0, 1))
+    assert len(world.workers()) == 3
+
+
+def test_where_there_is_no_room_for_one_more_it_stays_until_it_is_evicted() -> None:
+    world = world_of_nodes(maxReplicas=3)
+    world.node("n1", cordoned=True)
+    assert done(world.round()) == set()
+    world.ask_deletion(worker(world, 1))
+    assert done(world.round()) == {"+1-1"}
+
+
+def test_scaling_up_to_the_limit_ends_a_replacement_early() -> None:
+    world = world_of_nodes(maxReplicas=4)
+    world.node("n1", cordoned=True)
+    world.round()
+    world.scale(4)
+    assert done(world.round()) == {"+3-0", "-1-0:NodeCordoned"}
+    assert len(world.workers()) == 4
+
+
+def test_scaling_down_takes_both() -> None:
+    world = world_of_nodes()
+    world.node("n2", cordoned=True)
+    world.round()
+    world.scale(2)
+    world.settle()
+    assert sorted(p["metadata"]["labels"][names.LABEL_SLOT] for p in world.workers()) == ["0", "1"]
+    assert counts(world) == (0, 0)
+
+
+def test_a_job_that_ends_moves_nobody() -> None:
+    world = world_of_nodes()
+    world.reports(phase="ENDING")
+    world.node("n1", cordoned=True)
+    assert done(world.round()) == set()
+
+
+NODES = st.sampled_from(["n0", "n1", "n2", "n3"])
+STEPS = st.one_of(
+    st.tuples(st.just("round"), st.integers(0, 6)),
+    st.tuples(st.just("round"), st.just(None)),
+    st.tuples(st.just("round"), st.just(None)),
+    st.tuples(st.just("kubelet"), st.none()),
+    st.tuples(st.just("report"), st.booleans()),
+    st.tuples(st.just("wait"), st.sampled_from([0.5, 6.0, 40.0, 200.0])),
+    st.tuples(st.sampled_from(["down", "up", "cordon", "uncordon", "delete"]), NODES),
+    st.tuples(st.sampled_from(["fail", "evict", "vanish"]), st.integers(0, 9)),
+    st.tuples(st.just("scale"), st.integers(1, 5)),
+)
+
+
+def apply(world: World, kind: str, argument: Any) -> None:
+    alive = world.workers()
+    if kind == "round":
+        world.round(argument)
+        if argument is not None:
+            world.die()
+        assert len(world.workers()) <= max(5, len(alive))
+    elif kind == "kubelet":
+        world.kubelet()
+    elif kind == "report" and world.status.get("coordinator", {}).get("incarnation"):
+        world.reports()
+        if argument:
+            world.report = None
+    elif kind == "wait":
+        world.now += argument
+    elif kind == "down":
+        world.node(argument, ready=None)
+    elif kind in ("up", "uncordon"):
+        world.node(argument, ready=True, cordoned=False, gone=False)
+    elif kind == "cordon":
+        world.node(argument, cordoned=True)
+    elif kind == "delete":
+        world.lose_node(argument)
+    elif kind == "scale":
+        world.scale(argument)
+    elif alive and kind in ("fail", "evict", "vanish"):
+        pod = alive[argument % len(alive)]
+        {"fail": world.fail, "evict": world.ask_deletion, "vanish": world.vanish}[kind](pod)
+
+
+@settings(max_examples=120, deadline=None)
+@given(replicas=st.integers(1, 4), history=st.lists(STEPS, max_size=40))
+def test_never_above_the_limit_and_converges_on_good_nodes(
+    replicas: int, history: list[tuple[str, Any]]
+) -> None:
+    world = World(job=job_object(replicas, maxReplicas=5))
+    world.job["spec"]["failurePolicy"]["backoffLimit"] = 10_000
+    world.nodes = {f"n{number}": Node(f"n{number}") for number in range(4)}
+    for kind, argument in history:
+        apply(world, kind, argument)
+    for name in ("n0", "n1"):
+        world.node(name, ready=True, cordoned=False, gone=False)
+    for _ in range(60):
+        world.kubelet()
+        world.round()
+        if world.coordinators() and world.status.get("coordinator", {}).get("incarnation"):
+            world.reports(members=heard_of(world))
+        world.now += 10
+    wanted = world.job["spec"]["workers"]["replicas"]
+    assert len(world.workers()) == wanted
+    assert len(world.coordinators()) == 1
+    for pod in (*world.workers(), *world.coordinators()):
+        node = world.nodes[pod["spec"]["nodeName"]]
+        assert node.ready, pod["metadata"]["name"]
+        if observe_worker(pod) and wanted < 5:
+            assert not node.cordoned
+    assert not any(world.deleting(pod) for pod in world.pods.values())
+    assert not any("moves" in slot for slot in world.status["slots"].values())
+    assert world.plan().actions == ()
+
+
+def observe_worker(pod: Object) -> bool:
+    return names.parse_worker_name(pod["metadata"]["name"]) is not None
+
+
+def heard_of(world: World) -> tuple[MemberReport, ...]:
+    """Workers that run on nodes that work."""
+    return tuple(
+        MemberReport(pod["metadata"]["uid"], True, True, False)
+        for pod in world.workers()
+        if pod["status"]["phase"] == "Running" and world.nodes[pod["spec"]["nodeName"]].ready
+    )
