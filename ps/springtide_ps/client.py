@@ -11,13 +11,14 @@ import queue
 import ssl
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import torch
 
-from springtide_ps.frames import DTYPE_NAMES, Frame, FrameError, Header, Kind, memory
+from springtide_ps.frames import DTYPE_NAMES, Frame, FrameError, Header, Kind, joined, memory
 from springtide_ps.stream import PeerClosedError, Stream, connect
+from springtide_ps.tables import TableSpec
 
 _QUEUED_LIMIT: Final = 4096
 
@@ -32,16 +33,18 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Version of the key after the request, and what else the server said."""
+    """Version of the key after the request, what else the server said, and (of `page` only) uint8 memory."""
 
     version: int
     meta: dict[str, Any]
+    payload: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
 class _Pending:
     future: Future[Answer]
     out: torch.Tensor | None
+    any_size: bool = False
 
 
 class ServerClient:
@@ -95,6 +98,24 @@ class ServerClient:
         """Make every later push do the update of that name (`springtide_ps.updates`)."""
         return self._ask(Kind.UPDATE, {**options, "name": name})
 
+    def table(self, key: str, spec: TableSpec) -> Future[Answer]:
+        """Make an embedding table, unless it is there; `meta["created"]` says which."""
+        options = {k: list(v) if isinstance(v, tuple) else v for k, v in spec.options.items()}
+        return self._ask(Kind.TABLE, {**asdict(spec), "options": options, "key": key})
+
+    def lookup(self, key: str, ids: torch.Tensor, out: torch.Tensor) -> Future[Answer]:
+        """Receive the rows of `ids` (int64 [n]) into `out` (float32 [n, dim])."""
+        return self._ask(Kind.LOOKUP, {"key": key, "count": ids.numel()}, ids, out)
+
+    def table_push(self, key: str, ids: torch.Tensor, gradients: torch.Tensor) -> Future[Answer]:
+        """One step of the table's optimizer with gradients float32 [n, dim] of the rows `ids` (int64 [n])."""
+        both = joined(ids, gradients)
+        return self._ask(Kind.TABLE_PUSH, {"key": key, "count": ids.numel()}, both)
+
+    def page(self, key: str, start: int, count: int) -> Future[Answer]:
+        """At most `count` rows of a table: `meta["count"]` ids, then their rows, in `payload`."""
+        return self._ask(Kind.PAGE, {"key": key, "start": start, "count": count}, any_size=True)
+
     def status(self) -> Future[Answer]:
         return self._ask(Kind.STATUS, {})
 
@@ -119,6 +140,7 @@ class ServerClient:
         meta: dict[str, Any],
         payload: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
+        any_size: bool = False,
     ) -> Future[Answer]:
         for tensor in (payload, out):
             if tensor is not None:
@@ -128,7 +150,7 @@ class ServerClient:
         with self._lock:
             if self._broken is not None:
                 raise ServerLostError(f"parameter server {self.address}: {self._broken}")
-            self._pending[number] = _Pending(future, out)
+            self._pending[number] = _Pending(future, out, any_size)
         self._outbox.put((Frame(kind, number, meta, 0 if payload is None else payload.nbytes), payload))
         return future
 
@@ -167,8 +189,11 @@ class ServerClient:
             error = RefusedError(f"parameter server {self.address}: {meta.get('message', 'refused')}")
             pending.future.set_exception(error)
             return
+        payload = None
         if header.kind is Kind.VALUES:
             out = pending.out
+            if pending.any_size:
+                out = torch.empty(header.payload_bytes, dtype=torch.uint8)
             if out is None or out.nbytes != header.payload_bytes:
                 stream.skip(header.payload_bytes)
                 size = "nowhere to put them" if out is None else f"room for {out.nbytes}"
@@ -176,6 +201,7 @@ class ServerClient:
                     ValueError(f"the server sent {header.payload_bytes} bytes, and there is {size}")
                 )
                 return
+            payload = out if pending.any_size else None
             try:
                 stream.receive_into(memory(out))
             except (OSError, PeerClosedError) as error:
@@ -183,7 +209,7 @@ class ServerClient:
                 pending.future.set_exception(ServerLostError(f"parameter server {self.address}: {error}"))
                 raise
         version = meta.get("version", 0)
-        pending.future.set_result(Answer(version if isinstance(version, int) else 0, meta))
+        pending.future.set_result(Answer(version if isinstance(version, int) else 0, meta, payload))
 
     def _settle(self, number: int, error: Exception) -> None:
         with self._lock:

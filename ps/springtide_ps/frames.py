@@ -42,6 +42,10 @@ class Kind(IntEnum):
     PUSH_PULL = 13  # {"key"} + gradient; answered with the values after the update
     UPDATE = 14  # {"name", ...options}: which update every later push makes
     STATUS = 15  # {}
+    TABLE = 16  # {"key", ...what `tables.TableSpec` has}: make an embedding table; the first one wins
+    LOOKUP = 17  # {"key", "count"} + ids; answered with rows
+    TABLE_PUSH = 18  # {"key", "count"} + ids, then gradients
+    PAGE = 19  # {"key", "start", "count"}; answered with {"count"} + ids, then rows
 
     DONE = 30  # the answer when there is nothing to say; {"version"} or {"created"}
     VALUES = 31  # {"version"} + values
@@ -127,3 +131,9 @@ def memory(tensor: torch.Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(b"")
     return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def joined(*tensors: torch.Tensor) -> torch.Tensor:
+    """uint8 [n]: a copy of the tensors' memory, one after another."""
+    parts = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)

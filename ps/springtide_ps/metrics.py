@@ -18,6 +18,16 @@ class ServerCollector(Collector):
         status, counters = self._server.store.status(), self._server.counters
         yield GaugeMetricFamily("springtide_ps_keys", "Keys that this server holds", status["keys"])
         yield GaugeMetricFamily("springtide_ps_value_bytes", "Bytes of values that it holds", status["bytes"])
+        yield GaugeMetricFamily("springtide_ps_table_rows", "Rows of embedding tables", status["rows"])
+        yield CounterMetricFamily(
+            "springtide_ps_evicted_rows", "Rows of embedding tables that were evicted", status["evicted"]
+        )
+        yield CounterMetricFamily(
+            "springtide_ps_looked_up_rows", "Rows of embedding tables that were looked up", counters.looked_up
+        )
+        yield CounterMetricFamily(
+            "springtide_ps_updated_rows", "Row gradients of embedding tables", counters.row_updates
+        )
         yield GaugeMetricFamily("springtide_ps_clients", "Clients that are connected", self._server.clients)
         yield CounterMetricFamily("springtide_ps_pushes", "Pushes applied", counters.pushes)
         yield CounterMetricFamily("springtide_ps_pulls", "Pulls answered", counters.pulls)

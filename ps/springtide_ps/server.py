@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import queue
 import socket
 import ssl
@@ -15,41 +14,24 @@ from typing import Any, Final
 
 import torch
 
-from springtide_ps.frames import DTYPES, PAYLOAD_LIMIT, Frame, FrameError, Header, Kind, memory
-from springtide_ps.store import Entry, Lease, Store, StoreError
+from springtide_ps.desk import Answer, Counters, Desk
+from springtide_ps.frames import Frame, FrameError, Kind, memory
+from springtide_ps.store import Store, StoreError
 from springtide_ps.stream import PeerClosedError, Stream, accept
-from springtide_ps.updates import Update, UpdateError
+from springtide_ps.tables import TableError
+from springtide_ps.updates import UpdateError
 
 log = logging.getLogger("springtide.ps")
 
 _CLIENTS_LIMIT: Final = 512
 _ANSWERS_LIMIT: Final = 64  # queued per client; then its requests wait, so memory stays bounded
-_RANK_LIMIT: Final = 16
-
-
-@dataclass(slots=True)
-class _Answer:
-    frame: Frame
-    lease: Lease | None = None
-    entry: Entry | None = None
-
-
-@dataclass
-class Counters:
-    """Since the start. Bytes of tensors."""
-
-    pushes: int = 0
-    pulls: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    refused: int = 0
 
 
 @dataclass
 class _Client:
     stream: Stream
     name: str
-    answers: queue.Queue[_Answer | None] = field(default_factory=lambda: queue.Queue(_ANSWERS_LIMIT))
+    answers: queue.Queue[Answer | None] = field(default_factory=lambda: queue.Queue(_ANSWERS_LIMIT))
     scratch: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
 
@@ -68,6 +50,7 @@ class Server:
         if not token:
             raise ValueError("a parameter server needs the job's token")
         self.store, self.counters = store, Counters()
+        self._desk = Desk(store, self.counters, lambda: self.clients)
         self._token, self._about, self._tls = token, about or {}, tls
         self._listener = socket.create_server((bind, port), backlog=128)
         self.port = int(self._listener.getsockname()[1])
@@ -152,6 +135,9 @@ class Server:
             log.debug("%s is gone", name)
         except (OSError, FrameError) as error:
             log.warning("the connection of %s ends: %s", name, error)
+        except Exception:
+            # A fault of ours in one request: that client is sent away, the others stay.
+            log.exception("a request of %s failed: its connection ends", name)
         finally:
             stream.abort()
             with self._lock:
@@ -163,16 +149,14 @@ class Server:
         while (answer := client.answers.get()) is not None:
             try:
                 if not broken:
-                    payload = memory(answer.lease.values) if answer.lease is not None else memoryview(b"")
-                    client.stream.send(answer.frame, payload)
-                    self.counters.bytes_out += len(payload)
+                    client.stream.send(answer.frame, answer.payload)
+                    self.counters.bytes_out += len(answer.payload)
             except OSError:
                 # Its reader meets the same end; answers are taken on, so that leases are given back.
                 broken = True
                 client.stream.abort()
             finally:
-                if answer.entry is not None and answer.lease is not None:
-                    answer.entry.give_back(answer.lease)
+                answer.done()
         client.stream.close()
 
     # ---- requests
@@ -182,47 +166,18 @@ class Server:
             header, meta = client.stream.receive()
             taken = False
             try:
-                entry, nbytes = self._admit(header, meta)
-                payload = self._payload(client, header, nbytes)
+                self._desk.check(header, meta)
+                payload = self._payload(client, header.payload_bytes)
                 taken = True
-                answer = self._answer(header, meta, entry, payload)
-            except (StoreError, UpdateError) as error:
+                answer = self._desk.answer(header, meta, payload)
+            except (StoreError, UpdateError, TableError) as error:
                 if not taken:
                     client.stream.skip(header.payload_bytes)
                 refusal = {"error": type(error).__name__, "message": str(error)}
-                answer = _Answer(Frame(Kind.REFUSED, header.request, refusal))
+                answer = Answer(Frame(Kind.REFUSED, header.request, refusal))
             client.answers.put(answer)
 
-    def _admit(self, header: Header, meta: dict[str, Any]) -> tuple[Entry | None, int]:
-        """The entry that is meant, and how many bytes must follow. Nothing is allocated before.
-
-        Raises StoreError, and FrameError for what no client of ours sends.
-        """
-        key = meta.get("key", "")
-        if not isinstance(key, str):
-            raise FrameError("a key is a string")
-        entry, nbytes = None, 0
-        if header.kind in (Kind.PUSH, Kind.PULL, Kind.PUSH_PULL):
-            entry = self.store.entry(key)
-            nbytes = 0 if header.kind is Kind.PULL else entry.nbytes
-        elif header.kind is Kind.INIT:
-            shape, dtype = _shape_of(meta)
-            nbytes = math.prod(shape) * dtype.itemsize
-            if nbytes > PAYLOAD_LIMIT:
-                raise StoreError(
-                    f"{key!r} has {nbytes} bytes, {PAYLOAD_LIMIT} are the limit of one key: cut it"
-                )
-            self.store.check_room(key, nbytes)
-        elif header.kind not in (Kind.UPDATE, Kind.STATUS):
-            raise FrameError(f"{header.kind.name} is no request")
-        if header.payload_bytes != nbytes:
-            raise StoreError(
-                f"{header.kind.name} of {key!r} brings {header.payload_bytes} bytes, {nbytes} belong there: "
-                "push what init() had, in shape and dtype"
-            )
-        return entry, nbytes
-
-    def _payload(self, client: _Client, header: Header, nbytes: int) -> torch.Tensor:
+    def _payload(self, client: _Client, nbytes: int) -> torch.Tensor:
         if client.scratch.numel() < nbytes:
             client.scratch = torch.empty(nbytes, dtype=torch.uint8)
         payload = client.scratch[:nbytes]
@@ -230,43 +185,3 @@ class Server:
             client.stream.receive_into(memory(payload))
             self.counters.bytes_in += nbytes
         return payload
-
-    def _answer(
-        self, header: Header, meta: dict[str, Any], entry: Entry | None, payload: torch.Tensor
-    ) -> _Answer:
-        """Carry the request out. Raises StoreError or UpdateError."""
-        if header.kind is Kind.STATUS:
-            return _Answer(Frame(Kind.DONE, header.request, {**self.store.status(), "clients": self.clients}))
-        if header.kind is Kind.UPDATE:
-            options = {k: v for k, v in meta.items() if k != "name"}
-            self.store.use(Update(str(meta.get("name")), options))
-            return _Answer(Frame(Kind.DONE, header.request))
-        if header.kind is Kind.INIT:
-            shape, dtype = _shape_of(meta)
-            created = self.store.create(meta["key"], payload.view(dtype).reshape(shape))
-            return _Answer(Frame(Kind.DONE, header.request, {"created": created}))
-        assert entry is not None
-        if header.kind is Kind.PULL:
-            self.counters.pulls += 1
-            lease = entry.lease()
-        else:
-            self.counters.pushes += 1
-            pushed = payload.view(entry.dtype).reshape(entry.shape)
-            if header.kind is Kind.PUSH:
-                return _Answer(Frame(Kind.DONE, header.request, {"version": entry.push(pushed)}))
-            lease = entry.push_pull(pushed)
-        frame = Frame(Kind.VALUES, header.request, {"version": lease.version}, entry.nbytes)
-        return _Answer(frame, lease, entry)
-
-
-def _shape_of(meta: dict[str, Any]) -> tuple[tuple[int, ...], torch.dtype]:
-    shape, dtype = meta.get("shape"), DTYPES.get(str(meta.get("dtype")))
-    if dtype is None:
-        raise StoreError(f"a tensor of {meta.get('dtype')!r} cannot be held: {', '.join(DTYPES)} can")
-    if (
-        not isinstance(shape, list)
-        or len(shape) > _RANK_LIMIT
-        or not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**40 for n in shape)
-    ):
-        raise StoreError(f"{shape!r} is no shape")
-    return tuple(shape), dtype

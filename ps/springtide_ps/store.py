@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from springtide_ps.tables import Table, TableSpec
 from springtide_ps.updates import Step, Update, UpdateError
 
 KEY_LIMIT: Final = 512  # characters
@@ -101,9 +102,15 @@ class Store:
     def __init__(self, memory_limit: int = 0) -> None:
         self._lock = threading.Lock()
         self._entries: dict[str, Entry] = {}
+        self._tables: dict[str, Table] = {}
         self._update = Update("assign")
         self._memory_limit = memory_limit
-        self.held_bytes = 0
+        self._value_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Of values and tables; optimizer state of values is not counted."""
+        return self._value_bytes + sum(table.nbytes for table in list(self._tables.values()))
 
     def check_room(self, key: str, nbytes: int) -> None:
         """Raise StoreError for a key that is no key, or when there is no memory for `nbytes` more."""
@@ -128,7 +135,7 @@ class Store:
                     self._entries[key] = Entry(key, values, self._update)
                 except UpdateError as error:
                     raise StoreError(f"{key!r}: {error}") from None
-                self.held_bytes += values.nbytes
+                self._value_bytes += values.nbytes
                 return True
         if (there.shape, there.dtype) != (values.shape, values.dtype):
             raise StoreError(
@@ -142,6 +149,25 @@ class Store:
         found = self._entries.get(key)
         if found is None:
             raise StoreError(f"there is no key {key!r}: init() it before push() and pull()")
+        return found
+
+    def create_table(self, key: str, spec: TableSpec) -> bool:
+        """Make an embedding table; False when it is there already. Raises StoreError when it is another."""
+        with self._lock:
+            self.check_room(key, 0)
+            there = self._tables.get(key)
+            if there is None:
+                self._tables[key] = Table(spec, self._memory_limit)
+                return True
+        if there.spec != spec:
+            raise StoreError(f"table {key!r} is there as {there.spec}, and was to be made as {spec}")
+        return False
+
+    def table(self, key: str) -> Table:
+        """Raise StoreError for a table that was never made."""
+        found = self._tables.get(key)
+        if found is None:
+            raise StoreError(f"there is no table {key!r}: make it with table() first")
         return found
 
     def use(self, update: Update) -> None:
@@ -159,4 +185,12 @@ class Store:
     def status(self) -> dict[str, int]:
         with self._lock:
             updates = sum(entry.version for entry in self._entries.values())
-            return {"keys": len(self._entries), "bytes": self.held_bytes, "updates": updates}
+            rows = sum(len(table) for table in self._tables.values())
+            evicted = sum(table.evicted for table in self._tables.values())
+            counts = {
+                "keys": len(self._entries),
+                "tables": len(self._tables),
+                "rows": rows,
+                "evicted": evicted,
+            }
+            return {**counts, "bytes": self.held_bytes, "updates": updates}

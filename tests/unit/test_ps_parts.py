@@ -176,7 +176,7 @@ def test_memory_is_bounded_and_updates_fit_the_dtype() -> None:
         store.use(Update("sgd", {"lr": 0.1}))
     store.use(Update("sum"))
     store.entry("n").push(torch.ones(2, dtype=torch.int64))
-    assert store.status() == {"keys": 2, "bytes": 96, "updates": 1}
+    assert store.status() == {"keys": 2, "tables": 0, "rows": 0, "evicted": 0, "bytes": 96, "updates": 1}
 
 
 # ---- placement

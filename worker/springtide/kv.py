@@ -16,18 +16,29 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
 import torch
 
+from springtide.kv_table import Table, settle
 from springtide_ps.client import Answer, RefusedError, ServerClient, ServerLostError
 from springtide_ps.frames import DTYPE_NAMES
 from springtide_ps.placement import CHUNK_BYTES, Chunk, cut, spread
 from springtide_ps.stream import RejectedError, addresses
+from springtide_ps.tables import TableError, TableSpec
 
-__all__ = ["Handle", "KVStore", "RefusedError", "RejectedError", "ServerLostError", "connect"]
+__all__ = [
+    "Handle",
+    "KVStore",
+    "RefusedError",
+    "RejectedError",
+    "ServerLostError",
+    "Table",
+    "TableError",
+    "connect",
+]
 
 
 class Handle:
@@ -45,12 +56,7 @@ class Handle:
         Raises TimeoutError that names the servers that did not answer, ServerLostError for a connection that
         broke (a push may have been applied there or not), RefusedError for what a server cannot do.
         """
-        wait([future for future, _ in self._parts], timeout)
-        missing = sorted({server for future, server in self._parts if not future.done()})
-        if missing:
-            raise TimeoutError(f"{self._what}: no answer within {timeout:g} s from {', '.join(missing)}")
-        for future, _ in self._parts:
-            future.result()
+        settle(self._what, self._parts, timeout)
 
 
 class KVStore:
@@ -130,6 +136,33 @@ class KVStore:
             parts = flat[chunk.start : chunk.stop], target[chunk.start : chunk.stop]
             handle.append((client.push_pull(chunk.name, *parts), client.address))
         return Handle(f"push_pull({str(key)!r})", handle)
+
+    def table(
+        self,
+        name: str,
+        dim: int,
+        *,
+        optimizer: str = "sgd",
+        init: str = "normal",
+        scale: float = 1.0,
+        seed: int = 0,
+        max_rows: int = 0,
+        max_age: int = 0,
+        timeout: float = 60.0,
+        **options: Any,
+    ) -> Table:
+        """Make an embedding table, or find the one that another process made.
+
+        optimizer: "sgd", "adagrad" or "adam", with `lr` and the other options of torch's. init, scale, seed:
+        the first values of a row ("normal", "uniform" or "zeros"), the same on any number of servers.
+        max_rows (of all servers together), max_age (in pushes): rows that were touched longest ago go; 0
+        keeps all. Raises TableError for what cannot be, RefusedError when the table is there as another.
+        """
+        per_server = -(-max_rows // len(self._clients))
+        spec = TableSpec(dim, optimizer, options, init, scale, seed, per_server, max_age)
+        parts = [(client.table(name, spec), client.address) for client in self._clients]
+        settle(f"table({name!r})", parts, timeout)
+        return Table(name, spec, self._clients)
 
     def status(self, timeout: float = 10.0) -> list[dict[str, Any]]:
         """What each server says of itself: keys, bytes, updates, clients."""

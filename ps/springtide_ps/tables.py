@@ -1,0 +1,217 @@
+"""Embedding tables of one server: rows by id, made on first touch, with sparse optimizers.
+
+Updates are those of torch with sparse gradients: `SGD` without momentum, `Adagrad`, and `SparseAdam` (moments
+move only where a row was touched; its clock counts the pushes to the table).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from springtide_ps.idmap import IdMap, Ids
+from springtide_ps.rowinit import KINDS, first_rows
+
+OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
+    "sgd": {"lr": 0.01},
+    "adagrad": {"lr": 0.01, "eps": 1e-10, "initial_accumulator_value": 0.0},
+    "adam": {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-8},
+}
+_STATES: Final = {"sgd": 0, "adagrad": 1, "adam": 2}
+DIM_LIMIT: Final = 65_536
+
+
+class TableError(ValueError):
+    """A table that cannot be, or a request that it cannot answer."""
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """What a table is: the same on every server and worker.
+
+    init, scale, seed: as `rowinit.first_rows`. max_rows: of one server, 0 is no limit; beyond it the rows
+    that were touched longest ago go. max_age: rows that were not touched in so many pushes go; 0 keeps all.
+    """
+
+    dim: int
+    optimizer: str = "sgd"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    init: str = "normal"
+    scale: float = 1.0
+    seed: int = 0
+    max_rows: int = 0
+    max_age: int = 0
+
+    def __post_init__(self) -> None:
+        def whole(value: object, least: int, most: int) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+        if not whole(self.dim, 1, DIM_LIMIT):
+            raise TableError(f"dim is {self.dim!r}, expected 1 to {DIM_LIMIT}")
+        if self.optimizer not in OPTIMIZERS:
+            raise TableError(
+                f"tables have no optimizer {self.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}"
+            )
+        if unknown := sorted(set(self.options) - set(OPTIMIZERS[self.optimizer])):
+            known = ", ".join(OPTIMIZERS[self.optimizer])
+            raise TableError(f"{self.optimizer} has no option {', '.join(unknown)}: its options are {known}")
+        for name, value in self.options.items():
+            values = (
+                value if name == "betas" and isinstance(value, (list, tuple)) and len(value) == 2 else [value]
+            )
+            if not all(isinstance(v, (int, float)) and math.isfinite(v) and v >= 0 for v in values):
+                raise TableError(
+                    f"{self.optimizer}: {name} is {value!r}, expected a number that is not negative"
+                )
+        if self.init not in KINDS:
+            raise TableError(f"there is no initialisation {self.init!r}: choose one of {', '.join(KINDS)}")
+        if not isinstance(self.scale, (int, float)) or not math.isfinite(self.scale):
+            raise TableError(f"scale is {self.scale!r}, expected a finite number")
+        for name in ("seed", "max_rows", "max_age"):
+            if not whole(getattr(self, name), 0, 2**62):
+                raise TableError(f"{name} is {getattr(self, name)!r}, expected 0 or more")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**OPTIMIZERS[self.optimizer], **self.options}
+
+
+class Table:
+    """The rows of one table that one server holds. float32. Methods may be called from any thread."""
+
+    def __init__(self, spec: TableSpec, memory_limit: int = 0) -> None:
+        self.spec = spec
+        self.pushes = 0
+        self.evicted = 0
+        self._lock = threading.Lock()
+        self._ids = IdMap()
+        self._memory_limit = memory_limit
+        # The rows, then the optimizer's state, row by row.
+        width = 1 + _STATES[spec.optimizer]
+        self._data = [torch.empty(0, spec.dim) for _ in range(width)]
+        self._names = np.empty(0, np.int64)
+        self._touched = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return self._ids.count
+
+    @property
+    def nbytes(self) -> int:
+        """Of rows, optimizer state and names, as they are allocated."""
+        return sum(part.nbytes for part in self._data) + self._names.nbytes + self._touched.nbytes
+
+    def lookup(self, ids: Ids) -> torch.Tensor:
+        """float32 [len(ids), dim]; rows that are not there yet are made. Raises TableError without room."""
+        with self._lock:
+            rows = self._rows_of(ids)
+            self._touched[rows] = self.pushes
+            return self._data[0].index_select(0, torch.from_numpy(rows))
+
+    def push(self, ids: Ids, gradients: torch.Tensor) -> None:
+        """One step of the optimizer with the gradients [len(ids), dim] of these rows; those of a repeated id
+        are summed. Raises TableError without room.
+        """
+        with self._lock:
+            self.pushes += 1
+            if len(ids):
+                unique, inverse = np.unique(ids, return_inverse=True)
+                if len(unique) != len(ids):
+                    summed = torch.zeros(len(unique), self.spec.dim)
+                    gradients = summed.index_add_(0, torch.from_numpy(inverse.reshape(-1)), gradients)
+                    ids = unique
+                rows = self._rows_of(ids)
+                self._touched[rows] = self.pushes
+                self._step(torch.from_numpy(rows), gradients)
+            self._evict()
+
+    def page(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids int64 [n], rows float32 [n, dim]), copies, of at most `count` rows from number `start` on."""
+        with self._lock:
+            stop = max(start, min(start + count, len(self)))
+            return torch.from_numpy(self._names[start:stop].copy()), self._data[0][start:stop].clone()
+
+    # ---- with the lock held
+
+    def _rows_of(self, ids: Ids) -> Ids:
+        rows = self._ids.find(ids)
+        missing = rows < 0
+        if missing.any():
+            self._make(np.unique(ids[missing]))
+            rows[missing] = self._ids.find(ids[missing])
+        return rows
+
+    def _make(self, ids: Ids) -> None:
+        spec, start, stop = self.spec, len(self), len(self) + len(ids)
+        if stop > len(self._names):
+            self._reserve(max(stop, 2 * len(self._names), 1024), stop)
+        self._ids.add(ids)
+        self._names[start:stop] = ids
+        self._touched[start:stop] = self.pushes
+        self._data[0][start:stop] = first_rows(spec.init, spec.scale, spec.seed, ids, spec.dim)
+        state = spec.settings.get("initial_accumulator_value", 0.0)
+        for part in self._data[1:]:
+            part[start:stop] = state
+
+    def _reserve(self, rows: int, needed: int) -> None:
+        each = 4 * self.spec.dim * len(self._data) + 16
+        if self._memory_limit and rows * each > self._memory_limit:
+            rows = needed
+        if self._memory_limit and rows * each > self._memory_limit:
+            raise TableError(
+                f"no room for {needed} rows of {each} bytes: {self._memory_limit} bytes are this server's "
+                "limit; set max_rows, use more servers, or give them more memory"
+            )
+        count = len(self)
+        for index, part in enumerate(self._data):
+            grown = torch.empty(rows, self.spec.dim)
+            grown[:count] = part[:count]
+            self._data[index] = grown
+        self._names, self._touched = (
+            np.concatenate((old[:count], np.zeros(rows - count, np.int64)))
+            for old in (self._names, self._touched)
+        )
+
+    def _step(self, rows: torch.Tensor, gradients: torch.Tensor) -> None:
+        options = self.spec.settings
+        values, lr = self._data[0], options["lr"]
+        if self.spec.optimizer == "sgd":
+            values.index_add_(0, rows, gradients, alpha=-lr)
+        elif self.spec.optimizer == "adagrad":
+            total = self._data[1].index_select(0, rows).addcmul_(gradients, gradients)
+            self._data[1].index_copy_(0, rows, total)
+            values.index_add_(0, rows, gradients.div(total.sqrt_().add_(options["eps"])), alpha=-lr)
+        else:
+            beta1, beta2 = options["betas"]
+            first = self._data[1].index_select(0, rows).lerp_(gradients, 1 - beta1)
+            second = self._data[2].index_select(0, rows)
+            second.mul_(beta2).addcmul_(gradients, gradients, value=1 - beta2)
+            self._data[1].index_copy_(0, rows, first)
+            self._data[2].index_copy_(0, rows, second)
+            scale = lr * math.sqrt(1 - beta2**self.pushes) / (1 - beta1**self.pushes)
+            values.index_add_(0, rows, first.div_(second.sqrt_().add_(options["eps"])), alpha=-scale)
+
+    def _evict(self) -> None:
+        spec, count = self.spec, len(self)
+        keep = np.ones(count, bool)
+        if spec.max_age and self.pushes % max(1, spec.max_age // 8) == 0:
+            keep = self._touched[:count] > self.pushes - spec.max_age
+        if spec.max_rows and count > spec.max_rows:
+            # Some more go than must, so that this does not happen at every push.
+            left = max(1, spec.max_rows - spec.max_rows // 8)
+            oldest = np.argsort(self._touched[:count], kind="stable")[: count - left]
+            keep[oldest] = False
+        if keep.all():
+            return
+        kept = np.flatnonzero(keep)
+        self.evicted += count - len(kept)
+        for part in self._data:
+            part[: len(kept)] = part[torch.from_numpy(kept)]
+        for names in (self._names, self._touched):
+            names[: len(kept)] = names[kept]
+        self._ids.rebuild(self._names[: len(kept)].copy())
