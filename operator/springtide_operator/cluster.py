@@ -55,6 +55,8 @@ class Cluster(Protocol):
 
     async def apply_service(self, service: Object) -> Object: ...
 
+    async def apply_network_policy(self, policy: Object) -> None: ...
+
     async def patch_status(
         self, namespace: str, name: str, uid: str, resource_version: str, status: Object
     ) -> Object:
@@ -142,9 +144,16 @@ class KubeCluster:
 
     async def apply_service(self, service: Object) -> Object:
         meta = service["metadata"]
+        return await self._apply(_core(meta["namespace"], "services", meta["name"]), service)
+
+    async def apply_network_policy(self, policy: Object) -> None:
+        meta = policy["metadata"]
+        path = f"/apis/networking.k8s.io/v1/namespaces/{meta['namespace']}/networkpolicies/{meta['name']}"
+        await self._apply(path, policy)
+
+    async def _apply(self, path: str, obj: Object) -> Object:
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        path = _core(meta["namespace"], "services", meta["name"])
-        return await self._kube.request("PATCH", path, service, APPLY_PATCH, query)
+        return await self._kube.request("PATCH", path, obj, APPLY_PATCH, query)
 
     async def patch_status(
         self, namespace: str, name: str, uid: str, resource_version: str, status: Object

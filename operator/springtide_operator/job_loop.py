@@ -106,6 +106,7 @@ class JobLoop:
             service=memory.service,
             secret_made=memory.secret_made,
             secret_made_at=memory.secret_made_at,
+            policy_missing=self._performer.policy_missing,
             report=self.link.report,
             unreachable_since=self.link.unreachable_since,
             unreachable_why=self.link.why,

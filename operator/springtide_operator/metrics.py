@@ -42,8 +42,8 @@ class Metrics:
         )
         self._actions = Counter(
             "springtide_operator_actions",
-            "Actions carried out, by kind: ensure_secret, apply_service, create_coordinator, create_worker,"
-            " delete_pod.",
+            "Actions carried out, by kind: ensure_secret, apply_network_policy, apply_service,"
+            " create_coordinator, create_worker, delete_pod.",
             ["kind"],
             registry=self.registry,
         )

@@ -16,10 +16,12 @@ from springtide_operator.cluster import Cluster, is_gone
 from springtide_operator.kube import ApiError
 from springtide_operator.manifests.coordinator import coordinator_pod, secret, service
 from springtide_operator.manifests.defaults import PodDefaults, with_defaults
+from springtide_operator.manifests.protection import Doors, network_policy
 from springtide_operator.manifests.worker import TemplateError, main_container_name, worker_pod
 from springtide_operator.plan import observe
 from springtide_operator.plan.actions import (
     Action,
+    ApplyNetworkPolicy,
     ApplyService,
     CreateCoordinator,
     CreateWorker,
@@ -43,6 +45,7 @@ class Memory:
     service: ServiceSeen | None = None
     secret_made: bool = False
     secret_made_at: float = 0.0
+    policy_applied: bool = False
     refusals: dict[str, Refusal] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
 
@@ -61,24 +64,37 @@ class Performer:
         on_action: Callable[[str], None] = lambda kind: None,
         clock: Callable[[], float] = time.time,
         pod_defaults: PodDefaults | None = None,
+        coordinator_pull_policy: str = "IfNotPresent",
+        doors: Doors | None = None,
     ) -> None:
         self._cluster = cluster
         self._cache = cache
         self._key = key
         self._token = token
         self._image = coordinator_image
+        self._pull_policy = coordinator_pull_policy
+        self._doors = doors
         self._defaults = pod_defaults or PodDefaults()
         self._may_act = may_act
         self._on_action = on_action
         self._clock = clock
         self.memory = Memory()
 
+    @property
+    def policy_missing(self) -> bool:
+        """A NetworkPolicy is wanted, and this process has not applied it yet."""
+        return self._doors is not None and not self.memory.policy_applied
+
     async def perform(self, job: Job, actions: Sequence[Action]) -> int:
-        """Secret, Service and coordinator first, then deletions, then workers in growing batches.
+        """What pods need and the coordinator first, then deletions, then workers in growing batches.
 
         Returns how many were carried out. Refusals are remembered for the next plan, they are no errors here.
         """
-        first = [a for a in actions if isinstance(a, EnsureSecret | ApplyService | CreateCoordinator)]
+        first = [
+            a
+            for a in actions
+            if isinstance(a, EnsureSecret | ApplyNetworkPolicy | ApplyService | CreateCoordinator)
+        ]
         deletions = [a for a in actions if isinstance(a, DeletePod)]
         creations = [a for a in actions if isinstance(a, CreateWorker)]
         done = 0
@@ -132,10 +148,14 @@ class Performer:
                 if error.code != 409:
                     raise
             self.memory.secret_made, self.memory.secret_made_at = True, self._clock()
+        elif isinstance(action, ApplyNetworkPolicy):
+            if self._doors is not None:
+                await self._cluster.apply_network_policy(network_policy(job, self._doors))
+            self.memory.policy_applied = True
         elif isinstance(action, ApplyService):
             await self._apply_service(job, action)
         elif isinstance(action, CreateCoordinator):
-            pod = coordinator_pod(job, action.incarnation, self._image)
+            pod = coordinator_pod(job, action.incarnation, self._image, self._pull_policy)
             await self._create(job, with_defaults(pod, self._defaults, names.ROLE_COORDINATOR))
         elif isinstance(action, CreateWorker):
             pod = worker_pod(job, action.slot, action.attempt, action.address, action.avoid)
@@ -206,9 +226,12 @@ class Performer:
 
 
 def _role(action: Action) -> str:
-    return {"ensure_secret": "secret", "apply_service": "service", "create_coordinator": "coordinator"}.get(
-        action.kind, "worker"
-    )
+    return {
+        "ensure_secret": "secret",
+        "apply_network_policy": "networkpolicy",
+        "apply_service": "service",
+        "create_coordinator": "coordinator",
+    }.get(action.kind, "worker")
 
 
 def _what(job: Job, action: Action) -> str:
@@ -218,6 +241,8 @@ def _what(job: Job, action: Action) -> str:
         return f"creates {names.coordinator_name(job.name, action.incarnation)}"
     if isinstance(action, DeletePod):
         return f"deletes {action.name}{' by force' if action.force else ''} ({action.because})"
+    if isinstance(action, ApplyNetworkPolicy):
+        return "applies the NetworkPolicy"
     return "applies the Service" if isinstance(action, ApplyService) else "makes the Secret"
 
 

@@ -228,6 +228,8 @@ class Operator:
             may_act,
             self.metrics.acted,
             pod_defaults=self.settings.pod_defaults,
+            coordinator_pull_policy=self.settings.coordinator_pull_policy,
+            doors=self.settings.doors,
         )
         link = Link(token, self.settings.sync_timeout, self._connect)
         return JobLoop(

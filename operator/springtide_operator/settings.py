@@ -11,6 +11,7 @@ from pathlib import Path
 
 from springtide_operator.api import names
 from springtide_operator.manifests.defaults import PodDefaults
+from springtide_operator.manifests.protection import Doors
 
 DEFAULT_NAMESPACE = "springtide-system"
 _NAMESPACE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -30,7 +31,9 @@ class Settings:
     log_level: str = "INFO"
     identity: str = "operator"
     coordinator_image: str = names.OPERATOR_IMAGE
+    coordinator_pull_policy: str = "IfNotPresent"
     pod_defaults: PodDefaults = field(default_factory=PodDefaults)
+    doors: Doors | None = None  # None: no NetworkPolicies are made for jobs
     bind: str = ""
     metrics_port: int = names.OPERATOR_METRICS_PORT
     root_key: bytes | None = None
@@ -54,7 +57,9 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         log_level=_log_level(env),
         identity=_identity(env),
         coordinator_image=env.get("SPRINGTIDE_COORDINATOR_IMAGE") or names.OPERATOR_IMAGE,
+        coordinator_pull_policy=_pull_policy(env),
         pod_defaults=_pod_defaults(env),
+        doors=_doors(env),
         bind=env.get("SPRINGTIDE_BIND", ""),
         metrics_port=int(text),
         root_key=key.encode() if key else None,
@@ -80,6 +85,23 @@ def _pod_defaults(env: Mapping[str, str]) -> PodDefaults:
         return PodDefaults.parse(text) if text else PodDefaults()
     except ValueError as error:
         raise BadEnvironmentError(f"SPRINGTIDE_POD_DEFAULTS {error}") from error
+
+
+def _pull_policy(env: Mapping[str, str]) -> str:
+    policy = env.get("SPRINGTIDE_COORDINATOR_PULL_POLICY") or "IfNotPresent"
+    if policy not in ("Always", "IfNotPresent", "Never"):
+        raise BadEnvironmentError(
+            f"SPRINGTIDE_COORDINATOR_PULL_POLICY is {policy!r}: say Always, IfNotPresent or Never"
+        )
+    return policy
+
+
+def _doors(env: Mapping[str, str]) -> Doors | None:
+    text = env.get("SPRINGTIDE_NETWORK_POLICY")
+    try:
+        return Doors.parse(text, _namespace(env)) if text else None
+    except ValueError as error:
+        raise BadEnvironmentError(f"SPRINGTIDE_NETWORK_POLICY is {text!r}: it {error}") from error
 
 
 def _log_level(env: Mapping[str, str]) -> str:

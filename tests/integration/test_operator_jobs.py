@@ -61,7 +61,7 @@ def test_a_job_is_made_scaled_and_deleted(system: E2ECluster, job: FakeJob) -> N
     system.kubectl("delete", "stj/fake", "-n", job.namespace, "--timeout=30s")
 
     def left() -> list[str]:
-        kinds = "pods,services,secrets"
+        kinds = "pods,services,secrets,networkpolicies"
         return system.kubectl(
             "get", kinds, "-n", job.namespace, "-l", "springtide.dev/job=fake", "-o", "name"
         ).split()
@@ -191,6 +191,7 @@ def test_the_operator_uses_its_rights_and_no_others(system: E2ECluster, job: Fak
     needed_at_times = {
         ("", "pods", "get"),  # a name that is taken
         ("", "secrets", "get"),  # the root key, at every start but the first
+        ("networking.k8s.io", "networkpolicies", "create"),
         ("", "services", "create"),  # server-side apply of what is not there
         ("springtide.dev", "trainingjobs", "get"),  # a status that somebody else wrote
         ("apiextensions.k8s.io", "customresourcedefinitions", "watch"),

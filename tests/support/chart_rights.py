@@ -37,7 +37,8 @@ def granted(objects: Iterable[Object], account: str) -> set[Right]:
 def used(requests: Iterable[Object], user: str) -> set[Right]:
     """Rights that a user's requests needed, from the embedded API server's count of requests.
 
-    A server-side apply that makes its object needs `create` beside `patch`: so the operator makes Services.
+    A server-side apply that makes its object needs `create` beside `patch`: so the operator makes
+    Services and NetworkPolicies.
     """
     result: set[Right] = set()
     for request in requests:
@@ -45,6 +46,7 @@ def used(requests: Iterable[Object], user: str) -> set[Right]:
             continue
         resource = request["resource"] + (f"/{request['subresource']}" if request["subresource"] else "")
         result.add((request["verb"], request["group"], resource))
-    if ("patch", "", "services") in result:
-        result.add(("create", "", "services"))
+    for group, resource in (("", "services"), ("networking.k8s.io", "networkpolicies")):
+        if ("patch", group, resource) in result:
+            result.add(("create", group, resource))
     return result

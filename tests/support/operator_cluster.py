@@ -180,6 +180,10 @@ class FakeCluster:
         service["spec"].setdefault("clusterIP", "10.7.7.7")
         return self.put("services", service)
 
+    async def apply_network_policy(self, policy: Object) -> None:
+        await self._call("apply_network_policy", policy["metadata"]["name"])
+        self.put("networkpolicies", copy.deepcopy(policy))
+
     async def patch_status(
         self, namespace: str, name: str, uid: str, resource_version: str, status: Object
     ) -> Object:

@@ -10,6 +10,7 @@ from chart_render import pick, render
 from springtide_operator.cluster import KubeCluster
 from springtide_operator.kube import Kube
 from springtide_operator.manifests.defaults import PodDefaults
+from springtide_operator.manifests.protection import Doors
 from springtide_operator.settings import BadEnvironmentError, Settings, read_settings
 
 FIELDS = {"metadata.namespace": "ns", "metadata.name": "pod-1", "metadata.uid": "u1"}
@@ -31,6 +32,8 @@ def test_defaults_arrive() -> None:
     assert (found.namespace, found.identity) == ("ns", "pod-1_u1")
     assert found.coordinator_image == "springtide/operator:0.1.0"
     assert (found.watched, found.log_level) == ((), "INFO")
+    assert found.coordinator_pull_policy == "IfNotPresent"
+    assert found.doors == Doors("ns")
 
 
 def test_defaults_of_job_pods_arrive() -> None:
@@ -40,8 +43,13 @@ def test_defaults_of_job_pods_arrive() -> None:
 
 
 def test_switches_arrive() -> None:
-    image = {"registry": "r.example.com", "digest": "sha256:" + "3" * 64}
-    found = settings_of({"watchNamespaces": ["a", "b-1"], "logLevel": "warning", "image": image})
+    image = {"registry": "r.example.com", "digest": "sha256:" + "3" * 64, "pullPolicy": "Always"}
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    values = {"watchNamespaces": ["a", "b-1"], "logLevel": "warning", "image": image}
+    found = settings_of({**values, "networkPolicy": {"metricsFrom": [peer]}})
+    assert found.coordinator_pull_policy == "Always"
+    assert found.doors == Doors("ns", (peer,))
+    assert settings_of({"networkPolicy": {"jobs": False}}).doors is None
     assert found.watched == ("a", "b-1")
     assert found.log_level == "WARNING"
     assert found.coordinator_image == "r.example.com/springtide/operator@sha256:" + "3" * 64
@@ -54,6 +62,11 @@ def test_switches_arrive() -> None:
         ("SPRINGTIDE_WATCH_NAMESPACES", "a,a"),
         ("SPRINGTIDE_LOG_LEVEL", "loud"),
         ("SPRINGTIDE_POD_DEFAULTS", "{"),
+        ("SPRINGTIDE_COORDINATOR_PULL_POLICY", "Sometimes"),
+        ("SPRINGTIDE_NETWORK_POLICY", "["),
+        ("SPRINGTIDE_NETWORK_POLICY", '{"metricsTo": []}'),
+        ("SPRINGTIDE_NETWORK_POLICY", '{"metricsFrom": [{"namespace": "a"}]}'),
+        ("SPRINGTIDE_NETWORK_POLICY", '{"metricsFrom": {"a": 1}}'),
     ],
 )
 def test_wrong_environment_is_named(variable: str, text: str) -> None:

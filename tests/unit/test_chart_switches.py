@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from chart_render import CHART, MONITORING, Object, kinds, pick, render
+from chart_rights import granted
 
 OPERATOR = "springtide-operator"
 
@@ -189,6 +190,16 @@ CASES: list[Case] = [
         "50%",
     ),
     ("networkPolicy.enabled", False, lambda o: "NetworkPolicy" in kinds(o), True, False),
+    (
+        "networkPolicy.jobs",
+        False,
+        lambda o: (
+            environment(o).get("SPRINGTIDE_NETWORK_POLICY"),
+            ("patch", "networking.k8s.io", "networkpolicies") in granted(o, OPERATOR),
+        ),
+        ('{"metricsFrom":[]}', True),
+        (None, False),
+    ),
     (
         "networkPolicy.metricsFrom",
         [PEER],

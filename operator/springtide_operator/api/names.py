@@ -31,9 +31,12 @@ OURS = f"{LABEL_MANAGED_BY}={MANAGER}"
 
 ANNOTATION_DELETED_BECAUSE = f"{GROUP}/deleted-because"
 ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"
+# The cluster autoscaler spares nodes whose pods have an emptyDir or an owner unknown to it, unless told.
+ANNOTATION_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
 ROLE_COORDINATOR = "coordinator"
 ROLE_WORKER = "worker"
+ROLE_PARAMETER_SERVER = "parameter-server"
 
 COORDINATOR_PORT = 7070
 COORDINATOR_METRICS_PORT = 9401
@@ -68,6 +71,14 @@ def coordinator_name(job: str, incarnation: int) -> str:
 
 def service_name(job: str) -> str:
     return f"{job}-coordinator"
+
+
+def network_policy_name(job: str) -> str:
+    return f"{job}-pods"
+
+
+def server_budget_name(job: str) -> str:
+    return f"{job}-servers"
 
 
 def secret_name(job: str, uid: str) -> str:

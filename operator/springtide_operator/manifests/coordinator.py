@@ -85,7 +85,9 @@ def service(job: Job, incarnation: int, cluster_ip: str | None = None) -> Object
     }
 
 
-def coordinator_pod(job: Job, incarnation: int, image: str = names.OPERATOR_IMAGE) -> Object:
+def coordinator_pod(
+    job: Job, incarnation: int, image: str = names.OPERATOR_IMAGE, pull_policy: str = "IfNotPresent"
+) -> Object:
     """Meets PodSecurity `restricted`; carries no API token; comes back in place when its process ends."""
     workers = job.spec.workers
     template = workers.template.get("spec") or {}
@@ -118,7 +120,7 @@ def coordinator_pod(job: Job, incarnation: int, image: str = names.OPERATOR_IMAG
             {
                 "name": "coordinator",
                 "image": image,
-                "imagePullPolicy": "IfNotPresent",
+                "imagePullPolicy": pull_policy,
                 "command": ["python", "-m", "springtide_coordinator"],
                 "env": [
                     *common_environment(job, names.ROLE_COORDINATOR),
@@ -155,6 +157,8 @@ def coordinator_pod(job: Job, incarnation: int, image: str = names.OPERATOR_IMAG
                 **names.labels(job.name, names.ROLE_COORDINATOR),
                 names.LABEL_INCARNATION: str(incarnation),
             },
+            # Losing it costs nothing: no node has to stay up for its sake.
+            "annotations": {names.ANNOTATION_SAFE_TO_EVICT: "true"},
             "ownerReferences": [job.owner_reference],
         },
         "spec": spec,

@@ -69,6 +69,7 @@ def worker_pod(
                 names.LABEL_ATTEMPT: str(attempt),
             },
             "annotations": {
+                names.ANNOTATION_SAFE_TO_EVICT: "true",
                 **_strings(meta, "annotations"),
                 names.ANNOTATION_TEMPLATE: template_hash(job),
             },

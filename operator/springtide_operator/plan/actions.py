@@ -17,6 +17,14 @@ class EnsureSecret:
 
 
 @dataclass(frozen=True)
+class ApplyNetworkPolicy:
+    """Server-side apply of the job's NetworkPolicy."""
+
+    reason: str
+    kind: ClassVar[str] = "apply_network_policy"
+
+
+@dataclass(frozen=True)
 class ApplyService:
     """Server-side apply of the coordinator's Service, selecting one incarnation."""
 
@@ -59,7 +67,7 @@ class DeletePod:
     kind: ClassVar[str] = "delete_pod"
 
 
-Action = EnsureSecret | ApplyService | CreateCoordinator | CreateWorker | DeletePod
+Action = EnsureSecret | ApplyNetworkPolicy | ApplyService | CreateCoordinator | CreateWorker | DeletePod
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from springtide_operator.plan import (
     nodes,
     problems,
     progress,
+    protection,
     restarts,
     sizing,
 )
@@ -49,6 +50,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     if outcome is not None:
         return _end(job, observation, ledger, outcome, events, now)
     actions: list[Action] = []
+    actions += protection.decide(observation, now)
     made, said = coordinator_policy.decide(observation, ledger, now)
     actions += made
     events += said

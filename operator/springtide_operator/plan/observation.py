@@ -193,6 +193,7 @@ class Observation:
     service: ServiceSeen | None = None
     secret_made: bool = False
     secret_made_at: float = 0.0  # unix seconds of the last try
+    policy_missing: bool = False  # a NetworkPolicy is wanted, and this process has not applied it
     report: Report | None = None
     unreachable_since: float | None = None  # the coordinator's calls fail since
     unreachable_why: str = ""

@@ -15,6 +15,7 @@ from springtide_operator.plan.refused import namespace_goes
 SILENT_SECONDS = 60.0
 STARTING_SECONDS = 30.0  # a coordinator may need this long before silence is worth a word
 SHOWN = 3
+_REFUSED = {"service": reasons.SERVICE_REFUSED, "networkpolicy": reasons.NETWORK_POLICY_REFUSED}
 
 
 def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
@@ -63,6 +64,7 @@ def _refused(job: Job, observation: Observation) -> list[Problem]:
     result = []
     what = {
         "secret": "the job's Secret",
+        "networkpolicy": "the job's NetworkPolicy",
         "service": "the coordinator's Service",
         "coordinator": "the coordinator's pod",
         "worker": "worker pods",
@@ -73,7 +75,7 @@ def _refused(job: Job, observation: Observation) -> list[Problem]:
             continue
         if role == "worker" and not sizing.missing_slots(job, observation):
             continue  # nothing is asked for any more
-        reason = reasons.SERVICE_REFUSED if role == "service" else reasons.POD_CREATION_REFUSED
+        reason = _REFUSED.get(role, reasons.POD_CREATION_REFUSED)
         result.append(Problem(reason, f"the API server refuses {text}: {refusal.message[:1000]}"))
     return result
 

@@ -17,6 +17,12 @@
 - apiGroups: [""]
   resources: [services]
   verbs: [get, create, patch]
+{{- if .Values.networkPolicy.jobs }}
+# Keeps other pods away from those of a job: made by server-side apply, which needs create and patch.
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create, patch]
+{{- end }}
 # The token of each job. It is computed from the root key, so no Secret of a job is ever read.
 - apiGroups: [""]
   resources: [secrets]
