@@ -38,18 +38,20 @@ elif mode == "run":
 
 
 def fake_job(name: str, image: str, mode: str = "run", replicas: int = 1, **spec: Any) -> Object:
-    """A TrainingJob of pretended workers."""
+    """A TrainingJob of pretended workers. `tolerations` are the template's; other keywords the spec's."""
     container = {
         "name": "worker",
         "image": image,
         "command": ["python", "-c", CODE],
         "env": [{"name": "FAKE", "value": mode}],
     }
+    pod: Object = {"terminationGracePeriodSeconds": 5, "containers": [container]}
+    pod |= {key: spec.pop(key) for key in ("tolerations",) if key in spec}
     workers = {
         "replicas": replicas,
         "minReplicas": 1,
         "maxReplicas": 6,
-        "template": {"spec": {"terminationGracePeriodSeconds": 5, "containers": [container]}},
+        "template": {"spec": pod},
     }
     return {
         "apiVersion": "springtide.dev/v1alpha1",

@@ -14,6 +14,7 @@ from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import restarts, sizing
 from springtide_operator.plan.actions import Action, CreateWorker, DeletePod
+from springtide_operator.plan.coordinator import LEARNING_SECONDS
 from springtide_operator.plan.ledger import Ledger, Slot
 from springtide_operator.plan.observation import (
     CoordinatorPod,
@@ -57,7 +58,7 @@ def _worker_lost(pod: WorkerPod, node: Node, observation: Observation, now: floa
         return True
     if node.ready:
         return False
-    report = _word(observation)
+    report = _word(observation, now)
     if report is None:
         return now - node.since >= BLIND_SECONDS
     return now - node.since >= SETTLE_SECONDS and not _connected(report, pod)
@@ -71,12 +72,15 @@ def _coordinator_lost(pod: CoordinatorPod, observation: Observation, now: float)
     return since is not None and now - since >= SILENT_SECONDS and now - node.since >= SETTLE_SECONDS
 
 
-def _word(observation: Observation) -> Report | None:
-    """The coordinator's word on who is connected, while it can be relied on."""
+def _word(observation: Observation, now: float) -> Report | None:
+    """The coordinator's word on who is connected, while it can be relied on: not when it began just now."""
     report = observation.report
     if report is None or observation.unreachable_since is not None or report.reason == "Reconnecting":
         return None
-    return report if report.generation is not None else None
+    began = (c.running_since for c in observation.coordinators if c.incarnation == report.incarnation)
+    since = next(began, None)
+    learns = report.generation is None and (since is None or now - since < LEARNING_SECONDS)
+    return None if learns else report
 
 
 def _connected(report: Report, pod: WorkerPod) -> bool:
