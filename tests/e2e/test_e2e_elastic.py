@@ -87,6 +87,31 @@ def test_a_deleted_operator_pod_is_replaced_and_the_next_one_goes_on(e2e: E2EClu
     assert worker in {pod["metadata"]["uid"] for pod in running.pods()}
 
 
+def test_a_cordoned_and_drained_node_costs_no_sample(e2e: E2ECluster, start: Start) -> None:
+    running = start("moved", workers=2, epochs=300)
+    running.until_trains(2)
+    node = running.pods()[0]["spec"]["nodeName"]
+    e2e.kubectl("cordon", node)
+    try:
+        e2e.until(
+            60,
+            f"two workers that train, none of them on {node}",
+            lambda: (
+                {pod["spec"].get("nodeName") for pod in running.pods()}.isdisjoint({node})
+                and len(running.pods()) == running.status()["workers"]["active"] == 2
+            ),
+        )
+        e2e.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
+    finally:
+        e2e.kubectl("uncordon", node)
+    running.until_condition("Succeeded", 90)
+    status = running.status()
+    assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
+    assert status["data"]["totalSeen"] == 300 * 64
+    assert status["restarts"]["failures"] == 0
+    assert status["restarts"]["preemptions"] == 0  # they had left before the drain
+
+
 def left_of(e2e: E2ECluster, running: RunningJob) -> list[str]:
     """Return what still carries the job's label."""
     return [

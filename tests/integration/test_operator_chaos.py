@@ -122,7 +122,7 @@ def test_a_lost_node_costs_its_workers_once_and_leaves_nothing_behind(
 ) -> None:
     """The template tolerates lost nodes for ever: Kubernetes itself would never move these workers."""
     forever = [{"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}]
-    job.start(replicas=3, tolerations=forever)
+    job.start(replicas=3, pod={"tolerations": forever})
     job.until_running("0-0", "1-0", "2-0")
     coordinators = {pod["spec"]["nodeName"] for pod in job.pods("coordinator").values()}
     node = sorted(worker_nodes(job) - coordinators)[0]

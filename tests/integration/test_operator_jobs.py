@@ -147,6 +147,63 @@ def test_a_quota_is_named_and_the_job_grows_when_it_does(system: E2ECluster, job
     system.until(15, "the trouble to be over", lambda: job.condition("Degraded").get("status") == "False")
 
 
+LIMITS = {
+    "apiVersion": "v1",
+    "kind": "LimitRange",
+    "metadata": {"name": "small"},
+    "spec": {"limits": [{"type": "Container", "max": {"cpu": "1"}}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ({"pod": {"serviceAccountName": "nobody"}}, 'serviceaccount "nobody" not found'),
+        ({"pod": {"priorityClassName": "nobody"}}, "no PriorityClass with name nobody was found"),
+        ({"pod": {"hostNetwork": True}}, 'violates PodSecurity "baseline:latest"'),
+        ({"container": {"resources": {"limits": {"cpu": "4"}}}}, "maximum cpu usage per Container is 1"),
+    ],
+    ids=["service account", "priority class", "pod security", "limit range"],
+)
+def test_a_refused_pod_is_told_in_the_servers_words_and_is_no_failure(
+    system: E2ECluster, job: FakeJob, template: dict[str, object], message: str
+) -> None:
+    if "container" in template:
+        system.apply(LIMITS, namespace=job.namespace)
+    level = "pod-security.kubernetes.io/enforce=baseline"
+    system.kubectl("label", "namespace", job.namespace, level)
+    job.start(replicas=2, **template)
+    degraded = job.until_condition("Degraded", "PodCreationRefused")
+    assert message in degraded["message"]
+    assert job.status()["restarts"]["total"] == 0
+    assert job.pods() == {}
+
+
+def test_an_invalid_template_fails_at_once_and_names_the_field(job: FakeJob) -> None:
+    job.start(container={"ports": [{"containerPort": 99999}]})
+    failed = job.until_condition("Failed", "InvalidTemplate")
+    assert "spec.containers[0].ports[0].containerPort" in failed["message"]
+    job.cluster.until(20, "the coordinator to go", lambda: not job.pods("coordinator"))
+
+
+def test_a_rule_by_exception_fails_the_job_at_the_first_failure(job: FakeJob) -> None:
+    rules = [{"action": "FailJob", "exceptions": ["FileNotFoundError"], "name": "no-data"}]
+    job.start("raise", replicas=2, failurePolicy={"rules": rules})
+    failed = job.until_condition("Failed", "FailureRuleMatched")
+    assert "FileNotFoundError: no data in /nowhere" in failed["message"]
+    assert "failurePolicy.rules[0] (no-data) says FailJob" in failed["message"]
+
+
+def test_a_rule_that_says_replace_moves_the_worker_to_another_node(system: E2ECluster, job: FakeJob) -> None:
+    rules = [{"action": "Replace", "exitCodes": {"operator": "In", "values": [137]}}]
+    job.start(replicas=1, failurePolicy={"rules": rules})
+    job.until_running("0-0")
+    before = job.pods()["fake-worker-0-0"]
+    kill(system, before)
+    job.until_running("0-1")
+    assert job.pods()["fake-worker-0-1"]["spec"]["nodeName"] != before["spec"]["nodeName"]
+
+
 def granted() -> set[tuple[str, str, str]]:
     """(group, resource, verb) of the roles that deploy/operator.yaml binds to the operator."""
     documents = [d for d in yaml.safe_load_all((ROOT / "deploy" / "operator.yaml").read_text()) if d]

@@ -38,7 +38,9 @@ elif mode == "run":
 
 
 def fake_job(name: str, image: str, mode: str = "run", replicas: int = 1, **spec: Any) -> Object:
-    """A TrainingJob of pretended workers. `tolerations` are the template's; other keywords the spec's."""
+    """A TrainingJob of pretended workers. `pod` and `container` add to its template; other keywords are
+    fields of the spec.
+    """
     container = {
         "name": "worker",
         "image": image,
@@ -46,7 +48,8 @@ def fake_job(name: str, image: str, mode: str = "run", replicas: int = 1, **spec
         "env": [{"name": "FAKE", "value": mode}],
     }
     pod: Object = {"terminationGracePeriodSeconds": 5, "containers": [container]}
-    pod |= {key: spec.pop(key) for key in ("tolerations",) if key in spec}
+    pod |= spec.pop("pod", {})
+    container |= spec.pop("container", {})
     workers = {
         "replicas": replicas,
         "minReplicas": 1,
