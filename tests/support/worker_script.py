@@ -20,10 +20,25 @@ import torch.nn.functional as F
 import springtide
 
 
+class Moody(torch.nn.Module):
+    """Passes its input through; one buffer moves always, one in some steps and then not on every worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
+        self.register_buffer("rare", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        if float(x.detach()[0, 0]) > 0.3:
+            self.rare += x.detach()[0, :2]
+        return x
+
+
 def make_model(kind: str) -> torch.nn.Module:
     layers: list[torch.nn.Module] = [torch.nn.Linear(12, 32)]
     if kind == "norm":
-        layers.append(torch.nn.BatchNorm1d(32))
+        layers += [torch.nn.BatchNorm1d(32), Moody()]
     layers += [torch.nn.ReLU(), torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3)]
     return torch.nn.Sequential(*layers)
 

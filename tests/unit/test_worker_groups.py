@@ -13,7 +13,7 @@ from worker_groups import addresses, form_groups, together, wired_stores
 
 from springtide.exchange import groups as groups_module
 from springtide.exchange import transfer
-from springtide.exchange.combine import combine_buffers
+from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, form, peers_in
 from springtide.exchange.store import FormationCancelled
 
@@ -154,7 +154,8 @@ def test_state_beyond_the_limit_is_refused_before_memory_is_taken(groups: Callab
 
     def send() -> None:
         with pytest.raises(RuntimeError):
-            transfer.send_state(holder, [1], {"big": torch.zeros(10**6)})
+            # More than the sockets hold.
+            transfer.send_state(holder, [1], {"big": torch.zeros(2 * 10**7)})
 
     def receive() -> None:
         with pytest.raises(ValueError, match="100 bytes are the limit here"):
@@ -162,6 +163,12 @@ def test_state_beyond_the_limit_is_refused_before_memory_is_taken(groups: Callab
         receiver.shut()
 
     together([send, receive])
+
+
+def _combined(group: Group, buffers: list[torch.Tensor], weight: float) -> list[torch.Tensor]:
+    total = pack(buffers, weight, group.rank == 0)
+    group.start_sum(total).wait()
+    return unpack(total, buffers, 4.0)
 
 
 def test_buffers_are_combined_by_weight(groups: Callable[..., list[Group]]) -> None:
@@ -173,7 +180,7 @@ def test_buffers_are_combined_by_weight(groups: Callable[..., list[Group]]) -> N
     ]
     results = together(
         [
-            lambda g=group, v=value, w=weight: combine_buffers(v, w, 4.0, g.rank == 0, g.start_sum)
+            lambda g=group, v=value, w=weight: _combined(g, v, w)
             for group, value, weight in zip(members, values, [3.0, 1.0, 0.0], strict=True)
         ]
     )
@@ -182,3 +189,10 @@ def test_buffers_are_combined_by_weight(groups: Callable[..., list[Group]]) -> N
         assert combined[1].tolist() == 5
         assert combined[1].dtype == torch.int64
         assert combined[2].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("number", [0, 5, -1, 2**40 + 3, -(2**62) - 7, 2**63 - 1, -(2**63)])
+def test_integers_travel_exactly(number: int) -> None:
+    ours, theirs = [torch.tensor([number, 1])], [torch.tensor([17, 18])]
+    total = pack(ours, 1.0, True) + pack(theirs, 3.0, False)
+    assert unpack(total, ours, 4.0)[0].tolist() == [number, 1]

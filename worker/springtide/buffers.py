@@ -7,6 +7,8 @@ moved.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -68,9 +70,8 @@ class Buffers:
         self.write([index for index, moved in enumerate(self.moved()) if moved], self._copies)
         self._note()
 
-    def write(self, indices: list[int], values: list[torch.Tensor]) -> None:
+    def write(self, indices: list[int], values: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]) -> None:
         """Replace the buffers `indices` by values[index], in place; a buffer of another shape is replaced as
-
         an object.
         """
         with torch.no_grad():

@@ -18,7 +18,7 @@ from springtide.data.ledger import contribution
 from springtide.errors import Dropped, SpringtideError, UsageError
 from springtide.exchange import side
 from springtide.exchange.buckets import Buckets
-from springtide.exchange.combine import combine_buffers
+from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, Work, peers_in
 from springtide.exchange.layout import Field, layout_hash, plan_layout
 from springtide.randomness import seed_part
@@ -99,6 +99,7 @@ class Trainer:
         self.waiting_since: float | None = None
         self._body: Body | None = None
         self._change_wanted = False
+        self._moving: tuple[Group | None, list[int]] = (None, [])
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(self._parameters)
@@ -225,11 +226,13 @@ class Trainer:
         buffers = self._buffers.current()
         started = time.perf_counter()
         self.buckets.flush()
-        vector = side.encode(part)
+        fields = side.encode(part)
+        expected = self._expected_buffers(deal.group)
+        vector = torch.cat((fields, self._packed([buffers[index] for index in expected], deal)))
         work = self._start_sum(vector)
         self._reduce(self.buckets.wait)
         self._reduce(work.wait)
-        result = side.decode(vector, part, deal.group.size)
+        result = side.decode(vector[: len(fields)], part, deal.group.size)
         if not result.same_step:
             raise SpringtideError(
                 f"this worker is at step {deal.number} and another member of its group is not; this must "
@@ -240,25 +243,23 @@ class Trainer:
         except ValueError as error:
             raise UsageError(str(error)) from None
         changed = [index for index, anywhere in enumerate(result.changed) if anywhere]
-        combined: list[torch.Tensor] = []
+        combined: dict[int, torch.Tensor] = {}
         if deal.group.size > 1 and changed:
-            self._reduce(
-                lambda: combined.extend(
-                    combine_buffers(
-                        [buffers[index] for index in changed],
-                        micro.contributed_weight,
-                        result.weight,
-                        deal.group.rank == 0,
-                        deal.group.start_sum,
-                    )
-                )
-            )
+            riders = [(expected, vector[len(fields) :])]
+            if late := [index for index in changed if index not in set(expected)]:
+                rest = self._packed([buffers[index] for index in late], deal)
+                self._reduce(self._start_sum(rest).wait)
+                riders.append((late, rest))
+            for indices, total in riders:
+                values = unpack(total, [buffers[index] for index in indices], result.weight)
+                combined |= zip(indices, values, strict=True)
+        self._moving = (deal.group, changed)
         body.exposed_seconds = time.perf_counter() - started
         faults.reach("reduced", deal.number)
         self.transaction.start_stepping()
         faults.reach("stepping", deal.number)
         if combined:
-            self._buffers.write(changed, _spread(changed, combined))
+            self._buffers.write(changed, combined)
         body.result = result
         self._place_gradients(result.used, correction)
 
@@ -286,6 +287,16 @@ class Trainer:
             values={name: _mean(entries) for name, entries in body.reports.items()},
             values_weight=weight,
         )
+
+    def _expected_buffers(self, group: Group) -> list[int]:
+        """The buffers that ride with the side reduction: those that moved in the group's last step, which all
+        members know alike. A buffer that moves for the first time takes a second round.
+        """
+        known, moved = self._moving
+        return moved if known is group and group.size > 1 else []
+
+    def _packed(self, buffers: list[torch.Tensor], deal: Deal) -> torch.Tensor:
+        return pack(buffers, deal.batch.micro.contributed_weight, deal.group.rank == 0)
 
     def _place_gradients(self, used: list[bool], correction: float) -> None:
         if correction != 1.0:
@@ -367,11 +378,3 @@ def _field(name: str, tensor: torch.Tensor) -> Field:
 def _mean(entries: list[tuple[float, float]]) -> float:
     total = math.fsum(weight for _, weight in entries)
     return math.fsum(value * weight for value, weight in entries) / total if total else 0.0
-
-
-def _spread(indices: list[int], values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """A list in which values[k] stands at indices[k]."""
-    spread: list[torch.Tensor] = [torch.empty(0)] * (max(indices) + 1)
-    for index, value in zip(indices, values, strict=True):
-        spread[index] = value
-    return spread

@@ -1,4 +1,8 @@
-"""Buffers that changed in a step (BatchNorm's statistics), combined over the members by weight."""
+"""Buffers that changed in a step (BatchNorm's statistics), combined over the members by weight.
+
+They travel as float64 numbers in one vector, so that they can ride with the side reduction. Integers and
+booleans are those of one member, exactly: 64 bits travel as two numbers of 32.
+"""
 
 from __future__ import annotations
 
@@ -6,49 +10,52 @@ from collections.abc import Sequence
 
 import torch
 
-from springtide.exchange.buckets import StartSum
+_LOW = 0xFFFF_FFFF
 
 
-def combine_buffers(
-    buffers: Sequence[torch.Tensor],
-    weight: float,
-    total_weight: float,
-    representative: bool,
-    start_sum: StartSum,
-) -> list[torch.Tensor]:
-    """Return new tensors, like `buffers`, that are equal on all members.
+def pack(buffers: Sequence[torch.Tensor], weight: float, representative: bool) -> torch.Tensor:
+    """float64 [n]: what this member puts into the sum.
 
-    Floating ones: the mean weighted by `weight` (this member's samples; 0: whatever its buffers hold is
-    ignored). Integers and booleans: those of the one member that is the representative, exactly. Raise
-    RuntimeError of the group's.
+    weight: its samples (0: whatever its buffers hold is ignored). representative: it is the one member whose
+    integers and booleans all take.
     """
-    floats = [buffer for buffer in buffers if buffer.is_floating_point() or buffer.is_complex()]
-    integers = [buffer for buffer in buffers if not (buffer.is_floating_point() or buffer.is_complex())]
-    share = weight / total_weight
-    sums: dict[int, torch.Tensor] = {}
-    works = []
-    packs: list[tuple[list[torch.Tensor], torch.Tensor]] = []
-    for group, dtype in ((floats, torch.float64), (integers, torch.int64)):
-        if not group:
-            continue
-        flat = torch.zeros(sum(_flat(buffer).numel() for buffer in group), dtype=dtype)
-        counts = share > 0 if dtype == torch.float64 else representative
-        if counts:
-            torch.cat([_flat(buffer).to(dtype) for buffer in group], out=flat)
-            if dtype == torch.float64:
-                flat.mul_(share)
-        works.append(start_sum(flat))
-        packs.append((group, flat))
-    for work in works:
-        work.wait()
-    for group, flat in packs:
-        offset = 0
-        for buffer in group:
-            numel = _flat(buffer).numel()
-            piece = flat[offset : offset + numel]
+    parts = []
+    for buffer in buffers:
+        flat = _flat(buffer)
+        if _is_floating(buffer):
+            parts.append(flat.to(torch.float64) * weight if weight > 0 else _zeros(flat.numel()))
+        elif representative:
+            whole = flat.to(torch.int64)
+            parts += [(whole >> 32).to(torch.float64), (whole & _LOW).to(torch.float64)]
+        else:
+            parts.append(_zeros(2 * flat.numel()))
+    return torch.cat(parts) if parts else _zeros(0)
+
+
+def unpack(total: torch.Tensor, buffers: Sequence[torch.Tensor], total_weight: float) -> list[torch.Tensor]:
+    """New tensors, like the buffers, from the sum over the members. Floating ones are the mean by weight;
+    total_weight is the sum of the members' weights.
+    """
+    combined, offset = [], 0
+    for buffer in buffers:
+        numel = _flat(buffer).numel()
+        if _is_floating(buffer):
+            piece = total[offset : offset + numel] / total_weight
             offset += numel
-            sums[id(buffer)] = _like(piece, buffer)
-    return [sums[id(buffer)] for buffer in buffers]
+        else:
+            high, low = total[offset : offset + 2 * numel].to(torch.int64).view(2, numel)
+            piece = (high << 32) | low
+            offset += 2 * numel
+        combined.append(_like(piece, buffer))
+    return combined
+
+
+def _zeros(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.float64)
+
+
+def _is_floating(buffer: torch.Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()
 
 
 def _flat(buffer: torch.Tensor) -> torch.Tensor:
