@@ -385,6 +385,13 @@ REFUSED = [
         (1, 0),
     ),
     Day(
+        "the namespace is being deleted, and the coordinator's creation told",
+        lambda w: (refused(w, 403, "being terminated", True, role="coordinator"), w.fail(worker(w))),
+        "",
+        ("Degraded", "NamespaceTerminating", "namespace default"),
+        (1, 0),
+    ),
+    Day(
         "refused, and not wanted any more",
         lambda w: (refused(w, 403, FORBIDDEN + "exceeded quota"), w.scale(3)),
         "",

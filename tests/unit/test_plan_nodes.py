@@ -13,6 +13,7 @@ from operator_world import World, job_object
 from springtide_operator.api import names
 from springtide_operator.plan import nodes
 from springtide_operator.plan.actions import DeletePod
+from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.observation import MemberReport, Node
 from springtide_operator.plan.relay import word
 
@@ -130,6 +131,20 @@ def test_a_pod_that_stays_terminating_is_replaced_at_once_and_deleted_by_force_l
     assert counts(world) == (0, 1)
 
 
+def test_what_a_finalizer_holds_is_asked_to_go_by_force_once() -> None:
+    world = world_of_nodes()
+    pod = worker(world, 2)
+    world.ask_deletion(pod, grace=30)
+    world.round()
+    world.now += 91
+    assert done(world.round()) == {"-2-0:StuckTerminating"}
+    pod["metadata"]["deletionGracePeriodSeconds"] = 0  # what the API server makes of a forced deletion
+    pod["metadata"]["deletionTimestamp"] = timestamp(world.now)
+    world.pods[pod["metadata"]["uid"]] = pod
+    world.now += 600
+    assert done(world.round()) == set()
+
+
 def test_on_a_cordoned_node_the_replacement_starts_elsewhere_first() -> None:
     world = world_of_nodes()
     world.node("n1", cordoned=True)
@@ -174,7 +189,7 @@ def test_a_worker_that_ends_while_it_is_replaced_counts_once(end: str) -> None:
     {"fails": world.fail, "evicted": world.ask_deletion, "vanishes": world.vanish}[end](pod)
     world.settle()
     assert counts(world) == ((1, 0) if end == "fails" else (0, 1))
-    assert len(world.workers()) == 3
+    assert sorted(p["metadata"]["name"][-3:] for p in world.workers()) == ["0-0", "1-1", "2-0"]
 
 
 def test_where_there_is_no_room_for_one_more_it_stays_until_it_is_evicted() -> None:

@@ -36,10 +36,11 @@ def test_backoff_decays_by_one_every_five_minutes() -> None:
 def test_one_failure_is_replaced_at_once_under_the_next_attempt() -> None:
     world = running_world()
     pod = world.workers()[1]
+    pod["spec"]["nodeName"] = "node-1"
     world.fail(pod)
     decided = world.round()
     made = [a for a in decided.actions if isinstance(a, CreateWorker)]
-    assert [(a.slot, a.attempt) for a in made] == [(1, 1)]
+    assert [(a.slot, a.attempt, a.avoid) for a in made] == [(1, 1, None)]
     assert counts(world) == (1, 0, 1)
     assert world.status["lastFailure"]["pod"] == pod["metadata"]["name"]
     assert [e.reason for e in decided.events][:1] == [reasons.EVENT_WORKER_FAILED]

@@ -213,7 +213,8 @@ def force(observation: Observation, now: float) -> list[Action]:
             due = 0.0 if node.gone else min(due, pod.deletion_asked_at + UNREACHABLE_LOST_SECONDS)
         if now < due:
             continue
-        because = getattr(pod, "deleted_because", None) or reasons.DELETE_STUCK
+        said = pod.deleted_because if isinstance(pod, WorkerPod) else None
+        because = said or reasons.DELETE_STUCK
         why = _trouble(node) if node is not None and not node.ready else "it does not end"
         result.append(DeletePod(pod.name, pod.uid, because, why, force=True))
     return result
