@@ -21,7 +21,7 @@ JOBS = Row(
                     NAME + " {{reason}}",
                 ),
             ),
-            about="failure: counted against backoffLimit. preemption: evicted, deleted, node lost.",
+            about="failure: against backoffLimit. preemption: evicted, deleted, lost node. ignored: by rule.",
             marks=True,
         ),
         Panel(

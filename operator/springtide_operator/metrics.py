@@ -100,7 +100,8 @@ def _per_job(jobs: list[tuple[str, str, Status]]) -> Iterator[Metric]:
     )
     restarts = CounterMetricFamily(
         "springtide_job_restarts",
-        "Workers that ended early, by reason: failure (counted against backoffLimit) or preemption.",
+        "Restarts, by reason: failure (counted against backoffLimit), preemption, ignored (by a rule)."
+        " Workers that end together for one cause are one.",
         labels=[*JOB_LABELS, "reason"],
     )
     recoveries = CounterMetricFamily(
@@ -129,6 +130,7 @@ def _per_job(jobs: list[tuple[str, str, Status]]) -> Iterator[Metric]:
         ended = status.get("restarts") or {}
         restarts.add_metric([*labels, "failure"], float(ended.get("failures", 0)))
         restarts.add_metric([*labels, "preemption"], float(ended.get("preemptions", 0)))
+        restarts.add_metric([*labels, "ignored"], float(ended.get("ignored", 0)))
         recoveries.add_metric(labels, float(status.get("recoveries", 0)))
         for key, family in plain.items():
             if key in status:

@@ -23,6 +23,7 @@ from operator_faults import Faults, acting_operator, kill_process, process_of
 from operator_journal import Journal, Seen, Watcher
 
 from springtide_local.cluster import Cluster
+from springtide_operator.plan.clock import parse_time
 
 SECONDS = float(os.environ.get("SPRINGTIDE_CHAOS_SECONDS") or 30)
 SEEDS = Path(__file__).resolve().parents[1] / "support" / "operator_chaos_seeds.txt"
@@ -204,13 +205,19 @@ def test_whatever_happens_the_promises_hold_and_it_ends_well(
         job.until_running("0-0", "1-0", "2-0", seconds=PATIENCE)
         try:
             end = time.monotonic() + SECONDS / len(seeds())
-            while time.monotonic() < end:
+            short_since = None
+            while (now := time.monotonic()) < end:
                 faults.strike()
                 assert journal.broken == []
+                enough = len(journal.live()) >= faults.replicas or faults.hindered() is not None
+                short_since = None if enough else short_since or now
+                assert short_since is None or now - short_since < PATIENCE / 2, "too few workers for too long"
                 time.sleep(faults.random.choice((0.05, 0.3, 1.0, 2.0)))
             faults.heal()
             settle(system, job, faults)
             check_counts(job, journal)
+            restarts = job.status()["restarts"]
+            print(f"seed {seed}: {len(faults.log)} faults, {len(journal.pods)} workers, {restarts}")
         except AssertionError as error:
             keep(seed)
             story = "\n".join(faults.log)
@@ -241,8 +248,8 @@ def settle(system: E2ECluster, job: FakeJob, faults: Faults) -> None:
 
     # The backoff of workers that were killed again and again may be minutes long by now.
     status = job.status()
-    until = max((entry["until"] for entry in (status.get("backoff") or {}).values()), default="")
-    wait = max(0.0, _unix(until) - time.time()) if until else 0.0
+    until = max((entry["until"] for entry in (status.get("backoff") or {}).values()), default=None)
+    wait = max(0.0, (parse_time(until) or 0.0) - time.time())
     try:
         system.until(PATIENCE + wait, f"{faults.replicas} workers after everything was healed", settled)
     except AssertionError as error:
@@ -258,12 +265,6 @@ def check_counts(job: FakeJob, journal: Journal) -> None:
     assert restarts["failedWorkers"] <= journal.died(), (restarts, journal.pods)
     assert restarts["failures"] <= restarts["failedWorkers"]
     assert restarts["preemptions"] <= restarts["preemptedWorkers"]
-
-
-def _unix(text: str) -> float:
-    from springtide_operator.plan.clock import parse_time
-
-    return parse_time(text) or 0.0
 
 
 def keep(seed: int) -> None:

@@ -16,11 +16,13 @@ from operator_fake_worker import FakeJob
 
 from springtide_demo.kube import KubeError
 from springtide_local.cluster import Cluster
+from springtide_operator.plan.clock import parse_time
 
 Object = dict[str, Any]
 
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/springtide-operator"
 STOP_SECONDS = 12.0  # longer than the operator's lease
+TAKEOVER_SECONDS = 30.0
 
 
 def process_of(pod: Object) -> int | None:
@@ -53,7 +55,7 @@ def acting_operator(cluster: E2ECluster) -> Object | None:
 
 @dataclass
 class Faults:
-    """One fault after the other. `trouble_at`: when the last obstacle was there (monotonic seconds)."""
+    """One fault after the other. `operator_at`: when an operator was last disturbed (monotonic seconds)."""
 
     cluster: E2ECluster
     embedded: Cluster
@@ -69,7 +71,7 @@ class Faults:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self._began = time.monotonic()
+        self._began = self.operator_at = time.monotonic()
 
     def strike(self) -> None:
         """Do one thing, chosen by the seed; what cannot be done now is passed over."""
@@ -95,6 +97,17 @@ class Faults:
             said = f"{fault.__name__}: {error}"
         self.log.append(f"{time.monotonic() - self._began:6.1f} s  {said}")
 
+    def hindered(self) -> str | None:
+        """Why there may rightly be fewer workers than wanted; None: nothing stands against them."""
+        if self.quota:
+            return "a quota"
+        if self.stopped or time.monotonic() - self.operator_at < TAKEOVER_SECONDS:
+            return "an operator that takes over"
+        until = [entry["until"] for entry in (self.job.status().get("backoff") or {}).values()]
+        if any((parse_time(at) or 0.0) > time.time() for at in until):
+            return "a backoff"
+        return None
+
     def heal(self) -> None:
         """End all that lasts."""
         if self.down is not None:
@@ -113,6 +126,7 @@ class Faults:
 
     def _continue(self, pid: int) -> None:
         del self.stopped[pid]
+        self.operator_at = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
@@ -157,6 +171,7 @@ class Faults:
 
     def kill_operator(self) -> str:
         pod = acting_operator(self.cluster)
+        self.operator_at = time.monotonic()
         if pod is None:
             return "kill -9 of the operator: nobody acts"
         return f"kill -9 of {pod['metadata']['name']}: {kill_process(pod)}"
@@ -166,7 +181,8 @@ class Faults:
         pid = kill_process(pod, signal.SIGSTOP) if pod is not None else None
         if pod is None or pid is None:
             return "SIGSTOP of the operator: nobody acts"
-        self.stopped[pid] = time.monotonic() + STOP_SECONDS
+        self.operator_at = time.monotonic()
+        self.stopped[pid] = self.operator_at + STOP_SECONDS
         return f"SIGSTOP of {pod['metadata']['name']} for {STOP_SECONDS:.0f} s"
 
     def kill_coordinator(self) -> str:
@@ -179,6 +195,7 @@ class Faults:
         return f"delete {pod['metadata']['name']}"
 
     def node_down_or_up(self) -> str:
+        self.operator_at = time.monotonic()  # it may be on that node
         if self.down is None:
             self.down = f"springtide-{self.random.randrange(3)}"
             self.embedded.kill_node(self.down)
