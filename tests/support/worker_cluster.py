@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,13 @@ _ROOTS = [str(Path(__file__).parents[2] / root) for root in ("operator", "worker
 class Zygote:
     """Makes worker processes that have torch imported; one for all tests of a module."""
 
-    def __init__(self) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_ROOTS)}
+    def __init__(self, **environment: str) -> None:
+        """environment: what must be set before torch is imported."""
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(_ROOTS),
+            **environment,
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-W", "error", str(_ZYGOTE)],
             stdin=subprocess.PIPE,
@@ -147,13 +152,24 @@ class Worker:
 
 
 class WorkerCluster:
-    """One job. sizes: (target, minimum, maximum) in processes."""
+    """One job. sizes: (target, minimum, maximum) in processes. environment: of the workers, besides their
+    own."""
 
     _numbers = itertools.count(random.randrange(1, 200))
 
     def __init__(
-        self, zygote: Zygote, folder: Path, options: dict[str, Any], *, minimum: int = 1, maximum: int = 8
+        self,
+        zygote: Zygote,
+        folder: Path,
+        options: dict[str, Any],
+        *,
+        minimum: int = 1,
+        maximum: int = 8,
+        script: Path = SCRIPT,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        self._script = script
+        self._environment = dict(environment or {})
         self._zygote = zygote
         self._folder = folder
         self._options = options
@@ -213,8 +229,9 @@ class WorkerCluster:
             "SPRINGTIDE_STEP_LOG": str(self._folder / f"{name}.steps"),
             "SPRINGTIDE_FAULT": fault,
             "SPRINGTIDE_BUCKET_MIB": "0.002",
+            **self._environment,
         }
-        argv = [str(SCRIPT), str(self._folder), json.dumps(self._options | options)]
+        argv = [str(self._script), str(self._folder), json.dumps(self._options | options)]
         pid = self._zygote.fork(env, argv, self._folder / f"{name}.log")
         worker = Worker(name, number, f"uid-{number}", address, pid, self._folder, self._zygote)
         self.workers.append(worker)

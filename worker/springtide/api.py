@@ -15,6 +15,7 @@ from springtide.data.batch import Batch
 from springtide.data.loop import plan_loop
 from springtide.environment import read_settings
 from springtide.errors import UsageError
+from springtide.exact.settings import prepare
 from springtide.loop import deal_batches
 from springtide.runtime import Runtime
 from springtide.training import Trainer
@@ -38,6 +39,8 @@ def init() -> None:
     _log_to_stderr()
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    if settings.logical_workers:
+        prepare(settings)
     _runtime = Runtime(settings)
     # A SIGTERM that comes early is heard already.
     ending.install(_runtime)
@@ -64,6 +67,7 @@ def distribute(
         tracked,
         clip_norm=clip_norm,
         bucket_bytes=int(runtime.settings.bucket_mib * (1 << 20)),
+        logical_workers=runtime.settings.logical_workers,
     )
     if runtime.membership is not None:
         runtime.membership.layout_hash = runtime.trainer.layout_hash

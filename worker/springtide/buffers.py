@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from springtide.errors import UsageError
+
 
 class Buffers:
     """Copies of all buffers as of the last `remember`.
@@ -42,6 +44,24 @@ class Buffers:
             if buffer is None:
                 raise KeyError(f"the model's buffer {full} is gone; buffers may change, but not disappear")
             found.append(buffer)
+        return found
+
+    @property
+    def committed(self) -> list[torch.Tensor]:
+        """The copies, in the order of `names`."""
+        return self._copies
+
+    def copies(self, indices: list[int]) -> dict[int, torch.Tensor]:
+        """By index: a copy of what the buffer holds. Raise UsageError if shape or type have changed."""
+        found = {}
+        for index in indices:
+            buffer, committed = self.current()[index], self._copies[index]
+            if buffer.shape != committed.shape or buffer.dtype != committed.dtype:
+                raise UsageError(
+                    f"the model's buffer {self.names[index]} was {tuple(committed.shape)} {committed.dtype} "
+                    f"and is {tuple(buffer.shape)} {buffer.dtype} now: in exact mode buffers keep their shape"
+                )
+            found[index] = buffer.detach().clone()
         return found
 
     def moved(self) -> list[bool]:

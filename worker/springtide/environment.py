@@ -39,6 +39,9 @@ class Settings:
     """Above any hang limit: a collective that takes long proves nothing, the coordinator's word does."""
     formation_seconds: float = 60.0
     threads: int = 0
+    logical_workers: int = 0
+    """Parts that the global batch is cut into for exact sums; 0: sums are not exact."""
+    mkl_cbwr: str = ""
     process_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
@@ -104,4 +107,6 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         step_log=text("STEP_LOG"),
         fault=text("FAULT"),
         threads=int(number("OMP_NUM_THREADS", 0, 0)),
+        logical_workers=int(number("SPRINGTIDE_LOGICAL_WORKERS", 0, 0)),
+        mkl_cbwr=environ.get("MKL_CBWR", ""),
     )

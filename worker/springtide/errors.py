@@ -5,6 +5,8 @@ what to do
     UsageError                    the script uses the library in a way that would break training
 Dropped(BaseException)            internal: leaves the body of a dropped step; `with springtide.step()`
 swallows it
+PartDone(BaseException)           internal: leaves the body of a logical part that is not its worker's last;
+swallowed too
 """
 
 from __future__ import annotations
@@ -23,3 +25,7 @@ class Dropped(BaseException):
 
     A BaseException, so that a script's own `except Exception` does not keep a dropped body alive.
     """
+
+
+class PartDone(BaseException):
+    """Exact mode: the gradients of this logical part are in; the step goes on with the worker's next part."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from springtide.data.batch import Batch
+from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
+from springtide.exact import parts
 from springtide.runtime import Runtime
 from springtide.training import Deal
 
@@ -27,8 +29,32 @@ def deal_batches(runtime: Runtime, plan: LoopPlan) -> Iterator[Batch]:
             if runtime.end_loop(stage):
                 return
             continue
-        group = runtime.group
+        for deal in _deals(runtime, plan, cursor, stage):
+            runtime.deal(deal)
+            yield deal.batch
+            runtime.check_taken()
+            if not runtime.part_kept:
+                break
+
+
+def _deals(runtime: Runtime, plan: LoopPlan, cursor: Cursor, stage: int) -> list[Deal]:
+    """The bodies that this worker runs for the step at the cursor: one, or one per logical part."""
+    group, number = runtime.group, cursor.step + 1
+    if not runtime.settings.logical_workers:
         batch = plan.batch(cursor, group.rank, group.size)
-        runtime.deal(Deal(batch, group, cursor.step + 1, plan.seed, stage, cursor.epoch))
-        yield batch
-        runtime.check_taken()
+        return [Deal(batch, group, number, plan.seed, stage, cursor.epoch, group.rank)]
+    own = parts.deal(plan, cursor, group.rank, group.size, runtime.settings.logical_workers)
+    return [
+        Deal(
+            part.batch,
+            group,
+            number,
+            plan.seed,
+            stage,
+            cursor.epoch,
+            part.number,
+            part is own[0],
+            part is own[-1],
+        )
+        for part in own
+    ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
+from collections.abc import Iterator
 
 import torch
 
@@ -24,3 +26,25 @@ def seed_part(seed: int, step: int, part: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(value & 0xFFFFFFFF)
+
+
+@contextlib.contextmanager
+def isolated(*names: int) -> Iterator[None]:
+    """Random numbers that belong to `names`; afterwards those outside go on as if nothing had been drawn.
+
+    Of torch's CPU generator, numpy (if imported) and `random`.
+    """
+    numpy = sys.modules.get("numpy")
+    before = torch.default_generator.get_state(), random.getstate(), numpy and numpy.random.get_state()
+    value = mix(*names)
+    torch.default_generator.manual_seed(signed(value))
+    random.seed(value)
+    if numpy is not None:
+        numpy.random.seed(value & 0xFFFFFFFF)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before[0])
+        random.setstate(before[1])
+        if numpy is not None:
+            numpy.random.set_state(before[2])

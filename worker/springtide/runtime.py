@@ -52,6 +52,7 @@ class Runtime:
         self.generations = 0
         self.values: dict[str, float] = {}
         self.outcome: outcome.Outcome | None = None
+        self.part_kept = False
         self._deal: Deal | None = None
         self._warned_of_names = False
         self.membership: Membership | None = None
@@ -161,6 +162,14 @@ class Runtime:
     def leave_body(self, error: BaseException | None) -> bool:
         """End the body; True: `error` is swallowed."""
         trainer = self.ready("step()")
+        self.part_kept = trainer.transaction.phase is Phase.SET_ASIDE
+        if self.part_kept:
+            try:
+                trainer.end_part()
+            except UsageError as problem:
+                self._break_off(str(problem))
+                raise
+            return not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
         if trainer.transaction.phase is Phase.DROPPED:
             log.info("step %d is dropped: %s", self.position.cursor.step + 1, trainer.transaction.reason)
             self.metrics.dropped.inc()
@@ -229,7 +238,7 @@ class Runtime:
         self.metrics.compute.observe(body.backward_seconds)
         self.metrics.communication.observe(body.exposed_seconds)
         self.metrics.steps.inc()
-        self.metrics.samples.inc(deal.batch.samples)
+        self.metrics.samples.inc(body.samples)
         faults.reach("committed", cursor.step)
 
     # ---- facts

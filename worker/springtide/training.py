@@ -15,7 +15,12 @@ from springtide import faults
 from springtide.buffers import Buffers
 from springtide.data.batch import Batch
 from springtide.data.ledger import contribution
-from springtide.errors import Dropped, SpringtideError, UsageError
+from springtide.errors import Dropped, PartDone, SpringtideError, UsageError
+from springtide.exact.buckets import ExactBuckets
+from springtide.exact.parts import Kept, total_ids
+from springtide.exact.rounding import BLOCK
+from springtide.exact.settings import describe
+from springtide.exact.step import ExactStep
 from springtide.exchange import side
 from springtide.exchange.buckets import Buckets
 from springtide.exchange.combine import pack, unpack
@@ -29,7 +34,11 @@ from springtide.undo import Undo
 
 @dataclass(slots=True)
 class Deal:
-    """What a body works on. number: the step that it would commit, from 1. stage, epoch: of its samples."""
+    """What a body works on. number: the step that it would commit, from 1. stage, epoch: of its samples.
+
+    part: whose random numbers it draws. first, last: of the bodies that this worker runs for the step (more
+    than one in exact mode only).
+    """
 
     batch: Batch
     group: Group
@@ -37,6 +46,9 @@ class Deal:
     seed: int
     stage: int
     epoch: int
+    part: int
+    first: bool = True
+    last: bool = True
 
 
 @dataclass(slots=True)
@@ -50,6 +62,7 @@ class Body:
     exposed_seconds: float = 0.0
     backward_seconds: float = 0.0
     gradients: int = 0
+    samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +76,8 @@ class Failure:
 class Trainer:
     """One model and its optimizer.
 
-    Hooks and calls of a body come from the script's thread, `drop` from any.
+    Hooks and calls of a body come from the script's thread, `drop` from any. logical_workers: 0 unless sums
+    are to be exact.
     """
 
     def __init__(
@@ -74,6 +88,7 @@ class Trainer:
         *,
         clip_norm: float | None,
         bucket_bytes: int,
+        logical_workers: int = 0,
     ) -> None:
         named = dict(model.named_parameters())
         trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
@@ -84,20 +99,27 @@ class Trainer:
         self._clip_norm = clip_norm
         self._buffers = Buffers(model)
         self._undo = Undo(self._parameters, self._buffers, optimizer, tracked)
-        self.state = State(named, self._buffers, optimizer, tracked)
         fields = [_field(name, parameter) for name, parameter in trained.items()]
-        layout = plan_layout(fields, bucket_bytes)
+        layout = plan_layout(fields, bucket_bytes, BLOCK if logical_workers else 1)
+        self._exact: ExactStep | None = None
         self.buckets = Buckets(layout)
+        if logical_workers:
+            self.buckets = exact = ExactBuckets(layout, logical_workers)
+            self._exact = ExactStep(exact, logical_workers)
+            tracked = {**tracked, "exact mode": exact.exponents}
+        self.state = State(named, self._buffers, optimizer, tracked)
         frozen = [_field(name, parameter) for name, parameter in self._frozen.items()]
         buffers = [
             _field(name, item)
             for name, item in zip(self._buffers.names, self._buffers.current(), strict=True)
         ]
-        self.layout_hash = layout_hash(layout, [*frozen, *buffers], f"{type(optimizer).__name__} {clip_norm}")
+        agreed = f"{type(optimizer).__name__} {clip_norm} {describe(logical_workers)}"
+        self.layout_hash = layout_hash(layout, [*frozen, *buffers], agreed)
         self.transaction = Transaction()
         self.failure: Failure | None = None
         self.waiting_since: float | None = None
         self._body: Body | None = None
+        self._earlier: Body | None = None
         self._change_wanted = False
         self._moving: tuple[Group | None, list[int]] = (None, [])
         self._handles = [
@@ -116,9 +138,14 @@ class Trainer:
         self._check_frozen()
         self.transaction.begin()
         self._undo.begin()
-        self.buckets.begin(self._start_sum)
-        seed_part(deal.seed, deal.number, deal.group.rank)
+        if self._exact is None:
+            self.buckets.begin(self._start_sum)
+        else:
+            self._exact.begin(deal.group, deal.number, deal.first, deal.last, self._start_sum)
+        seed_part(deal.seed, deal.number, deal.part)
         self._body = Body(deal, time.perf_counter())
+        if self._earlier is not None and not deal.first:
+            self._body.began, self._body.reports = self._earlier.began, self._earlier.reports
         faults.reach("body", deal.number)
 
     def report(self, values: Mapping[str, float]) -> None:
@@ -148,7 +175,16 @@ class Trainer:
     def end_dropped(self) -> None:
         """Put back what the dropped body moved. Raise UsageError when it cannot be."""
         self._undo.put_back()
-        self._body = None
+        self._body = self._earlier = None
+        self.transaction.end()
+
+    def end_part(self) -> None:
+        """The body of a part has ended, and its gradients are kept: put back the rest of what it moved.
+
+        Raise UsageError when it cannot be.
+        """
+        self._undo.put_back()
+        self._body, self._earlier = None, self._body
         self.transaction.end()
 
     def end_stepped(self) -> Body:
@@ -174,7 +210,7 @@ class Trainer:
                 f"optimizer.step() of step {body.deal.number} raised an exception that the script caught: "
                 "the parameters may be half updated; let the exception end the process"
             )
-        self._body = None
+        self._body = self._earlier = None
         return body
 
     def drop(self, reason: str) -> bool:
@@ -220,15 +256,18 @@ class Trainer:
             )
         self._undo.check_untouched()
         self._check_gradients_ours()
+        own = self._own_part(body)
+        parts = [own] if self._exact is None else self._exact.keep(own)
+        if not deal.last:
+            self._end_gradients()
         faults.reach("gradients", deal.number)
-        body.backward_seconds = time.perf_counter() - body.began
-        part = self._contribution(body)
-        buffers = self._buffers.current()
         started = time.perf_counter()
+        body.backward_seconds = started - body.began
         self.buckets.flush()
+        part = self._contribution(body, parts)
         fields = side.encode(part)
         expected = self._expected_buffers(deal.group)
-        vector = torch.cat((fields, self._packed([buffers[index] for index in expected], deal)))
+        vector = torch.cat((fields, self._packed(expected, deal)))
         work = self._start_sum(vector)
         self._reduce(self.buckets.wait)
         self._reduce(work.wait)
@@ -238,21 +277,25 @@ class Trainer:
                 f"this worker is at step {deal.number} and another member of its group is not; this must "
                 "not happen: please report it with the logs of all workers"
             )
+        weight = result.weight
+        if self._exact is not None:
+            if self._exact.misfit(result.extra):
+                self._do_again(self._exact, deal)
+            weight = self._exact.total_weight(result.extra)
         try:
-            correction = micro.correction(result.weight)
+            correction = micro.correction(weight)
         except ValueError as error:
             raise UsageError(str(error)) from None
         changed = [index for index, anywhere in enumerate(result.changed) if anywhere]
         combined: dict[int, torch.Tensor] = {}
-        if deal.group.size > 1 and changed:
+        if changed and self._buffers_travel(deal.group):
             riders = [(expected, vector[len(fields) :])]
             if late := [index for index in changed if index not in set(expected)]:
-                rest = self._packed([buffers[index] for index in late], deal)
+                rest = self._packed(late, deal)
                 self._reduce(self._start_sum(rest).wait)
                 riders.append((late, rest))
             for indices, total in riders:
-                values = unpack(total, [buffers[index] for index in indices], result.weight)
-                combined |= zip(indices, values, strict=True)
+                combined |= zip(indices, self._unpacked(indices, total, result), strict=True)
         self._moving = (deal.group, changed)
         body.exposed_seconds = time.perf_counter() - started
         faults.reach("reduced", deal.number)
@@ -261,6 +304,8 @@ class Trainer:
         if combined:
             self._buffers.write(changed, combined)
         body.result = result
+        if self._exact is not None:
+            self._exact.commit()
         self._place_gradients(result.used, correction)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -269,23 +314,49 @@ class Trainer:
 
     # ---- parts
 
-    def _contribution(self, body: Body) -> side.Contribution:
+    def _own_part(self, body: Body) -> Kept:
+        """What the running body puts in."""
         deal = body.deal
-        micro = deal.batch.micro
-        ids = contribution(micro.contributed_ids, deal.stage, deal.epoch)
-        weight = micro.contributed_weight
+        ids = contribution(deal.batch.micro.contributed_ids, deal.stage, deal.epoch)
+        moved = [moved and not deal.batch.standin for moved in self._buffers.moved()]
+        values: dict[int, torch.Tensor] = {}
+        if self._exact is not None:
+            values = self._buffers.copies([index for index, has_moved in enumerate(moved) if has_moved])
+        return Kept(deal.part, deal.batch.micro.contributed_weight, ids, moved, values)
+
+    def _end_gradients(self) -> NoReturn:
+        """Leave the body of a part whose step goes on with another one."""
+        assert isinstance(self.buckets, ExactBuckets)
+        self.buckets.end_part()
+        self.transaction.set_aside()
+        raise PartDone
+
+    def _do_again(self, exact: ExactStep, deal: Deal) -> NoReturn:
+        """Agree on exponents that fit, and leave the body: its samples are dealt again."""
+        needed = exact.needed()
+        self._reduce(lambda: deal.group.start_max(needed).wait())
+        exact.do_again(deal.group, deal.number, needed)
+        self.transaction.drop("a gradient did not fit its block's exponent; the step is done again")
+        raise Dropped(self.transaction.reason)
+
+    def _contribution(self, body: Body, parts: list[Kept]) -> side.Contribution:
+        deal = body.deal
+        ids = total_ids(parts)
+        weight = math.fsum(part.weight for part in parts)
+        body.samples = ids.samples
         return side.Contribution(
             step=deal.number,
             weight=weight,
-            count=ids[0],
+            count=ids.samples,
             hash_lo=ids.hash_lo,
             hash_hi=ids.hash_hi,
             change=self._change_wanted,
             seconds=time.perf_counter() - body.began,
             used=[used and not deal.batch.standin for used in self.buckets.used],
-            changed=[moved and not deal.batch.standin for moved in self._buffers.moved()],
+            changed=[any(flags) for flags in zip(*(part.moved for part in parts), strict=True)],
             values={name: _mean(entries) for name, entries in body.reports.items()},
             values_weight=weight,
+            extra=[] if self._exact is None else self._exact.extra(),
         )
 
     def _expected_buffers(self, group: Group) -> list[int]:
@@ -293,10 +364,25 @@ class Trainer:
         members know alike. A buffer that moves for the first time takes a second round.
         """
         known, moved = self._moving
-        return moved if known is group and group.size > 1 else []
+        return moved if known is group and self._buffers_travel(group) else []
 
-    def _packed(self, buffers: list[torch.Tensor], deal: Deal) -> torch.Tensor:
-        return pack(buffers, deal.batch.micro.contributed_weight, deal.group.rank == 0)
+    def _buffers_travel(self, group: Group) -> bool:
+        """Whether there are buffers to combine: those of other members, or of logical parts."""
+        return group.size > 1 or self._exact is not None
+
+    def _packed(self, indices: list[int], deal: Deal) -> torch.Tensor:
+        if self._exact is not None:
+            return self._exact.pack(indices, self._buffers.committed)
+        buffers = self._buffers.current()
+        return pack(
+            [buffers[index] for index in indices], deal.batch.micro.contributed_weight, deal.group.rank == 0
+        )
+
+    def _unpacked(self, indices: list[int], total: torch.Tensor, result: side.Result) -> list[torch.Tensor]:
+        if self._exact is not None:
+            return self._exact.unpack(total, indices, self._buffers.committed, result.extra)
+        buffers = self._buffers.current()
+        return unpack(total, [buffers[index] for index in indices], result.weight)
 
     def _place_gradients(self, used: list[bool], correction: float) -> None:
         if correction != 1.0:

@@ -1,5 +1,7 @@
 """The step as a transaction: *open -> stepping -> stepped -> committed*, or *open -> dropped*.
 
+In exact mode a worker runs several bodies for one step: those before the last one are *open -> set aside*.
+
 The lock is held for decisions only. Two threads use it: the script's thread moves the step on, the thread of
 the coordinator's stream may drop it as long as it is open. A step that has begun to step is finished and
 committed, never left: from then on its parameters are changing.
@@ -10,7 +12,7 @@ from __future__ import annotations
 import enum
 import threading
 
-from springtide.errors import Dropped, UsageError
+from springtide.errors import Dropped, PartDone, UsageError
 
 
 class Phase(enum.Enum):
@@ -19,6 +21,7 @@ class Phase(enum.Enum):
     STEPPING = "stepping"
     STEPPED = "stepped"
     DROPPED = "dropped"
+    SET_ASIDE = "set aside"
     BROKEN = "broken"
 
 
@@ -64,9 +67,9 @@ class Transaction:
         with self._lock:
             if self._phase is Phase.OPEN:
                 self._phase, self._reason = Phase.DROPPED, reason
-            if self._phase is Phase.IDLE:
+            if self._phase in (Phase.IDLE, Phase.SET_ASIDE):
                 self._drop_next = reason
-            return self._phase in (Phase.DROPPED, Phase.IDLE)
+            return self._phase in (Phase.DROPPED, Phase.IDLE, Phase.SET_ASIDE)
 
     def allow(self) -> None:
         """A new generation has begun: steps may be opened again."""
@@ -74,17 +77,18 @@ class Transaction:
             self._drop_next = ""
 
     def check_alive(self) -> None:
-        """Raise Dropped in the body of a dropped step."""
+        """Raise Dropped in the body of a dropped step, PartDone in that of a part that is over."""
         if self._phase is Phase.DROPPED:
             raise Dropped(self._reason)
+        if self._phase is Phase.SET_ASIDE:
+            raise PartDone
 
     def require_open(self, call: str) -> None:
-        """Raise Dropped, or UsageError when `call` does not belong here."""
+        """Raise Dropped or PartDone, or UsageError when `call` does not belong here."""
         phase = self._phase
         if phase is Phase.OPEN:
             return
-        if phase is Phase.DROPPED:
-            raise Dropped(self._reason)
+        self.check_alive()
         if phase is Phase.BROKEN:
             raise UsageError(self._reason)
         if phase is Phase.IDLE:
@@ -103,6 +107,13 @@ class Transaction:
             if self._phase is Phase.DROPPED:
                 raise Dropped(self._reason)
             self._phase = Phase.STEPPING
+
+    def set_aside(self) -> None:
+        """A part's body is over, its step goes on in another body. Raise Dropped if it was dropped."""
+        with self._lock:
+            if self._phase is Phase.DROPPED:
+                raise Dropped(self._reason)
+            self._phase = Phase.SET_ASIDE
 
     def finish_stepping(self) -> None:
         with self._lock:

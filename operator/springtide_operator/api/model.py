@@ -36,6 +36,29 @@ class AllReduce(ApiModel):
         description="Size of the buckets in which gradients are reduced, in MiB."
         " Holds for pods made afterwards.",
     )
+    exact: bool = Field(
+        default=False,
+        description="Whether the final weights are equal bit for bit at any number of workers, whatever"
+        " happened to them (one machine type, one number of threads). Needs workers.maxReplicas, at most"
+        " logicalWorkers. Immutable.",
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                rule("self == oldSelf", "strategy.allReduce.exact is immutable: create a new job")
+            ]
+        },
+    )
+    logical_workers: int = Field(
+        default=8,
+        ge=1,
+        le=MAX_WORKERS,
+        description="With exact: into how many parts each global batch is cut, whatever the number of"
+        " workers. Immutable.",
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                rule("self == oldSelf", "strategy.allReduce.logicalWorkers is immutable: create a new job")
+            ]
+        },
+    )
 
 
 class Strategy(ApiModel):
@@ -191,6 +214,24 @@ class FailurePolicy(ApiModel):
 
 class TrainingJobSpec(ApiModel):
     """What is wanted."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                rule(
+                    "!self.strategy.allReduce.exact || (has(self.workers.maxReplicas)"
+                    " && self.workers.maxReplicas <= self.strategy.allReduce.logicalWorkers)",
+                    "with strategy.allReduce.exact, workers.maxReplicas must be given and not be greater than"
+                    " strategy.allReduce.logicalWorkers",
+                    "'with strategy.allReduce.exact, workers.maxReplicas must be at most logicalWorkers ('"
+                    " + string(self.strategy.allReduce.logicalWorkers) + '), and is '"
+                    " + (has(self.workers.maxReplicas) ? string(self.workers.maxReplicas) : 'not given')"
+                    " + ': a worker without a logical part has nothing to compute'",
+                    reason="FieldValueInvalid",
+                ),
+            ]
+        }
+    )
 
     strategy: Strategy = Field(
         default_factory=Strategy,

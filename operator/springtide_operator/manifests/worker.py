@@ -159,6 +159,7 @@ def _environment(
         {"name": "SPRINGTIDE_SLOT", "value": str(slot)},
         {"name": "SPRINGTIDE_ATTEMPT", "value": str(attempt)},
         {"name": "SPRINGTIDE_BUCKET_MIB", "value": str(job.spec.strategy.all_reduce.bucket_mib)},
+        *_exact(job),
         {"name": "SPRINGTIDE_TERMINATION_LOG", "value": termination_log},
         {"name": "SPRINGTIDE_METRICS_PORT", "value": str(names.WORKER_METRICS_PORT)},
     ]
@@ -171,9 +172,21 @@ def _environment(
                 " has an entry without a name"
             )
     threads = _threads(container)
+    if threads is None and job.spec.strategy.all_reduce.exact:
+        threads = 1  # one number on all nodes, whatever their size
     if threads is not None and not any(entry["name"] == "OMP_NUM_THREADS" for entry in users):
         own.append({"name": "OMP_NUM_THREADS", "value": str(threads)})
     return own + [entry for entry in users if entry["name"] not in ours]
+
+
+def _exact(job: Job) -> list[Object]:
+    """What equal bits need before torch is imported."""
+    if not job.spec.strategy.all_reduce.exact:
+        return []
+    return [
+        {"name": "SPRINGTIDE_LOGICAL_WORKERS", "value": str(job.spec.strategy.all_reduce.logical_workers)},
+        {"name": "MKL_CBWR", "value": "AVX2,STRICT"},
+    ]
 
 
 def common_environment(job: Job, role: str) -> list[Object]:

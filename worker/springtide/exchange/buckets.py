@@ -68,17 +68,7 @@ class Buckets:
         scale 0 puts zeros in, whatever the gradient (0 x NaN is NaN). last: nothing more comes for it in this
         step.
         """
-        if self._round[index] == micro:
-            raise UsageError(
-                f"two gradients for {self._names[index]} in one micro-batch: call backward() once per "
-                "micro-batch (add the losses up first, or use batch.split()), and use checkpoint(..., "
-                "use_reentrant=False)"
-            )
-        if gradient.layout != torch.strided:
-            raise UsageError(
-                f"the gradient of {self._names[index]} is sparse, which is not supported: make the "
-                "embedding with sparse=False"
-            )
+        self._check_new(index, gradient, micro)
         bucket = self.layout.slots[index].bucket
         self._check(bucket)
         view = self.views[index]
@@ -132,9 +122,26 @@ class Buckets:
         norms = torch._foreach_norm([self.views[index] for index in indices])
         return torch.stack(norms).to(torch.float64).square().sum()
 
+    def _outgoing(self) -> Sequence[torch.Tensor]:
+        """What is summed over the members, by bucket."""
+        return self._flats
+
     def _send_complete(self) -> None:
         while len(self._works) < len(self._missing) and self._missing[len(self._works)] == 0:
-            self._works.append(self._start_sum(self._flats[len(self._works)]))
+            self._works.append(self._start_sum(self._outgoing()[len(self._works)]))
+
+    def _check_new(self, index: int, gradient: torch.Tensor, micro: int) -> None:
+        if self._round[index] == micro:
+            raise UsageError(
+                f"two gradients for {self._names[index]} in one micro-batch: call backward() once per "
+                "micro-batch (add the losses up first, or use batch.split()), and use checkpoint(..., "
+                "use_reentrant=False)"
+            )
+        if gradient.layout != torch.strided:
+            raise UsageError(
+                f"the gradient of {self._names[index]} is sparse, which is not supported: make the "
+                "embedding with sparse=False"
+            )
 
     def _check(self, bucket: int) -> None:
         if self._flats[bucket]._version != self._versions[bucket]:

@@ -21,12 +21,11 @@ def pack(buffers: Sequence[torch.Tensor], weight: float, representative: bool) -
     """
     parts = []
     for buffer in buffers:
-        flat = _flat(buffer)
-        if _is_floating(buffer):
+        flat = flat_view(buffer)
+        if is_floating(buffer):
             parts.append(flat.to(torch.float64) * weight if weight > 0 else _zeros(flat.numel()))
         elif representative:
-            whole = flat.to(torch.int64)
-            parts += [(whole >> 32).to(torch.float64), (whole & _LOW).to(torch.float64)]
+            parts.append(split_halves(flat))
         else:
             parts.append(_zeros(2 * flat.numel()))
     return torch.cat(parts) if parts else _zeros(0)
@@ -38,15 +37,14 @@ def unpack(total: torch.Tensor, buffers: Sequence[torch.Tensor], total_weight: f
     """
     combined, offset = [], 0
     for buffer in buffers:
-        numel = _flat(buffer).numel()
-        if _is_floating(buffer):
+        numel = flat_view(buffer).numel()
+        if is_floating(buffer):
             piece = total[offset : offset + numel] / total_weight
             offset += numel
         else:
-            high, low = total[offset : offset + 2 * numel].to(torch.int64).view(2, numel)
-            piece = (high << 32) | low
+            piece = join_halves(total[offset : offset + 2 * numel])
             offset += 2 * numel
-        combined.append(_like(piece, buffer))
+        combined.append(shaped_like(piece, buffer))
     return combined
 
 
@@ -54,15 +52,31 @@ def _zeros(count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.float64)
 
 
-def _is_floating(buffer: torch.Tensor) -> bool:
+def split_halves(integers: torch.Tensor) -> torch.Tensor:
+    """float64 [2n] from integers or booleans [n]: the high halves, then the low ones."""
+    whole = integers.to(torch.int64)
+    return torch.cat([(whole >> 32).to(torch.float64), (whole & _LOW).to(torch.float64)])
+
+
+def join_halves(halves: torch.Tensor) -> torch.Tensor:
+    """int64 [n] from what `split_halves` made."""
+    whole = halves.to(torch.int64)
+    count = whole.numel() // 2
+    return (whole[:count] << 32) | whole[count:]
+
+
+def is_floating(buffer: torch.Tensor) -> bool:
+    """Complex numbers too."""
     return buffer.is_floating_point() or buffer.is_complex()
 
 
-def _flat(buffer: torch.Tensor) -> torch.Tensor:
+def flat_view(buffer: torch.Tensor) -> torch.Tensor:
+    """The values in one dimension, real and imaginary parts side by side."""
     return (torch.view_as_real(buffer) if buffer.is_complex() else buffer).reshape(-1)
 
 
-def _like(piece: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+def shaped_like(piece: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    """What `flat_view` of a tensor like `buffer` would be, in the buffer's shape and type."""
     if buffer.is_complex():
         real = torch.view_as_real(buffer)
         return torch.view_as_complex(piece.to(real.dtype).reshape(real.shape).contiguous())

@@ -76,10 +76,17 @@ class Group:
 
     def start_sum(self, tensor: torch.Tensor) -> Work:
         """Begin to replace `tensor` (contiguous, CPU) by its sum over the members."""
+        return self._start_reduce(tensor, dist.ReduceOp.SUM)
+
+    def start_max(self, tensor: torch.Tensor) -> Work:
+        """As `start_sum`, with the maximum by element."""
+        return self._start_reduce(tensor, dist.ReduceOp.MAX)
+
+    def _start_reduce(self, tensor: torch.Tensor, operation: Any) -> Work:
         if self.size == 1:
             return _DONE
         options: Any = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM
+        options.reduceOp = operation
         options.timeout = self._timeout
         return self._track(self._alive().allreduce([tensor], options))
 

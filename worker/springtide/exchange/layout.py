@@ -50,11 +50,12 @@ class Layout:
     members: tuple[tuple[int, ...], ...]
 
 
-def plan_layout(fields: Sequence[Field], bucket_bytes: int) -> Layout:
+def plan_layout(fields: Sequence[Field], bucket_bytes: int, align_elements: int = 1) -> Layout:
     """Fill buckets of one dtype each with about bucket_bytes, the first of each dtype smaller so that sending
     begins early.
 
-    Raise ValueError for bucket_bytes below 1 or two fields of one name.
+    align_elements: each parameter begins at a multiple of it, and of 64 bytes. Raise ValueError for
+    bucket_bytes below 1 or two fields of one name.
     """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
@@ -71,7 +72,7 @@ def plan_layout(fields: Sequence[Field], bucket_bytes: int) -> Layout:
     limits: list[int] = []
     for index in reversed(range(len(fields))):
         field = fields[index]
-        align = max(1, _ALIGN_BYTES // field.dtype.itemsize)
+        align = math.lcm(align_elements, max(1, _ALIGN_BYTES // field.dtype.itemsize))
         bucket = open_bucket.get(field.dtype)
         if bucket is None or sizes[bucket] * field.dtype.itemsize >= limits[bucket]:
             limits.append(min(_FIRST_BUCKET_BYTES, bucket_bytes) if bucket is None else bucket_bytes)

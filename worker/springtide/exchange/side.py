@@ -24,7 +24,7 @@ class Contribution:
     step: number of the step that it is about to commit. weight: denominator of its gradients' mean. count,
     hash_lo, hash_hi: of the ids that went in. change: it wants a new generation after this step. seconds:
     that the step has taken so far. used: by parameter. changed: by buffer. values: reported means with the
-    weight they count with (0 for a stand-in).
+    weight they count with (0 for a stand-in). extra: whatever else is summed, equally long on all.
     """
 
     step: int
@@ -38,6 +38,7 @@ class Contribution:
     changed: Sequence[bool]
     values: Mapping[str, float] = field(default_factory=dict)
     values_weight: float = 0.0
+    extra: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,14 @@ class Result:
     used: list[bool]
     changed: list[bool]
     values: dict[str, float] | None
+    extra: list[float]
 
 
 def encode(part: Contribution) -> torch.Tensor:
-    """float64 of shape (12 + 17 + parameters + buffers,). Raise ValueError for more than 16 values."""
+    """float64 of shape (12 + 17 + parameters + buffers + extra,).
+
+    Raise ValueError for more than 16 values.
+    """
     if len(part.values) > MOST_VALUES:
         raise ValueError(f"report(): at most {MOST_VALUES} values per step, got {len(part.values)}")
     names = _names_hash(part.values)
@@ -71,6 +76,7 @@ def encode(part: Contribution) -> torch.Tensor:
         *(part.values_weight, *values, *[0.0] * (MOST_VALUES - len(values))),
         *part.used,
         *part.changed,
+        *part.extra,
     ]
     return torch.tensor(vector, dtype=torch.float64)
 
@@ -81,6 +87,7 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
     step, step2, weight, count, lo, hi, change, seconds, low, low2, high, high2 = numbers[:_SCALARS]
     values_weight, *values = numbers[_SCALARS : _SCALARS + 1 + MOST_VALUES]
     rest = numbers[_SCALARS + 1 + MOST_VALUES :]
+    lists = len(part.used), len(part.used) + len(part.changed)
     agreed: dict[str, float] | None = None
     if _equal(low, low2, size) and _equal(high, high2, size):
         divisor = values_weight or float("nan")
@@ -93,9 +100,10 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
         hash_hi=hi,
         change=change > 0,
         seconds=seconds / size,
-        used=[number > 0 for number in rest[: len(part.used)]],
-        changed=[number > 0 for number in rest[len(part.used) :]],
+        used=[number > 0 for number in rest[: lists[0]]],
+        changed=[number > 0 for number in rest[lists[0] : lists[1]]],
         values=agreed,
+        extra=rest[lists[1] :],
     )
 
 

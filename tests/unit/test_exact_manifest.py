@@ -1,0 +1,88 @@
+"""strategy.allReduce.exact in the API and in the worker's pod."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import celpy
+import pytest
+
+from springtide.environment import read_settings
+from springtide.errors import SpringtideError
+from springtide.exact.settings import MKL_CBWR, MOST_PARTS, prepare
+from springtide_operator.api import crd, names
+from springtide_operator.api.job import Job
+from springtide_operator.manifests.worker import worker_pod
+
+SPEC = crd.custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][
+    "spec"
+]
+
+
+def job(limits: dict[str, str] | None = None, env: list[dict[str, str]] | None = None, **reduce: Any) -> Job:
+    container: dict[str, Any] = {"name": "worker", "image": "w", "env": env or []}
+    if limits:
+        container["resources"] = {"limits": limits}
+    return Job.parse(
+        {
+            "metadata": {"name": "j", "namespace": "n", "uid": "12345678"},
+            "spec": {
+                "strategy": {"allReduce": reduce},
+                "workers": {"maxReplicas": 4, "template": {"spec": {"containers": [container]}}},
+            },
+        }
+    )
+
+
+def environment(job: Job) -> dict[str, str]:
+    container = worker_pod(job, 0, 0, "10.0.0.1:7070")["spec"]["containers"][0]
+    return {entry["name"]: entry.get("value", "") for entry in container["env"]}
+
+
+def test_the_worker_gets_what_equal_bits_need() -> None:
+    exact = environment(job(exact=True, logicalWorkers=6))
+    assert exact["SPRINGTIDE_LOGICAL_WORKERS"] == "6"
+    assert exact["MKL_CBWR"] == MKL_CBWR
+    assert exact["OMP_NUM_THREADS"] == "1"
+    assert environment(job({"cpu": "3500m"}, exact=True))["OMP_NUM_THREADS"] == "3"
+    own = [{"name": "OMP_NUM_THREADS", "value": "2"}, {"name": "MKL_CBWR", "value": "AUTO"}]
+    mixed = environment(job(env=own, exact=True))
+    assert (mixed["OMP_NUM_THREADS"], mixed["MKL_CBWR"]) == ("2", MKL_CBWR)
+    plain = environment(job())
+    assert not {"SPRINGTIDE_LOGICAL_WORKERS", "MKL_CBWR", "OMP_NUM_THREADS"} & set(plain)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "maximum", "says"),
+    [
+        ({"exact": True, "logicalWorkers": 4}, 4, None),
+        ({"exact": False, "logicalWorkers": 4}, 9, None),
+        ({"exact": False, "logicalWorkers": 4}, None, None),
+        ({"exact": True, "logicalWorkers": 4}, 5, "at most logicalWorkers (4), and is 5"),
+        ({"exact": True, "logicalWorkers": 4}, None, "at most logicalWorkers (4), and is not given"),
+    ],
+)
+def test_there_is_a_logical_part_for_every_worker(
+    reduce: dict[str, Any], maximum: int | None, says: str | None
+) -> None:
+    (entry,) = SPEC["x-kubernetes-validations"]
+    workers = {} if maximum is None else {"maxReplicas": maximum}
+    context = {"self": celpy.json_to_cel({"strategy": {"allReduce": reduce}, "workers": workers})}
+    cel = celpy.Environment()
+    assert bool(cel.program(cel.compile(entry["rule"])).evaluate(context)) == (says is None)
+    if says is not None:
+        assert says in str(cel.program(cel.compile(entry["messageExpression"])).evaluate(context))
+
+
+def test_the_cut_is_for_life() -> None:
+    fields = SPEC["properties"]["strategy"]["properties"]["allReduce"]["properties"]
+    for name in ("exact", "logicalWorkers"):
+        assert fields[name]["x-kubernetes-validations"][0]["rule"] == "self == oldSelf"
+    assert fields["logicalWorkers"]["maximum"] == names.MAX_WORKERS == MOST_PARTS
+
+
+def test_an_environment_that_comes_too_late_is_told() -> None:
+    with pytest.raises(SpringtideError, match="MKL_CBWR=AVX2,STRICT in the environment"):
+        prepare(read_settings({"SPRINGTIDE_LOGICAL_WORKERS": "4", "MKL_CBWR": "AUTO"}))
+    with pytest.raises(SpringtideError, match="at most 1000"):
+        prepare(read_settings({"SPRINGTIDE_LOGICAL_WORKERS": "1001", "MKL_CBWR": MKL_CBWR}))

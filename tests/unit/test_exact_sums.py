@@ -1,0 +1,217 @@
+"""Block-scaled integer sums: equal bits for every order and grouping, small errors, nothing lost silently."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from springtide.errors import UsageError
+from springtide.exact import exponents as scale
+from springtide.exact.buckets import ExactBuckets
+from springtide.exact.rounding import BLOCK
+from springtide.exchange.groups import Group, Work
+from springtide.exchange.layout import Field, Layout, plan_layout
+
+SHAPES = [(3, 100), (700,), (1,), (2, BLOCK)]
+
+
+def layout(dtype: torch.dtype = torch.float32) -> Layout:
+    fields = [Field(f"p{index}", shape, dtype) for index, shape in enumerate(SHAPES)]
+    return plan_layout(fields, 2000, BLOCK)
+
+
+class World:
+    """Several workers in one process: each runs its parts, then their integer sums are added up."""
+
+    def __init__(self, assignment: list[list[int]], parts: int, dtype: torch.dtype = torch.float32) -> None:
+        self.assignment = assignment
+        self.workers = [ExactBuckets(layout(dtype), parts) for _ in assignment]
+
+    def step(self, gradients: list[list[torch.Tensor | None]], scales: list[float]) -> list[torch.Tensor]:
+        """One step, done again until it fits. gradients: by part and parameter. Returns those of worker 0."""
+        exponents: torch.Tensor | None = None
+        for _ in range(3):
+            sums: list[list[torch.Tensor]] = [[] for _ in self.workers]
+            for worker, own, sent in zip(self.workers, self.assignment, sums, strict=True):
+                self._run(worker, own, gradients, scales, sent, exponents)
+            totals = [torch.stack(same).sum(0, dtype=torch.int32) for same in zip(*sums, strict=True)]
+            for sent in sums:
+                for tensor, total in zip(sent, totals, strict=True):
+                    tensor.copy_(total)
+            for worker in self.workers:
+                worker.wait()
+            if not any(worker.exceeded for worker in self.workers):
+                for worker in self.workers:
+                    worker.commit()
+                return [view.clone() for view in self.workers[0].views]
+            needed = torch.stack([worker.needed for worker in self.workers]).amax(0)
+            exponents = self.workers[0].raised(needed)
+        raise AssertionError("a step that is done again must fit")
+
+    def _run(
+        self,
+        worker: ExactBuckets,
+        own: list[int],
+        gradients: list[list[torch.Tensor | None]],
+        scales: list[float],
+        sent: list[torch.Tensor],
+        exponents: torch.Tensor | None,
+    ) -> None:
+        def start_sum(tensor: torch.Tensor) -> Work:
+            sent.append(tensor)
+            return Group(None, 0, 1, 1.0).start_sum(tensor)
+
+        worker.begin(start_sum, len(own) <= 1, exponents)
+        for number, part in enumerate(own):
+            if number:
+                worker.begin_part(number == len(own) - 1)
+            for index in reversed(range(len(SHAPES))):
+                gradient = gradients[part][index]
+                if gradient is not None:
+                    worker.put(index, gradient, scales[part], 0, True)
+            if number < len(own) - 1:
+                worker.end_part()
+        worker.flush()
+
+
+def gradients(parts: int, seed: int, spread: int = 3, missing: float = 0.2) -> list[list[Any]]:
+    generator = torch.Generator().manual_seed(seed)
+    result: list[list[Any]] = []
+    for _ in range(parts):
+        own: list[Any] = []
+        for shape in SHAPES:
+            exponent = torch.randint(-spread, spread + 1, (1,), generator=generator).item()
+            absent = torch.rand(1, generator=generator).item() < missing
+            own.append(None if absent else torch.randn(shape, generator=generator) * 10.0**exponent)
+        result.append(own)
+    return result
+
+
+def bits(tensors: list[torch.Tensor]) -> list[bytes]:
+    return [tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
+
+
+@st.composite
+def grouping(draw: Any) -> tuple[int, list[list[int]]]:
+    """Parts, and who runs which, in any order; some workers may have none."""
+    parts = draw(st.integers(1, 9))
+    owners = draw(st.lists(st.integers(0, 4), min_size=parts, max_size=parts))
+    order = draw(st.permutations(range(parts)))
+    return parts, [[part for part in order if owners[part] == worker] for worker in range(5)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(grouping(), st.integers(0, 1 << 30), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_any_grouping_and_order_gives_equal_bits(
+    case: tuple[int, list[list[int]]], seed: int, dtype: torch.dtype
+) -> None:
+    parts, assignment = case
+    scales = [1.0 / (part + 2) for part in range(parts)]
+    one, many = World([list(range(parts))], parts, dtype), World(assignment, parts, dtype)
+    for step in range(3):
+        made = [
+            [None if g is None else g.to(dtype) for g in own]
+            for own in gradients(parts, seed + step, 3 + step)
+        ]
+        assert bits(one.step(made, scales)) == bits(many.step(made, scales))
+        for worker in many.workers:
+            assert torch.equal(worker.exponents.values, one.workers[0].exponents.values)
+
+
+def test_the_error_is_a_float_s_of_the_largest_in_the_block() -> None:
+    parts = 8
+    made = gradients(parts, 1, spread=0, missing=0.0)
+    world = World([[0, 1, 2], [3], [4, 5, 6, 7]], parts)
+    for _ in range(3):
+        result = world.step(made, [0.125] * parts)
+    for index in (0, 1, 3):
+        exact = sum(own[index].double() * 0.125 for own in made)
+        error = (result[index].double() - exact).square().mean().sqrt() / exact.abs().max()
+        assert float(error) < 6e-8
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_makes_its_block_not_a_number(bad: float) -> None:
+    made = gradients(3, 5, spread=0, missing=0.0)
+    made[1][1][300] = bad
+    one, many = World([[0, 1, 2]], 3), World([[2], [1, 0]], 3)
+    result, other = one.step(made, [1.0] * 3), many.step(made, [1.0] * 3)
+    assert bits(result) == bits(other)
+    assert result[1][BLOCK : 2 * BLOCK].isnan().all()
+    assert result[1][:BLOCK].isfinite().all()
+    assert result[1][2 * BLOCK :].isfinite().all()
+    assert all(result[index].isfinite().all() for index in (0, 2, 3))
+    # The next step is sound again.
+    good = gradients(3, 6, spread=0, missing=0.0)
+    after = one.step(good, [1.0] * 3)
+    assert all(tensor.isfinite().all() for tensor in after)
+    assert bits(after) == bits(many.step(good, [1.0] * 3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=9))
+def test_no_value_is_lost_silently(values: list[float]) -> None:
+    """One value per part, of any magnitude: the error is below the resolution that the greatest asks for."""
+    parts = len(values)
+    made = [[None, None, torch.tensor([value]), None] for value in values]
+    result = World([list(range(parts))], parts).step(made, [1.0] * parts)[2]
+    expected = math.fsum(values)
+    resolution = 2.0 ** (1 + scale.MARGIN - scale.part_bits(parts)) * max(abs(value) for value in values)
+    floor = 2.0 ** (scale.LOWEST + scale.MARGIN - scale.part_bits(parts))
+    if abs(expected) < 3e38:
+        assert abs(float(result) - expected) <= parts * (resolution + floor) + 1e-7 * abs(expected)
+
+
+def test_stand_in_adds_zeros_whatever_it_computed() -> None:
+    made = gradients(2, 3, missing=0.0)
+    made[1] = [torch.full(shape, math.nan) for shape in SHAPES]
+    with_standin = World([[0], [1]], 2).step(made, [1.0, 0.0])
+    assert bits(with_standin) == bits(World([[0]], 2).step(made, [1.0, 0.0]))
+
+
+def test_exponents_rise_at_once_and_fall_slowly() -> None:
+    owners, largest = torch.tensor([0, 0, 0, 1]), torch.tensor([1.5, 0.0, math.nan, 0.0])
+    unset = torch.full((4,), scale.LOWEST, dtype=torch.int32)
+    first = scale.after_commit(unset, unset, largest, owners, 2)
+    # A block without values of its own takes its parameter's; one of a parameter never seen stays unset.
+    assert first.tolist() == [1, 1, 1, scale.LOWEST]
+    small = torch.tensor([1e-6, 0.0, 1e-6, 100.0])
+    second = scale.after_commit(first, first, small, owners, 2)
+    assert second.tolist() == [0, 1, 0, 7]
+    raised = scale.raised(second, torch.tensor([9, scale.LOWEST, scale.NOT_FINITE, scale.LOWEST]))
+    third = scale.after_commit(second, raised.to(torch.int32), small + largest * 0, owners, 2)
+    assert third.tolist() == [8, 1, 0, 7]
+
+
+def test_scales_are_exact_powers_of_two() -> None:
+    exponents = torch.tensor([scale.LOWEST, -1, 0, 128, scale.NOT_FINITE], dtype=torch.int32)
+    for parts in (1, 2, 7, 8, 1000):
+        bits = scale.part_bits(parts)
+        assert parts * ((1 << bits) - 2.0 ** (bits - 24)) < 1 << 31
+        product = scale.factors(exponents, parts) * scale.units(exponents, parts)
+        assert product[:4].tolist() == [1.0] * 4
+        assert product[4].isnan()
+    with pytest.raises(ValueError, match="at least one part"):
+        scale.part_bits(0)
+
+
+def test_other_types_and_layouts_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"p0 is torch\.float64"):
+        ExactBuckets(plan_layout([Field("p0", (3,), torch.float64)], 100, BLOCK), 2)
+    with pytest.raises(ValueError, match="do not fit"):
+        scale.Exponents(3).load_state_dict({"exponents": torch.zeros(4, dtype=torch.int32)})
+
+
+def test_a_gradient_that_the_script_changes_is_told() -> None:
+    buckets = ExactBuckets(layout(), 1)
+    buckets.begin(Group(None, 0, 1, 1.0).start_sum)
+    view = buckets.put(1, torch.ones(700), 1.0, 0, True)
+    view.mul_(2)
+    buckets.flush()
+    with pytest.raises(UsageError, match="changed between backward"):
+        buckets.wait()

@@ -1,0 +1,63 @@
+"""Buffers as the parts of a step leave them, combined in logical order.
+
+Each part has started from the committed buffers. In the sum that travels, every logical part has a place of
+its own that only one worker writes, so that no order of the workers can show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from springtide.exact.parts import Kept
+from springtide.exchange.combine import flat_view, is_floating, join_halves, shaped_like, split_halves
+
+
+def pack_parts(
+    kept: Sequence[Kept], indices: Sequence[int], committed: Sequence[torch.Tensor], logical: int
+) -> torch.Tensor:
+    """float64 [n]: what this worker's parts put into the sum for the buffers `indices`.
+
+    committed: all buffers, for parts that did not move one. logical: the number of logical parts.
+    """
+    pieces = [torch.zeros(0, dtype=torch.float64)]
+    own = {part.number: part for part in kept}
+    for index in indices:
+        rows = logical if is_floating(committed[index]) else 1
+        for number in range(rows):
+            flat = flat_view(committed[index])
+            if number in own:
+                flat = flat_view(own[number].buffers.get(index, committed[index]))
+                pieces.append(flat.to(torch.float64) if is_floating(committed[index]) else split_halves(flat))
+            else:
+                count = flat.numel() * (1 if is_floating(committed[index]) else 2)
+                pieces.append(torch.zeros(count, dtype=torch.float64))
+    return torch.cat(pieces)
+
+
+def unpack_parts(
+    total: torch.Tensor, indices: Sequence[int], committed: Sequence[torch.Tensor], weights: Sequence[float]
+) -> list[torch.Tensor]:
+    """New tensors, like the buffers `indices`, from the sum over the workers.
+
+    weights: by logical part. Floating ones are the mean by weight, added up in logical order in float64;
+    integers and booleans are those of part 0.
+    """
+    divisor = math.fsum(weights)
+    combined, offset = [], 0
+    for index in indices:
+        numel = flat_view(committed[index]).numel()
+        if is_floating(committed[index]):
+            piece = torch.zeros(numel, dtype=torch.float64)
+            for number, weight in enumerate(weights):
+                if weight:
+                    start = offset + number * numel
+                    piece.add_(total[start : start + numel], alpha=weight / divisor)
+            offset += len(weights) * numel
+        else:
+            piece = join_halves(total[offset : offset + 2 * numel])
+            offset += 2 * numel
+        combined.append(shaped_like(piece, committed[index]))
+    return combined

@@ -1,0 +1,112 @@
+"""The scale of each block of gradients: a power of two that is part of the committed state.
+
+A block with exponent e takes values of each part below 2^(e + MARGIN). Exponents of a step are those of the
+last committed step. They rise to what a sum shows at once and fall by one per step, so that a quiet step
+costs no precision later. All functions are pure: they depend on values that are equal on all workers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+MARGIN = 3
+"""A part may exceed the last step's sum by 2^3 before the step has to be done again."""
+
+LOWEST = -80
+"""No block is finer than 2^LOWEST, so that scales and their inverses are normal float32 numbers.
+
+It also marks a block that has seen nothing but zeros.
+"""
+
+NOT_FINITE = 1 << 20
+"""Reserved: the block holds a value that is not finite, in some part."""
+
+
+def part_bits(parts: int) -> int:
+    """b: values of one part stay below 2^b, so that the sum of `parts` of them fits into int32.
+
+    Whatever their signs (float32 has no number between 2^b - 2^(b-24) and 2^b). Raise ValueError for no
+    parts.
+    """
+    if parts < 1:
+        raise ValueError(f"exact sums need at least one part, got {parts}")
+    return 31 - (parts - 1).bit_length()
+
+
+def factors(exponents: torch.Tensor, parts: int) -> torch.Tensor:
+    """By block: what values are multiplied by before they are rounded; float32, powers of two (0 for a block
+    that is not finite)."""
+    finite = exponents < NOT_FINITE
+    powers = torch.where(finite, part_bits(parts) - MARGIN - exponents, 0)
+    return torch.where(finite, _power_of_two(powers), 0.0)
+
+
+def units(exponents: torch.Tensor, parts: int) -> torch.Tensor:
+    """By block: what one unit of the integer sum is worth; float32 (NaN for a block that is not finite)."""
+    finite = exponents < NOT_FINITE
+    powers = torch.where(finite, exponents + MARGIN - part_bits(parts), 0)
+    return torch.where(finite, _power_of_two(powers), float("nan"))
+
+
+def exponent_of(largest: torch.Tensor) -> torch.Tensor:
+    """int32: the least e >= LOWEST with |value| < 2^e; NOT_FINITE where `largest` is not finite."""
+    finite = torch.isfinite(largest)
+    exponent = torch.frexp(torch.where(finite, largest, 0.0)).exponent
+    exponent = torch.where(largest == 0, LOWEST, exponent).clamp(min=LOWEST)
+    return torch.where(finite, exponent, NOT_FINITE).to(torch.int32)
+
+
+def raised(exponents: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
+    """Exponents of a step that is done again. needed: by block, the maximum over all parts that did not fit
+    (LOWEST where all did)."""
+    return torch.maximum(exponents, needed)
+
+
+def after_commit(
+    committed: torch.Tensor, used: torch.Tensor, largest: torch.Tensor, owners: torch.Tensor, count: int
+) -> torch.Tensor:
+    """The exponents that are committed with a step.
+
+    committed: of the step before. used: of this step (may be NOT_FINITE). largest: by block, the largest
+    magnitude of the step's sum. owners: by block, the parameter's number in 0..count-1. A block that summed
+    up to zeros or was not finite keeps what it has (the rows of an embedding that a step does not touch); one
+    that never saw anything else takes the greatest exponent of its parameter.
+    """
+    base = torch.where(used < NOT_FINITE, used, committed)
+    seen = (largest > 0) & torch.isfinite(largest)
+    shown = exponent_of(largest)
+    moved = torch.where(seen, torch.maximum(shown, base - 1), base).clamp(min=LOWEST)
+    unset = moved <= LOWEST
+    if bool(unset.any()):
+        greatest = torch.full((count,), LOWEST, dtype=torch.int32)
+        greatest.scatter_reduce_(0, owners, moved, "amax")
+        moved = torch.where(unset, greatest[owners], moved)
+    return moved.to(torch.int32)
+
+
+def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """2^exponent for -126..127, exactly: float32 made of its bits."""
+    return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+class Exponents:
+    """The committed exponents, as an object that the state of a job holds beside the tracked ones."""
+
+    def __init__(self, blocks: int) -> None:
+        self.values = torch.full((blocks,), LOWEST, dtype=torch.int32)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"exponents": self.values}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError for exponents of another layout."""
+        values = state["exponents"]
+        if values.dtype != torch.int32 or values.shape != self.values.shape:
+            raise ValueError(
+                f"exact mode: {tuple(values.shape)} exponents of {values.dtype} do not fit "
+                f"{tuple(self.values.shape)} blocks"
+            )
+        self.values = values.clone()

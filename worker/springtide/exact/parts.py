@@ -1,0 +1,109 @@
+"""Logical parts: how a global batch is cut, who computes which, and what a part leaves behind."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from springtide.data.batch import Batch, Micro
+from springtide.data.cursor import Cursor
+from springtide.data.ledger import Contribution
+from springtide.data.loop import LoopPlan
+from springtide.data.partition import Part, partition
+from springtide.randomness import isolated
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalPart:
+    """number: in 0..logical_workers-1, or the number of logical workers for a stand-in."""
+
+    number: int
+    batch: Batch
+
+
+@dataclass(slots=True)
+class Kept:
+    """What a finished part has put in. moved: by buffer. buffers: by index, values of those."""
+
+    number: int
+    weight: float
+    ids: Contribution
+    moved: list[bool]
+    buffers: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+def assignment(used: int, world_size: int) -> list[range]:
+    """By rank: the numbers of the logical parts that it computes, contiguous and as even as possible.
+
+    used: parts that have samples (the first ones). Ranks beyond them get none.
+    """
+    starts = [rank * used // world_size for rank in range(world_size + 1)]
+    if used < world_size:
+        starts = [min(rank, used) for rank in range(world_size + 1)]
+    return [range(a, b) for a, b in itertools.pairwise(starts)]
+
+
+def deal(
+    plan: LoopPlan, cursor: Cursor, rank: int, world_size: int, logical_workers: int
+) -> list[LogicalPart]:
+    """The parts of the step at the cursor that this rank computes, in order; one stand-in if it has none.
+
+    The cut depends on the batch's size and logical_workers alone. Raise ValueError for a rank outside of the
+    world.
+    """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} of a world of {world_size}")
+    ids = plan.global_ids(cursor)
+    cut: list[Part] = partition(ids.numel(), logical_workers, plan.min_part)
+    used = sum(1 for part in cut if part.size)
+    step = cursor.step + 1
+
+    def batch(number: int, own: torch.Tensor, standin: torch.Tensor | None) -> LogicalPart:
+        fetch = _seeded(plan.source.fetch, plan.seed, step, number)
+        made = Batch(
+            Micro(own, ids.numel()),
+            own,
+            fetch,
+            standin_ids=standin,
+            micro_batch=plan.micro_batch,
+            min_part=plan.min_part,
+        )
+        return LogicalPart(number, made)
+
+    own_parts = assignment(used, world_size)[rank]
+    if not own_parts:
+        return [batch(logical_workers, ids[:0], ids[: plan.min_part])]
+    return [
+        batch(number, ids[cut[number].start : cut[number].start + cut[number].size], None)
+        for number in own_parts
+    ]
+
+
+def _seeded(
+    fetch: Callable[[torch.Tensor], Any], seed: int, step: int, number: int
+) -> Callable[[torch.Tensor], Any]:
+    """Reading draws random numbers (augmentation) of the part's own, whenever in the body it happens."""
+
+    def read(ids: torch.Tensor) -> Any:
+        with isolated(seed, step, number, 1 + int(ids[0])):
+            return fetch(ids)
+
+    return read
+
+
+def weights_by_part(kept: Sequence[Kept], logical_workers: int) -> list[float]:
+    """By logical part: its weight, 0 where another worker has it."""
+    weights = [0.0] * logical_workers
+    for part in kept:
+        if part.number < logical_workers:
+            weights[part.number] = part.weight
+    return weights
+
+
+def total_ids(kept: Sequence[Kept]) -> Contribution:
+    """Sums over this worker's parts, as the side reduction adds them."""
+    return Contribution(*(sum(part.ids[place] for part in kept) for place in range(3)))

@@ -1,0 +1,92 @@
+"""Gradients into block-scaled integers and back, in pieces that stay in the cache.
+
+A block is BLOCK consecutive values of one parameter. Each value of a part is multiplied by its block's factor
+and by the part's weight, rounded to the nearest integer and added to an int32 sum; integer addition has no
+order. A value that needs more than the part's bits is told by its block, not by a wrong sum.
+"""
+
+from __future__ import annotations
+
+import torch
+
+BLOCK = 256
+_PIECE = 1 << 16
+
+
+class Rounder:
+    """Scratch memory, and the limit of one part: rounded values stay below 2^bits."""
+
+    def __init__(self, bits: int) -> None:
+        self._limit = float(1 << bits) - 2.0 ** (bits - 24)
+        self._floats = torch.empty(_PIECE)
+        self._integers = torch.empty(_PIECE, dtype=torch.int32)
+
+    def add(
+        self, gradient: torch.Tensor, weight: float, factors: torch.Tensor, total: torch.Tensor, fresh: bool
+    ) -> torch.Tensor | None:
+        """Add weight * gradient into `total`, or replace it if fresh.
+
+        gradient: any shape and floating type, n values. factors: float32 of shape (ceil(n / BLOCK),). total:
+        int32 of shape (n,), contiguous. Returns None when all values fitted, else by block the largest
+        weighted magnitude where one did not (float64; NaN or inf where it is not finite; 0 elsewhere); such
+        blocks add zeros.
+        """
+        values = gradient.detach().reshape(-1)
+        weighted = factors if weight == 1.0 else factors * weight
+        exceeded: torch.Tensor | None = None
+        count = values.numel()
+        whole = count - count % BLOCK
+        for start, end in _pieces(whole, count):
+            rows = slice(start // BLOCK, -(-end // BLOCK))
+            piece, scratch = values[start:end], self._floats[: end - start]
+            if end <= whole:
+                torch.mul(piece.view(-1, BLOCK), weighted[rows, None], out=scratch.view(-1, BLOCK))
+            else:
+                torch.mul(piece, weighted[rows], out=scratch)
+            low, high = torch.aminmax(scratch)
+            if not (float(low) >= -self._limit and float(high) <= self._limit):
+                exceeded = torch.zeros(factors.shape, dtype=torch.float64) if exceeded is None else exceeded
+                exceeded[rows] = self._set_aside(piece, scratch, weight, factors[rows])
+            scratch.round_()
+            if fresh:
+                total[start:end].copy_(scratch)
+            else:
+                integers = self._integers[: end - start]
+                integers.copy_(scratch)
+                total[start:end].add_(integers)
+        return exceeded
+
+    def _set_aside(
+        self, piece: torch.Tensor, scratch: torch.Tensor, weight: float, factors: torch.Tensor
+    ) -> torch.Tensor:
+        """Zero the blocks of `scratch` that do not fit; return their largest magnitudes, 0 for the others."""
+        rows = factors.numel()
+        scaled = scratch.view(rows, -1)
+        misfit = ~(scaled.abs().amax(1) <= self._limit)
+        scaled[misfit] = 0.0
+        # From the values themselves: scaled ones may have overflowed.
+        largest = piece.reshape(rows, -1).to(torch.float64).abs().amax(1) * abs(weight)
+        return torch.where(misfit, largest, 0.0)
+
+
+def restore(
+    total: torch.Tensor, units: torch.Tensor, target: torch.Tensor, largest: torch.Tensor | None
+) -> None:
+    """Write the integer sum times its units into `target`.
+
+    total: int32, shape (n,), n a multiple of BLOCK. units: float32, shape (n / BLOCK,). target: floating,
+    shape (n,). largest: float32, shape (n / BLOCK,), is set to each block's largest magnitude if given.
+    """
+    count = total.numel()
+    for start, end in _pieces(count, count):
+        rows = slice(start // BLOCK, end // BLOCK)
+        piece = target[start:end].view(-1, BLOCK)
+        torch.mul(total[start:end].view(-1, BLOCK), units[rows, None], out=piece)
+        if largest is not None:
+            largest[rows] = piece.abs().amax(1)
+
+
+def _pieces(whole: int, count: int) -> list[tuple[int, int]]:
+    """Ranges of at most _PIECE values: whole blocks, then the rest of a last block."""
+    cuts = [(start, min(start + _PIECE, whole)) for start in range(0, whole, _PIECE)]
+    return cuts if whole == count else [*cuts, (whole, count)]

@@ -1,0 +1,79 @@
+"""One step made of logical parts: what this worker's have put in, and whether it must be done again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from springtide.exact.buckets import ExactBuckets
+from springtide.exact.buffers import pack_parts, unpack_parts
+from springtide.exact.parts import Kept, weights_by_part
+from springtide.exchange.groups import Group, Work
+
+
+class ExactStep:
+    """Account of the running step. kept: this worker's finished parts, in logical order."""
+
+    def __init__(self, buckets: ExactBuckets, logical_workers: int) -> None:
+        self._buckets = buckets
+        self._logical_workers = logical_workers
+        self._raised: tuple[Group, int, torch.Tensor] | None = None
+        self.kept: list[Kept] = []
+
+    def begin(
+        self, group: Group, number: int, first: bool, last: bool, start_sum: Callable[[torch.Tensor], Work]
+    ) -> None:
+        """A part begins. number: of the step that would be committed. first, last: of this worker's parts."""
+        if not first:
+            self._buckets.begin_part(last)
+            return
+        self.kept = []
+        # Raised exponents are not committed: another generation finds them anew, with members that joined.
+        again = self._raised is not None and self._raised[0] is group and self._raised[1] == number
+        self._buckets.begin(start_sum, last, self._raised[2] if again and self._raised else None)
+
+    def keep(self, part: Kept) -> list[Kept]:
+        """The gradients of a part are complete; return all parts of the step so far."""
+        self.kept.append(part)
+        return self.kept
+
+    def extra(self) -> list[float]:
+        """For the side reduction: whether a value did not fit, then the weight of each logical part."""
+        return [float(self._buckets.exceeded), *weights_by_part(self.kept, self._logical_workers)]
+
+    def misfit(self, extra: Sequence[float]) -> bool:
+        """Whether any part of the step, on any worker, had a value that did not fit."""
+        return extra[0] > 0
+
+    def pack(self, indices: Sequence[int], committed: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What this worker's parts put into the sum of the buffers `indices`; float64 [n]."""
+        return pack_parts(self.kept, indices, committed, self._logical_workers)
+
+    def unpack(
+        self,
+        total: torch.Tensor,
+        indices: Sequence[int],
+        committed: Sequence[torch.Tensor],
+        extra: Sequence[float],
+    ) -> list[torch.Tensor]:
+        """The buffers `indices`, combined. extra: summed over the members."""
+        return unpack_parts(total, indices, committed, extra[1:])
+
+    def total_weight(self, extra: Sequence[float]) -> float:
+        """The sum that does not depend on who added what first."""
+        return math.fsum(extra[1:])
+
+    def needed(self) -> torch.Tensor:
+        """int32 by block: to be replaced by its maximum over the members."""
+        return self._buckets.needed
+
+    def do_again(self, group: Group, number: int, needed: torch.Tensor) -> None:
+        """The next attempt at this step in this generation uses exponents that fit."""
+        self._raised = group, number, self._buckets.raised(needed)
+
+    def commit(self) -> None:
+        """The step cannot be dropped any more."""
+        self._raised = None
+        self._buckets.commit()
