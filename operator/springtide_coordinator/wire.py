@@ -205,4 +205,5 @@ def to_synced(request: pb.SyncRequest) -> Synced:
         processes_per_pod=request.processes_per_pod or 1,
         number=request.incarnation_number,
         trained=request.generation > 0,
+        pause=max(0.0, request.pause_seconds),
     )

@@ -18,6 +18,7 @@ from springtide_operator.api import names
 from springtide_operator.kube import find_credentials
 from springtide_operator.runtime import Operator
 from springtide_operator.settings import read_settings
+from springtide_operator.stateless import NoDifferences, NoProgress
 
 log = logging.getLogger("springtide.operator")
 
@@ -48,8 +49,8 @@ def configure(settings: kopf.OperatorSettings, watched: tuple[str, ...] = ()) ->
     settings.networking.error_backoffs = _BACKOFFS
     settings.queueing.error_delays = _BACKOFFS
     settings.persistence.finalizer = f"{names.GROUP}/unused"
-    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=names.GROUP)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=names.GROUP)
+    settings.persistence.progress_storage = NoProgress()
+    settings.persistence.diffbase_storage = NoDifferences()
 
 
 @kopf.on.cleanup()

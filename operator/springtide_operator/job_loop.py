@@ -1,4 +1,4 @@
-"""The loop of one job: look, plan, write status, act, tell; woken by events, and every two seconds anyhow."""
+"""The loop of one job: look, plan, write status, act, tell; woken by events, and by time anyhow (`pace`)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from springtide_operator.api import names
+from springtide_operator.api import names, reasons
 from springtide_operator.api.job import InvalidJob, Job
 from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster, is_gone, merge_patch
 from springtide_operator.kube import ApiError
 from springtide_operator.link import Link, news
 from springtide_operator.perform import Performer
+from springtide_operator.plan import conditions, nodes, progress
 from springtide_operator.plan import coordinator as coordinator_policy
-from springtide_operator.plan import nodes
 from springtide_operator.plan.actions import Event, Plan
 from springtide_operator.plan.decide import invalid, plan
 from springtide_operator.plan.ledger import Ledger
@@ -38,6 +38,19 @@ class Meter(Protocol):
     def reconciled(self, result: str, seconds: float) -> None: ...
 
 
+def calm(old: dict[str, Any], decided: Plan) -> bool:
+    """Whether a job trains or has ended, and its last round found nothing to do but to write progress."""
+    new = decided.status
+    settled = new.get("state") in (reasons.STATE_RUNNING, reasons.STATE_SUCCEEDED, reasons.STATE_FAILED)
+    return (
+        settled
+        and not decided.actions
+        and not decided.events
+        and not conditions.is_true(new, reasons.DEGRADED)
+        and progress.same_but_progress(old, new)
+    )
+
+
 class JobLoop:
     """`wake()` after anything that may matter. Both tasks end by themselves when the job is gone."""
 
@@ -52,6 +65,7 @@ class JobLoop:
         may_act: Callable[[], bool],
         meter: Meter,
         tick: float = 2.0,
+        calm_tick: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.key = key
@@ -63,6 +77,10 @@ class JobLoop:
         self._may_act = may_act
         self._meter = meter
         self._tick = tick
+        self._calm_tick = calm_tick or (lambda: tick)
+        self._calm = False  # trains or has ended, and the last round changed nothing
+        self._promised = tick  # what the coordinator was told of the next call
+        self._look: asyncio.TimerHandle | None = None
         self._clock = clock
         self._plan_wanted = asyncio.Event()
         self._sync_wanted = asyncio.Event()
@@ -78,6 +96,8 @@ class JobLoop:
         ]
 
     async def stop(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -86,6 +106,11 @@ class JobLoop:
     def wake(self) -> None:
         """Plan soon; tell the coordinator at once if what it should hear has changed."""
         self._plan_wanted.set()
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(SETTLE, self._look_for_news)
+
+    def _look_for_news(self) -> None:
+        self._look = None
         job = self._job()
         if job is None:
             return
@@ -171,12 +196,14 @@ class JobLoop:
             decided = plan(job, self.observe(job), now)
         if not await self._write_status(raw, decided):
             return 0.0
+        self._calm = calm(raw.get("status") or {}, decided)
         done = await self._performer.perform(job, decided.actions) if job is not None else 0
         for event in decided.events:
             await self._post(raw, event)
         if done:
             return 0.0
-        wait = self._tick
+        # Calm jobs are planned half as often as their coordinators are asked: news of theirs wakes the plan.
+        wait = 2 * self.pause if self._calm and self.pause > self._tick else self._tick
         if decided.wake_at is not None:
             wait = min(wait, max(0.02, decided.wake_at - self._clock()))
         return wait
@@ -246,7 +273,7 @@ class JobLoop:
             except Exception:  # a reply that cannot be read must not end the line for ever
                 log.exception("a call of the coordinator failed", extra=self._fields())
                 ok = False
-            pause = self._tick if ok else min(self._tick, max(FIRST_RETRY, pause * 1.5))
+            pause = self._promised if ok else min(self._tick, max(FIRST_RETRY, pause * 1.5))
 
     async def _sync(self) -> bool:
         """One call, if this operator acts and there is somebody to call."""
@@ -260,7 +287,8 @@ class JobLoop:
             self.link.nobody()
             return False
         before, was_reachable = self.link.report, self.link.unreachable_since is None
-        said = word(job, observation, ledger.incarnation, self._clock())
+        self._promised = self.pause
+        said = word(job, observation, ledger.incarnation, self._clock(), self._promised)
         self._said = (pod.uid, word(job, observation, ledger.incarnation, 0.0))
         ok = await self.link.call(pod, said)
         for old in observation.coordinators:
@@ -276,6 +304,11 @@ class JobLoop:
         if news(before, self.link.report) or was_reachable != ok:
             self._plan_wanted.set()
         return ok
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the coordinator is asked again where no event asks for it before."""
+        return self._calm_tick() if self._calm else self._tick
 
     def _fields(self) -> dict[str, Any]:
         return {"fields": {"job": "/".join(self.key)}}

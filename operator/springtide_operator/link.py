@@ -118,6 +118,7 @@ def to_request(word: Word) -> pb.SyncRequest:
         observed=True,
         incarnation_number=word.incarnation,
         generation=word.generation,
+        pause_seconds=word.pause,
         living=[
             pb.Pod(uid=pod.uid, name=pod.name, slot=pod.slot, started=pod.started, leave_by=pod.leave_by)
             for pod in word.living

@@ -21,6 +21,7 @@ from springtide_operator.lease import Lease
 from springtide_operator.link import Caller, Link
 from springtide_operator.manifests.coordinator import job_token
 from springtide_operator.metrics import Metrics
+from springtide_operator.pace import calm_seconds, resync_seconds
 from springtide_operator.perform import Performer
 from springtide_operator.settings import Settings
 from springtide_operator.web import start_web
@@ -136,12 +137,12 @@ class Operator:
         return self._lease.trouble
 
     async def _resync_for_ever(self) -> None:
-        """List everything: at the start, when this process begins to act, and every 15 s, since watches can
-        go silent.
+        """List everything: at the start, when this process begins to act, and every 15 s (see `pace`), since
+        watches can go silent.
         """
         while True:
             self._resync_wanted.clear()
-            held = self._lease.held
+            held, began = self._lease.held, time.monotonic()
             try:
                 if self._root_key is None:
                     self._root_key = await rootkey.obtain(self._cluster, self.settings.namespace)
@@ -153,7 +154,9 @@ class Operator:
                 if self._trouble != str(error):
                     log.warning("cannot list jobs and pods: %s", error)
                 self._trouble = str(error)
-            pause = self.settings.resync if self._trouble is None else min(1.0, self.settings.resync)
+            pause = resync_seconds(time.monotonic() - began, self.settings.resync)
+            if self._trouble is not None:
+                pause = min(1.0, self.settings.resync)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._resync_wanted.wait()
@@ -233,7 +236,16 @@ class Operator:
         )
         link = Link(token, self.settings.sync_timeout, self._connect)
         return JobLoop(
-            key, uid, self._cluster, self.cache, performer, link, may_act, self.metrics, self.settings.tick
+            key,
+            uid,
+            self._cluster,
+            self.cache,
+            performer,
+            link,
+            may_act,
+            self.metrics,
+            self.settings.tick,
+            lambda: calm_seconds(len(self._loops), self.settings.tick),
         )
 
     def _statuses(self) -> Iterator[tuple[str, str, Object]]:

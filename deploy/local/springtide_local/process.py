@@ -38,6 +38,8 @@ from springtide_local.images import Images
 from springtide_local.informer import Informers
 from springtide_local.kubelet.log_provider import LogProvider
 from springtide_local.kubelet.node import Kubelet, NodeShape
+from springtide_local.kubelet.pod import PodWorker
+from springtide_local.kubelet.pretend import OneAddress, PretendedPod
 from springtide_local.kubelet.processes import ProcessRuntime
 from springtide_local.kubelet.runtime import Runtime
 from springtide_local.kubelet.services import ApiAccess, NodeServices, WatchedReferences
@@ -162,7 +164,7 @@ class LocalCluster:
                 runtime=self._runtime,
                 images=images,
                 events=EventRecorder(store, "kubelet", name),
-                addresses=addresses,
+                addresses=OneAddress(settings.pretend) if settings.pretend else addresses,
                 api=access,
                 issue_token=issue,
                 pods_root=files.run / "pods",
@@ -170,7 +172,8 @@ class LocalCluster:
                 allocatable=settings.capacity(),
                 references=references,
             )
-            kubelets.append(Kubelet(shape, node, informers, settings.times.heartbeat))
+            make_worker = PretendedPod if settings.pretend else PodWorker
+            kubelets.append(Kubelet(shape, node, informers, settings.times.heartbeat, make_worker))
         return kubelets
 
     async def _announce(self, store: Store, server: ApiServer, network: int, started: float) -> None:

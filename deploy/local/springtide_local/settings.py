@@ -37,6 +37,8 @@ class NodeTimes:
 class Settings:
     """Each node has `cpus`, `memory` (Kubernetes quantities), `gpus` and room for `pods`; all of it is only
     said, not enforced.
+
+    `pretend`: an address; when given, pods are only said to run, and to have that address (for benchmarks).
     """
 
     nodes: int = 3
@@ -46,6 +48,7 @@ class Settings:
     pods: int = 110
     times: NodeTimes = field(default_factory=NodeTimes)
     kubeconfig: str = ""
+    pretend: str = ""
 
     def check(self) -> None:
         """Raise ValueError with what is wrong and what to give instead."""

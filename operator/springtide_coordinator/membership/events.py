@@ -49,6 +49,7 @@ class Synced:
     processes_per_pod: int = 1
     number: int = 0  # of the newest incarnation it made; 0: not told
     trained: bool = False  # the job has had a generation, and so a state
+    pause: float = 0.0  # seconds until its next word at the latest; 0: not told
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def hear_operator(m: Membership, event: Synced, now: float) -> list[Effect]:
     before, m.living = m.living, {pod.uid: pod for pod in event.living}
     m.gone = (m.gone | set(before)) - set(m.living)
     m.processes_per_pod = max(1, event.processes_per_pod)
-    m.operator_heard_at = now
+    m.operator_heard_at, m.operator_pause = now, event.pause
     m.operator_word = m.operator_word or event.observed
     m.state_existed = m.state_existed or event.trained
     for record in m.members.values():

@@ -45,6 +45,7 @@ class Membership:
     gone: set[str] = field(default_factory=set)  # uids of pods that the operator listed and lists no more
     processes_per_pod: int = 1
     operator_heard_at: float | None = None
+    operator_pause: float = 0.0  # seconds within which it means to call again; 0: it did not say
     operator_word: bool = False  # it listed the living pods after this incarnation began
 
     settled: bool = False  # who may hold state is known; see adoption.py
@@ -72,7 +73,12 @@ class Membership:
 
     def deaf(self, now: float) -> bool:
         """Whether the operator has not been heard for too long."""
-        return now - (self.operator_heard_at or self.started_at) > self.settings.operator_silence
+        return now - (self.operator_heard_at or self.started_at) > self.patience
+
+    @property
+    def patience(self) -> float:
+        """Seconds of silence after which the operator counts as unreachable: one call may fail."""
+        return max(self.settings.operator_silence, 2.5 * self.operator_pause)
 
     def next_name(self) -> GenerationName:
         """The name of the generation to make; used once."""

@@ -110,7 +110,7 @@ def not_parked(m: Membership, generation: Generation, now: float) -> Status | No
         return Status(
             "OperatorUnreachable",
             "members fell silent and the operator has not been heard for"
-            f" {m.settings.operator_silence:g} s: this coordinator may be the one that is cut off and waits",
+            f" {m.patience:g} s: this coordinator may be the one that is cut off and waits",
             tuple(paused + waiting),
         )
     if waiting:

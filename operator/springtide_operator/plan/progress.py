@@ -89,13 +89,18 @@ def rounded(value: float) -> str:
 
 def throttle(old: dict[str, Any], new: dict[str, Any], now: float) -> dict[str, Any]:
     """The status to write: `old` where only progress moved and the last write of it is too young."""
-    if _without_progress(old) == _without_progress(new):
+    if same_but_progress(old, new):
         if all(old.get(key) == new.get(key) for key in _SLOW):
             return old
         last = parse_time(old.get("progressTime"))
         if last is not None and 0 <= now - last < INTERVAL_SECONDS:
             return old
     return {**new, "progressTime": timestamp(now)}
+
+
+def same_but_progress(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether two statuses differ in nothing but numbers that always move."""
+    return _without_progress(old) == _without_progress(new)
 
 
 def _without_progress(status: dict[str, Any]) -> dict[str, Any]:

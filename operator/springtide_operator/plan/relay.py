@@ -46,9 +46,10 @@ class Word:
     incarnation: int  # in status: a coordinator with a lower one steps down
     living: tuple[LivingPod, ...]
     generation: int = 0  # newest in status; 0: none yet
+    pause: float = 0.0  # seconds within which the next call comes; 0: not told
 
 
-def word(job: Job, observation: Observation, incarnation: int, now: float) -> Word:
+def word(job: Job, observation: Observation, incarnation: int, now: float, pause: float = 0.0) -> Word:
     """Everything each time, never changes: a lost call loses nothing."""
     living = [
         LivingPod(pod.uid, pod.name, pod.slot, pod.started_at is not None or pod.running, pod.gone_by or 0.0)
@@ -58,4 +59,4 @@ def word(job: Job, observation: Observation, incarnation: int, now: float) -> Wo
     workers = job.spec.workers
     trained = int(job.status.get("generation") or 0)
     sizes = sizing.target(job), workers.min_replicas, workers.maximum
-    return Word(*sizes, incarnation, tuple(living), trained)
+    return Word(*sizes, incarnation, tuple(living), trained, pause)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,14 +40,22 @@ class NodeShape:
 
 class Kubelet:
     """The workers of one node. `heartbeat` is the time between two renewals of the node's lease, in
-    seconds.
+    seconds. `make_worker` makes that of a pod.
     """
 
-    def __init__(self, shape: NodeShape, node: NodeServices, informers: Informers, heartbeat: float) -> None:
+    def __init__(
+        self,
+        shape: NodeShape,
+        node: NodeServices,
+        informers: Informers,
+        heartbeat: float,
+        make_worker: Callable[[Object, NodeServices], PodWorker] = PodWorker,
+    ) -> None:
         self.shape = shape
         self.workers: dict[str, PodWorker] = {}
         self._node = node
         self._heartbeat = heartbeat
+        self._make_worker = make_worker
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._state = ""
         self._informers = informers
@@ -92,7 +100,7 @@ class Kubelet:
             "deletionTimestamp"
         ):
             return
-        worker = PodWorker(pod, self._node)
+        worker = self._make_worker(pod, self._node)
         self.workers[uid] = worker
         task = asyncio.get_running_loop().create_task(worker.run(), name=f"pod:{worker.name}")
         self._tasks[uid] = task

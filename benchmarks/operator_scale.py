@@ -1,0 +1,368 @@
+"""The operator with many jobs, on the embedded API server with pods that are only said to run.
+
+    python -m benchmarks.operator_scale [--quick] [--json FILE]
+
+The operator is the real process, the API server real HTTP; one process answers the operator's gRPC calls for
+the coordinators of all jobs, as a coordinator would whose workers all train. Everything shares this machine,
+so the API server's speed bounds what is seen:
+
+* `pods_per_second`: one job of 200 workers, from the request that makes the job to the last of its pods.
+* `seconds_to_running`: `jobs` jobs of 8 workers, from the first request to the last condition Running.
+* `api_requests_per_pod`: the operator's requests on pods (watches aside) over the pods of the 200-worker job,
+  from making them to deleting all but one by scaling down.
+* `idle_cpu_fraction`: the operator's share of a core over a minute in which all jobs run and nothing
+  else happens.
+* `takeover_seconds`: kill -9 of the acting operator, with another one standing by and all jobs in place, to
+  the first decision of the other (a worker deleted at the kill has a successor).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+Object = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parents[1]
+ADDRESS = "127.0.0.2"  # of every pretended pod; the coordinators' process listens there
+NAMESPACE = "scale"
+SYSTEM = "springtide-system"
+ACCOUNT = f"system:serviceaccount:{SYSTEM}:springtide-operator"
+WORKERS = 8
+BIG = 200
+JOBS_PATH = f"/apis/springtide.dev/v1alpha1/namespaces/{NAMESPACE}/trainingjobs"
+
+
+def answer_for_coordinators() -> None:
+    """Serve Sync for every job: all workers that run train in generation 1, and the step stands still."""
+    import grpc
+
+    from springtide_coordinator import coordinator_pb2 as pb
+    from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
+    from springtide_coordinator.channel import server_options
+
+    class Answers(pb_grpc.CoordinatorServicer):
+        def Sync(self, request: pb.SyncRequest, context: grpc.ServicerContext) -> pb.SyncReply:
+            incarnation = pb.Incarnation(number=request.incarnation_number)
+            running = [pod for pod in request.living if pod.started and not pod.leave_by]
+            if len(running) < max(1, request.minimum):
+                return pb.SyncReply(incarnation=incarnation, phase=pb.WAITING, reason="WaitingForWorkers")
+            name = pb.GenerationName(incarnation=pb.Incarnation(number=1), number=1)
+            return pb.SyncReply(
+                incarnation=incarnation,
+                phase=pb.RUNNING,
+                generation=name,
+                state=pb.StateName(generation=name, step=100),
+                members=[
+                    pb.MemberStatus(
+                        member=pb.Member(id=pod.uid, pod_uid=pod.uid, pod_name=pod.name),
+                        standing=pb.ACTIVE,
+                        connected=True,
+                    )
+                    for pod in running
+                ],
+                samples_per_second=1000.0,
+                goodput=1.0,
+                step_seconds=0.1,
+                unix_time=time.time(),
+                last_commit_unix=time.time(),
+            )
+
+    server = grpc.server(futures.ThreadPoolExecutor(2), options=server_options(1.0))
+    pb_grpc.add_CoordinatorServicer_to_server(Answers(), server)  # type: ignore[no-untyped-call]
+    server.add_insecure_port(f"{ADDRESS}:7070")
+    server.start()
+    print("listening", flush=True)
+    server.wait_for_termination()
+
+
+class Api:
+    """A few calls of the API server, many at a time."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        import aiohttp
+        from kubernetes.config import new_client_from_config
+
+        client = new_client_from_config(str(kubeconfig))
+        found = client.configuration
+        self.url = found.host
+        context = ssl.create_default_context(cafile=found.ssl_ca_cert)
+        context.load_cert_chain(found.cert_file, found.key_file)
+        connector = aiohttp.TCPConnector(ssl=context, limit=32)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(60))
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def request(self, method: str, path: str, body: Object | None = None, **query: str) -> Object:
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        if query.get("fieldManager"):
+            kind = "application/apply-patch+yaml"
+        async with self._session.request(
+            method,
+            self.url + path,
+            data=json.dumps(body) if body is not None else None,
+            params=query,
+            headers={"Content-Type": kind},
+        ) as response:
+            answer: Object = json.loads(await response.text())
+            if response.status >= 400 and response.status != 409:
+                raise RuntimeError(f"{method} {path}: {answer.get('message')}")
+            return answer
+
+    async def watch(self, path: str, **query: str) -> AsyncIterator[Object]:
+        """Events of all that exists and of every change."""
+        import aiohttp
+
+        async with self._session.get(
+            self.url + path, params={"watch": "true", **query}, timeout=aiohttp.ClientTimeout(None)
+        ) as response:
+            buffer = b""
+            async for chunk in response.content.iter_any():
+                *lines, buffer = (buffer + chunk).split(b"\n")
+                for line in lines:
+                    yield json.loads(line)
+
+    async def used(self) -> dict[str, int]:
+        """Requests of the operator so far: on pods, and all, both without watches."""
+        count = {"pods": 0, "all": 0}
+        for use in (await self.request("GET", "/debug/springtide/requests"))["requests"]:
+            if use["user"] == ACCOUNT and use["verb"] not in ("watch", "list"):
+                count["all"] += use["count"]
+                count["pods"] += use["count"] if use["resource"] == "pods" else 0
+        return count
+
+
+def job(name: str, replicas: int) -> Object:
+    container = {"name": "worker", "image": "springtide/worker:0.1.0", "command": ["python", "train.py"]}
+    return {
+        "apiVersion": "springtide.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "workers": {
+                "replicas": replicas,
+                "minReplicas": 1,
+                "template": {"spec": {"containers": [container]}},
+            }
+        },
+    }
+
+
+async def until(seconds: float, what: str, attempt: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + seconds
+    while not attempt():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds:.0f} s for {what}")
+        await asyncio.sleep(0.02)
+
+
+class Seen:
+    """What the watches say: pods that live by job, jobs that are Running."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, dict[str, str]] = {}
+        self.running: set[str] = set()
+
+    async def follow_pods(self, api: Api) -> None:
+        async for event in api.watch(f"/api/v1/namespaces/{NAMESPACE}/pods"):
+            meta = event["object"]["metadata"]
+            pods = self.pods.setdefault(meta["labels"]["springtide.dev/job"], {})
+            if event["type"] == "DELETED":
+                pods.pop(meta["name"], None)
+            else:
+                pods[meta["name"]] = event["object"].get("status", {}).get("phase", "")
+
+    async def follow_jobs(self, api: Api) -> None:
+        async for event in api.watch(JOBS_PATH):
+            conditions = (event["object"].get("status") or {}).get("conditions") or []
+            if any(c["type"] == "Running" and c["status"] == "True" for c in conditions):
+                self.running.add(event["object"]["metadata"]["name"])
+
+    def count(self, name: str) -> int:
+        return len(self.pods.get(name, {}))
+
+
+async def install(api: Api, folder: Path) -> Path:
+    """The CRD, namespaces, and a kubeconfig that speaks as the operator's service account."""
+    import yaml
+
+    crd = yaml.safe_load((ROOT / "deploy/crd/trainingjobs.yaml").read_text())
+    await api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+    for name in (NAMESPACE, SYSTEM):
+        await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    account = {"metadata": {"name": "springtide-operator"}}
+    where = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts"
+    await api.request("POST", where, account)
+    token = await api.request("POST", f"{where}/springtide-operator/token", {"spec": {}})
+    config = yaml.safe_load((folder / "cluster" / "kubeconfig").read_text())
+    config["users"][0]["user"] = {"token": token["status"]["token"]}
+    path = folder / "operator-kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+class Operator:
+    """One operator process."""
+
+    def __init__(self, kubeconfig: Path, name: str, port: int, log: Path) -> None:
+        self._log = log.open("wb")
+        environment = os.environ | {
+            "KUBECONFIG": str(kubeconfig),
+            "POD_NAMESPACE": SYSTEM,
+            "POD_NAME": name,
+            "POD_UID": name,
+            "SPRINGTIDE_BIND": "127.0.0.1",
+            "SPRINGTIDE_METRICS_PORT": str(port),
+            "SPRINGTIDE_NETWORK_POLICY": "{}",
+            "SPRINGTIDE_LOG_LEVEL": "warning",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "springtide_operator"],
+            env=environment,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self._log.close()
+
+
+async def measure(jobs: int, idle_seconds: float, folder: Path) -> Object:
+    """All figures, in the order in which they are printed."""
+    api = Api(folder / "cluster" / "kubeconfig")
+    operators: list[Operator] = []
+    watches: list[asyncio.Task[None]] = []
+    result: Object = {}
+    try:
+        kubeconfig = await install(api, folder)
+        first = Operator(kubeconfig, "first", 0, folder / "first.log")
+        operators.append(first)
+        seen = Seen()
+        watches = [asyncio.create_task(seen.follow_pods(api)), asyncio.create_task(seen.follow_jobs(api))]
+        await api.request("POST", JOBS_PATH, job("warm-up", 1))
+        await until(60, "the operator to run a first job", lambda: "warm-up" in seen.running)
+
+        before = await api.used()
+        started = time.monotonic()
+        await api.request("POST", JOBS_PATH, job("big", BIG))
+        await until(300, "all pods of the large job", lambda: seen.count("big") == BIG + 1)
+        result["pods_per_second"] = BIG / (time.monotonic() - started)
+        await until(300, "the large job to run", lambda: "big" in seen.running)
+        await api.request("PATCH", f"{JOBS_PATH}/big", {"spec": {"workers": {"replicas": 1}}})
+        await until(300, "the large job to shrink", lambda: seen.count("big") == 2)
+        after = await api.used()
+        result["api_requests_per_pod"] = (after["pods"] - before["pods"]) / (BIG + 1)
+        result["api_requests_of_all_kinds_per_pod"] = (after["all"] - before["all"]) / (BIG + 1)
+        report(result, "pods_per_second", "api_requests_per_pod", "api_requests_of_all_kinds_per_pod")
+
+        started, cpu = time.monotonic(), first.cpu_seconds()
+        names = [f"job-{number}" for number in range(jobs)]
+        for start in range(0, jobs, 16):
+            some = names[start : start + 16]
+            await asyncio.gather(*(api.request("POST", JOBS_PATH, job(name, WORKERS)) for name in some))
+        await until(1800, "all jobs to run", lambda: seen.running >= set(names))
+        await until(600, "all pods", lambda: all(seen.count(name) == WORKERS + 1 for name in names))
+        result["jobs"], result["pods"] = jobs, sum(seen.count(name) for name in names)
+        result["seconds_to_running"] = time.monotonic() - started
+        result["operator_cpu_seconds_to_running"] = first.cpu_seconds() - cpu
+        report(result, "jobs", "pods", "seconds_to_running", "operator_cpu_seconds_to_running")
+
+        await asyncio.sleep(20)  # the last writes and their echoes
+        cpu, started, before = first.cpu_seconds(), time.monotonic(), await api.used()
+        await asyncio.sleep(idle_seconds)
+        result["idle_cpu_fraction"] = (first.cpu_seconds() - cpu) / (time.monotonic() - started)
+        result["idle_api_requests"] = (await api.used())["all"] - before["all"]
+        report(result, "idle_cpu_fraction", "idle_api_requests")
+
+        operators.append(Operator(kubeconfig, "second", 0, folder / "second.log"))
+        await asyncio.sleep(15)  # it has listed everything, and waits for the lease
+        victim = "job-0-worker-0-0"
+        first.process.send_signal(signal.SIGKILL)
+        started = time.monotonic()
+        await api.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{victim}", gracePeriodSeconds="0")
+        await until(
+            120, "a successor of the deleted worker", lambda: "job-0-worker-0-1" in seen.pods["job-0"]
+        )
+        result["takeover_seconds"] = time.monotonic() - started
+        report(result, "takeover_seconds")
+    except BaseException:
+        for log in (folder / "first.log", folder / "second.log"):
+            if log.exists():
+                print(f"-- {log.name}", log.read_text(errors="replace")[-4000:], file=sys.stderr)
+        raise
+    finally:
+        for task in watches:
+            task.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+        for operator in operators:
+            operator.end()
+        await api.close()
+    return result
+
+
+def report(result: Object, *keys: str) -> None:
+    print("  ".join(f"{key} {result[key]:.4g}" for key in keys), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="200 jobs instead of 1,000")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--jobs", type=int, help="another number of jobs")
+    parser.add_argument("--idle-seconds", type=float, default=60.0)
+    parser.add_argument("--coordinators", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.coordinators:
+        answer_for_coordinators()
+        return
+    from springtide_local.cluster import Cluster
+    from springtide_local.settings import Settings
+
+    jobs = arguments.jobs or (200 if arguments.quick else 1000)
+    shape = Settings(nodes=10, cpus="1000", memory="4Ti", pods=2000, pretend=ADDRESS)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        coordinators = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.operator_scale", "--coordinators"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert coordinators.stdout is not None
+            if not coordinators.stdout.readline():
+                raise RuntimeError(f"nobody can listen on {ADDRESS}:7070: is the port taken?")
+            with Cluster.start(folder / "cluster", shape):
+                result = asyncio.run(measure(jobs, arguments.idle_seconds, folder))
+        finally:
+            coordinators.kill()
+            coordinators.wait()
+            if coordinators.stdout is not None:
+                coordinators.stdout.close()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""How often to look at what does not change: the more there is, the more seldom, so that idling stays cheap.
+
+Events wake a job at once whatever its pace; the pace bounds what only time or the coordinator would tell.
+"""
+
+from __future__ import annotations
+
+CALM_JOBS_PER_SECOND = 25.0
+CALM_LIMIT_SECONDS = 40.0
+RESYNC_SHARE = 0.02  # of the time may go into listing everything
+RESYNC_LIMIT_SECONDS = 300.0
+
+
+def calm_seconds(jobs: int, tick: float) -> float:
+    """Seconds between two looks at a job that trains and does not change: `tick` while jobs are few."""
+    return min(max(CALM_LIMIT_SECONDS, tick), max(tick, jobs / CALM_JOBS_PER_SECOND))
+
+
+def resync_seconds(took: float, resync: float) -> float:
+    """Seconds until everything is listed again, after a list that took `took` seconds."""
+    return min(max(RESYNC_LIMIT_SECONDS, resync), max(resync, took / RESYNC_SHARE))

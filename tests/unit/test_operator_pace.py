@@ -1,0 +1,141 @@
+"""How often calm jobs are looked at, and what makes a job calm."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import kopf
+import pytest
+from operator_cluster import FakeCluster, FakeCoordinator
+from operator_world import World
+
+from springtide_coordinator import coordinator_pb2 as pb
+from springtide_coordinator.membership import Membership
+from springtide_coordinator.membership.events import Synced
+from springtide_coordinator.membership.machine import hear_operator
+from springtide_coordinator.membership.names import Incarnation
+from springtide_coordinator.membership.rules import Settings as Rules
+from springtide_operator.api import names
+from springtide_operator.handlers import configure
+from springtide_operator.job_loop import calm
+from springtide_operator.pace import calm_seconds, resync_seconds
+from springtide_operator.runtime import Operator
+from springtide_operator.settings import Settings
+from springtide_operator.stateless import NoDifferences, NoProgress
+
+
+@pytest.mark.parametrize(
+    ("jobs", "tick", "seconds"),
+    [(0, 2, 2), (50, 2, 2), (200, 2, 8), (1000, 2, 40), (9000, 2, 40), (9000, 60, 60)],
+)
+def test_many_jobs_are_looked_at_more_seldom(jobs: int, tick: float, seconds: float) -> None:
+    assert calm_seconds(jobs, tick) == seconds
+
+
+@pytest.mark.parametrize(("took", "seconds"), [(0.01, 15), (0.3, 15), (1.0, 50), (60.0, 300)])
+def test_a_list_that_takes_long_is_taken_seldom(took: float, seconds: float) -> None:
+    assert resync_seconds(took, 15.0) == seconds
+
+
+def trained() -> World:
+    """A job of three workers that train."""
+    world = World()
+    world.settle()
+    world.reports()
+    world.settle()
+    return world
+
+
+def test_a_job_that_trains_is_calm_also_while_its_numbers_move() -> None:
+    world = trained()
+    assert calm(world.status, world.plan())
+    assert world.report is not None
+    world.now += 60
+    world.report = replace(world.report, step=500, samples_per_second=12.0, goodput=0.5)
+    decided = world.plan()
+    assert decided.status["step"] == 500
+    assert calm(world.status, decided)
+
+
+def _scaled(world: World) -> None:
+    world.scale(4)
+
+
+def _failed(world: World) -> None:
+    world.fail(world.workers()[0])
+
+
+def _silent(world: World) -> None:
+    world.unreachable_since = world.now - 100
+    world.now += 100
+
+
+def _left(world: World) -> None:
+    assert world.report is not None
+    world.report = replace(world.report, phase="WAITING", members=world.report.members[:1])
+
+
+@pytest.mark.parametrize("happens", [_scaled, _failed, _silent, _left])
+def test_a_job_to_which_something_happens_is_not(happens: Any) -> None:
+    world = trained()
+    happens(world)
+    assert not calm(world.status, world.plan())
+
+
+def test_a_job_that_starts_is_not_calm() -> None:
+    world = World()
+    world.round()
+    assert not calm(world.status, world.plan())
+
+
+def test_a_coordinator_waits_for_an_operator_that_said_it_calls_seldom() -> None:
+    m = Membership(Incarnation(1, 0), 0.0, 1, 1, 1, Rules(operator_silence=15.0))
+    hear_operator(m, Synced(1, 1, 1, ()), 100.0)
+    assert not m.deaf(114.0)
+    assert m.deaf(116.0)
+    hear_operator(m, Synced(1, 1, 1, (), pause=40.0), 120.0)
+    assert not m.deaf(219.0)
+    assert m.deaf(221.0)
+    hear_operator(m, Synced(1, 1, 1, (), pause=2.0), 230.0)
+    assert m.deaf(246.0)
+
+
+async def test_the_coordinator_is_told_how_long_the_pause_is() -> None:
+    """And an operator that promised to call soon does, although the job has become calm meanwhile."""
+    cluster, coordinator = FakeCluster(), FakeCoordinator()
+    cluster.add_job(replicas=1)
+    settings = Settings(tick=0.05, bind="127.0.0.1", metrics_port=0, root_key=b"0" * 32)
+    operator = Operator(settings, cluster=cluster, connect=coordinator.connect)
+    cluster.watchers.append(
+        lambda plural, kind, obj: {"pods": operator.pod_event, "trainingjobs": operator.job_event}.get(
+            plural, lambda *_: None
+        )(kind, obj)
+    )
+    await operator.start()
+    try:
+        async with asyncio.timeout(30):
+            while not coordinator.told:
+                cluster.run_pods()
+                await asyncio.sleep(0.02)
+    finally:
+        await operator.stop()
+    assert {request.pause_seconds for _, _, request in coordinator.told} == {0.05}
+    assert pb.SyncRequest.DESCRIPTOR.fields_by_name["pause_seconds"].number == 220
+
+
+def test_kopf_keeps_nothing_of_objects() -> None:
+    settings = kopf.OperatorSettings()
+    configure(settings)
+    assert isinstance(settings.persistence.diffbase_storage, NoDifferences)
+    assert isinstance(settings.persistence.progress_storage, NoProgress)
+    body = kopf.Body({"metadata": {"name": "a", "annotations": {f"{names.GROUP}/x": "1"}}, "spec": {"a": 1}})
+    storage = settings.persistence.diffbase_storage
+    patch = kopf.Patch()
+    essence = storage.build(body=body)
+    assert settings.persistence.progress_storage.clear(essence=essence) == {}
+    storage.store(body=body, patch=patch, essence=essence)
+    settings.persistence.progress_storage.touch(body=body, patch=patch, value="x")
+    assert storage.fetch(body=body) is None
+    assert dict(patch) == {}
