@@ -146,6 +146,23 @@ def test_rules_of_names(name: str, says: str | None) -> None:
     assert (not broken) if says is None else any(says in text for text in broken)
 
 
+@pytest.mark.parametrize(
+    ("entry", "valid"),
+    [
+        ({"action": "FailJob", "reasons": ["OOMKilled"]}, True),
+        ({"action": "Ignore", "exitCodes": {"operator": "NotIn", "values": [1]}}, True),
+        ({"action": "Replace", "exceptions": ["torch.AcceleratorError"]}, True),
+        ({"action": "FailJob"}, False),
+        ({"action": "FailJob", "name": "without a cause"}, False),
+    ],
+)
+def test_a_failure_rule_says_when_it_holds(entry: dict[str, Any], valid: bool) -> None:
+    policy = SCHEMA["properties"]["spec"]["properties"]["failurePolicy"]["properties"]
+    broken = holds(policy["rules"]["items"], entry)
+    assert bool(broken) is not valid
+    assert valid or "give exitCodes, reasons or exceptions" in broken[0]
+
+
 def test_the_longest_name_leaves_room_for_what_derives_from_it() -> None:
     longest = "d" * names.MAX_JOB_NAME
     for name in (

@@ -190,6 +190,7 @@ def test_an_avoided_node_is_added_to_each_alternative_of_the_users_affinity() ->
     terms = made["spec"]["affinity"]["nodeAffinity"][kind]["nodeSelectorTerms"]
     field = {"key": "metadata.name", "operator": "NotIn", "values": ["node-7"]}
     assert terms[0] == {"matchExpressions": [{"key": "gpu", "operator": "Exists"}], "matchFields": [field]}
+    assert terms[1] == {}  # it matches no node, and goes on to
     assert "affinity" in worker_pod(parsed, 0, 1, "10.0.0.1:7070")["spec"]
     required["nodeSelectorTerms"] = ["gpu"]
     with pytest.raises(TemplateError, match="nodeSelectorTerms: each must be an object"):

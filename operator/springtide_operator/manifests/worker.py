@@ -103,7 +103,8 @@ def _main_container(spec: Object) -> Object:
 def avoid_node(spec: Object, node: str) -> None:
     """Keep a pod off one node, in addition to what its node affinity asks for.
 
-    By the node's own name: its hostname label may be another. Terms are alternatives, so each one gets it.
+    By the node's own name: its hostname label may be another. Terms are alternatives, so each one gets it;
+    one that is empty matches no node, and is left so.
     """
     where = "spec.affinity.nodeAffinity"
     affinity = _typed(spec, "affinity", dict, "spec.affinity")
@@ -111,15 +112,18 @@ def avoid_node(spec: Object, node: str) -> None:
     kind = "requiredDuringSchedulingIgnoredDuringExecution"
     required = _typed(node_affinity, kind, dict, f"{where}.{kind}")
     terms = _typed(required, "nodeSelectorTerms", list, f"{where}.{kind}.nodeSelectorTerms")
+    own: Object = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]}]}
     if not terms:
-        terms.append({})
+        terms.append(own)
+        return
     for term in terms:
         if not isinstance(term, dict):
             raise TemplateError(
                 f"spec.workers.template.{where}.{kind}.nodeSelectorTerms: each must be an object"
             )
-        fields = _typed(term, "matchFields", list, f"{where}.{kind}.nodeSelectorTerms[].matchFields")
-        fields.append({"key": "metadata.name", "operator": "NotIn", "values": [node]})
+        if term:
+            fields = _typed(term, "matchFields", list, f"{where}.{kind}.nodeSelectorTerms[].matchFields")
+            fields += own["matchFields"]
 
 
 def _shared_memory(spec: Object, container: Object) -> None:
