@@ -62,7 +62,7 @@ def test_a_silent_template_is_filled_in() -> None:
     assert env["SPRINGTIDE_COORDINATOR"] == ADDRESS
     assert env["SPRINGTIDE_SLOT"] == "2"
     assert env["SPRINGTIDE_ATTEMPT"] == "3"
-    assert env["SPRINGTIDE_BUCKET_MIB"] == "25"
+    assert (env["SPRINGTIDE_BUCKET_MIB"], env["SPRINGTIDE_BACKEND"]) == ("25", "Auto")
     assert env["SPRINGTIDE_ROLE"] == "worker"
     assert env["SPRINGTIDE_POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
     assert env["SPRINGTIDE_TOKEN"] == {"secretKeyRef": {"name": "digits-token-job-uid-", "key": "token"}}

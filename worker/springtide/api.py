@@ -16,6 +16,7 @@ from springtide.data.loop import plan_loop
 from springtide.environment import read_settings
 from springtide.errors import UsageError
 from springtide.exact.settings import prepare
+from springtide.exchange.device import tame_nccl
 from springtide.loop import deal_batches
 from springtide.runtime import Runtime
 from springtide.training import Trainer
@@ -37,6 +38,8 @@ def init() -> None:
     settings = read_settings()
     faults.arm(settings.fault)
     _log_to_stderr()
+    if not settings.alone:
+        tame_nccl()
     if settings.threads:
         torch.set_num_threads(settings.threads)
     if settings.logical_workers:
@@ -60,7 +63,9 @@ def distribute(
     runtime = _get("distribute()")
     if runtime.trainer is not None:
         raise UsageError("distribute() was called already: one model and one optimizer per script so far")
-    _check(model, optimizer, clip_norm, tracked, in_job=not runtime.settings.alone)
+    settings = runtime.settings
+    exact = bool(settings.logical_workers)
+    _check(model, optimizer, clip_norm, tracked, in_job=not settings.alone, exact=exact)
     runtime.trainer = Trainer(
         model,
         optimizer,
@@ -68,6 +73,7 @@ def distribute(
         clip_norm=clip_norm,
         bucket_bytes=int(runtime.settings.bucket_mib * (1 << 20)),
         logical_workers=runtime.settings.logical_workers,
+        backend=runtime.settings.backend,
     )
     if runtime.membership is not None:
         runtime.membership.layout_hash = runtime.trainer.layout_hash
@@ -153,7 +159,9 @@ def _get(call: str) -> Runtime:
     return _runtime
 
 
-def _check(model: Any, optimizer: Any, clip_norm: Any, tracked: dict[str, Any], in_job: bool) -> None:
+def _check(
+    model: Any, optimizer: Any, clip_norm: Any, tracked: dict[str, Any], in_job: bool, exact: bool
+) -> None:
     if isinstance(model, list | tuple | dict) or isinstance(optimizer, list | tuple | dict):
         raise UsageError(
             "distribute(): one model and one optimizer so far; put several models into one "
@@ -206,11 +214,18 @@ def _check(model: Any, optimizer: Any, clip_norm: Any, tracked: dict[str, Any], 
             raise UsageError(
                 f"distribute(): parameter {name} is a {type(parameter).__name__}, not a plain dense tensor"
             )
-        if in_job and parameter.device.type != "cpu":
-            raise UsageError(
-                f"distribute(): parameter {name} is on {parameter.device}; jobs train on the CPU so far "
-                "(gloo): leave the model on the CPU, or run the script alone"
-            )
+    devices = {parameter.device: name for name, parameter in parameters.items()}
+    if exact and {device.type for device in devices} - {"cpu"}:
+        raise UsageError(
+            "distribute(): exact mode sums on the CPU so far: leave the model there, or set "
+            "strategy.allReduce.exact to false"
+        )
+    if in_job and (len(devices) > 1 or {device.type for device in devices} - {"cpu", "cuda"}):
+        places = ", ".join(f"{name} is on {device}" for device, name in devices.items())
+        raise UsageError(
+            f"distribute(): {places}: a model lies on one device, the CPU or a GPU, and each worker has one; "
+            "ask for one GPU for each worker"
+        )
 
 
 def _log_to_stderr() -> None:

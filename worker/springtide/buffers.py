@@ -101,7 +101,8 @@ class Buffers:
                 if buffer is not None and buffer.shape == value.shape and buffer.dtype == value.dtype:
                     buffer.copy_(value)
                 else:
-                    module._buffers[name] = value.detach().clone()
+                    where = value.device if buffer is None else buffer.device
+                    module._buffers[name] = value.detach().to(where, copy=True)
 
     def _note(self) -> None:
         self._seen = [(id(buffer), buffer._version) for buffer in self.current()]

@@ -30,6 +30,7 @@ class Settings:
     attempt: int = 0
     local_rank: int = 0
     bucket_mib: float = 25.0
+    backend: str = "Auto"
     termination_log: str = "/dev/termination-log"
     metrics_port: int = 9400
     step_log: str = ""
@@ -70,6 +71,14 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     def text(name: str, default: str = "") -> str:
         return environ.get(PREFIX + name, "") or default
 
+    def choice(name: str, allowed: tuple[str, ...]) -> str:
+        value = text(name, allowed[0])
+        if value not in allowed:
+            raise SpringtideError(
+                f"environment variable {PREFIX}{name} must be one of {', '.join(allowed)}, got {value!r}"
+            )
+        return value
+
     coordinator = text("COORDINATOR")
     if coordinator:
         host, _, port = coordinator.rpartition(":")
@@ -101,6 +110,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         slot=int(number("SPRINGTIDE_SLOT", 0, 0)),
         attempt=int(number("SPRINGTIDE_ATTEMPT", 0, 0)),
         local_rank=int(number("LOCAL_RANK", 0, 0)),
+        backend=choice("BACKEND", ("Auto", "Gloo", "NCCL")),
         bucket_mib=number("SPRINGTIDE_BUCKET_MIB", 25.0, 0.001),
         termination_log=text("TERMINATION_LOG", "/dev/termination-log"),
         metrics_port=int(number("SPRINGTIDE_METRICS_PORT", 9400, 0)),

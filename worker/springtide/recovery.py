@@ -125,6 +125,7 @@ class Recovery:
             settings.pod_ip,
             connect_seconds=settings.connect_seconds,
             collective_seconds=settings.collective_seconds,
+            nccl_device=runtime.ready("batches()").nccl_device,
         )
         runtime.group = group
         if membership.over:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 
 from springtide import faults
 from springtide.buffers import Buffers
@@ -24,6 +25,7 @@ from springtide.exact.step import ExactStep
 from springtide.exchange import side
 from springtide.exchange.buckets import Buckets
 from springtide.exchange.combine import pack, unpack
+from springtide.exchange.device import choose_backend
 from springtide.exchange.groups import Group, Work, peers_in
 from springtide.exchange.layout import Field, layout_hash, plan_layout
 from springtide.randomness import seed_part
@@ -89,6 +91,7 @@ class Trainer:
         clip_norm: float | None,
         bucket_bytes: int,
         logical_workers: int = 0,
+        backend: str = "Auto",
     ) -> None:
         named = dict(model.named_parameters())
         trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
@@ -101,8 +104,11 @@ class Trainer:
         self._undo = Undo(self._parameters, self._buffers, optimizer, tracked)
         fields = [_field(name, parameter) for name, parameter in trained.items()]
         layout = plan_layout(fields, bucket_bytes, BLOCK if logical_workers else 1)
+        self.device = self._parameters[0].device
+        exchange = choose_backend(backend, self.device.type, dist.is_nccl_available())
+        self.nccl_device = self.device if exchange == "nccl" else None
         self._exact: ExactStep | None = None
-        self.buckets = Buckets(layout)
+        self.buckets = Buckets(layout, self.device)
         if logical_workers:
             self.buckets = exact = ExactBuckets(layout, logical_workers)
             self._exact = ExactStep(exact, logical_workers)
@@ -113,7 +119,8 @@ class Trainer:
             _field(name, item)
             for name, item in zip(self._buffers.names, self._buffers.current(), strict=True)
         ]
-        agreed = f"{type(optimizer).__name__} {clip_norm} {describe(logical_workers)}"
+        settings = f"{describe(logical_workers)} {self.device.type} {exchange}"
+        agreed = f"{type(optimizer).__name__} {clip_norm} {settings}"
         self.layout_hash = layout_hash(layout, [*frozen, *buffers], agreed)
         self.transaction = Transaction()
         self.failure: Failure | None = None

@@ -25,9 +25,20 @@ class PodCleanup(StrEnum):
     NONE = "None"
 
 
+class Backend(StrEnum):
+    AUTO = "Auto"
+    GLOO = "Gloo"
+    NCCL = "NCCL"
+
+
 class AllReduce(ApiModel):
     """How gradients are summed."""
 
+    backend: Backend = Field(
+        default=Backend.AUTO,
+        description="What carries the sums. Auto: NCCL for a model on a GPU, gloo for one on the CPU."
+        " Gloo takes a GPU's gradients through the host. Holds for pods made afterwards.",
+    )
     bucket_mib: int = Field(
         default=25,
         ge=1,

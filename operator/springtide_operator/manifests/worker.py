@@ -162,6 +162,7 @@ def _environment(
         {"name": "SPRINGTIDE_COORDINATOR", "value": coordinator_address},
         {"name": "SPRINGTIDE_SLOT", "value": str(slot)},
         {"name": "SPRINGTIDE_ATTEMPT", "value": str(attempt)},
+        {"name": "SPRINGTIDE_BACKEND", "value": job.spec.strategy.all_reduce.backend.value},
         {"name": "SPRINGTIDE_BUCKET_MIB", "value": str(job.spec.strategy.all_reduce.bucket_mib)},
         *_exact(job),
         {"name": "SPRINGTIDE_TERMINATION_LOG", "value": termination_log},

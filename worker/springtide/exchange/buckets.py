@@ -21,8 +21,9 @@ StartSum = Callable[[torch.Tensor], Work]
 class Buckets:
     """The flat gradient buffers of one model. One step at a time: `begin`, `put`..., `flush`, `wait`."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, device: torch.device | None = None) -> None:
         self.layout = layout
+        self._device = device
         self._names = [field.name for field in layout.fields]
         self._flats: list[torch.Tensor] = []
         self.views: list[torch.Tensor] = []
@@ -33,7 +34,8 @@ class Buckets:
         """New buffers: a collective of a dead group may still write into the old ones."""
         layout = self.layout
         self._flats = [
-            torch.zeros(size, dtype=dtype) for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)
+            torch.zeros(size, dtype=dtype, device=self._device)
+            for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)
         ]
         self.views = [
             self._flats[slot.bucket].narrow(0, slot.offset, field.numel).view(field.shape)

@@ -21,7 +21,7 @@ def pack(buffers: Sequence[torch.Tensor], weight: float, representative: bool) -
     """
     parts = []
     for buffer in buffers:
-        flat = flat_view(buffer)
+        flat = flat_view(buffer).cpu()
         if is_floating(buffer):
             parts.append(flat.to(torch.float64) * weight if weight > 0 else _zeros(flat.numel()))
         elif representative:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from springtide.exchange.device import DeviceSums, form_nccl
 from springtide.exchange.store import StreamStore
 
 log = logging.getLogger("springtide")
@@ -56,14 +57,22 @@ _DONE = _Done()
 
 
 class Group:
-    """The collectives of one generation, on CPU tensors. Started works must be started in the same order by
-    all members.
+    """The collectives of one generation. Started works must be started in the same order by all members.
+
+    CPU tensors go through gloo, those of a device through `device` (NCCL, or gloo by way of the host).
 
     Every failure is a RuntimeError of the backend's. `shut` may be called from any thread, `release` by the
     owner when no call is under way in it.
     """
 
-    def __init__(self, backend: Any | None, rank: int, size: int, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        backend: Any | None,
+        rank: int,
+        size: int,
+        timeout_seconds: float,
+        device: DeviceSums | None = None,
+    ) -> None:
         self.rank = rank
         self.size = size
         self._backend = backend
@@ -73,9 +82,10 @@ class Group:
         self._lock = threading.Lock()
         self._shut = False
         self._works: list[Work] = []
+        self._device = device
 
     def start_sum(self, tensor: torch.Tensor) -> Work:
-        """Begin to replace `tensor` (contiguous, CPU) by its sum over the members."""
+        """Begin to replace `tensor` (contiguous) by its sum over the members."""
         return self._start_reduce(tensor, dist.ReduceOp.SUM)
 
     def start_max(self, tensor: torch.Tensor) -> Work:
@@ -85,6 +95,10 @@ class Group:
     def _start_reduce(self, tensor: torch.Tensor, operation: Any) -> Work:
         if self.size == 1:
             return _DONE
+        if tensor.device.type != "cpu":
+            if self._device is None:
+                self._device = DeviceSums(self._alive(), self._timeout, None)
+            return self._device.start(tensor, operation)
         options: Any = dist.AllreduceOptions()
         options.reduceOp = operation
         options.timeout = self._timeout
@@ -128,6 +142,16 @@ class Group:
                     connection.shutdown(socket.SHUT_RDWR)
                 connection.close()
             self._sockets.clear()
+        if self._device is not None:
+            self._device.shut()
+
+    def use_device(self, sums: DeviceSums) -> None:
+        """Take over the communicator of a device; a group shut in the meantime shuts it at once."""
+        with self._lock:
+            self._device = sums
+            if not self._shut:
+                return
+        sums.shut()
 
     def release(self) -> bool:
         """Shut and free the group.
@@ -135,6 +159,9 @@ class Group:
         False: a collective is still stuck, so that its buffers must not be used again.
         """
         self.shut()
+        clean = True
+        if self._device is not None:
+            clean, self._device = self._device.release(), None
         deadline = time.monotonic() + _RELEASE_SECONDS
         while not all(work.is_completed() for work in self._works):
             if time.monotonic() > deadline:
@@ -145,11 +172,10 @@ class Group:
         self._works = []
         self._backend = None
         self._store = None
-        return True
+        return clean
 
     def adopt(self, store: StreamStore, sockets: Sequence[socket.socket]) -> None:
         """Take over what the group needs as long as it lives; a group shut in the meantime shuts them at
-
         once.
         """
         with self._lock:
@@ -171,12 +197,14 @@ def form(
     *,
     connect_seconds: float,
     collective_seconds: float,
+    nccl_device: torch.device | None = None,
 ) -> Group:
     """Form the group of a generation; blocks until all members are connected.
 
     address: IP of this process, to which the group's listener is bound. connect_seconds: limit for connecting
     to peers once their addresses are known. collective_seconds: limit of a collective, above any time after
-    which the coordinator acts. Raise FormationCancelled, TimeoutError or RuntimeError.
+    which the coordinator acts. nccl_device: where sums of CUDA tensors go through NCCL; None: through gloo.
+    Raise FormationCancelled, TimeoutError or RuntimeError.
     """
     if size == 1:
         return Group(None, 0, 1, collective_seconds)
@@ -197,6 +225,8 @@ def form(
             size,
         )
     group.adopt(store, connections)
+    if nccl_device is not None:
+        group.use_device(form_nccl(store, rank, size, nccl_device, collective_seconds))
     return group
 
 

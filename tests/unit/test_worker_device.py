@@ -1,0 +1,212 @@
+"""Sums on a device: the logic against a make-believe backend, and the real ones where there is CUDA."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from worker_groups import together, wired_stores
+
+from springtide.errors import UsageError
+from springtide.exchange.device import DeviceSums, choose_backend, form_nccl, tame_nccl
+from springtide.exchange.groups import Group, form
+
+
+class FakeWork:
+    """A collective that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.error: str | None = None
+
+    def wait(self) -> None:
+        """Only queues, as NCCL's does."""
+
+    def is_completed(self) -> bool:
+        return self.ended.is_set()
+
+    def is_success(self) -> bool:
+        return self.ended.is_set() and self.error is None
+
+    def exception(self) -> str | None:
+        return self.error
+
+
+class FakeBackend:
+    """Like NCCL: an abort ends all that is under way, and nothing says that it ended badly."""
+
+    def __init__(self) -> None:
+        self.works: list[FakeWork] = []
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> FakeWork:
+        self.works.append(FakeWork())
+        return self.works[-1]
+
+    def abort(self) -> None:
+        for work in self.works:
+            work.ended.set()
+
+
+class FakeEvent:
+    def __init__(self, work: FakeWork) -> None:
+        self._work = work
+
+    def query(self) -> bool:
+        return self._work.ended.is_set()
+
+
+def _sums() -> tuple[DeviceSums, FakeBackend]:
+    backend = FakeBackend()
+    sums = DeviceSums(backend, timedelta(seconds=1), backend.abort, lambda _: FakeEvent(backend.works[-1]))
+    return sums, backend
+
+
+def _later(call: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(0.05, call)
+    timer.start()
+    return timer
+
+
+def test_a_sum_is_complete_when_the_host_has_seen_it() -> None:
+    sums, backend = _sums()
+    work = sums.start_sum(torch.ones(2))
+    began = time.monotonic()
+    timer = _later(backend.works[0].ended.set)
+    work.wait()
+    assert time.monotonic() - began >= 0.04
+    timer.join()
+    sums.shut()
+    assert sums.release()
+
+
+def test_an_abort_never_looks_like_a_sum() -> None:
+    """The aborted collective's event happens, without an error: only the mark tells."""
+    sums, _ = _sums()
+    work = sums.start_sum(torch.ones(2))
+    timer = _later(sums.shut)
+    with pytest.raises(RuntimeError, match="was shut"):
+        work.wait()
+    timer.join()
+    with pytest.raises(RuntimeError, match="was shut"):
+        sums.start_sum(torch.ones(2))
+
+
+def test_a_failed_sum_raises_and_its_buffers_are_given_up() -> None:
+    sums, backend = _sums()
+    work = sums.start_sum(torch.ones(2))
+    backend.works[0].error = "ncclRemoteError"
+    backend.works[0].ended.set()
+    with pytest.raises(RuntimeError, match="ncclRemoteError"):
+        work.wait()
+    sums.shut()
+    assert not sums.release()
+
+
+def test_a_group_shuts_its_device_too() -> None:
+    sums, backend = _sums()
+    group = Group(None, 0, 2, 1.0)
+    group.use_device(sums)
+    sums.start_sum(torch.ones(1))
+    group.shut()
+    assert backend.works[0].ended.wait(30)
+    assert group.release()
+    late, _ = _sums()
+    group.use_device(late)
+    with pytest.raises(RuntimeError, match="was shut"):
+        late.start_sum(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "nccl", "expected"),
+    [
+        ("Auto", "cpu", True, "gloo"),
+        ("Auto", "cuda", True, "nccl"),
+        ("Auto", "cuda", False, "gloo"),
+        ("Gloo", "cuda", True, "gloo"),
+        ("NCCL", "cuda", True, "nccl"),
+        ("NCCL", "cpu", True, "the model is on cpu: move it to a GPU"),
+        ("NCCL", "cuda", False, "this torch has none"),
+    ],
+)
+def test_backend(wanted: str, device: str, nccl: bool, expected: str) -> None:
+    if expected in ("gloo", "nccl"):
+        assert choose_backend(wanted, device, nccl) == expected
+        return
+    with pytest.raises(UsageError, match=expected):
+        choose_backend(wanted, device, nccl)
+
+
+def test_nccl_s_watchdog_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ: dict[str, str] = {}
+    tame_nccl(environ)
+    assert environ == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    with pytest.raises(UsageError, match="call springtide"):
+        tame_nccl({})
+
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@cuda
+@pytest.mark.cuda
+def test_nccl_with_one_rank_sums_and_ends() -> None:
+    tame_nccl()
+    store = wired_stores(1)[0]
+    sums = form_nccl(store, 0, 1, torch.device("cuda", 0), 30.0)
+    tensor = torch.arange(1000, device="cuda", dtype=torch.float32)
+    sums.start_sum(tensor).wait()
+    assert torch.equal(tensor.cpu(), torch.arange(1000, dtype=torch.float32))
+    sums.shut()
+    assert sums.release()
+
+
+@cuda
+@pytest.mark.cuda
+def test_gloo_takes_cuda_tensors_through_the_host() -> None:
+    stores = wired_stores(2)
+
+    def member(rank: int) -> list[float]:
+        group = form(stores[rank], rank, 2, "127.0.0.1", connect_seconds=30, collective_seconds=30)
+        tensor = torch.full((5,), rank + 1.0, device="cuda")
+        group.start_sum(tensor).wait()
+        values: list[float] = tensor.tolist()
+        assert group.release()
+        return values
+
+    assert together([lambda r=rank: member(r) for rank in range(2)]) == [[3.0] * 5] * 2
+
+
+@cuda
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+def test_nccl_between_two_devices_and_an_abort() -> None:
+    tame_nccl()
+    stores = wired_stores(2)
+
+    def member(rank: int) -> float:
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+        sums = form_nccl(stores[rank], rank, 2, device, 30.0)
+        tensor = torch.full((1000,), rank + 1.0, device=device)
+        sums.start_sum(tensor).wait()
+        total = float(tensor[0])
+        if rank == 0:
+            stuck = sums.start_sum(tensor)  # the other never comes
+            timer = _later(sums.shut)
+            with pytest.raises(RuntimeError, match="was shut"):
+                stuck.wait()
+            timer.join()
+        else:
+            sums.shut()
+        sums.release()
+        return total
+
+    assert together([lambda r=rank: member(r) for rank in range(2)]) == [3.0, 3.0]
