@@ -29,6 +29,7 @@ from springtide_operator.plan.relay import Word, word
 log = logging.getLogger("springtide.operator")
 
 FIRST_RETRY = 0.2
+SOON = 10.0  # what is to be looked at again within it keeps a job from being calm
 SETTLE = 0.005  # events of one cause come in bunches
 
 
@@ -38,14 +39,17 @@ class Meter(Protocol):
     def reconciled(self, result: str, seconds: float) -> None: ...
 
 
-def calm(old: dict[str, Any], decided: Plan) -> bool:
-    """Whether a job trains or has ended, and its last round found nothing to do but to write progress."""
+def calm(old: dict[str, Any], decided: Plan, now: float) -> bool:
+    """Whether a job trains or has ended, and its last round found nothing to do but to write progress, nor
+    anything to look at again soon.
+    """
     new = decided.status
     settled = new.get("state") in (reasons.STATE_RUNNING, reasons.STATE_SUCCEEDED, reasons.STATE_FAILED)
     return (
         settled
         and not decided.actions
         and not decided.events
+        and (decided.wake_at is None or decided.wake_at - now > SOON)
         and not conditions.is_true(new, reasons.DEGRADED)
         and progress.same_but_progress(old, new)
     )
@@ -196,7 +200,10 @@ class JobLoop:
             decided = plan(job, self.observe(job), now)
         if not await self._write_status(raw, decided):
             return 0.0
-        self._calm = calm(raw.get("status") or {}, decided)
+        was_calm = self._calm
+        self._calm = calm(raw.get("status") or {}, decided, now)
+        if was_calm and not self._calm:
+            self._sync_wanted.set()
         done = await self._performer.perform(job, decided.actions) if job is not None else 0
         for event in decided.events:
             await self._post(raw, event)

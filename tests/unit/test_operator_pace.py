@@ -21,6 +21,7 @@ from springtide_operator.api import names
 from springtide_operator.handlers import configure
 from springtide_operator.job_loop import calm
 from springtide_operator.pace import calm_seconds, resync_seconds
+from springtide_operator.plan.observation import Node
 from springtide_operator.runtime import Operator
 from springtide_operator.settings import Settings
 from springtide_operator.stateless import NoDifferences, NoProgress
@@ -50,13 +51,13 @@ def trained() -> World:
 
 def test_a_job_that_trains_is_calm_also_while_its_numbers_move() -> None:
     world = trained()
-    assert calm(world.status, world.plan())
+    assert calm(world.status, world.plan(), world.now)
     assert world.report is not None
     world.now += 60
     world.report = replace(world.report, step=500, samples_per_second=12.0, goodput=0.5)
     decided = world.plan()
     assert decided.status["step"] == 500
-    assert calm(world.status, decided)
+    assert calm(world.status, decided, world.now)
 
 
 def _scaled(world: World) -> None:
@@ -81,13 +82,24 @@ def _left(world: World) -> None:
 def test_a_job_to_which_something_happens_is_not(happens: Any) -> None:
     world = trained()
     happens(world)
-    assert not calm(world.status, world.plan())
+    assert not calm(world.status, world.plan(), world.now)
+
+
+def test_a_worker_on_a_node_that_is_not_ready_is_watched_closely() -> None:
+    world = trained()
+    world.nodes["n0"] = Node("n0")
+    for pod in world.workers():
+        pod["spec"]["nodeName"] = "n0"
+    world.round()
+    assert calm(world.status, world.plan(), world.now)
+    world.node("n0", ready=None)
+    assert not calm(world.status, world.plan(), world.now)
 
 
 def test_a_job_that_starts_is_not_calm() -> None:
     world = World()
     world.round()
-    assert not calm(world.status, world.plan())
+    assert not calm(world.status, world.plan(), world.now)
 
 
 def test_a_coordinator_waits_for_an_operator_that_said_it_calls_seldom() -> None:

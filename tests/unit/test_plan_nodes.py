@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_bad_days import done, worker
-from operator_world import World, job_object
+from operator_world import World, finished_message, job_object
 
 from springtide_operator.api import names
 from springtide_operator.plan import nodes
@@ -79,6 +79,22 @@ def test_a_silent_worker_on_a_lost_node_is_replaced_at_once_and_counts_as_a_pree
     assert [(a.name, a.because) for a in forced] == [("digits-worker-1-0", "NodeLost")]
     assert "digits-worker-1-0" not in {pod["metadata"]["name"] for pod in world.pods.values()}
     assert counts(world) == (0, 1)
+
+
+def test_it_is_looked_at_again_when_something_gets_due() -> None:
+    world = world_of_nodes()
+    assert world.plan().wake_at is None
+    world.node("n1", ready=None)
+    assert world.plan().wake_at == world.now + 2
+    world.node("n1", ready=True)
+    world.ask_deletion(worker(world, 2), grace=30)
+    world.round()
+    assert world.plan().wake_at == world.now + 30 + 60
+    world.job["spec"]["podCleanup"] = "None"
+    world.end(worker(world, 0), 0, finished_message(1))
+    world.round()
+    assert world.status["state"] == "Succeeded"
+    assert world.plan().wake_at == world.now + 30 + 60
 
 
 def test_without_the_coordinators_word_it_waits_for_the_next_coordinator() -> None:

@@ -64,6 +64,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     events += _changes(job, old, status)
     later = [refusal.retry_at for refusal in observation.refusals.values()]
     later += [backoff.until for backoff in ledger.backoffs.values()]
+    later += nodes.later(observation, now)
     wake_at = min((at for at in later if now < at < math.inf), default=None)
     return Plan(progress.throttle(old, status, now), tuple(actions), tuple(events), wake_at)
 
@@ -221,6 +222,7 @@ def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: flo
     ended_at = parse_time(old.get("completionTime")) or now
     actions, wake_at = cleanup.after_the_end(job, observation, succeeded, ended_at, now)
     actions += nodes.force(observation, now)
+    wake_at = min((at for at in (wake_at, *nodes.later(observation, now)) if at is not None), default=None)
     ledger = Ledger.from_status(old)
     status = {
         **old,

@@ -7,6 +7,7 @@ node the replacement starts elsewhere first, and the worker leaves when that one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,6 +31,7 @@ from springtide_operator.plan.relay import UNREACHABLE_LOST_SECONDS, held_for_go
 
 SETTLE_SECONDS = 5.0  # a kubelet that starts again is not Ready for a moment
 BLIND_SECONDS = 30.0  # without the coordinator's word: it may be on that node, and its successor takes time
+LOOK_SECONDS = 2.0  # between two looks at pods on nodes that are not ready
 SILENT_SECONDS = 3.0  # a coordinator on such a node that does not answer for so long is lost
 
 
@@ -204,17 +206,33 @@ def force(observation: Observation, now: float) -> list[Action]:
     pods: tuple[WorkerPod | CoordinatorPod, ...] = (*observation.workers, *observation.coordinators)
     result: list[Action] = []
     for pod in pods:
-        if pod.gone_by is None or pod.gone_by == pod.deletion_asked_at:  # asked by force already
+        if now < _forced_at(pod, observation):
             continue
         node = _node_of(pod, observation)
-        due = held_for_gone_at(pod)
-        lost = pod.lost if isinstance(pod, CoordinatorPod) else pod.end is not None
-        if node is not None and lost and not node.ready and pod.deletion_asked_at is not None:
-            due = 0.0 if node.gone else min(due, pod.deletion_asked_at + UNREACHABLE_LOST_SECONDS)
-        if now < due:
-            continue
         said = pod.deleted_because if isinstance(pod, WorkerPod) else None
         because = said or reasons.DELETE_STUCK
         why = _trouble(node) if node is not None and not node.ready else "it does not end"
         result.append(DeletePod(pod.name, pod.uid, because, why, force=True))
+    return result
+
+
+def _forced_at(pod: WorkerPod | CoordinatorPod, observation: Observation) -> float:
+    """Unix seconds; infinite for what nobody asked to go, and for what was asked by force already."""
+    if pod.gone_by is None or pod.deletion_asked_at is None or pod.gone_by == pod.deletion_asked_at:
+        return math.inf
+    node = _node_of(pod, observation)
+    lost = pod.lost if isinstance(pod, CoordinatorPod) else pod.end is not None
+    if node is None or node.ready or not lost:
+        return held_for_gone_at(pod)
+    return 0.0 if node.gone else min(held_for_gone_at(pod), pod.deletion_asked_at + UNREACHABLE_LOST_SECONDS)
+
+
+def later(observation: Observation, now: float) -> list[float]:
+    """Unix seconds at which to look again: a force that gets due, a node that may turn out to be lost."""
+    pods: tuple[WorkerPod | CoordinatorPod, ...] = (*observation.workers, *observation.coordinators)
+    result = [at for pod in pods if now < (at := _forced_at(pod, observation)) < math.inf]
+    for pod in pods:
+        node = _node_of(pod, observation)
+        if node is not None and not node.ready and pod.live:
+            result.append(now + LOOK_SECONDS)
     return result
