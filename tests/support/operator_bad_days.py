@@ -10,9 +10,13 @@ from operator_world import World, job_object
 
 from springtide_operator.api import names
 from springtide_operator.plan.actions import CreateCoordinator, CreateWorker, DeletePod, Plan
+from springtide_operator.plan.observation import Node
+from springtide_operator.plan.refused import refuse
 
 Object = dict[str, Any]
 
+ALL_GO, OTHERS_GO = "-0-0:JobOver -1-0:JobOver -2-0:JobOver", "-1-0:JobOver -2-0:JobOver"
+EXCEEDED, RULED = "BackoffLimitExceeded", "FailureRuleMatched"
 RAISED = '{"outcome": "Failed", "exception": "%s", "message": "boom", "frame": "train.py:31 in main"}'
 TRACEBACK = """step 12
 Traceback (most recent call last):
@@ -38,6 +42,7 @@ class Day:
     counts: tuple[int, int] = (0, 0)
     policy: Object = field(default_factory=dict)
     event: str | None = None  # reason of one of the round's events
+    nodes: bool = False  # whether the operator can read them
 
     def world(self) -> World:
         world = World(job=job_object(3))
@@ -45,9 +50,32 @@ class Day:
         world.settle()
         for number, pod in enumerate(world.workers()):
             pod["spec"]["nodeName"] = f"node-{number}"
+            if self.nodes:
+                world.nodes[f"node-{number}"] = Node(f"node-{number}")
+        world.coordinators()[0]["spec"]["nodeName"] = "node-0"
         world.now += 100
         world.reports()
         return world
+
+
+def live_through(day: Day) -> None:
+    """Check one row of the table, and that a second look counts nothing twice."""
+    world = day.world()
+    day.happens(world)
+    decided = world.round()
+    assert done(decided) == set(day.does.split())
+    kind, reason, text = day.says
+    said = {c["type"]: c for c in world.status["conditions"]}
+    assert said[kind]["reason"] == reason, said
+    assert text in said[kind]["message"]
+    restarts = world.status["restarts"]
+    assert (restarts["failures"], restarts["preemptions"]) == day.counts
+    if day.event is not None:
+        assert day.event in [event.reason for event in decided.events]
+    if kind == "Failed":
+        assert decided.events[-1].reason == "Failed"
+    again = world.plan().status["restarts"]
+    assert (again["failures"], again["preemptions"]) == day.counts, "counted twice"
 
 
 def done(decided: Plan) -> set[str]:
@@ -107,8 +135,6 @@ def ended_by_the_node(world: World, slot: int, reason: str) -> None:
 
 def refused(world: World, code: int, message: str, terminating: bool = False, role: str = "worker") -> None:
     """The API server refuses to create a role's pods; for workers one is asked for."""
-    from springtide_operator.plan.refused import refuse
-
     if role == "worker":
         world.job["spec"]["workers"]["replicas"] = 4
     world.refusals[role] = refuse(None, code, message, world.now, terminating)

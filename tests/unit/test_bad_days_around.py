@@ -1,0 +1,213 @@
+"""The table of bad days, second part: pods that wait, refusals, nodes, the coordinator.
+
+What happens, what the operator does, what it says; each through the real plan().
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from operator_bad_days import ALL_GO, Day, live_through, refused, unschedulable, waits, worker
+from operator_world import World
+
+REFUSAL = ("Degraded", "PodCreationRefused")
+FORBIDDEN = 'pods "digits-worker-3-0" is forbidden: '
+
+
+WAITING = [
+    Day(
+        "image pull error",
+        lambda w: waits(w, 0, "ErrImagePull"),
+        "",
+        ("Degraded", "ImagePullFailed", "'img'"),
+    ),
+    Day(
+        "missing ConfigMap",
+        lambda w: waits(w, 1, "CreateContainerConfigError", 'configmap "x" not found'),
+        "",
+        ("Degraded", "ContainerConfigError", 'configmap "x" not found'),
+    ),
+    Day("no node has room", lambda w: unschedulable(w, 2), "", ("Degraded", "Unschedulable", "0/3 nodes")),
+    Day(
+        "a helper container loops",
+        lambda w: waits(w, 0, "CrashLoopBackOff"),
+        "",
+        ("Degraded", "CrashLoop", "worker digits-worker-0-0"),
+    ),
+]
+
+REFUSED = [
+    Day(
+        "quota",
+        lambda w: refused(w, 403, FORBIDDEN + "exceeded quota: small"),
+        "",
+        (*REFUSAL, "exceeded quota: small"),
+    ),
+    Day(
+        "limit range",
+        lambda w: refused(w, 403, FORBIDDEN + "maximum cpu usage per Container is 1"),
+        "",
+        (*REFUSAL, "maximum cpu usage"),
+    ),
+    Day(
+        "pod security",
+        lambda w: refused(w, 403, FORBIDDEN + 'violates PodSecurity "restricted:latest"'),
+        "",
+        (*REFUSAL, "violates PodSecurity"),
+    ),
+    Day(
+        "webhook",
+        lambda w: refused(w, 400, 'admission webhook "policy.example" denied the request: no'),
+        "",
+        (*REFUSAL, "admission webhook"),
+    ),
+    Day(
+        "webhook that says 422",
+        lambda w: refused(w, 422, 'admission webhook "policy.example" denied the request'),
+        "",
+        (*REFUSAL, "admission webhook"),
+    ),
+    Day(
+        "unknown priority class",
+        lambda w: refused(w, 403, FORBIDDEN + "no PriorityClass with name high was found"),
+        "",
+        (*REFUSAL, "PriorityClass"),
+    ),
+    Day(
+        "unknown service account",
+        lambda w: refused(w, 403, FORBIDDEN + "error looking up service account default/x"),
+        "",
+        (*REFUSAL, "service account"),
+    ),
+    Day(
+        "too many requests",
+        lambda w: refused(w, 429, "too many requests, please try again later"),
+        "",
+        (*REFUSAL, "too many requests"),
+    ),
+    Day(
+        "quota changed by others at the same time",
+        lambda w: refused(w, 409, "Operation cannot be fulfilled on resourcequotas"),
+        "",
+        (*REFUSAL, "resourcequotas"),
+    ),
+    Day("the API server breaks down", lambda w: refused(w, 500, "etcdserver: leader changed"), ""),
+    Day(
+        "invalid template",
+        lambda w: refused(w, 422, "spec.containers[0].name: Invalid value"),
+        ALL_GO,
+        ("Failed", "InvalidTemplate", "spec.containers[0].name"),
+    ),
+    Day(
+        "template that is no pod",
+        lambda w: refused(w, 400, "Pod in version v1 cannot be handled"),
+        ALL_GO,
+        ("Failed", "InvalidTemplate", "cannot be handled"),
+    ),
+    Day(
+        "the namespace is being deleted",
+        lambda w: (refused(w, 403, "being terminated", True), w.fail(worker(w))),
+        "",
+        ("Degraded", "NamespaceTerminating", "namespace default"),
+        (1, 0),
+    ),
+    Day(
+        "the namespace is being deleted, and the coordinator's creation told",
+        lambda w: (refused(w, 403, "being terminated", True, role="coordinator"), w.fail(worker(w))),
+        "",
+        ("Degraded", "NamespaceTerminating", "namespace default"),
+        (1, 0),
+    ),
+    Day(
+        "refused, and not wanted any more",
+        lambda w: (refused(w, 403, FORBIDDEN + "exceeded quota"), w.scale(3)),
+        "",
+    ),
+    Day(
+        "the coordinator is refused",
+        lambda w: (
+            refused(w, 403, "exceeded quota: small", role="coordinator"),
+            w.vanish(w.coordinators()[0]),
+        ),
+        "",
+        (*REFUSAL, "the coordinator's pod"),
+    ),
+]
+
+COORDINATOR = [
+    Day(
+        "coordinator deleted",
+        lambda w: w.ask_deletion(w.coordinators()[0]),
+        "+c2",
+        event="CoordinatorStarted",
+    ),
+    Day(
+        "coordinator evicted",
+        lambda w: w.evict(w.coordinators()[0]),
+        "+c2 -c1:Superseded",
+        event="CoordinatorStarted",
+    ),
+    Day(
+        "coordinator gone without a trace",
+        lambda w: w.vanish(w.coordinators()[0]),
+        "+c2",
+        event="CoordinatorStarted",
+    ),
+    Day(
+        "coordinator out of reach",
+        lambda w: setattr(w, "unreachable_since", w.now - 60),
+        "",
+        ("Degraded", "CoordinatorUnreachable", "workers train on meanwhile"),
+    ),
+]
+
+
+def unheard(world: World, *slots: int, **node: object) -> None:
+    """Something happens to node-1; a minute later the coordinator does not hear of the workers there."""
+    world.node("node-1", **node)
+    world.now += 60
+    world.reports()
+    assert world.report is not None
+    silent = {worker(world, slot)["metadata"]["uid"] for slot in slots}
+    members = (replace(m, connected=m.pod_uid not in silent) for m in world.report.members)
+    world.reports(members=tuple(members))
+
+
+def stuck(world: World) -> None:
+    world.ask_deletion(worker(world, 1), grace=30)
+    world.round()
+    world.now += 30 + 61
+    world.reports()
+
+
+def full(world: World) -> None:
+    world.job["spec"]["workers"]["maxReplicas"] = 3
+    world.node("node-1", cordoned=True)
+
+
+LOST, NODE_LOST = "+1-1 -1-0:NodeLost", {"counts": (0, 1), "event": "WorkerPreempted", "nodes": True}
+NODES = [
+    Day("node not ready, its worker heard of", lambda w: unheard(w, ready=False), nodes=True),
+    Day("node not ready, its worker silent", lambda w: unheard(w, 1, ready=False), LOST, **NODE_LOST),
+    Day("node unknown, its worker silent", lambda w: unheard(w, 1, ready=None), LOST, **NODE_LOST),
+    Day("worker silent, its node ready", lambda w: unheard(w, 1), nodes=True),
+    Day("node deleted", lambda w: w.lose_node("node-1"), LOST, **NODE_LOST),
+    Day("the coordinator's node deleted", lambda w: w.lose_node("node-0"),
+        "+c2 -c1:Superseded +0-1 -0-0:NodeLost", **NODE_LOST),
+    Day("node cordoned", lambda w: w.node("node-1", cordoned=True), "+1-1", nodes=True),
+    Day("node cordoned, no room for one more", full, nodes=True),
+    Day("worker terminating for ever", stuck, "-1-0:StuckTerminating", counts=(0, 1), nodes=True),
+    Day("worker terminating for ever, nodes not readable", stuck, "-1-0:StuckTerminating", counts=(0, 1)),
+]  # fmt: skip
+
+DAYS = [*WAITING, *REFUSED, *COORDINATOR, *NODES]
+
+
+@pytest.mark.parametrize("day", DAYS, ids=lambda day: day.name)
+def test_bad_day_around(day: Day) -> None:
+    live_through(day)
+
+
+def test_the_table_says_each_thing_once() -> None:
+    assert len({day.name for day in DAYS}) == len(DAYS)
