@@ -121,6 +121,18 @@ RECOVERIES = Row(
             about="What a change of members cost.",
         ),
         Panel(
+            "Time lost by cause",
+            (
+                (
+                    f"sum by ({PER_JOB}, cause) "
+                    f"(rate(springtide_coordinator_lost_seconds_total{{{JOB}}}[$__rate_interval]))",
+                    NAME + " {{cause}}",
+                ),
+            ),
+            unit="percentunit",
+            about="Share of wall time. Between steps: failure, rescale, checkpoint. Within: data, straggler.",
+        ),
+        Panel(
             "State lost",
             (
                 (
@@ -174,6 +186,41 @@ TIMES = Row(
             quantiles("springtide_worker_exposed_communication_seconds"),
             unit="s",
             about="Waiting for reductions after backward: what overlapping did not hide.",
+        ),
+        Panel(
+            "Communication",
+            quantiles("springtide_worker_communication_seconds"),
+            unit="s",
+            about="From the first reduction's begin to the last one's end, hidden or not.",
+        ),
+    ),
+)
+
+SHARES = Row(
+    "Where time goes",
+    (
+        Panel(
+            "Overlap",
+            ((greatest("springtide_worker_overlap_ratio"), NAME),),
+            unit="percentunit",
+            about="Part of the communication that computing hid, of the best worker.",
+        ),
+        Panel(
+            "Bytes reduced",
+            ((per_second("springtide_worker_reduced_bytes_total"), NAME),),
+            unit="Bps",
+            about="Gradients that workers put into reductions.",
+        ),
+        Panel(
+            "Fetching samples",
+            quantiles("springtide_worker_data_seconds"),
+            unit="s",
+            about="Part of compute: what a faster data source would save.",
+        ),
+        Panel(
+            "Slowest worker",
+            ((greatest("springtide_coordinator_slowest_worker_ratio"), NAME),),
+            about="Its time per step over the others' median; status.slowWorker names it. 1: nobody is slow.",
         ),
     ),
 )
@@ -230,4 +277,4 @@ OPERATOR = Row(
     ),
 )
 
-ROWS = (JOBS, WORKERS, RECOVERIES, RESCALING, TIMES, OPERATOR)
+ROWS = (JOBS, WORKERS, RECOVERIES, RESCALING, TIMES, SHARES, OPERATOR)

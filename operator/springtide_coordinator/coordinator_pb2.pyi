@@ -93,7 +93,7 @@ class Member(_message.Message):
     def __init__(self, id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_name: _Optional[str] = ..., local_rank: _Optional[int] = ..., address: _Optional[str] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye")
+    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "times")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
     STORE_SET_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class WorkerMessage(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     parked: Parked
     store_set: StoreEntry
@@ -112,7 +113,8 @@ class WorkerMessage(_message.Message):
     ended: Ended
     values: Values
     bye: Bye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+    times: Times
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage")
@@ -179,7 +181,7 @@ class Formed(_message.Message):
     def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., group_seconds: _Optional[float] = ..., transfer_seconds: _Optional[float] = ..., transfer_bytes: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("state", "unix_time", "step_seconds", "exposed_communication_seconds", "samples", "values", "skipped")
+    __slots__ = ("state", "unix_time", "step_seconds", "exposed_communication_seconds", "samples", "values", "skipped", "data_seconds", "checkpoint_seconds")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +196,8 @@ class Commit(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    DATA_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     state: StateName
     unix_time: float
     step_seconds: float
@@ -201,7 +205,23 @@ class Commit(_message.Message):
     samples: int
     values: _containers.ScalarMap[str, float]
     skipped: bool
-    def __init__(self, state: _Optional[_Union[StateName, _Mapping]] = ..., unix_time: _Optional[float] = ..., step_seconds: _Optional[float] = ..., exposed_communication_seconds: _Optional[float] = ..., samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., skipped: _Optional[bool] = ...) -> None: ...
+    data_seconds: float
+    checkpoint_seconds: float
+    def __init__(self, state: _Optional[_Union[StateName, _Mapping]] = ..., unix_time: _Optional[float] = ..., step_seconds: _Optional[float] = ..., exposed_communication_seconds: _Optional[float] = ..., samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., skipped: _Optional[bool] = ..., data_seconds: _Optional[float] = ..., checkpoint_seconds: _Optional[float] = ...) -> None: ...
+
+class Times(_message.Message):
+    __slots__ = ("steps", "step_seconds", "data_seconds", "compute_seconds", "wait_seconds")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DATA_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    step_seconds: float
+    data_seconds: float
+    compute_seconds: float
+    wait_seconds: float
+    def __init__(self, steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., data_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
 
 class Data(_message.Message):
     __slots__ = ("epoch", "seen", "expected", "repeated", "lost", "skipped", "total_seen", "stage")
@@ -413,18 +433,36 @@ class SyncRequest(_message.Message):
     def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., pause_seconds: _Optional[float] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("member", "standing", "connected", "step_seconds", "leaving")
+    __slots__ = ("member", "standing", "connected", "step_seconds", "leaving", "data_seconds", "compute_seconds", "wait_seconds")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    DATA_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     member: Member
     standing: Standing
     connected: bool
     step_seconds: float
     leaving: bool
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., connected: _Optional[bool] = ..., step_seconds: _Optional[float] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    data_seconds: float
+    compute_seconds: float
+    wait_seconds: float
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., connected: _Optional[bool] = ..., step_seconds: _Optional[float] = ..., leaving: _Optional[bool] = ..., data_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class Slow(_message.Message):
+    __slots__ = ("pod_name", "busy_seconds", "median_seconds", "since_unix")
+    POD_NAME_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_FIELD_NUMBER: _ClassVar[int]
+    pod_name: str
+    busy_seconds: float
+    median_seconds: float
+    since_unix: float
+    def __init__(self, pod_name: _Optional[str] = ..., busy_seconds: _Optional[float] = ..., median_seconds: _Optional[float] = ..., since_unix: _Optional[float] = ...) -> None: ...
 
 class Recovery(_message.Message):
     __slots__ = ("generation", "cause", "seconds", "at_unix")
@@ -439,8 +477,15 @@ class Recovery(_message.Message):
     def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., cause: _Optional[str] = ..., seconds: _Optional[float] = ..., at_unix: _Optional[float] = ...) -> None: ...
 
 class SyncReply(_message.Message):
-    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent")
+    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "lost_seconds", "slow")
     class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class LostSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -467,6 +512,8 @@ class SyncReply(_message.Message):
     UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMIT_UNIX_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
+    LOST_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SLOW_FIELD_NUMBER: _ClassVar[int]
     incarnation: Incarnation
     phase: Phase
     generation: GenerationName
@@ -487,4 +534,6 @@ class SyncReply(_message.Message):
     unix_time: float
     last_commit_unix: float
     silent: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
+    lost_seconds: _containers.ScalarMap[str, float]
+    slow: Slow
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ...) -> None: ...

@@ -17,6 +17,8 @@ from .membership.names import GenerationName, StateName
 KEPT_COMMITS = 20_000
 KEPT_GENERATIONS = 2_000
 RATE_WINDOW = 5.0  # s
+LOST_CAUSES = ("failure", "rescale", "checkpoint", "data", "straggler")
+_LOST_BY = {"failure": "failure", "join": "rescale", "leave": "rescale"}  # by cause of the generation
 RECOVERY_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # s
 
 
@@ -31,6 +33,8 @@ class Commit:
     values: Mapping[str, float] = field(default_factory=dict)
     exposed_seconds: float = 0.0
     skipped: bool = False
+    data_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class History:
     recovery_seconds: float = 0.0
     last_recovery: Recovery | None = None
     values: dict[str, float] = field(default_factory=dict)
+    lost_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOST_CAUSES, 0.0))
+    held_up: float = 0.0  # seconds per step that a slow member costs now
     _begun: _Begun | None = None
     _pending: GenerationSeen | None = None
     _before: float = 0.0  # unix time of the last commit before the pending generation
@@ -151,6 +157,9 @@ class History:
         ]
         self.steps_total += 1
         self.samples_total += commit.samples
+        self.lost_seconds["data"] += commit.data_seconds
+        self.lost_seconds["checkpoint"] += commit.checkpoint_seconds
+        self.lost_seconds["straggler"] += min(self.held_up, commit.step_seconds)
         if commit.values and self.commits[-1] is commit:
             self.values.update(commit.values)
         self._recovered(commit)
@@ -167,6 +176,8 @@ class History:
         self.last_recovery = Recovery(pending.name, pending.cause, seconds, commit.unix_time)
         self.recoveries[pending.cause] += 1
         self.recovery_seconds += seconds
+        if pending.cause in _LOST_BY:
+            self.lost_seconds[_LOST_BY[pending.cause]] += max(0.0, seconds - commit.step_seconds)
         self.recovery_buckets[bisect_left(RECOVERY_BUCKETS, seconds)] += 1
 
     def step_seconds(self) -> float:

@@ -16,6 +16,7 @@ from .membership.names import Incarnation
 from .rendezvous import Rendezvous, TooMuchError
 from .reply import sync_reply
 from .settings import Options
+from .slowness import Slow, Slowness
 from .streams import Stream
 
 log = logging.getLogger("springtide.coordinator")
@@ -48,6 +49,7 @@ class Hub:
             settings=options.membership,
         )
         self.history = History()
+        self.slowness = Slowness()
         self.rendezvous = Rendezvous()
         self.data = pb.Data()
         self.values: dict[str, float] = {}
@@ -92,6 +94,8 @@ class Hub:
                     self._store(stream, message.store_set)
                 case "progress":
                     self._progress(stream, message.progress)
+                case "times":
+                    self._times(stream, message.times)
                 case "values":
                     self.values.update(message.values.values)
                 case "hello":
@@ -150,6 +154,8 @@ class Hub:
                 self._log(f"ended the stream of {effect.member}: {effect.reason}", reason="StreamEnded")
             case Made():
                 self.rendezvous.begin(effect.start.generation)
+                self.slowness.keep([member.id for member in effect.start.members])
+                self.history.held_up = 0.0
                 self.history.generation_made(effect.start, effect.cause, now)
                 names = ", ".join(member.label for member in effect.start.members)
                 self._log(f"{effect.start.reason}; begins with {names}", reason="GenerationMade")
@@ -184,6 +190,19 @@ class Hub:
             if other is not stream and other.member in current.ids:
                 other.put(message)
 
+    def _times(self, stream: Stream, times: pb.Times) -> None:
+        if stream.member not in self.membership.members:
+            return
+        means = (times.step_seconds, times.data_seconds, times.compute_seconds, times.wait_seconds)
+        self.slowness.heard(stream.member, times.steps, *means, self.clock())
+        slow = self.slow()
+        self.history.held_up = slow.busy - slow.median if slow is not None else 0.0
+
+    def slow(self) -> Slow | None:
+        """The member of the current generation that holds the others up, if one does."""
+        current = self.membership.current
+        return self.slowness.slowest(current.ids, self.clock()) if current is not None else None
+
     def _progress(self, stream: Stream, progress: pb.Progress) -> None:
         record = self.membership.members.get(stream.member)
         if record is None or record.session != stream.session:
@@ -202,6 +221,8 @@ class Hub:
                     dict(commit.values),
                     commit.exposed_communication_seconds,
                     commit.skipped,
+                    commit.data_seconds,
+                    commit.checkpoint_seconds,
                 )
             )
         known = self.history.known

@@ -70,6 +70,23 @@ class JobCollector(Collector):
         for cause in CAUSES:
             recoveries.add_metric((*job, cause), history.recoveries[cause])
         yield recoveries
+        lost = CounterMetricFamily(
+            PREFIX + "lost_seconds",
+            "Seconds lost, by cause. Between steps that survive: failure, rescale, checkpoint. Within them:"
+            " data (fetching samples), straggler (waiting for one slow worker).",
+            labels=(*LABELS, "cause"),
+        )
+        for cause, value in history.lost_seconds.items():
+            lost.add_metric((*job, cause), value)
+        yield lost
+        slow = hub.slow()
+        ratio = GaugeMetricFamily(
+            PREFIX + "slowest_worker_ratio",
+            "Time per step of a worker that holds the others up, over the others' median; 1 while none does.",
+            labels=LABELS,
+        )
+        ratio.add_metric(job, slow.busy / slow.median if slow is not None and slow.median > 0 else 1.0)
+        yield ratio
         seconds = HistogramMetricFamily(
             PREFIX + "recovery_seconds",
             "Last commit before a new generation to its first commit.",

@@ -39,17 +39,33 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         unix_time=now,
         last_commit_unix=history.last_commit_unix,
         silent=[uid for uid, _ in silent_pods(m)],
+        lost_seconds=history.lost_seconds,
     )
     for record in sorted(m.members.values(), key=lambda record: record.info.rank_key):
         if not record.connected and not m.in_current(record.info.id):
             continue
+        times = hub.slowness.times.get(record.info.id)
+        own = history.step_seconds() if record.info.id == rank_zero else 0.0
         reply.members.append(
             pb.MemberStatus(
                 member=wire.from_member(record.info),
                 standing=wire.from_standing(record.standing),
                 connected=record.connected,
-                step_seconds=history.step_seconds() if record.info.id == rank_zero else 0.0,
+                step_seconds=times.step if times is not None else own,
                 leaving=record.leaving,
+                data_seconds=times.data if times is not None else 0.0,
+                compute_seconds=times.compute if times is not None else 0.0,
+                wait_seconds=times.wait if times is not None else 0.0,
+            )
+        )
+    slow = hub.slow()
+    if slow is not None and slow.member in m.members:
+        reply.slow.CopyFrom(
+            pb.Slow(
+                pod_name=m.members[slow.member].info.label,
+                busy_seconds=slow.busy,
+                median_seconds=slow.median,
+                since_unix=slow.since,
             )
         )
     last = history.last_recovery

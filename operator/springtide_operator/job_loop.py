@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from springtide_operator import takeover
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import InvalidJob, Job
 from springtide_operator.cache import Cache, Key
@@ -23,7 +24,7 @@ from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Event, Plan
 from springtide_operator.plan.decide import invalid, plan
 from springtide_operator.plan.ledger import Ledger
-from springtide_operator.plan.observation import Observation
+from springtide_operator.plan.observation import Observation, ServiceSeen
 from springtide_operator.plan.relay import Word, word
 
 log = logging.getLogger("springtide.operator")
@@ -70,6 +71,7 @@ class JobLoop:
         meter: Meter,
         tick: float = 2.0,
         calm_tick: Callable[[], float] | None = None,
+        patience: float = 0.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.key = key
@@ -83,6 +85,9 @@ class JobLoop:
         self._tick = tick
         self._calm_tick = calm_tick or (lambda: tick)
         self._calm = False  # trains or has ended, and the last round changed nothing
+        self._patience = patience  # see `takeover`
+        self._trust_until = 0.0
+        self._trusted: ServiceSeen | None = None
         self._promised = tick  # what the coordinator was told of the next call
         self._look: asyncio.TimerHandle | None = None
         self._clock = clock
@@ -194,6 +199,7 @@ class JobLoop:
         job: Job | None = None
         try:
             job = Job.parse(raw)
+            self._trust(job, now)
         except InvalidJob as error:
             decided = invalid(raw.get("status") or {}, raw["metadata"].get("generation", 1), str(error), now)
         else:
@@ -211,9 +217,28 @@ class JobLoop:
             return 0.0
         # Calm jobs are planned half as often as their coordinators are asked: news of theirs wakes the plan.
         wait = 2 * self.pause if self._calm and self.pause > self._tick else self._tick
+        if self._trust_until:
+            wait = min(wait, max(0.02, self._trust_until - self._clock()))
         if decided.wake_at is not None:
             wait = min(wait, max(0.02, decided.wake_at - self._clock()))
         return wait
+
+    def _trust(self, job: Job, now: float) -> None:
+        """In the first round, hold for made what a job that trains must have; later, see to it after all."""
+        memory = self._performer.memory
+        if self._patience > 0:
+            self._trust_until, self._patience = now + self._patience, 0.0
+            found = takeover.trusted_service(job.status, self.observe(job), now)
+            if found is not None:
+                self._trusted = memory.service = found
+                memory.secret_made, memory.secret_made_at, memory.policy_applied = True, now, True
+            else:
+                self._trust_until = 0.0
+        elif 0 < self._trust_until <= now:
+            if memory.service is self._trusted:
+                memory.service = None
+            memory.secret_made = memory.policy_applied = False
+            self._trust_until = 0.0
 
     async def _write_status(self, raw: dict[str, Any], decided: Plan) -> bool:
         """False if somebody else wrote first: the next round plans from what they wrote."""

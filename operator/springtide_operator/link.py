@@ -13,7 +13,7 @@ from typing import Protocol
 from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator.client import SyncClient, SyncError
 from springtide_operator.api import names
-from springtide_operator.plan.observation import CoordinatorPod, MemberReport, Report
+from springtide_operator.plan.observation import CoordinatorPod, MemberReport, Report, SlowReport
 from springtide_operator.plan.relay import Word
 
 log = logging.getLogger("springtide.operator")
@@ -171,6 +171,12 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         states_lost=reply.states_lost,
         last_commit_at=reply.last_commit_unix or None,
         step_seconds=reply.step_seconds,
+        lost_seconds=dict(reply.lost_seconds),
+        slow=(
+            SlowReport(reply.slow.pod_name, reply.slow.busy_seconds, reply.slow.median_seconds)
+            if reply.HasField("slow")
+            else None
+        ),
         silent=frozenset(reply.silent),
     )
 
@@ -191,6 +197,8 @@ def news(before: Report | None, after: Report | None) -> bool:
             values={},
             last_commit_at=None,
             step_seconds=0.0,
+            lost_seconds={},
+            slow=None,
         )
 
     return still(before) != still(after)

@@ -107,6 +107,17 @@ def _per_job(jobs: list[tuple[str, str, Status]]) -> Iterator[Metric]:
     recoveries = CounterMetricFamily(
         "springtide_job_recoveries", "Changes of the workers that training survived.", labels=JOB_LABELS
     )
+    samples = CounterMetricFamily(
+        "springtide_job_samples",
+        "Samples whose gradients are in the surviving parameters.",
+        labels=JOB_LABELS,
+    )
+    lost = CounterMetricFamily(
+        "springtide_job_lost_seconds",
+        "Seconds lost over the job's life, by cause. Between steps that survive: failure, rescale,"
+        " checkpoint. Within them: data, straggler.",
+        labels=[*JOB_LABELS, "cause"],
+    )
     plain = {
         "generation": _gauge("generation", "Number of the membership generation."),
         "step": _gauge("step", "Newest committed step."),
@@ -132,10 +143,14 @@ def _per_job(jobs: list[tuple[str, str, Status]]) -> Iterator[Metric]:
         restarts.add_metric([*labels, "preemption"], float(ended.get("preemptions", 0)))
         restarts.add_metric([*labels, "ignored"], float(ended.get("ignored", 0)))
         recoveries.add_metric(labels, float(status.get("recoveries", 0)))
+        if "data" in status:
+            samples.add_metric(labels, float(status["data"].get("totalSeen", 0)))
+        for cause, seconds in (status.get("lostSeconds") or {}).items():
+            lost.add_metric([*labels, cause], float(seconds))
         for key, family in plain.items():
             if key in status:
                 family.add_metric(labels, float(status[key]))
-    yield from (workers, restarts, recoveries, *plain.values())
+    yield from (workers, restarts, recoveries, samples, lost, *plain.values())
 
 
 def _gauge(name: str, text: str) -> GaugeMetricFamily:

@@ -5,8 +5,8 @@ Events wake a job at once whatever its pace; the pace bounds what only time or t
 
 from __future__ import annotations
 
-CALM_JOBS_PER_SECOND = 25.0
-CALM_LIMIT_SECONDS = 40.0
+CALM_JOBS_PER_SECOND = 20.0
+CALM_LIMIT_SECONDS = 50.0
 RESYNC_SHARE = 0.02  # of the time may go into listing everything
 RESYNC_LIMIT_SECONDS = 300.0
 

@@ -24,6 +24,7 @@ from springtide_operator.metrics import Metrics
 from springtide_operator.pace import calm_seconds, resync_seconds
 from springtide_operator.perform import Performer
 from springtide_operator.settings import Settings
+from springtide_operator.takeover import patience
 from springtide_operator.web import start_web
 
 log = logging.getLogger("springtide.operator")
@@ -246,6 +247,7 @@ class Operator:
             self.metrics,
             self.settings.tick,
             lambda: calm_seconds(len(self._loops), self.settings.tick),
+            patience(uid, len(self.cache.job_keys())),
         )
 
     def _statuses(self) -> Iterator[tuple[str, str, Object]]:

@@ -59,6 +59,8 @@ def operator_series() -> dict[str, set[str]]:
         "samplesPerSecond": "1",
         "goodput": "1",
         "lastRecoverySeconds": "1",
+        "lostSeconds": {"failure": "1"},
+        "data": {"totalSeen": 1},
     }
     metrics = OperatorMetrics(lambda: [("namespace", "job", status)], lambda: True)
     metrics.reconciled("success", 0.1)

@@ -18,18 +18,26 @@ from springtide_coordinator.membership.machine import hear_operator
 from springtide_coordinator.membership.names import Incarnation
 from springtide_coordinator.membership.rules import Settings as Rules
 from springtide_operator.api import names
+from springtide_operator.cache import Cache
 from springtide_operator.handlers import configure
-from springtide_operator.job_loop import calm
+from springtide_operator.job_loop import JobLoop, calm
+from springtide_operator.link import Link
+from springtide_operator.manifests.protection import Doors
+from springtide_operator.metrics import Metrics
 from springtide_operator.pace import calm_seconds, resync_seconds
+from springtide_operator.perform import Performer
+from springtide_operator.plan.actions import ApplyService
+from springtide_operator.plan.decide import plan
 from springtide_operator.plan.observation import Node
 from springtide_operator.runtime import Operator
 from springtide_operator.settings import Settings
 from springtide_operator.stateless import NoDifferences, NoProgress
+from springtide_operator.takeover import patience, trusted_service
 
 
 @pytest.mark.parametrize(
     ("jobs", "tick", "seconds"),
-    [(0, 2, 2), (50, 2, 2), (200, 2, 8), (1000, 2, 40), (9000, 2, 40), (9000, 60, 60)],
+    [(0, 2, 2), (40, 2, 2), (200, 2, 10), (1000, 2, 50), (9000, 2, 50), (9000, 60, 60)],
 )
 def test_many_jobs_are_looked_at_more_seldom(jobs: int, tick: float, seconds: float) -> None:
     assert calm_seconds(jobs, tick) == seconds
@@ -151,3 +159,63 @@ def test_kopf_keeps_nothing_of_objects() -> None:
     settings.persistence.progress_storage.touch(body=body, patch=patch, value="x")
     assert storage.fetch(body=body) is None
     assert dict(patch) == {}
+
+
+def test_few_jobs_are_seen_to_at_once_and_many_one_after_the_other() -> None:
+    assert {patience(f"uid-{number}", 50) for number in range(50)} == {0.0}
+    found = sorted(patience(f"uid-{number}", 1000) for number in range(1000))
+    assert 0 <= found[0] < 3
+    assert 45 < found[-1] < 50
+    assert all(found[at] < 0.06 * at + 3 for at in range(1000)), "spread evenly"
+
+
+def test_only_a_job_that_trains_with_a_settled_coordinator_is_trusted() -> None:
+    world = World()
+    world.round()
+    world.kubelet()
+    world.reports()
+    world.round()
+    world.settle(seconds=1.0)
+    world.reports()
+    world.settle(seconds=1.0)
+    assert trusted_service(world.status, world.observe(), world.now) is None, "its coordinator is young"
+    assert trusted_service({}, world.observe(), world.now + 40) is None, "nothing is known of the job"
+    found = trusted_service(world.status, world.observe(), world.now + 40)
+    assert found is not None
+    assert (found.address, found.incarnation) == ("10.0.0.1:7070", 1)
+    world.die()
+    seen = replace(world.observe(), service=found, unreachable_since=world.now, secret_made=True)
+    again = plan(world.parsed(), seen, world.now + 40).actions
+    assert any(isinstance(action, ApplyService) for action in again), "mended at once where it is missed"
+    for pod in world.coordinators():
+        world.vanish(pod)
+    assert trusted_service(world.status, world.observe(), world.now + 40) is None
+
+
+async def test_a_take_over_of_many_jobs_mends_them_by_and_by() -> None:
+    """A second operator process: nothing is applied in its first round, and everything a while later."""
+    world = trained()
+    now = [world.now + 100]
+    cluster = FakeCluster()
+    cluster.put("trainingjobs", world.job, "ADDED")
+    cache = Cache()
+    cache.put_job(cluster.job())
+    for number, pod in enumerate(world.pods.values()):
+        pod["metadata"]["resourceVersion"] = str(100 + number)
+        cache.put_pod(pod)
+    key, uid = ("default", "digits"), world.job["metadata"]["uid"]
+    performer = Performer(cluster, cache, key, "t" * 16, "img", lambda: True, doors=Doors("ns"))
+    link = Link("t" * 16, 1.0, FakeCoordinator().connect)
+    meter = Metrics(list, lambda: True)
+    loop = JobLoop(
+        key, uid, cluster, cache, performer, link, lambda: True, meter, clock=lambda: now[0], patience=20.0
+    )
+    await loop.round()
+    applied = ("create_secret", "apply_service", "apply_network_policy")
+    assert [cluster.calls[call] for call in applied] == [0, 0, 0]
+    now[0] += 21
+    await loop.round()
+    assert [cluster.calls[call] for call in applied] == [1, 1, 1]
+    now[0] += 100
+    await loop.round()
+    assert [cluster.calls[call] for call in applied] == [1, 1, 1]

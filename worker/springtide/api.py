@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -110,7 +111,8 @@ def batches(
         min_part=min_part,
         train=train,
     )
-    return deal_batches(runtime, plan)
+    source = replace(plan.source, fetch=runtime.timing.timed(plan.source.fetch))
+    return deal_batches(runtime, replace(plan, source=source))
 
 
 class step:

@@ -39,7 +39,11 @@ class Metrics:
 
         self.step = seconds("step", "From the begin of a committed step's body to its commit.")
         self.compute = seconds("compute", "Forward and backward of a committed step.")
+        self.data = seconds("data", "Fetching the samples of a committed step; part of compute.")
         self.communication = seconds(
+            "communication", "From the begin of a committed step's first reduction to the end of its last."
+        )
+        self.exposed = seconds(
             "exposed_communication", "Wait for reductions after backward of a committed step."
         )
         self.steps = counter("steps", "Steps that this process committed.")
@@ -49,12 +53,27 @@ class Metrics:
         self.transfer_bytes = counter(
             "state_transfer_bytes", "Bytes of state that this process sent or received."
         )
+        self.reduced_bytes = counter(
+            "reduced_bytes", "Bytes that this process put into the reductions of committed steps."
+        )
+        self._overlap = Gauge(
+            "springtide_worker_overlap_ratio",
+            "Part of the communication of the last committed step that computing hid, 0-1.",
+            list(labels),
+            registry=self.registry,
+        ).labels(**labels)
         self.generation = Gauge(
             "springtide_worker_generation",
             "Number of the membership generation.",
             list(labels),
             registry=self.registry,
         ).labels(**labels)
+
+    def communicated(self, seconds: float, exposed: float, size: int) -> None:
+        """Count the reductions of a committed step: seconds, those not hidden, bytes."""
+        self.communication.observe(seconds)
+        self.reduced_bytes.inc(size)
+        self._overlap.set(1.0 - min(1.0, exposed / seconds) if seconds > 0 else 0.0)
 
     def serve(self, port: int, address: str) -> Callable[[], None]:
         """Serve /metrics; a taken port is replaced by a free one, and no failure is fatal.

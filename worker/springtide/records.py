@@ -30,6 +30,8 @@ class Commit:
     exposed_seconds: float
     samples: int
     values: dict[str, float]
+    data_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
 
     def to_proto(self) -> pb.Commit:
         return pb.Commit(
@@ -39,6 +41,8 @@ class Commit:
             exposed_communication_seconds=self.exposed_seconds,
             samples=self.samples,
             values=self.values,
+            data_seconds=self.data_seconds,
+            checkpoint_seconds=self.checkpoint_seconds,
         )
 
 

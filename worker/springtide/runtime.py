@@ -25,6 +25,7 @@ from springtide.records import Commit, Ring, StepLog
 from springtide.recovery import Recovery
 from springtide.session import Session
 from springtide.state import Position
+from springtide.timing import Timing
 from springtide.training import Deal, Trainer
 from springtide.transaction import Phase
 
@@ -40,6 +41,7 @@ class Runtime:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics(settings.job, settings.namespace)
+        self.timing = Timing()
         self.ring = Ring()
         self.step_log = StepLog(settings.step_log, settings.pod_name or "alone")
         self.trainer: Trainer | None = None
@@ -117,6 +119,8 @@ class Runtime:
         self.position = replace(self.position, cursor=cursor)
 
     def deal(self, deal: Deal) -> None:
+        if deal.first:
+            self.timing.dealt()
         self._deal = deal
 
     def check_taken(self) -> None:
@@ -156,6 +160,8 @@ class Runtime:
             trainer.transaction.begin()  # raises: nested, or broken
         deal = self._deal
         assert deal is not None
+        if deal.first:
+            self.timing.opened()
         trainer.begin(deal)
         self._deal = None
 
@@ -224,6 +230,7 @@ class Runtime:
                 deal.number,
                 sorted(body.reports),
             )
+        data, paused = self.timing.committed(seconds, body.backward_seconds, body.exposed_seconds)
         commit = Commit(
             state,
             time.time(),
@@ -231,12 +238,16 @@ class Runtime:
             body.exposed_seconds,
             deal.batch.micro.global_samples,
             result.values or {},
+            data,
+            paused,
         )
         self.ring.add(commit)
         self.step_log.write(commit)
         self.metrics.step.observe(seconds)
         self.metrics.compute.observe(body.backward_seconds)
-        self.metrics.communication.observe(body.exposed_seconds)
+        self.metrics.exposed.observe(body.exposed_seconds)
+        self.metrics.data.observe(data)
+        self.metrics.communicated(body.communication_seconds, body.exposed_seconds, body.reduced_bytes)
         self.metrics.steps.inc()
         self.metrics.samples.inc(body.samples)
         faults.reach("committed", cursor.step)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("springtide")
 
 TELL_SECONDS = 0.1
+_TIMES_SECONDS = 1.0
 _FLUSH_SECONDS = 2.0
 _UNHEARD_SECONDS = 5.0
 _SAY_SECONDS = 10.0
@@ -47,6 +48,7 @@ class Session:
         self.membership.on_wait = self.check_term
         self.term_at: float | None = None
         self._said = 0.0
+        self._timed_at = 0.0
         self._streams = 0
         self._resend = False
         self._closing = threading.Event()
@@ -119,6 +121,7 @@ class Session:
     def _tell_for_ever(self) -> None:
         while not self._closing.wait(TELL_SECONDS):
             self._tell()
+            self._tell_times()
             self._watch_reductions()
             if self.term_at is not None and not self.membership.leaving:
                 log.info("SIGTERM: leaving at the next boundary")
@@ -145,6 +148,15 @@ class Session:
             log.warning(
                 "a step has waited %.0f s for the gradients of the other members: %s", now - since, names
             )
+
+    def _tell_times(self) -> None:
+        now = time.monotonic()
+        if now - self._timed_at < _TIMES_SECONDS or not self._client.connected:
+            return
+        self._timed_at = now
+        times = self._runtime.timing.take()
+        if times is not None:
+            self.send(pb.WorkerMessage(times=times))
 
     def _tell(self) -> None:
         runtime = self._runtime

@@ -63,6 +63,9 @@ class Body:
     result: side.Result | None = None
     exposed_seconds: float = 0.0
     backward_seconds: float = 0.0
+    sums_began: float = 0.0
+    communication_seconds: float = 0.0  # from the first reduction's begin to the last one's end
+    reduced_bytes: int = 0
     gradients: int = 0
     samples: int = 0
 
@@ -304,7 +307,9 @@ class Trainer:
             for indices, total in riders:
                 combined |= zip(indices, self._unpacked(indices, total, result), strict=True)
         self._moving = (deal.group, changed)
-        body.exposed_seconds = time.perf_counter() - started
+        ended = time.perf_counter()
+        body.exposed_seconds = ended - started
+        body.communication_seconds = ended - (body.sums_began or started)
         faults.reach("reduced", deal.number)
         self.transaction.start_stepping()
         faults.reach("stepping", deal.number)
@@ -432,8 +437,11 @@ class Trainer:
                 )
 
     def _start_sum(self, tensor: torch.Tensor) -> Work:
+        body = self._running()
+        body.sums_began = body.sums_began or time.perf_counter()
+        body.reduced_bytes += tensor.nbytes
         try:
-            return self._running().deal.group.start_sum(tensor)
+            return body.deal.group.start_sum(tensor)
         except RuntimeError as error:
             self._fail(error)
 

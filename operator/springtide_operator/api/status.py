@@ -113,6 +113,20 @@ class CoordinatorStatus(ApiModel):
     states_lost: Count | None = Field(
         default=None, description="Its own count, as added to status.statesLost."
     )
+    lost_seconds: dict[str, Short] | None = Field(
+        default=None,
+        description="Its own sums, as added to status.lostSeconds.",
+        json_schema_extra={"maxProperties": 8},
+    )
+
+
+class SlowWorkerStatus(ApiModel):
+    """A worker whose own time per step is well above the others', so that they wait for it."""
+
+    pod: Short = Field(description="Its pod.")
+    node: Annotated[str, Field(max_length=253)] = Field(default="", description="The pod's node.")
+    step_seconds: Short = Field(description="Its data and compute time per step.")
+    median_seconds: Short = Field(description="The other workers' median.")
 
 
 class SlotStatus(ApiModel):
@@ -169,6 +183,15 @@ class TrainingJobStatus(ApiModel):
     )
     last_recovery_seconds: Short | None = Field(
         default=None, description="Last recovery: last commit before it to first commit after it, in seconds."
+    )
+    lost_seconds: dict[str, Short] | None = Field(
+        default=None,
+        description="Seconds lost over the job's life, by cause. Between steps that survive: failure,"
+        " rescale, checkpoint. Within them: data, straggler.",
+        json_schema_extra={"maxProperties": 8},
+    )
+    slow_worker: SlowWorkerStatus | None = Field(
+        default=None, description="A worker that holds the others up now."
     )
     last_failure: LastFailure | None = Field(default=None, description="The newest worker failure.")
     backoff: dict[str, BackoffStatus] | None = Field(

@@ -100,7 +100,7 @@ def _status(
 ) -> Status:
     old = job.status
     report = observation.report_of(ledger.incarnation)
-    numbers = progress.numbers(report, old)
+    numbers = progress.numbers(report, old, {pod.name: pod.node for pod in observation.workers})
     started = truths[reasons.RUNNING].true or bool(old.get("generation"))
     return {
         **numbers,
@@ -151,9 +151,14 @@ def _coordinator(observation: Observation, ledger: Ledger, numbers: Status, old:
             "restart": report.restart,
             "recoveries": report.recoveries,
             "statesLost": report.states_lost,
+            "lostSeconds": {cause: f"{value:.3f}" for cause, value in sorted(report.lost_seconds.items())},
         }
     elif before.get("incarnation") == ledger.incarnation:
-        result |= {key: before[key] for key in ("restart", "recoveries", "statesLost") if key in before}
+        result |= {
+            key: before[key]
+            for key in ("restart", "recoveries", "statesLost", "lostSeconds")
+            if key in before
+        }
     return result
 
 

@@ -125,6 +125,15 @@ class MemberReport:
 
 
 @dataclass(frozen=True)
+class SlowReport:
+    """A worker that holds the others up; seconds per step."""
+
+    pod: str
+    busy: float
+    median: float  # of the others
+
+
+@dataclass(frozen=True)
 class Report:
     """The coordinator's last answer."""
 
@@ -149,6 +158,8 @@ class Report:
     states_lost: int = 0
     last_commit_at: float | None = None
     step_seconds: float = 0.0  # median of the recent ones
+    lost_seconds: Mapping[str, float] = field(default_factory=dict)  # by cause, since its process began
+    slow: SlowReport | None = None
     silent: frozenset[str] = frozenset()  # pod uids that run and have not said Hello
 
     @property

@@ -10,6 +10,7 @@ from springtide_operator.plan.observation import Finished, Report
 
 INTERVAL_SECONDS = 15.0
 MAX_VALUES = 64
+MAX_CAUSES = 8
 
 # Not written on their own account more often than INTERVAL_SECONDS.
 _SLOW = (
@@ -21,11 +22,15 @@ _SLOW = (
     "recoveries",
     "lastRecoverySeconds",
     "statesLost",
+    "lostSeconds",
+    "slowWorker",
 )
 
 
-def numbers(report: Report | None, old: dict[str, Any]) -> dict[str, Any]:
-    """The progress keys of status: from the report, or as they were."""
+def numbers(
+    report: Report | None, old: dict[str, Any], nodes: Mapping[str, str | None] | None = None
+) -> dict[str, Any]:
+    """The progress keys of status: from the report, or as they were. `nodes`: by name of pod."""
     result = {key: old[key] for key in ("generation", *_SLOW) if key in old}
     if report is None:
         return result
@@ -44,9 +49,32 @@ def numbers(report: Report | None, old: dict[str, Any]) -> dict[str, Any]:
     seen = counters_seen(report, old)
     result["recoveries"] = old.get("recoveries", 0) + max(0, report.recoveries - seen[0])
     result["statesLost"] = old.get("statesLost", 0) + max(0, report.states_lost - seen[1])
+    lost = lost_seconds(report, old)
+    if lost:
+        result["lostSeconds"] = lost
+    result.pop("slowWorker", None)
+    if report.slow is not None:
+        result["slowWorker"] = {
+            "pod": report.slow.pod,
+            "node": (nodes or {}).get(report.slow.pod) or "",
+            "stepSeconds": f"{report.slow.busy:.3g}",
+            "medianSeconds": f"{report.slow.median:.3g}",
+        }
     if report.recovery_seconds is not None:
         result["lastRecoverySeconds"] = f"{report.recovery_seconds:.3f}"
     return result
+
+
+def lost_seconds(report: Report, old: dict[str, Any]) -> dict[str, str]:
+    """Seconds lost by cause over the job's life: what status has, and what the coordinator counted since."""
+    before = old.get("coordinator") or {}
+    same = (before.get("incarnation"), before.get("restart")) == (report.incarnation, report.restart)
+    seen = (before.get("lostSeconds") or {}) if same else {}
+    total = dict(old.get("lostSeconds") or {})
+    for cause, seconds in sorted(report.lost_seconds.items())[:MAX_CAUSES]:
+        gained = max(0.0, seconds - float(seen.get(cause, 0.0)))
+        total[cause] = f"{float(total.get(cause, 0.0)) + gained:.3f}"
+    return total
 
 
 def counters_seen(report: Report, old: dict[str, Any]) -> tuple[int, int]:
@@ -68,6 +96,7 @@ def final(finished: Finished, old: dict[str, Any]) -> dict[str, Any]:
         result["step"] = finished.step
     if finished.data:
         result["data"] = data(finished.data)
+    result.pop("slowWorker", None)
     if finished.values:
         result["values"] = values(finished.values)
     return result
@@ -106,6 +135,6 @@ def same_but_progress(old: dict[str, Any], new: dict[str, Any]) -> bool:
 def _without_progress(status: dict[str, Any]) -> dict[str, Any]:
     result = {key: value for key, value in status.items() if key not in _SLOW and key != "progressTime"}
     coordinator = dict(result.get("coordinator") or {})
-    for key in ("recoveries", "statesLost"):
+    for key in ("recoveries", "statesLost", "lostSeconds"):
         coordinator.pop(key, None)
     return {**result, "coordinator": coordinator}

@@ -1,0 +1,94 @@
+"""Who slows the others down: each worker's own time per step (data and compute), compared.
+
+A step takes as long as its slowest worker; the others wait in the reductions. The step's duration is the same
+on all of them, so it tells nothing; what a worker does before its gradients are there does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from statistics import median
+
+HALF_LIFE_STEPS = 20.0
+FACTOR = 1.5  # of the others' median
+LEAST_SECONDS = 0.005  # per step: less is noise
+HOLD_SECONDS = 10.0  # until it is said
+FRESH_SECONDS = 15.0
+
+
+@dataclass(slots=True)
+class WorkerTimes:
+    """Means per step in seconds, the recent steps counting most."""
+
+    step: float
+    data: float
+    compute: float
+    wait: float
+    heard_at: float
+
+    @property
+    def busy(self) -> float:
+        return self.data + self.compute
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A worker that takes longer than the others; seconds per step. `since`: unix seconds."""
+
+    member: str
+    busy: float
+    median: float
+    since: float
+
+
+@dataclass(slots=True)
+class Slowness:
+    """Times by member id. Feed it with `heard`, ask with `slowest`; times are unix seconds."""
+
+    times: dict[str, WorkerTimes] = field(default_factory=dict)
+    _suspect: tuple[str, float] | None = None  # member, since
+
+    def heard(
+        self, member: str, steps: int, step: float, data: float, compute: float, wait: float, now: float
+    ) -> None:
+        """Means over `steps` steps of one member."""
+        before = self.times.get(member)
+        if before is None or steps <= 0:
+            if steps > 0:
+                self.times[member] = WorkerTimes(step, data, compute, wait, now)
+            return
+        keep = 0.5 ** (steps / HALF_LIFE_STEPS)
+        self.times[member] = WorkerTimes(
+            keep * before.step + (1 - keep) * step,
+            keep * before.data + (1 - keep) * data,
+            keep * before.compute + (1 - keep) * compute,
+            keep * before.wait + (1 - keep) * wait,
+            now,
+        )
+
+    def keep(self, members: Collection[str]) -> None:
+        """Forget all but these."""
+        for member in set(self.times) - set(members):
+            del self.times[member]
+
+    def slowest(self, members: Collection[str], now: float) -> Slow | None:
+        """The member that has held the others up for HOLD_SECONDS; None while nobody does.
+
+        None, too, unless all members told of their steps lately: after a change of members some have not.
+        """
+        found = {member: self.times[member] for member in members if member in self.times}
+        stale = any(now - times.heard_at > FRESH_SECONDS for times in found.values())
+        if len(found) < 2 or len(found) < len(members) or stale:
+            self._suspect = None
+            return None
+        name = max(found, key=lambda member: (found[member].busy, member))
+        others = median(times.busy for member, times in found.items() if member != name)
+        busy = found[name].busy
+        if busy < FACTOR * others or busy - others < LEAST_SECONDS:
+            self._suspect = None
+            return None
+        if self._suspect is None or self._suspect[0] != name:
+            self._suspect = (name, now)
+        since = self._suspect[1]
+        return Slow(name, busy, others, since) if now - since >= HOLD_SECONDS else None

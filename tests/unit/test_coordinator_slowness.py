@@ -1,0 +1,98 @@
+"""Who holds the others up, and what was lost to whom."""
+
+from __future__ import annotations
+
+import pytest
+from coordinator_room import generation, info, state
+
+from springtide_coordinator.history import LOST_CAUSES, Commit, History
+from springtide_coordinator.membership.messages import Start
+from springtide_coordinator.slowness import HALF_LIFE_STEPS, HOLD_SECONDS, Slowness
+
+
+def told(watch: Slowness, now: float, **busy: float) -> None:
+    for member, seconds in busy.items():
+        watch.heard(member, 50, 0.2, seconds / 4, seconds * 3 / 4, 0.2 - seconds, now)
+
+
+def test_the_slow_worker_is_named_once_it_has_held_the_others_up_for_a_while() -> None:
+    watch = Slowness()
+    for second in range(12):
+        told(watch, 100.0 + second, a=0.05, b=0.06, c=0.15)
+        found = watch.slowest("abc", 100.0 + second)
+        assert (found is not None) == (second >= HOLD_SECONDS)
+    assert found is not None
+    assert (found.member, found.since) == ("c", 100.0)
+    assert found.busy == pytest.approx(0.15)
+    assert found.median == pytest.approx(0.055)
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        {"a": 0.05, "b": 0.07},  # less than half as long again
+        {"a": 0.001, "b": 0.004},  # milliseconds are noise
+        {"a": 0.05},  # alone
+    ],
+)
+def test_small_differences_are_nothing(busy: dict[str, float]) -> None:
+    watch = Slowness()
+    for second in range(30):
+        told(watch, 100.0 + second, **busy)
+        assert watch.slowest(list(busy), 100.0 + second) is None
+
+
+def test_members_of_whom_nothing_is_known_make_it_wait() -> None:
+    """After a join the joiner's first steps, or the others' silence, must not name anybody."""
+    watch = Slowness()
+    for second in range(30):
+        told(watch, 100.0 + second, a=0.05, b=0.2)
+    assert watch.slowest("ab", 130.0) is None  # asked for the first time: since now
+    assert watch.slowest("ab", 141.0) is not None
+    assert watch.slowest("abc", 142.0) is None
+    assert watch.slowest("ab", 143.0) is None, "it begins anew"
+    assert watch.slowest("ab", 200.0) is None, "what it knows is old"
+
+
+def test_a_worker_that_recovers_is_forgotten_within_some_steps() -> None:
+    watch = Slowness()
+    told(watch, 100.0, a=0.05, b=0.2)
+    watch.heard("b", int(4 * HALF_LIFE_STEPS), 0.2, 0.0, 0.05, 0.1, 101.0)
+    assert watch.times["b"].busy == pytest.approx(0.05, abs=0.011)
+    watch.heard("b", 0, 9.0, 9.0, 9.0, 9.0, 102.0)
+    assert watch.times["b"].busy == pytest.approx(0.05, abs=0.011), "no steps say nothing"
+    watch.keep(["a"])
+    assert set(watch.times) == {"a"}
+
+
+def commit(step: int, at: float, number: int = 1, data: float = 0.0, checkpoint: float = 0.0) -> Commit:
+    return Commit(state(step, number), at, 0.1, 10, data_seconds=data, checkpoint_seconds=checkpoint)
+
+
+def begin(number: int, step: int) -> Start:
+    return Start(generation(number), (info("w0"),), state(step), (), fresh=False, reason="because")
+
+
+def test_lost_time_has_causes() -> None:
+    history = History()
+    history.generation_made(
+        Start(generation(1), (info("w0"),), state(0), (), fresh=True, reason="x"), "start", 99
+    )
+    history.add([commit(1, 100.0), commit(2, 100.1)], 0.2, now=100.2)
+    assert history.lost_seconds == dict.fromkeys(LOST_CAUSES, 0.0), "the start is no loss"
+    history.generation_made(begin(2, 2), "failure", now=101)
+    history.add([commit(3, 103.1, 2)], 0.3, now=104)
+    assert history.lost_seconds["failure"] == pytest.approx(2.9)  # 3 s between commits, 0.1 s of them a step
+    history.generation_made(begin(3, 3), "join", now=104)
+    history.add([commit(4, 104.1, 3)], 0.4, now=105)
+    history.generation_made(begin(4, 4), "leave", now=105)
+    history.add([commit(5, 105.1, 4)], 0.5, now=106)
+    assert history.lost_seconds["rescale"] == pytest.approx(1.8)
+    history.add([commit(6, 105.2, 4, data=0.03, checkpoint=0.5)], 0.6, now=107)
+    assert (history.lost_seconds["data"], history.lost_seconds["checkpoint"]) == (0.03, 0.5)
+    history.held_up = 0.04
+    history.add([commit(7, 105.3, 4), commit(7, 105.3, 4)], 0.7, now=108)
+    assert history.lost_seconds["straggler"] == pytest.approx(0.04), "a commit counts once"
+    history.held_up = 9.0
+    history.add([commit(8, 105.4, 4)], 0.8, now=109)
+    assert history.lost_seconds["straggler"] == pytest.approx(0.14), "a step loses no more than it took"

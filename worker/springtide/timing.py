@@ -1,0 +1,73 @@
+"""Where a step's time goes in this process: data, compute, waiting for others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from springtide_coordinator import coordinator_pb2 as pb
+
+
+class Timing:
+    """Sums since the coordinator was last told; seconds. Samples are fetched in the script's thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._fetched = 0.0
+        self._outside = 0.0  # of that, before the body
+        self._paused = 0.0
+        self._sums = [0.0] * 4
+        self._steps = 0
+
+    def timed(self, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """`fetch`, with the time it takes counted."""
+
+        def timed_fetch(ids: Any) -> Any:
+            began = self._clock()
+            try:
+                return fetch(ids)
+            finally:
+                self._fetched += self._clock() - began
+
+        return timed_fetch
+
+    def paused(self, seconds: float) -> None:
+        """Training stood still between two steps for a checkpoint."""
+        self._paused += seconds
+
+    def dealt(self) -> None:
+        """A step's samples are dealt: what was fetched for a dropped one does not count."""
+        self._fetched = self._outside = 0.0
+
+    def opened(self) -> None:
+        """The step's body begins; its samples may have been fetched before."""
+        self._outside = self._fetched
+
+    def committed(self, step: float, before_reduction: float, wait: float) -> tuple[float, float]:
+        """Count a committed step: its seconds, those until all gradients were there, and those of waiting.
+
+        Return the seconds of fetching in it, and of checkpoints since the step before.
+        """
+        data, paused = self._fetched, self._paused
+        compute = max(0.0, before_reduction - (data - self._outside))
+        self._fetched = self._outside = self._paused = 0.0
+        with self._lock:
+            for index, value in enumerate((step, data, compute, wait)):
+                self._sums[index] += value
+            self._steps += 1
+        return data, paused
+
+    def take(self) -> pb.Times | None:
+        """Means over the steps since the last call; None without any. Any thread."""
+        with self._lock:
+            sums, steps = self._sums, self._steps
+            self._sums, self._steps = [0.0] * 4, 0
+        if not steps:
+            return None
+        step, data, compute, wait = (value / steps for value in sums)
+        return pb.Times(
+            steps=steps, step_seconds=step, data_seconds=data, compute_seconds=compute, wait_seconds=wait
+        )
