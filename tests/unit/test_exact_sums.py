@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from springtide.errors import UsageError
 from springtide.exact import exponents as scale
-from springtide.exact.buckets import ExactBuckets
+from springtide.exact.buckets import ExactBuckets, plan_runs
 from springtide.exact.rounding import BLOCK
 from springtide.exchange.groups import Group, Work
 from springtide.exchange.layout import Field, Layout, plan_layout
@@ -30,6 +30,7 @@ class World:
 
     def __init__(self, assignment: list[list[int]], parts: int, dtype: torch.dtype = torch.float32) -> None:
         self.assignment = assignment
+        self.number = 0
         self.workers = [ExactBuckets(layout(dtype), parts) for _ in assignment]
 
     def step(self, gradients: list[list[torch.Tensor | None]], scales: list[float]) -> list[torch.Tensor]:
@@ -46,8 +47,9 @@ class World:
             for worker in self.workers:
                 worker.wait()
             if not any(worker.exceeded for worker in self.workers):
+                self.number += 1
                 for worker in self.workers:
-                    worker.commit()
+                    worker.commit(self.number)
                 return [view.clone() for view in self.workers[0].views]
             needed = torch.stack([worker.needed for worker in self.workers]).amax(0)
             exponents = self.workers[0].raised(needed)
@@ -146,7 +148,9 @@ def test_what_is_not_finite_makes_its_block_not_a_number(bad: float) -> None:
     assert result[1][:BLOCK].isfinite().all()
     assert result[1][2 * BLOCK :].isfinite().all()
     assert all(result[index].isfinite().all() for index in (0, 2, 3))
-    # The next step is sound again.
+    # The next step is sound again, also after gradients were clipped by a norm that is not finite.
+    for worker in (*one.workers, *many.workers):
+        worker.scale(math.nan)
     good = gradients(3, 6, spread=0, missing=0.0)
     after = one.step(good, [1.0] * 3)
     assert all(tensor.isfinite().all() for tensor in after)
@@ -177,15 +181,33 @@ def test_stand_in_adds_zeros_whatever_it_computed() -> None:
 def test_exponents_rise_at_once_and_fall_slowly() -> None:
     owners, largest = torch.tensor([0, 0, 0, 1]), torch.tensor([1.5, 0.0, math.nan, 0.0])
     unset = torch.full((4,), scale.LOWEST, dtype=torch.int32)
-    first = scale.after_commit(unset, unset, largest, owners, 2)
-    # A block without values of its own takes its parameter's; one of a parameter never seen stays unset.
-    assert first.tolist() == [1, 1, 1, scale.LOWEST]
-    small = torch.tensor([1e-6, 0.0, 1e-6, 100.0])
+    first = scale.after_commit(unset, unset, largest, owners, 1)
+    # Blocks without values stay near their parameter's; a parameter that was never seen stays unset.
+    quiet = 1 - scale.NEAR
+    assert first.tolist() == [1, quiet, quiet, scale.LOWEST]
+    small = torch.tensor([1e-6, 0.0, 1.0, 100.0])
     second = scale.after_commit(first, first, small, owners, 2)
-    assert second.tolist() == [0, 1, 0, 7]
+    assert second.tolist() == [1, quiet, 1, 7]
+    fallen = scale.after_commit(second, second, small, owners, scale.STEPS_PER_FALL)
+    assert fallen.tolist() == [0, quiet, 1, 7]
     raised = scale.raised(second, torch.tensor([9, scale.LOWEST, scale.NOT_FINITE, scale.LOWEST]))
-    third = scale.after_commit(second, raised.to(torch.int32), small + largest * 0, owners, 2)
-    assert third.tolist() == [8, 1, 0, 7]
+    third = scale.after_commit(second, raised.to(torch.int32), small + largest * 0, owners, 3)
+    assert third.tolist() == [9, 9 - scale.NEAR, 9 - scale.NEAR, 7]
+
+
+def test_every_element_belongs_to_one_run() -> None:
+    sizes = [5, 70_000, 300, 60_000, 16_000, 60_000, 60_000, 16_000, 1, 1]
+    fields = [Field(f"p{index}", (size,), torch.float32) for index, size in enumerate(sizes)]
+    planned = plan_layout(fields, 400_000, BLOCK)
+    runs = plan_runs(planned)
+    assert sorted(index for run in runs for index in run.members) == list(range(len(sizes)))
+    for bucket, size in enumerate(planned.sizes):
+        ends = [(run.start, run.end) for run in runs if run.bucket == bucket]
+        assert [0, *(end for _, end in ends)] == [*(start for start, _ in ends), size]
+    blocks = [block for run in runs for block in range(run.blocks.start, run.blocks.stop)]
+    assert blocks == list(range(sum(planned.sizes) // BLOCK))
+    assert max(len(run.members) for run in runs) > 2
+    assert all(len(run.members) == 1 or run.end - run.start <= 1 << 17 for run in runs)
 
 
 def test_scales_are_exact_powers_of_two() -> None:
@@ -212,6 +234,5 @@ def test_a_gradient_that_the_script_changes_is_told() -> None:
     buckets.begin(Group(None, 0, 1, 1.0).start_sum)
     view = buckets.put(1, torch.ones(700), 1.0, 0, True)
     view.mul_(2)
-    buckets.flush()
     with pytest.raises(UsageError, match="changed between backward"):
-        buckets.wait()
+        buckets.flush()

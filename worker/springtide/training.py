@@ -317,7 +317,7 @@ class Trainer:
             self._buffers.write(changed, combined)
         body.result = result
         if self._exact is not None:
-            self._exact.commit()
+            self._exact.commit(deal.number)
         self._place_gradients(result.used, correction)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -14,11 +14,13 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 class Source:
     """size: number of samples; ids are 0..size-1.
 
-    Fetch(ids: int64 of shape (n,), n >= 1) returns them collated.
+    Fetch(ids: int64 of shape (n,), n >= 1) returns them collated. runs_code: the script's, which may draw
+    random numbers.
     """
 
     size: int
     fetch: Callable[[torch.Tensor], Any]
+    runs_code: bool = False
 
 
 def _rows(tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -110,7 +112,7 @@ def make_source(dataset: Any) -> Source:
             raise TypeError(
                 f"dataset: {type(dataset).__name__} has no __len__ and __getitem__; give a map-style dataset"
             )
-        source = Source(len(dataset), lambda ids: default_collate(_read(dataset, ids.tolist())))
+        source = Source(len(dataset), lambda ids: default_collate(_read(dataset, ids.tolist())), True)
     if source.size < 1:
         raise ValueError("dataset: it is empty; check the path or the split that it was made from")
     return source

@@ -7,7 +7,9 @@ this worker's last part; the same number of bytes travels as with float32.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -18,7 +20,46 @@ from springtide.exchange.buckets import Buckets
 from springtide.exchange.groups import Work
 from springtide.exchange.layout import Layout
 
+_SMALL = 1 << 16
+_MOST_TOGETHER = 1 << 17
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Parameters that lie side by side and are rounded in one go: a large one alone, small ones together.
+
+    start, end: in the bucket, in elements. blocks: of the whole layout.
+    """
+
+    bucket: int
+    members: tuple[int, ...]
+    start: int
+    end: int
+    blocks: slice
+
+
+def plan_runs(layout: Layout) -> list[Run]:
+    """Cut each bucket into runs; every element of it belongs to one."""
+    runs: list[Run] = []
+    first_block = 0
+    for bucket, indices in enumerate(layout.members):
+        groups: list[list[int]] = []
+        for index in indices:
+            slot, field = layout.slots[index], layout.fields[index]
+            together = groups and field.numel < _SMALL and layout.fields[groups[-1][0]].numel < _SMALL
+            if together and slot.offset + field.numel - layout.slots[groups[-1][0]].offset <= _MOST_TOGETHER:
+                groups[-1].append(index)
+            else:
+                groups.append([index])
+        starts = [layout.slots[group[0]].offset for group in groups]
+        for group, (start, end) in zip(
+            groups, itertools.pairwise([*starts, layout.sizes[bucket]]), strict=True
+        ):
+            blocks = slice(first_block + start // BLOCK, first_block + end // BLOCK)
+            runs.append(Run(bucket, tuple(group), start, end, blocks))
+        first_block += layout.sizes[bucket] // BLOCK
+    return runs
 
 
 class ExactBuckets(Buckets):
@@ -39,25 +80,27 @@ class ExactBuckets(Buckets):
         self._parts = parts
         starts = [sum(layout.sizes[:bucket]) // BLOCK for bucket in range(len(layout.sizes) + 1)]
         self._bucket_blocks = [slice(a, b) for a, b in itertools.pairwise(starts)]
-        self._blocks = [
-            slice(first := starts[slot.bucket] + slot.offset // BLOCK, first - (-field.numel // BLOCK))
-            for field, slot in zip(layout.fields, layout.slots, strict=True)
-        ]
+        self._runs = plan_runs(layout)
+        self._run_of = [0] * len(layout.fields)
+        for number, run in enumerate(self._runs):
+            for index in run.members:
+                self._run_of[index] = number
         self._owners = torch.zeros(starts[-1], dtype=torch.int64)
-        for index, blocks in enumerate(self._blocks):
-            self._owners[blocks] = index
+        for index, (field, slot) in enumerate(zip(layout.fields, layout.slots, strict=True)):
+            first = starts[slot.bucket] + slot.offset // BLOCK
+            self._owners[first : first - (-field.numel // BLOCK)] = index
         self.exponents = scale.Exponents(starts[-1])
         self._rounder = Rounder(scale.part_bits(parts))
         self._totals: list[torch.Tensor] = []
+        self._soiled = False
+        """Whether the padding between parameters may hold something else than zeros."""
         super().__init__(layout)
 
     def allocate(self) -> None:
         super().allocate()
         self._totals = [torch.zeros(size, dtype=torch.int32) for size in self.layout.sizes]
-        self._sums = [
-            self._totals[slot.bucket].narrow(0, slot.offset, field.numel)
-            for field, slot in zip(self.layout.fields, self.layout.slots, strict=True)
-        ]
+        self._sums = [self._totals[run.bucket][run.start : run.end] for run in self._runs]
+        self._floats = [self._flats[run.bucket][run.start : run.end] for run in self._runs]
 
     def begin(
         self,
@@ -67,13 +110,18 @@ class ExactBuckets(Buckets):
     ) -> None:
         """Start a step with its first part. last: it is the only one of this worker. exponents: int32 by
         block, if not the committed ones."""
+        if self._soiled:
+            for flat in self._flats:
+                flat.zero_()
+            self._soiled = False
         super().begin(start_sum)
         self._exponents = self.exponents.values if exponents is None else exponents
         self._factors = scale.factors(self._exponents, self._parts)
         self._units = scale.units(self._exponents, self._parts)
         self._largest = torch.zeros(self._units.shape)
         self._ever = [False] * len(self._names)
-        self._fresh = [True] * len(self._names)
+        self._fresh = [True] * len(self._runs)
+        self._open = [len(run.members) for run in self._runs]
         self._staged = [False] * len(self._names)
         self._last = last
         self.needed = torch.full(self._exponents.shape, scale.LOWEST, dtype=torch.int32)
@@ -83,6 +131,7 @@ class ExactBuckets(Buckets):
         """Start the next part of the same step. last: of this worker."""
         self._last = last
         self._round = [-1] * len(self._names)
+        self._open = [len(run.members) for run in self._runs]
         self._missing = [len(indices) for indices in self.layout.members]
         self._versions = [flat._version for flat in self._flats]
 
@@ -108,8 +157,10 @@ class ExactBuckets(Buckets):
         first = self._round[index] < 0
         self._round[index] = micro
         self._ever[index] = True
-        if weight != 0.0 and first and last:
-            self._round_in(index, gradient, weight)
+        number = self._run_of[index]
+        alone = len(self._runs[number].members) == 1
+        if weight != 0.0 and first and last and alone:
+            self._round_in(number, gradient.detach(), weight)
         elif weight != 0.0:
             # Micro-batches of one part are added up as floats: their order is the part's own.
             if self._staged[index]:
@@ -119,7 +170,9 @@ class ExactBuckets(Buckets):
             self._versions[bucket] = self._flats[bucket]._version
             self._staged[index] = True
         if last:
-            self._unstage(index)
+            self._open[number] -= 1
+            if self._open[number] == 0:
+                self._round_staged(number)
             self._missing[bucket] -= 1
             if self._last:
                 self._send_complete()
@@ -127,15 +180,15 @@ class ExactBuckets(Buckets):
 
     def end_part(self) -> None:
         """The part is over and is not the last one."""
-        for index in range(len(self._names)):
-            self._unstage(index)
+        for number in range(len(self._runs)):
+            self._round_staged(number)
 
     def flush(self) -> None:
         self.end_part()
-        for index, fresh in enumerate(self._fresh):
+        for number, fresh in enumerate(self._fresh):
             if fresh:
-                self._sums[index].zero_()
-                self._fresh[index] = False
+                self._sums[number].zero_()
+                self._fresh[number] = False
         self._missing = [0] * len(self._missing)
         self._send_complete()
 
@@ -147,32 +200,47 @@ class ExactBuckets(Buckets):
             restore(self._totals[bucket], self._units[blocks], self._flats[bucket], self._largest[blocks])
             self._versions[bucket] = self._flats[bucket]._version
 
+        self._soiled = bool((self._exponents == scale.NOT_FINITE).any())
+
+    def scale(self, factor: float) -> None:
+        super().scale(factor)
+        self._soiled = self._soiled or not math.isfinite(factor)
+
     def raised(self, needed: torch.Tensor) -> torch.Tensor:
         """Exponents for doing the step again. needed: the maximum of `needed` over the members."""
         return scale.raised(self._exponents, needed)
 
-    def commit(self) -> None:
-        """The step is about to be committed, and with it the exponents that follow from its sum."""
+    def commit(self, number: int) -> None:
+        """Step `number` is about to be committed, and with it the exponents that follow from its sum."""
         self.exponents.values = scale.after_commit(
-            self.exponents.values, self._exponents, self._largest, self._owners, len(self._names)
+            self.exponents.values, self._exponents, self._largest, self._owners, number
         )
 
-    def _round_in(self, index: int, gradient: torch.Tensor, weight: float) -> None:
-        blocks = self._blocks[index]
-        misfits = self._rounder.add(
-            gradient, weight, self._factors[blocks], self._sums[index], self._fresh[index]
-        )
-        self._fresh[index] = False
+    def _round_in(self, number: int, values: torch.Tensor, weight: float) -> None:
+        blocks = self._runs[number].blocks
+        total = self._sums[number][: values.numel()]
+        misfits = self._rounder.add(values, weight, self._factors[blocks], total, self._fresh[number])
+        self._fresh[number] = False
         if misfits is not None:
             needed = scale.exponent_of(misfits)
             # A block that is known not to be finite was left out on purpose.
             needed[self._exponents[blocks] == scale.NOT_FINITE] = scale.LOWEST
             self.needed[blocks] = torch.maximum(self.needed[blocks], needed)
 
-    def _unstage(self, index: int) -> None:
-        if self._staged[index]:
+    def _round_staged(self, number: int) -> None:
+        """Round what has been staged of a run; its members without a gradient in this part count as zero."""
+        run = self._runs[number]
+        staged = [self._staged[index] for index in run.members]
+        if not any(staged):
+            return
+        bucket = run.bucket
+        self._check(bucket)
+        for index, is_staged in zip(run.members, staged, strict=True):
+            if not is_staged:
+                self.views[index].zero_()
             self._staged[index] = False
-            self._round_in(index, self.views[index], 1.0)
+        self._versions[bucket] = self._flats[bucket]._version
+        self._round_in(number, self._floats[number], 1.0)
 
     def _outgoing(self) -> Sequence[torch.Tensor]:
         return self._totals

@@ -1,8 +1,9 @@
 """The scale of each block of gradients: a power of two that is part of the committed state.
 
 A block with exponent e takes values of each part below 2^(e + MARGIN). Exponents of a step are those of the
-last committed step. They rise to what a sum shows at once and fall by one per step, so that a quiet step
-costs no precision later. All functions are pure: they depend on values that are equal on all workers alone.
+last committed step. They rise to what a sum shows at once and fall slowly, since a gradient that was large
+(a neuron that is seldom active) will be large again, and a step that is done again costs more than a bit. All
+functions are pure: they depend on values that are equal on all workers alone.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ import torch
 MARGIN = 3
 """A part may exceed the last step's sum by 2^3 before the step has to be done again."""
 
+STEPS_PER_FALL = 16
+"""An exponent falls by at most one in so many steps."""
+
+NEAR = 6
+"""No block is finer than its parameter's coarsest one by more than 2^6: a quiet block may wake up."""
+
 LOWEST = -80
 """No block is finer than 2^LOWEST, so that scales and their inverses are normal float32 numbers.
-
-It also marks a block that has seen nothing but zeros.
 """
 
 NOT_FINITE = 1 << 20
@@ -66,25 +71,22 @@ def raised(exponents: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
 
 
 def after_commit(
-    committed: torch.Tensor, used: torch.Tensor, largest: torch.Tensor, owners: torch.Tensor, count: int
+    committed: torch.Tensor, used: torch.Tensor, largest: torch.Tensor, owners: torch.Tensor, step: int
 ) -> torch.Tensor:
     """The exponents that are committed with a step.
 
     committed: of the step before. used: of this step (may be NOT_FINITE). largest: by block, the largest
-    magnitude of the step's sum. owners: by block, the parameter's number in 0..count-1. A block that summed
-    up to zeros or was not finite keeps what it has (the rows of an embedding that a step does not touch); one
-    that never saw anything else takes the greatest exponent of its parameter.
+    magnitude of the step's sum. owners: by block, the number of its parameter, from 0. step: the number that
+    the step is committed under. A block that summed up to zeros or was not finite keeps what it has (the rows
+    of an embedding that a step does not touch).
     """
     base = torch.where(used < NOT_FINITE, used, committed)
     seen = (largest > 0) & torch.isfinite(largest)
-    shown = exponent_of(largest)
-    moved = torch.where(seen, torch.maximum(shown, base - 1), base).clamp(min=LOWEST)
-    unset = moved <= LOWEST
-    if bool(unset.any()):
-        greatest = torch.full((count,), LOWEST, dtype=torch.int32)
-        greatest.scatter_reduce_(0, owners, moved, "amax")
-        moved = torch.where(unset, greatest[owners], moved)
-    return moved.to(torch.int32)
+    lower = base - 1 if step % STEPS_PER_FALL == 0 else base
+    moved = torch.where(seen, torch.maximum(exponent_of(largest), lower), base)
+    coarsest = torch.full((int(owners.amax()) + 1,), LOWEST, dtype=torch.int32)
+    coarsest.scatter_reduce_(0, owners, moved, "amax")
+    return torch.maximum(moved, coarsest[owners] - NEAR).clamp(min=LOWEST).to(torch.int32)
 
 
 def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:

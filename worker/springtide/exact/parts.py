@@ -63,7 +63,9 @@ def deal(
     step = cursor.step + 1
 
     def batch(number: int, own: torch.Tensor, standin: torch.Tensor | None) -> LogicalPart:
-        fetch = _seeded(plan.source.fetch, plan.seed, step, number)
+        fetch = plan.source.fetch
+        if plan.source.runs_code:
+            fetch = _seeded(fetch, plan.seed, step, number)
         made = Batch(
             Micro(own, ids.numel()),
             own,

@@ -73,7 +73,7 @@ class ExactStep:
         """The next attempt at this step in this generation uses exponents that fit."""
         self._raised = group, number, self._buckets.raised(needed)
 
-    def commit(self) -> None:
-        """The step cannot be dropped any more."""
+    def commit(self, number: int) -> None:
+        """Step `number` cannot be dropped any more."""
         self._raised = None
-        self._buckets.commit()
+        self._buckets.commit(number)
