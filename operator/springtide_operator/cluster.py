@@ -49,6 +49,10 @@ class Cluster(Protocol):
         """
         ...
 
+    async def delete_job(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this job, and in the background what it made."""
+        ...
+
     async def create_secret(self, secret: Object) -> None: ...
 
     async def get_service(self, namespace: str, name: str) -> Object: ...
@@ -135,6 +139,15 @@ class KubeCluster:
         if force:
             body["gracePeriodSeconds"] = 0
         return await self._kube.request("DELETE", path, body)
+
+    async def delete_job(self, namespace: str, name: str, uid: str) -> None:
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid},
+            "propagationPolicy": "Background",
+        }
+        await self._kube.request("DELETE", _job(namespace, name), body)
 
     async def create_secret(self, secret: Object) -> None:
         await self._kube.request("POST", _core(secret["metadata"]["namespace"], "secrets"), secret)

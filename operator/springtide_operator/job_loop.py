@@ -45,13 +45,19 @@ def calm(old: dict[str, Any], decided: Plan, now: float) -> bool:
     anything to look at again soon.
     """
     new = decided.status
-    settled = new.get("state") in (reasons.STATE_RUNNING, reasons.STATE_SUCCEEDED, reasons.STATE_FAILED)
+    settled = new.get("state") in (
+        reasons.STATE_RUNNING,
+        reasons.STATE_SUSPENDED,
+        reasons.STATE_SUCCEEDED,
+        reasons.STATE_FAILED,
+    )
+    degraded = conditions.is_true(new, reasons.DEGRADED)
     return (
         settled
         and not decided.actions
         and not decided.events
         and (decided.wake_at is None or decided.wake_at - now > SOON)
-        and not conditions.is_true(new, reasons.DEGRADED)
+        and (not degraded or new.get("state") == reasons.STATE_SUSPENDED)
         and progress.same_but_progress(old, new)
     )
 

@@ -25,6 +25,7 @@ from springtide_operator.plan.actions import (
     ApplyService,
     CreateCoordinator,
     CreateWorker,
+    DeleteJob,
     DeletePod,
     EnsureSecret,
 )
@@ -95,7 +96,8 @@ class Performer:
             for a in actions
             if isinstance(a, EnsureSecret | ApplyNetworkPolicy | ApplyService | CreateCoordinator)
         ]
-        deletions = [a for a in actions if isinstance(a, DeletePod)]
+        deletions: list[Action] = [a for a in actions if isinstance(a, DeletePod)]
+        deletions += [a for a in actions if isinstance(a, DeleteJob)]
         creations = [a for a in actions if isinstance(a, CreateWorker)]
         done = 0
         for action in first:
@@ -125,6 +127,10 @@ class Performer:
         try:
             await self._do(job, action)
         except ApiError as error:
+            if isinstance(action, DeleteJob):
+                if error.code not in (404, 409):
+                    log.warning("deleting the job: %s", error, extra=_fields(job))
+                return False
             if isinstance(action, DeletePod):
                 # 409: the pod changed since it was seen; the next round looks again.
                 if error.code not in (404, 409):
@@ -161,6 +167,8 @@ class Performer:
             pod = worker_pod(job, action.slot, action.attempt, action.address, action.avoid)
             main = main_container_name(job.spec.workers.template)
             await self._create(job, with_defaults(pod, self._defaults, main))
+        elif isinstance(action, DeleteJob):
+            await self._cluster.delete_job(job.namespace, job.name, job.uid)
         else:
             try:
                 answer = await self._cluster.delete_pod(
@@ -241,6 +249,8 @@ def _what(job: Job, action: Action) -> str:
         return f"creates {names.coordinator_name(job.name, action.incarnation)}"
     if isinstance(action, DeletePod):
         return f"deletes {action.name}{' by force' if action.force else ''} ({action.because})"
+    if isinstance(action, DeleteJob):
+        return "deletes the job"
     if isinstance(action, ApplyNetworkPolicy):
         return "applies the NetworkPolicy"
     return "applies the Service" if isinstance(action, ApplyService) else "makes the Secret"

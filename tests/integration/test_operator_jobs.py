@@ -250,6 +250,7 @@ def test_the_operator_uses_its_rights_and_no_others(system: E2ECluster, job: Fak
         ("", "secrets", "get"),  # the root key, at every start but the first
         ("networking.k8s.io", "networkpolicies", "create"),
         ("", "services", "create"),  # server-side apply of what is not there
+        ("springtide.dev", "trainingjobs", "delete"),  # ttlSecondsAfterFinished
         ("springtide.dev", "trainingjobs", "get"),  # a status that somebody else wrote
         ("apiextensions.k8s.io", "customresourcedefinitions", "watch"),
     }

@@ -162,6 +162,12 @@ class FakeCluster:
         }
         return {"kind": "Pod", **self.put("pods", pod)}
 
+    async def delete_job(self, namespace: str, name: str, uid: str) -> None:
+        await self._call("delete_job", name)
+        if self._get("trainingjobs", namespace, name)["metadata"]["uid"] != uid:
+            raise ApiError(409, "Conflict", "the uid is another one")
+        self.remove("trainingjobs", namespace, name)
+
     async def create_secret(self, secret: Object) -> None:
         await self._call("create_secret", secret["metadata"]["name"])
         self._create("secrets", secret)

@@ -20,6 +20,7 @@ from springtide_operator.plan.actions import (
     ApplyService,
     CreateCoordinator,
     CreateWorker,
+    DeleteJob,
     DeletePod,
     EnsureSecret,
     Plan,
@@ -91,6 +92,7 @@ class World:
     incarnations_made: list[int] = field(default_factory=list)
     failed_by_themselves: set[str] = field(default_factory=set)
     counter: int = 0
+    deleted: bool = False  # the operator has deleted the job
     unreachable_since: float | None = None
     nodes: dict[str, Node] = field(default_factory=dict)  # empty: they cannot be read, and do not matter
 
@@ -171,6 +173,8 @@ class World:
             name = names.worker_name(job.name, action.slot, action.attempt)
             if not any(pod["metadata"]["name"] == name for pod in self.pods.values()):
                 self.add(worker_pod(job, action.slot, action.attempt, action.address, action.avoid))
+        elif isinstance(action, DeleteJob):
+            self.deleted = True
         elif isinstance(action, DeletePod):
             pod = self.pods.get(action.uid)
             if pod is not None and action.force:

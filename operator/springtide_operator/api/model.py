@@ -14,6 +14,8 @@ from springtide_operator.api.base import ApiModel, rule
 from springtide_operator.api.failure_rules import FailureRule
 from springtide_operator.api.names import MAX_WORKERS
 
+MAX_SECONDS = 2**31 - 1
+
 
 class StrategyType(StrEnum):
     ALL_REDUCE = "AllReduce"
@@ -223,6 +225,25 @@ class FailurePolicy(ApiModel):
     )
 
 
+Label = Annotated[str, Field(max_length=63)]
+Annotation = Annotated[str, Field(max_length=4096)]
+
+
+class PodMetadata(ApiModel):
+    """What every pod of the job carries. The worker template's own entries win."""
+
+    labels: dict[str, Label] = Field(
+        default_factory=dict,
+        description="Labels of all pods of the job.",
+        json_schema_extra={"maxProperties": 32, "default": {}},
+    )
+    annotations: dict[str, Annotation] = Field(
+        default_factory=dict,
+        description="Annotations of all pods of the job.",
+        json_schema_extra={"maxProperties": 32, "default": {}},
+    )
+
+
 class TrainingJobSpec(ApiModel):
     """What is wanted."""
 
@@ -253,6 +274,30 @@ class TrainingJobSpec(ApiModel):
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy,
         description="When the job gives up.",
+        json_schema_extra={"default": {}},
+    )
+    suspend: bool = Field(
+        default=False,
+        description="While true the job has no pods: workers leave after the step they are in. When it is set"
+        " to false, training starts from the beginning, unless the script saved its own progress.",
+    )
+    active_deadline_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_SECONDS,
+        description="The job fails (DeadlineExceeded) when it has been active for so long, counted from"
+        " status.startTime; suspending stops and resets the clock. Absent: no limit.",
+    )
+    ttl_seconds_after_finished: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_SECONDS,
+        description="The job is deleted, with all that it made, so many seconds after it has ended."
+        " Absent: it stays.",
+    )
+    pod_metadata: PodMetadata = Field(
+        default_factory=PodMetadata,
+        description="Labels and annotations of all pods of the job, coordinator included.",
         json_schema_extra={"default": {}},
     )
     pod_cleanup: PodCleanup = Field(

@@ -8,6 +8,7 @@ from typing import Final
 RUNNING: Final = "Running"
 RESCALING: Final = "Rescaling"
 DEGRADED: Final = "Degraded"
+SUSPENDED: Final = "Suspended"
 SUCCEEDED: Final = "Succeeded"
 FAILED: Final = "Failed"
 
@@ -18,6 +19,10 @@ NOT_STARTED: Final = "NotStarted"
 WAITING_FOR_WORKERS: Final = "WaitingForWorkers"
 FORMING: Final = "FormingGroup"
 COORDINATOR_STARTING: Final = "CoordinatorStarting"
+
+# Suspended
+JOB_SUSPENDED: Final = "JobSuspended"
+JOB_RESUMED: Final = "JobResumed"
 
 # Rescaling
 SCALING_UP: Final = "ScalingUp"
@@ -40,12 +45,14 @@ CRASH_LOOP: Final = "CrashLoop"
 COORDINATOR_FAILING: Final = "CoordinatorFailing"
 COORDINATOR_UNREACHABLE: Final = "CoordinatorUnreachable"
 STATE_LOST: Final = "StateLost"
+PROGRESS_NOT_SAVED: Final = "ProgressNotSaved"
 
 # Outcome
 WORKER_FINISHED: Final = "WorkerFinished"
 BACKOFF_LIMIT_EXCEEDED: Final = "BackoffLimitExceeded"
 PREEMPTION_LIMIT_EXCEEDED: Final = "PreemptionLimitExceeded"
 FAILURE_RULE: Final = "FailureRuleMatched"
+DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
 INVALID_TEMPLATE: Final = "InvalidTemplate"
 INVALID_SPEC: Final = "InvalidSpec"
 
@@ -58,6 +65,7 @@ END_SCALED_DOWN: Final = "ScaledDown"
 
 # Why the operator deletes a pod
 DELETE_SCALE_DOWN: Final = "ScaledDown"
+DELETE_SUSPENDED: Final = "Suspended"
 DELETE_SUPERSEDED: Final = "Superseded"
 DELETE_REPLACED: Final = "Replaced"
 DELETE_JOB_OVER: Final = "JobOver"
@@ -80,6 +88,7 @@ STATE_STARTING: Final = "Starting"
 STATE_RUNNING: Final = "Running"
 STATE_RESCALING: Final = "Rescaling"
 STATE_RECOVERING: Final = "Recovering"
+STATE_SUSPENDED: Final = "Suspended"
 STATE_SUCCEEDED: Final = "Succeeded"
 STATE_FAILED: Final = "Failed"
 STATES: Final = (
@@ -88,6 +97,7 @@ STATES: Final = (
     STATE_RUNNING,
     STATE_RESCALING,
     STATE_RECOVERING,
+    STATE_SUSPENDED,
     STATE_SUCCEEDED,
     STATE_FAILED,
 )

@@ -18,7 +18,7 @@ Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 class Condition(ApiModel):
     """One aspect of the job's state."""
 
-    type: Short = Field(description="Running, Rescaling, Degraded, Succeeded or Failed.")
+    type: Short = Field(description="Running, Rescaling, Degraded, Suspended, Succeeded or Failed.")
     status: Short = Field(
         description="True, False or Unknown.", json_schema_extra={"enum": ["True", "False", "Unknown"]}
     )
@@ -154,12 +154,14 @@ class TrainingJobStatus(ApiModel):
         default=None, description="The job's state in a sentence: what it does, or what it waits for."
     )
     observed_generation: Count | None = Field(default=None, description="metadata.generation acted on.")
-    start_time: Time | None = Field(default=None, description="When the operator first saw the job.")
+    start_time: Time | None = Field(
+        default=None, description="When the job became active: first seen, or resumed."
+    )
     completion_time: Time | None = Field(default=None, description="When the job succeeded or failed.")
     conditions: list[Condition] | None = Field(
         default=None,
         max_length=16,
-        description="Running, Rescaling, Degraded; Succeeded or Failed at the end.",
+        description="Running, Rescaling, Degraded, Suspended; Succeeded or Failed at the end.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     workers: WorkersStatus | None = Field(default=None, description="Counts of worker pods.")

@@ -154,11 +154,12 @@ def coordinator_pod(
             "name": names.coordinator_name(job.name, incarnation),
             "namespace": job.namespace,
             "labels": {
+                **job.spec.pod_metadata.labels,
                 **names.labels(job.name, names.ROLE_COORDINATOR),
                 names.LABEL_INCARNATION: str(incarnation),
             },
             # Losing it costs nothing: no node has to stay up for its sake.
-            "annotations": {names.ANNOTATION_SAFE_TO_EVICT: "true"},
+            "annotations": {names.ANNOTATION_SAFE_TO_EVICT: "true", **job.spec.pod_metadata.annotations},
             "ownerReferences": [job.owner_reference],
         },
         "spec": spec,

@@ -63,6 +63,7 @@ def worker_pod(
             "name": names.worker_name(job.name, slot, attempt),
             "namespace": job.namespace,
             "labels": {
+                **job.spec.pod_metadata.labels,
                 **_strings(meta, "labels"),
                 **names.labels(job.name, names.ROLE_WORKER),
                 names.LABEL_SLOT: str(slot),
@@ -70,6 +71,7 @@ def worker_pod(
             },
             "annotations": {
                 names.ANNOTATION_SAFE_TO_EVICT: "true",
+                **job.spec.pod_metadata.annotations,
                 **_strings(meta, "annotations"),
                 names.ANNOTATION_TEMPLATE: template_hash(job),
             },

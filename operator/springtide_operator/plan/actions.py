@@ -67,7 +67,23 @@ class DeletePod:
     kind: ClassVar[str] = "delete_pod"
 
 
-Action = EnsureSecret | ApplyNetworkPolicy | ApplyService | CreateCoordinator | CreateWorker | DeletePod
+@dataclass(frozen=True)
+class DeleteJob:
+    """DELETE the job itself with its uid as precondition; Kubernetes collects what it made."""
+
+    reason: str
+    kind: ClassVar[str] = "delete_job"
+
+
+Action = (
+    EnsureSecret
+    | ApplyNetworkPolicy
+    | ApplyService
+    | CreateCoordinator
+    | CreateWorker
+    | DeletePod
+    | DeleteJob
+)
 
 
 @dataclass(frozen=True)

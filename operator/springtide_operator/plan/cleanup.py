@@ -5,7 +5,8 @@ from __future__ import annotations
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.api.model import PodCleanup
-from springtide_operator.plan.actions import Action, DeletePod
+from springtide_operator.plan.actions import Action, DeleteJob, DeletePod
+from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, WorkerPod
 
@@ -72,6 +73,16 @@ def after_the_end(
                     )
                 )
     return actions, wake_at
+
+
+def expire(job: Job, ended_at: float, now: float) -> tuple[list[Action], float | None]:
+    """The job's own deletion, ttlSecondsAfterFinished after its end; before that, when that will be."""
+    ttl = job.spec.ttl_seconds_after_finished
+    if ttl is None:
+        return [], None
+    if now < ended_at + ttl:
+        return [], ended_at + ttl
+    return [DeleteJob(f"it ended at {timestamp(ended_at)}, and ttlSecondsAfterFinished is {ttl}")], None
 
 
 def _over(pod: WorkerPod, why: str) -> DeletePod:

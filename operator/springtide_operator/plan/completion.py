@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.manifests.worker import TemplateError, worker_pod
-from springtide_operator.plan import restarts
+from springtide_operator.plan import deadline, restarts
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Finished, Observation, WorkerPod
 
@@ -22,7 +22,7 @@ class Outcome:
     finished: Finished | None = None
 
 
-def decide(job: Job, observation: Observation, ledger: Ledger) -> Outcome | None:
+def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> Outcome | None:
     """None while the job goes on."""
     pod = finished_worker(observation, ledger)
     if pod is not None and pod.end is not None and pod.end.finished is not None:
@@ -32,6 +32,9 @@ def decide(job: Job, observation: Observation, ledger: Ledger) -> Outcome | None
     exceeded = restarts.exceeded(job, ledger)
     if exceeded is not None:
         return Outcome(False, exceeded.reason, exceeded.message)
+    late = deadline.exceeded(job, now)
+    if late is not None:
+        return Outcome(False, reasons.DEADLINE_EXCEEDED, late)
     try:
         worker_pod(job, 0, 0, "")
     except TemplateError as error:

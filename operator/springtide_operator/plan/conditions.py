@@ -18,7 +18,14 @@ PAUSE_SECONDS = 5.0
 # Beyond three times a step's seconds.
 STALL_SECONDS = 10.0
 
-_ORDER = (reasons.RUNNING, reasons.RESCALING, reasons.DEGRADED, reasons.SUCCEEDED, reasons.FAILED)
+_ORDER = (
+    reasons.RUNNING,
+    reasons.RESCALING,
+    reasons.DEGRADED,
+    reasons.SUSPENDED,
+    reasons.SUCCEEDED,
+    reasons.FAILED,
+)
 
 
 @dataclass(frozen=True)
@@ -168,6 +175,8 @@ def state(truths: dict[str, Truth], observation: Observation, started: bool) -> 
         return reasons.STATE_SUCCEEDED
     if reasons.FAILED in truths:
         return reasons.STATE_FAILED
+    if is_suspended(truths):
+        return reasons.STATE_SUSPENDED
     if truths[reasons.RUNNING].true:
         return reasons.STATE_RESCALING if truths[reasons.RESCALING].true else reasons.STATE_RUNNING
     if started:
@@ -182,10 +191,14 @@ def message(truths: dict[str, Truth]) -> str:
     for kind in (reasons.FAILED, reasons.SUCCEEDED):
         if kind in truths:
             return truths[kind].message[:4096]
-    parts = [truths[reasons.RUNNING].message]
+    parts = [truths[reasons.SUSPENDED if is_suspended(truths) else reasons.RUNNING].message]
     if truths[reasons.DEGRADED].true:
         parts.append(truths[reasons.DEGRADED].message)
     return "; ".join(parts)[:4096]
+
+
+def is_suspended(truths: dict[str, Truth]) -> bool:
+    return reasons.SUSPENDED in truths and truths[reasons.SUSPENDED].true
 
 
 def is_true(status: dict[str, Any], kind: str) -> bool:

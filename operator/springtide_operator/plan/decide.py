@@ -12,18 +12,21 @@ from springtide_operator.plan import (
     cleanup,
     completion,
     conditions,
+    deadline,
     nodes,
     problems,
     progress,
     protection,
     restarts,
     sizing,
+    suspend,
 )
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Action, Event, Plan
 from springtide_operator.plan.clock import parse_time, timestamp
 from springtide_operator.plan.completion import Outcome
 from springtide_operator.plan.conditions import Truth
+from springtide_operator.plan.halt import halted
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation
 
@@ -46,17 +49,21 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     if conditions.is_true(old, reasons.RUNNING):
         observation = coordinator_policy.without_hasty_word(observation, ledger, now)
     events = restarts.account(job, observation, ledger, now)
-    outcome = completion.decide(job, observation, ledger)
+    outcome = completion.decide(job, observation, ledger, now)
     if outcome is not None:
         return _end(job, observation, ledger, outcome, events, now)
     actions: list[Action] = []
-    actions += protection.decide(observation, now)
-    made, said = coordinator_policy.decide(observation, ledger, now)
-    actions += made
-    events += said
-    actions += sizing.decide(job, observation, ledger, now)
-    actions += nodes.move(job, observation, ledger, actions, now)
-    actions += restarts.give_up(observation, ledger)
+    if halted(job):
+        actions += sizing.decide(job, observation, ledger, now)
+        actions += suspend.put_away(observation)
+    else:
+        actions += protection.decide(observation, now)
+        made, said = coordinator_policy.decide(observation, ledger, now)
+        actions += made
+        events += said
+        actions += sizing.decide(job, observation, ledger, now)
+        actions += nodes.move(job, observation, ledger, actions, now)
+        actions += restarts.give_up(observation, ledger)
     actions += cleanup.ended_pods(observation, ledger)
     actions += nodes.force(observation, now)
     truths = _truths(job, observation, ledger, now)
@@ -64,6 +71,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     events += _changes(job, old, status)
     later = [refusal.retry_at for refusal in observation.refusals.values()]
     later += [backoff.until for backoff in ledger.backoffs.values()]
+    later += deadline.wakes(job)
     later += nodes.later(observation, now)
     wake_at = min((at for at in later if now < at < math.inf), default=None)
     return Plan(progress.throttle(old, status, now), tuple(actions), tuple(events), wake_at)
@@ -87,8 +95,11 @@ def _truths(job: Job, observation: Observation, ledger: Ledger, now: float) -> d
     old = job.status
     running = conditions.running(job, observation, ledger, old, now)
     started = running.true or bool(old.get("generation"))
+    if halted(job):
+        return suspend.truths(job, observation)
     problem = problems.summary(problems.find(job, observation, ledger, now))
     return {
+        **suspend.over(old),
         reasons.RUNNING: running,
         reasons.RESCALING: conditions.rescaling(job, observation, ledger, started),
         reasons.DEGRADED: conditions.degraded(problem),
@@ -102,13 +113,14 @@ def _status(
     report = observation.report_of(ledger.incarnation)
     numbers = progress.numbers(report, old, {pod.name: pod.node for pod in observation.workers})
     started = truths[reasons.RUNNING].true or bool(old.get("generation"))
+    active = {} if halted(job) else {"startTime": old.get("startTime") or timestamp(now)}
     return {
         **numbers,
+        **active,
         **ledger.to_status(),
         "state": conditions.state(truths, observation, started),
         "message": conditions.message(truths),
         "observedGeneration": job.generation,
-        "startTime": old.get("startTime") or timestamp(now),
         "conditions": conditions.write(truths, old, job.generation, now),
         "workers": _workers(job, observation, ledger),
         "coordinator": _coordinator(observation, ledger, numbers, old),
@@ -120,7 +132,7 @@ def _workers(job: Job, observation: Observation, ledger: Ledger, over: bool = Fa
     report = observation.report_of(ledger.incarnation)
     before = (job.status.get("workers") or {}).get("active", 0)
     active = conditions.active_workers(report) if report is not None else min(before, len(live))
-    if over:
+    if over or (halted(job) and all(pod.end is not None for pod in observation.workers)):
         active = 0
     hashed = template_hash(job)
     want = sizing.target(job)
@@ -172,9 +184,10 @@ def _changes(job: Job, old: Status, new: Status) -> list[Event]:
         not conditions.is_true(old, reasons.DEGRADED) or reason != conditions.reason_of(old, reasons.DEGRADED)
     ):
         events.append(Event(reason or reasons.DEGRADED, _message(new, reasons.DEGRADED), warning=True))
+    events += suspend.events(old, new)
     before = (old.get("workers") or {}).get("desired")
     want = sizing.target(job)
-    if before is not None and before != want:
+    if before and want and before != want:
         events.append(Event(reasons.EVENT_SCALED, f"from {before} to {want} workers"))
     if new.get("statesLost", 0) > old.get("statesLost", 0):
         text = "no worker with the job's state survived: training starts again"
@@ -219,6 +232,8 @@ def _end(
     }
     events = [*events, Event(final, outcome.message, warning=not outcome.succeeded)]
     actions, wake_at = cleanup.after_the_end(job, observation, outcome.succeeded, now, now)
+    if job.spec.ttl_seconds_after_finished is not None:
+        wake_at = min(wake_at or math.inf, now + job.spec.ttl_seconds_after_finished)
     return Plan(status, tuple(actions), tuple(events), wake_at)
 
 
@@ -227,6 +242,9 @@ def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: flo
     ended_at = parse_time(old.get("completionTime")) or now
     actions, wake_at = cleanup.after_the_end(job, observation, succeeded, ended_at, now)
     actions += nodes.force(observation, now)
+    expired, expires_at = cleanup.expire(job, ended_at, now)
+    actions += expired
+    wake_at = min((at for at in (wake_at, expires_at) if at is not None), default=None)
     wake_at = min((at for at in (wake_at, *nodes.later(observation, now)) if at is not None), default=None)
     ledger = Ledger.from_status(old)
     status = {

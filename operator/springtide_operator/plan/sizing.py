@@ -8,13 +8,14 @@ from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import restarts
 from springtide_operator.plan.actions import Action, CreateWorker, DeletePod
+from springtide_operator.plan.halt import halted
 from springtide_operator.plan.ledger import Ledger, Slot
 from springtide_operator.plan.observation import Observation, WorkerPod
 from springtide_operator.plan.refused import held_back
 
 
 def target(job: Job) -> int:
-    return job.spec.workers.replicas
+    return 0 if halted(job) else job.spec.workers.replicas
 
 
 def live_pods(observation: Observation) -> list[WorkerPod]:
@@ -93,10 +94,13 @@ def _give_back(job: Job, live: list[WorkerPod], observation: Observation, ledger
     training = {member.pod_uid for member in members if member.active and not member.leaving}
     order = sorted(live, key=lambda pod: (pod.running, pod.uid in training, -pod.slot))
     text = f"{target(job)} of {len(live)} workers are wanted"
+    because = reasons.DELETE_SCALE_DOWN
+    if halted(job):
+        text, because = "the job is suspended", reasons.DELETE_SUSPENDED
     victims = order[: len(live) - target(job)]
     for pod in victims:
         ledger.end(pod.slot, reasons.END_SCALED_DOWN)
-    return [DeletePod(pod.name, pod.uid, reasons.DELETE_SCALE_DOWN, text) for pod in victims]
+    return [DeletePod(pod.name, pod.uid, because, text) for pod in victims]
 
 
 def _duplicates(observation: Observation, ledger: Ledger) -> list[Action]:

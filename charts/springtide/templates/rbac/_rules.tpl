@@ -1,9 +1,9 @@
 {{/* What the operator does in a namespace with jobs: each verb with its reason. */}}
 {{- define "springtide.jobRules" -}}
-# Jobs are watched; never created, changed or deleted.
+# Jobs are watched; never created or changed. delete: ttlSecondsAfterFinished.
 - apiGroups: [springtide.dev]
   resources: [trainingjobs]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, delete]
 # What the operator knows about a job is written to its status, and nowhere else.
 - apiGroups: [springtide.dev]
   resources: [trainingjobs/status]

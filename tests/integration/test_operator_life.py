@@ -1,0 +1,72 @@
+"""Suspend and resume, deadline, clean-up on a cluster, with workers that only pretend to train."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+
+import pytest
+from e2e_cluster import E2ECluster, RefusedError, cluster
+from operator_fake_worker import FakeJob, read
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[E2ECluster]:
+    with cluster(tmp_path_factory.mktemp("life")) as running:
+        yield running
+
+
+@pytest.fixture
+def namespace(system: E2ECluster) -> Iterator[str]:
+    with system.namespace(f"life-{secrets.token_hex(4)}") as name:
+        yield name
+
+
+@pytest.fixture
+def job(system: E2ECluster, namespace: str) -> FakeJob:
+    return FakeJob(system, namespace, "fake")
+
+
+def patch(job: FakeJob, **spec: object) -> None:
+    text = json.dumps({"spec": spec})
+    job.cluster.kubectl("patch", "stj/fake", "-n", job.namespace, "--type=merge", "-p", text)
+
+
+def test_a_job_is_suspended_and_resumed(system: E2ECluster, job: FakeJob) -> None:
+    job.start(replicas=2, suspend=True)
+    job.until_condition("Suspended", "JobSuspended", seconds=60)
+    assert job.pods() == job.pods("coordinator") == {}
+    patch(job, suspend=False)
+    job.until_running("0-0", "1-0", seconds=60)
+    patch(job, suspend=True)
+    system.until(60, "all pods to go", lambda: not {**job.pods(), **job.pods("coordinator")})
+    status = job.status()
+    assert status["state"] == "Suspended"
+    assert status["restarts"]["total"] == 0
+    assert "startTime" not in status
+    patch(job, suspend=False)
+    job.until_running("0-1", "1-1", seconds=60)
+    assert job.condition("Suspended")["status"] == "False"
+    reasons = {event["reason"] for event in read(system, "events", "-n", job.namespace)["items"]}
+    assert {"JobSuspended", "JobResumed"} <= reasons
+
+
+def test_a_deadline_fails_the_job_and_its_ttl_deletes_it(system: E2ECluster, job: FakeJob) -> None:
+    job.start(replicas=1, ttlSecondsAfterFinished=100000)
+    job.until_running("0-0", seconds=60)
+    patch(job, activeDeadlineSeconds=1)
+    job.until_condition("Failed", "DeadlineExceeded", seconds=60)
+    system.until(60, "all pods to go", lambda: not {**job.pods(), **job.pods("coordinator")})
+    patch(job, ttlSecondsAfterFinished=0)
+
+    def gone() -> bool:
+        try:
+            job.read()
+        except RefusedError as error:
+            return "not found" in str(error)
+        return False
+
+    system.until(60, "the job to be deleted", gone)
