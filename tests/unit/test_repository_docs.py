@@ -12,7 +12,7 @@ from springtide_operator.api import reasons
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 OTHERS = ("DELETE_", "END_", "STATE_", "EVENT_")  # seen on pods, in status and in events, not in conditions
-TYPES = {"RUNNING", "RESCALING", "DEGRADED", "SUCCEEDED", "FAILED"}
+TYPES = {"RUNNING", "RESCALING", "DEGRADED", "SUSPENDED", "SUCCEEDED", "FAILED"}
 
 
 def test_every_reason_of_a_condition_is_explained() -> None:
