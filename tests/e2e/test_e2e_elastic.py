@@ -88,7 +88,7 @@ def test_a_deleted_operator_pod_is_replaced_and_the_next_one_goes_on(e2e: E2EClu
 
 
 def test_a_cordoned_and_drained_node_costs_no_sample(e2e: E2ECluster, start: Start) -> None:
-    running = start("moved", workers=2, epochs=300)
+    running = start("moved", workers=2, epochs=100_000)
     running.until_trains(2)
     node = running.pods()[0]["spec"]["nodeName"]
     e2e.kubectl("cordon", node)
@@ -104,12 +104,10 @@ def test_a_cordoned_and_drained_node_costs_no_sample(e2e: E2ECluster, start: Sta
         e2e.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
     finally:
         e2e.kubectl("uncordon", node)
-    running.until_condition("Succeeded", 90)
+    running.until_goes_on()
     status = running.status()
-    assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
-    assert status["data"]["totalSeen"] == 300 * 64
-    assert status["restarts"]["failures"] == 0
-    assert status["restarts"]["preemptions"] == 0  # they had left before the drain
+    assert (status["data"]["repeated"], status["data"]["lost"], status["statesLost"]) == (0, 0, 0)
+    assert status["restarts"]["total"] == 0  # they had left before the drain
 
 
 def left_of(e2e: E2ECluster, running: RunningJob) -> list[str]:
