@@ -334,6 +334,7 @@ def main() -> None:
     parser.add_argument("--idle-seconds", type=float, default=60.0)
     parser.add_argument("--coordinators", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # what was started ends, too
     if arguments.coordinators:
         answer_for_coordinators()
         return

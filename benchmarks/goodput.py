@@ -1,0 +1,306 @@
+"""What disturbances cost: the digits job under a seeded trace of kills, drains and returned nodes.
+
+    python -m benchmarks.goodput [--quick] [--seed N] [--json FILE]
+
+The embedded cluster with the operator, three workers on four nodes. Between two disturbances lie ten seconds
+on average (exponentially distributed): a worker dies by kill -9, a node is drained as `kubectl drain` does it
+(its coordinator too, if it is there), a drained node returns. A step's work is a pause of 50 ms, as if an
+accelerator computed: on few cores, workers that start would else take them from those that train.
+
+* `goodput`: seconds of steps that survive over wall time, while the trace runs.
+* `throughput_ratio`: samples of surviving steps over what undisturbed groups of the same sizes would have
+  done in the same time; their rates are measured before.
+* `lost_seconds_by_cause`: what `status.lostSeconds` gained.
+* `samples_repeated`, `samples_lost`: by the check that travels with the parameters.
+* `survivor_restarts`: worker processes that ended although nobody aimed at them or their node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+Object = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMESPACE = "default"
+JOB = "digits"
+WORKERS = "springtide.dev/job=digits,springtide.dev/role=worker"
+SIZE = 3
+NODES = 4
+MEAN_SECONDS = 10.0
+PAUSE_SECONDS = 0.05
+CALIBRATION_SECONDS = 8.0
+
+
+def until(seconds: float, what: str, attempt: Callable[[], Any]) -> Any:
+    """Repeat until it is true. Raises TimeoutError."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if result := attempt():
+            return result
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds:.0f} s for {what}")
+        time.sleep(0.1)
+
+
+@dataclass
+class Watch:
+    """Worker processes as pods show them. `aimed`: uids of pods that a disturbance was meant for."""
+
+    kube: Any
+    seen: dict[str, tuple[str, str, int]] = field(default_factory=dict)  # uid: pod, node, pid
+    ended: dict[str, str] = field(default_factory=dict)  # uid: how
+    aimed: set[str] = field(default_factory=set)
+    cordoned: set[str] = field(default_factory=set)
+
+    def look(self) -> list[Any]:
+        """The worker pods that run now; remembers what has ended since the last look."""
+        from springtide_demo.observe import pod_view
+
+        pods = {pod.uid: pod for pod in map(pod_view, self.kube.pods(NAMESPACE, WORKERS))}
+        for uid, pod in pods.items():
+            if pod.node in self.cordoned:
+                self.aimed.add(uid)
+            known = self.seen.get(uid)
+            if pod.past_pids and uid not in self.ended:
+                self.ended[uid] = f"{pod.name} ended: exit code {pod.exit_code}, {pod.message[:200]}"
+            if pod.pid is not None and known is None:
+                self.seen[uid] = (pod.name, pod.node, pod.pid)
+        for uid in set(self.seen) - set(pods) - set(self.ended):
+            self.ended[uid] = f"{self.seen[uid][0]} is gone"
+        return [pod for pod in pods.values() if pod.pid is not None and not pod.leaving]
+
+    def innocent(self) -> list[str]:
+        """Of those that ended, the ones that nobody aimed at."""
+        return [text for uid, text in self.ended.items() if uid in self.seen and uid not in self.aimed]
+
+
+def disturb(kube: Any, watch: Watch, dice: random.Random) -> str:
+    """One event; returns its kind. Raises KubeError, ProcessLookupError."""
+    running = watch.look()
+    kinds = ["kill", "kill", "kill"]
+    kinds += ["drain", "drain"] if len(watch.cordoned) < 2 else []
+    kinds += ["return", "return"] if watch.cordoned else []
+    kind = dice.choice(kinds)
+    if kind == "kill":
+        if not running:
+            return "nobody to kill"
+        victim = dice.choice(sorted(running, key=lambda pod: str(pod.name)))
+        watch.aimed.add(victim.uid)
+        os.kill(victim.pid, signal.SIGKILL)
+    elif kind == "drain":
+        used = sorted({pod.node for pod in running} - watch.cordoned)
+        if not used:
+            return "nothing to drain"
+        node = dice.choice(used)
+        watch.cordoned.add(node)
+        kube.cordon(node)
+        watch.look()
+        for pod in kube.pods_on(node):
+            meta = pod["metadata"]
+            if meta["namespace"] == NAMESPACE and "deletionTimestamp" not in meta:
+                kube.evict(NAMESPACE, meta["name"])
+    else:
+        node = dice.choice(sorted(watch.cordoned))
+        watch.look()
+        watch.cordoned.remove(node)
+        kube.request(
+            "PATCH",
+            f"/api/v1/nodes/{node}",
+            {"spec": {"unschedulable": None}},
+            "application/merge-patch+json",
+        )
+    return kind
+
+
+def manifest(steps: Path) -> Object:
+    from springtide_demo.kube import load
+    from springtide_demo.manifest import read_sample, with_step_logs
+
+    job = read_sample(load(ROOT / "deploy/samples/digits-allreduce.yaml")).job
+    container = job["spec"]["workers"]["template"]["spec"]["containers"][0]
+    ours = {"DIGITS_EPOCHS": "100000", "DIGITS_PAUSE_SECONDS": str(PAUSE_SECONDS)}
+    container["env"] = [e for e in container.get("env") or [] if e["name"] not in ours]
+    container["env"] += [{"name": name, "value": value} for name, value in ours.items()]
+    job["spec"]["workers"] |= {"replicas": SIZE, "minReplicas": 1, "maxReplicas": SIZE}
+    job["spec"]["failurePolicy"] = {"backoffLimit": 10000}
+    return with_step_logs(job, steps)
+
+
+def rates(kube: Any, history: Callable[[], Any]) -> dict[int, float]:
+    """Undisturbed samples per second by number of workers, in the running job."""
+    from springtide_demo.commits import samples_per_second
+
+    found = {}
+    for size in range(1, SIZE + 1):
+        kube.scale(NAMESPACE, JOB, size)
+        until(120, f"{size} workers to train", lambda size=size: len(history().active()) == size)
+        time.sleep(2.0)
+        start = time.time()
+        time.sleep(CALIBRATION_SECONDS)
+        found[size] = samples_per_second([c for c in history().curve() if c.unix_time >= start])
+        print(f"undisturbed, {size} workers: {found[size]:.0f} samples/s", flush=True)
+    return found
+
+
+def expected_samples(
+    commits: list[Any], members: Any, rate: dict[int, float], start: float, end: float
+) -> float:
+    """What undisturbed groups would do: each second by the size of the group that committed next."""
+    total, at = 0.0, start
+    for commit in commits:
+        size = min(max(rate), len(members[commit.generation]))
+        total += max(0.0, commit.unix_time - at) * rate[size]
+        at = max(at, commit.unix_time)
+    last = min(max(rate), len(members[commits[-1].generation]))
+    return total + max(0.0, end - at) * rate[last]
+
+
+def lost_seconds(status: Object) -> dict[str, float]:
+    return {cause: float(seconds) for cause, seconds in (status.get("lostSeconds") or {}).items()}
+
+
+def measure(seconds: float, seed: int, folder: Path) -> Object:
+    """Run the job and its disturbances; all figures."""
+    from springtide_demo.commits import History
+    from springtide_demo.kube import Kube, KubeError
+    from springtide_demo.observe import pod_view
+    from springtide_demo.steplog import StepLogs
+    from springtide_local.cluster import Cluster
+    from springtide_local.settings import Settings
+
+    record, logs = History(), StepLogs(folder / "steps")
+
+    def history() -> History:
+        record.add(logs.poll())
+        return record
+
+    def status() -> Object:
+        return dict(kube.job(NAMESPACE, JOB).get("status") or {})
+
+    (folder / "steps").mkdir()
+    with (
+        Cluster.start(folder / "cluster", Settings(nodes=NODES)) as cluster,
+        Kube(cluster.kubeconfig) as kube,
+    ):
+        for path in (*sorted((ROOT / "deploy/crd").glob("*.yaml")), ROOT / "deploy/operator.yaml"):
+            _patiently(lambda path=path: kube.apply_file(path), KubeError)
+        until(
+            60,
+            "the operator to be ready",
+            lambda: any(
+                pod_view(p).ready for p in kube.pods("springtide-system", "springtide.dev/role=operator")
+            ),
+        )
+        kube.apply(manifest(folder / "steps"), NAMESPACE)
+        until(120, "the job to train", lambda: history().newest() is not None)
+        rate = rates(kube, history)
+
+        dice, watch, events = random.Random(seed), Watch(kube), Counter[str]()
+        watch.look()
+        before, restarts = lost_seconds(status()), status().get("restarts") or {}
+        start = time.time()
+        due = start + dice.expovariate(1 / MEAN_SECONDS)
+        while time.time() < start + seconds:
+            if time.time() >= due:
+                try:
+                    kind = disturb(kube, watch, dice)
+                except (KubeError, ProcessLookupError) as error:
+                    kind = f"failed: {type(error).__name__}"
+                events[kind] += 1
+                print(f"{time.time() - start:6.1f} s  {kind}", flush=True)
+                due = time.time() + dice.expovariate(1 / MEAN_SECONDS)
+            watch.look()
+            history()
+            time.sleep(0.2)
+        end = time.time()
+        until(60, "progress to be written", lambda: _written_after(status(), end))
+        watch.look()
+        final = status()
+        commits = [c for c in history().curve() if start <= c.unix_time <= end]
+        done = sum(commit.samples for commit in commits)
+        innocent = watch.innocent()
+        for text in innocent:
+            print(f"ended although nobody aimed at it: {text}", flush=True)
+        after = lost_seconds(final)
+        gaps = [b.unix_time - a.unix_time for a, b in pairwise(commits)]
+        return {
+            "goodput": min(1.0, sum(commit.step_seconds for commit in commits) / (end - start)),
+            "throughput_ratio": done / expected_samples(commits, history().members, rate, start, end),
+            "lost_seconds_by_cause": {c: round(after[c] - before.get(c, 0.0), 3) for c in sorted(after)},
+            "samples_repeated": final["data"]["repeated"],
+            "samples_lost": final["data"]["lost"],
+            "survivor_restarts": len(innocent),
+            "seconds": end - start,
+            "seed": seed,
+            "events": dict(events),
+            "restarts": {
+                kind: (final.get("restarts") or {}).get(kind, 0) - restarts.get(kind, 0)
+                for kind in ("failures", "preemptions")
+            },
+            "longest_pause_seconds": max(gaps, default=0.0),
+            "median_step_seconds": statistics.median(gaps) if gaps else 0.0,
+            "samples_per_second_by_workers": {str(size): value for size, value in rate.items()},
+        }
+
+
+def _patiently(attempt: Callable[[], Any], refusal: type[Exception]) -> None:
+    """Again for half a minute: a kind is served a moment after its CRD was taken."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            attempt()
+            return
+        except refusal:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def _written_after(status: Object, moment: float) -> bool:
+    from datetime import datetime
+
+    text = str(status.get("progressTime") or "1970-01-01T00:00:00Z")
+    return datetime.fromisoformat(text).timestamp() > moment
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="2 minutes of disturbances instead of 10")
+    parser.add_argument("--seed", type=int, default=1, help="of the trace (default 1)")
+    parser.add_argument("--seconds", type=float, help="another length of the trace")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # what was started ends, too
+    if sys.platform != "linux":
+        sys.exit("benchmarks.goodput: the embedded cluster needs Linux")
+    seconds = arguments.seconds or (120.0 if arguments.quick else 600.0)
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(seconds, arguments.seed, Path(folder))
+    print(
+        f"goodput {result['goodput']:.3f}  throughput_ratio {result['throughput_ratio']:.3f}"
+        f"  repeated {result['samples_repeated']}  lost {result['samples_lost']}"
+        f"  survivor restarts {result['survivor_restarts']}  lost seconds {result['lost_seconds_by_cause']}"
+    )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
