@@ -14,6 +14,8 @@ import pytest
 from leaks import blocking_threads, children, leaked
 from required import require_tool as _require_tool
 
+pytest.register_assert_rewrite("worker_checks")
+
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:

@@ -1,7 +1,4 @@
-"""Real processes, the real coordinator:
-
-whatever happens to workers, the numbers are those of an undisturbed run.
-"""
+"""Real processes, the real coordinator: whatever happens, the numbers are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -10,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_cluster import Worker, WorkerCluster, Zygote
+from worker_checks import TOLERANCE, check
+from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 
 from springtide import outcome
 
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 7, "pace": 0.015}
 STEPS = 56
-TOLERANCE = 1e-5
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -41,34 +38,6 @@ def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Worke
     yield make
     for cluster in clusters:
         cluster.close()
-
-
-def check(cluster: WorkerCluster, reference: Reference, members: list[Worker]) -> None:
-    """The members finished with equal parameters, those of the reference; every sample counted once per
-
-    epoch.
-    """
-    results = []
-    for worker in members:
-        end = worker.outcome()
-        assert isinstance(end, outcome.Finished), f"{worker.name}: {end}\n{cluster.logs()}"
-        assert worker.code == 0
-        assert (end.data["repeated"], end.data["lost"]) == (0, 0)
-        assert end.data["totalSeen"] == reference.audit["totalSeen"]
-        result = worker.result()
-        assert result is not None
-        results.append(result)
-    assert len({result["parameters"] for result in results}) == 1
-    assert len({result["buffers"] for result in results}) == 1
-    difference = max(abs(a - b) for a, b in zip(results[0]["values"], reference.values, strict=True))
-    assert difference <= TOLERANCE
-    for worker in members:
-        losses = {commit["step"]: commit["values"]["loss"] for commit in worker.commits()}
-        assert losses[STEPS] == pytest.approx(reference.losses[STEPS], abs=1e-4)
-        for step, loss in losses.items():
-            assert loss == pytest.approx(reference.losses[step], abs=1e-4), f"step {step} of {worker.name}"
-        for step, rate in (worker.result() or {})["rates"].items():
-            assert rate == reference.rates[step], f"learning rate of step {step} of {worker.name}"
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ deadline and, when it passes, shows the processes' logs.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -114,8 +115,10 @@ class Worker:
         return self.code is None
 
     def signal(self, number: int) -> None:
-        if self.running:
-            os.kill(self.pid, number)
+        # It may end at this moment.
+        with contextlib.suppress(ProcessLookupError):
+            if self.running:
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
@@ -176,6 +179,9 @@ class WorkerCluster:
         self._net = f"127.{100 + os.getpid() % 100}.{next(self._numbers) % 250}"
         self._minimum, self._maximum = minimum, maximum
         self.target = 0
+        # As the real operator: a job with a Finished worker is over, and nobody says whose pods are gone.
+        self.over_when_finished = False
+        self.coordinator_of: Callable[[str, str], str] = lambda name, address: address
         self.workers: list[Worker] = []
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._incarnation = 0
@@ -218,7 +224,7 @@ class WorkerCluster:
         name, address = f"worker-{number}", f"{self._net}.{10 + number}"
         env = {
             "SPRINGTIDE_JOB": "test",
-            "SPRINGTIDE_COORDINATOR": f"{self._net}.1:7070",
+            "SPRINGTIDE_COORDINATOR": self.coordinator_of(name, f"{self._net}.1:7070"),
             "SPRINGTIDE_TOKEN": _TOKEN,
             "SPRINGTIDE_POD_NAME": name,
             "SPRINGTIDE_POD_UID": f"uid-{number}",
@@ -309,6 +315,8 @@ class WorkerCluster:
             try:
                 stub = pb_grpc.CoordinatorStub(channel)
                 while not self._closing.wait(_SYNC_SECONDS):
+                    if self.over_when_finished and self.finished():
+                        continue
                     self.reply = stub.Sync(
                         self._request(), metadata=(("authorization", f"Bearer {_TOKEN}"),), timeout=1.0
                     )

@@ -56,7 +56,7 @@ def main() -> None:
     x = torch.randn(options["samples"], 12, generator=generator)
     y = (x[:, :3] + 0.3 * torch.randn(options["samples"], 3, generator=generator)).argmax(1)
     # Members that have not received the first member's state must be seen to differ.
-    torch.manual_seed(int(os.environ.get("SPRINGTIDE_SLOT", "0")))
+    torch.manual_seed(0 if options.get("same_start") else int(os.environ.get("SPRINGTIDE_SLOT", "0")))
     model = make_model(options.get("model", "plain"))
     kind = torch.optim.Adam if options.get("optimizer") == "adam" else torch.optim.SGD
     arguments: dict[str, Any] = {} if kind is torch.optim.Adam else {"momentum": 0.9}

@@ -15,7 +15,7 @@ from springtide.exchange import groups as groups_module
 from springtide.exchange import transfer
 from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, form, peers_in
-from springtide.exchange.store import FormationCancelled
+from springtide.exchange.store import FormationCancelled, StreamStore
 
 
 @pytest.fixture
@@ -88,6 +88,29 @@ def test_forming_is_cancelled_from_another_thread() -> None:
         form(store, 0, 2, addresses(1)[0], connect_seconds=10, collective_seconds=10)
     assert time.monotonic() - began < 5
     timer.join()
+
+
+def test_forming_with_a_peer_that_does_not_answer_is_cancelled() -> None:
+    """Its address is known, so the backend tries to connect, for long, and looks at no store meanwhile."""
+    ours, theirs = wired_stores(2)
+    ours._publish = lambda key, value: None  # the peer never hears of us
+    places = addresses(2)
+    limits = {"connect_seconds": 3.0, "collective_seconds": 3.0}
+
+    def forms(store: StreamStore, rank: int) -> str:
+        timer = threading.Timer(0.5, lambda: store.cancel(f"worker-{1 - rank} died"))
+        timer.start()
+        with pytest.raises(FormationCancelled, match="died"):
+            form(store, rank, 2, places[rank], **limits)
+        timer.join()
+        return store.cancelled or ""
+
+    began = time.monotonic()
+    assert together([lambda: forms(ours, 0), lambda: forms(theirs, 1)]) == [
+        "worker-1 died",
+        "worker-0 died",
+    ]
+    assert time.monotonic() - began < 2.5
 
 
 def test_missing_member_is_named() -> None:

@@ -15,7 +15,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -23,12 +23,13 @@ import torch
 import torch.distributed as dist
 
 from springtide.exchange.device import DeviceSums, form_nccl
-from springtide.exchange.store import StreamStore
+from springtide.exchange.store import FormationCancelled, StreamStore
 
 log = logging.getLogger("springtide")
 
 _LISTENER_KEY = "listener"
 _RELEASE_SECONDS = 1.0
+_CANCEL_SECONDS = 0.01
 _PEER = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
 _Gloo: Any = dist.ProcessGroupGloo  # its type stubs lack the operations
@@ -214,7 +215,7 @@ def form(
     options._timeout = timedelta(seconds=connect_seconds)
     listener = _listener(before, address)
     store.set(f"{_LISTENER_KEY}/{rank}", listener.encode())
-    backend = _Gloo(store, rank, size, options)
+    backend = _built(store, lambda: _Gloo(store, rank, size, options))
     group = Group(backend, rank, size, collective_seconds)
     peers = {store.get(f"{_LISTENER_KEY}/{other}").decode() for other in range(size) if other != rank}
     connections = _connections(before, listener, peers)
@@ -228,6 +229,36 @@ def form(
     if nccl_device is not None:
         group.use_device(form_nccl(store, rank, size, nccl_device, collective_seconds))
     return group
+
+
+def _built(store: StreamStore, build: Callable[[], Any]) -> Any:
+    """What `build` returns or raises; FormationCancelled as soon as the store is cancelled.
+
+    The backend connects to its peers without looking at the store, and tries a peer that has died again and
+    again (measured: 50 s). Then it is left to a thread that nobody waits for.
+    """
+    done = threading.Event()
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            built, error = build(), None
+        except Exception as raised:  # goes to the caller below, if it still waits
+            built, error = None, raised
+        if store.cancelled is None:
+            outcome.extend((built, error))
+        done.set()
+
+    threading.Thread(target=run, name="springtide-formation", daemon=True).start()
+    while not done.wait(_CANCEL_SECONDS):
+        if store.cancelled is not None:
+            raise FormationCancelled(store.cancelled)
+    if not outcome:
+        raise FormationCancelled(store.cancelled)
+    built, error = outcome
+    if error is not None:
+        raise error
+    return built
 
 
 def peers_in(error: BaseException) -> list[str]:

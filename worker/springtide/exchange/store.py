@@ -48,6 +48,11 @@ class StreamStore(dist.Store):  # type: ignore[name-defined,misc]
             self._cancelled = self._cancelled or reason
             self._changed.notify_all()
 
+    @property
+    def cancelled(self) -> str | None:
+        """Why the formation was cancelled; None while it goes on."""
+        return self._cancelled
+
     def set(self, key: str, value: bytes) -> None:
         value = bytes(value)
         self.deliver(key, value)

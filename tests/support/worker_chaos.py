@@ -1,0 +1,130 @@
+"""Faults from a seed on the workers and the coordinator of one job, and what survives them.
+
+One worker, the anchor, is spared everything that would lose the job's last state; which one it is, the seed
+decides. Everything else may be killed, stopped, cut off, told to leave, broken at a named point, joined by
+others and left without a coordinator, several at once.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from cut_proxy import CutProxy
+from worker_cluster import Worker, WorkerCluster
+
+from springtide.faults import POINTS
+
+MOST_WORKERS = 5
+_ACTIONS = ("kill", "kill", "stop=0.3", "stop=3", "raise", "term", "sleep=0.4")
+
+
+class Chaos:
+    """`strike` does one thing; `heal` ends all that lasts. `log` tells what was done, to be read."""
+
+    def __init__(self, cluster: WorkerCluster, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.cluster = cluster
+        self.log: list[str] = []
+        self.proxies: dict[str, CutProxy] = {}
+        self._wake_at: dict[str, float] = {}
+        self._heal_at: dict[str, float] = {}
+        self._coordinator_at: float | None = None
+        self._began = time.monotonic()
+        cluster.coordinator_of = self._proxied
+        cluster.over_when_finished = True
+
+    def begin(self) -> None:
+        """Start the job with three workers, of which one is the anchor."""
+        faults = {number: self._fault() for number in range(3) if self.random.random() < 0.6}
+        anchor = self.random.randrange(3)
+        faults.pop(anchor, None)
+        self._say(f"anchor worker-{anchor}, faults {faults}")
+        self.anchor = self.cluster.start(3, faults=faults)[anchor]
+
+    def strike(self) -> None:
+        self._mend(time.monotonic())
+        if self.cluster.finished():
+            return
+        others = [w for w in self.cluster.workers if w.running and w is not self.anchor]
+        roll = self.random.random()
+        if roll < 0.25 and len(others) + 1 < MOST_WORKERS:
+            fault = self._fault() if self.random.random() < 0.5 else ""
+            self._say(f"add {self.cluster.add(fault).name} with {fault or 'no fault'}")
+        elif roll < 0.33 and self._coordinator_at is None:
+            self.cluster.kill_coordinator()
+            self._coordinator_at = time.monotonic() + self.random.choice((0.0, 0.2, 1.5))
+            self._say("kill the coordinator")
+        elif roll < 0.40:
+            self._cut(self.random.choice([*others, self.anchor]))
+        elif others:
+            for victim in self.random.sample(others, min(len(others), self.random.choice((1, 1, 1, 2)))):
+                self._hurt(victim)
+
+    def heal(self) -> None:
+        """End all that lasts."""
+        self._mend(float("inf"))
+
+    def end(self) -> None:
+        """Once one has finished, the job is over: members come to their end, and nobody needs the others."""
+        began = time.monotonic()
+        while any(worker.running for worker in self.cluster.workers) and time.monotonic() < began + 3:
+            time.sleep(0.02)
+        for worker in self.cluster.workers:
+            if worker.running and worker.outcome() is None:
+                worker.kill() if not worker.commits() else worker.terminate()
+        self.cluster.until_done(seconds=60.0)
+
+    def close(self) -> None:
+        self.heal()
+        self.cluster.close()
+        for proxy in self.proxies.values():
+            proxy.close()
+
+    # ---- parts
+
+    def _hurt(self, victim: Worker) -> None:
+        deed = self.random.choice(("kill", "kill", "stop", "stop", "leave"))
+        self._say(f"{deed} {victim.name}")
+        if deed == "kill":
+            victim.kill()
+        elif deed == "leave":
+            victim.terminate()
+        else:
+            victim.stop()
+            # Shorter than the limit of silence, about that long, and longer.
+            self._wake_at[victim.name] = time.monotonic() + self.random.choice((0.2, 1.0, 3.0))
+
+    def _cut(self, victim: Worker) -> None:
+        self._say(f"cut {victim.name} off its coordinator")
+        self.proxies[victim.name].cut()
+        self._heal_at[victim.name] = time.monotonic() + self.random.choice((0.3, 1.2, 2.5))
+
+    def _mend(self, now: float) -> None:
+        by_name = {worker.name: worker for worker in self.cluster.workers}
+        for name in [name for name, at in self._wake_at.items() if at <= now]:
+            del self._wake_at[name]
+            by_name[name].wake()
+        for name in [name for name, at in self._heal_at.items() if at <= now]:
+            del self._heal_at[name]
+            self.proxies[name].heal()
+        if self._coordinator_at is not None and self._coordinator_at <= now:
+            self._coordinator_at = None
+            self.cluster.start_coordinator(same_pod=self.random.random() < 0.5)
+            self._say("a coordinator again")
+
+    def _fault(self) -> str:
+        point = self.random.choice(sorted(POINTS))
+        step = "*" if self.random.random() < 0.3 else str(self.random.randrange(2, 40))
+        action = self.random.choice(_ACTIONS)
+        if action.startswith("stop"):
+            action = f"sleep={action.partition('=')[2]}"
+        return f"{point}:{step}:{action}"
+
+    def _proxied(self, name: str, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        proxy = self.proxies[name] = CutProxy((host, int(port)))
+        return proxy.address
+
+    def _say(self, what: str) -> None:
+        self.log.append(f"{time.monotonic() - self._began:6.2f} s  {what}")

@@ -1,0 +1,39 @@
+"""What must hold for the workers of a job after whatever happened to it."""
+
+from __future__ import annotations
+
+import pytest
+from worker_cluster import Worker, WorkerCluster
+from worker_reference import Reference
+
+from springtide import outcome
+
+TOLERANCE = 1e-5
+
+
+def check(cluster: WorkerCluster, reference: Reference, members: list[Worker]) -> None:
+    """The members finished with equal parameters, those of the reference; every sample counted once per
+    epoch; losses and learning rates of all their steps are the reference's.
+    """
+    last = max(reference.losses)
+    results = []
+    for worker in members:
+        end = worker.outcome()
+        assert isinstance(end, outcome.Finished), f"{worker.name}: {end}\n{cluster.logs()}"
+        assert worker.code == 0
+        assert (end.data["repeated"], end.data["lost"]) == (0, 0)
+        assert end.data["totalSeen"] == reference.audit["totalSeen"]
+        result = worker.result()
+        assert result is not None
+        results.append(result)
+    assert len({result["parameters"] for result in results}) == 1
+    assert len({result["buffers"] for result in results}) == 1
+    difference = max(abs(a - b) for a, b in zip(results[0]["values"], reference.values, strict=True))
+    assert difference <= TOLERANCE
+    for worker in members:
+        losses = {commit["step"]: commit["values"]["loss"] for commit in worker.commits()}
+        assert not losses or losses[last] == pytest.approx(reference.losses[last], abs=1e-4)
+        for step, loss in losses.items():
+            assert loss == pytest.approx(reference.losses[step], abs=1e-4), f"step {step} of {worker.name}"
+        for step, rate in (worker.result() or {})["rates"].items():
+            assert rate == reference.rates[step], f"learning rate of step {step} of {worker.name}"
