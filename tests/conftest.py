@@ -13,6 +13,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from leaks import blocking_threads, children, leaked
 from required import require_tool as _require_tool
+from suite_rights import (
+    pytest_configure,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_unconfigure,
+)
+
+# The comparison of rights at the session's end.
+HOOKS = (
+    pytest_configure,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_unconfigure,
+)
 
 pytest.register_assert_rewrite("worker_checks")
 

@@ -45,7 +45,7 @@ from springtide_local.kubelet.runtime import Runtime
 from springtide_local.kubelet.services import ApiAccess, NodeServices, WatchedReferences
 from springtide_local.pki import write_private
 from springtide_local.scheduler import Scheduler
-from springtide_local.settings import Files, Settings, node_names
+from springtide_local.settings import AUDIT_VARIABLE, Files, Settings, node_names
 
 _log = logging.getLogger(__name__)
 _TOKEN_SECONDS = 10 * 365 * 24 * 3600
@@ -114,6 +114,14 @@ class LocalCluster:
                 await self._run_parts(store, server, network, started)
             finally:
                 await server.stop()
+                self._leave_audit(server)
+
+    def _leave_audit(self, server: ApiServer) -> None:
+        """Who asked for what, for whoever compares it with the rights that were granted."""
+        folder = os.environ.get(AUDIT_VARIABLE)
+        if folder:
+            text = json.dumps({"requests": server.audit.report()})
+            (Path(folder) / f"{self._identity}.json").write_text(text)
 
     async def _run_parts(self, store: Store, server: ApiServer, network: int, started: float) -> None:
         informers = Informers(store)

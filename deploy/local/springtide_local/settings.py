@@ -18,6 +18,9 @@ STATE_ANNOTATION = "springtide.dev/local-node"
 KILLED = "killed"
 STOPPED = "stopped"
 
+# An environment variable that names a folder: a cluster that ends leaves its count of requests there.
+AUDIT_VARIABLE = "SPRINGTIDE_LOCAL_AUDIT"
+
 
 @dataclass(frozen=True)
 class NodeTimes:
