@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -194,7 +195,7 @@ class Hub:
         if stream.member not in self.membership.members:
             return
         means = (times.step_seconds, times.data_seconds, times.compute_seconds, times.wait_seconds)
-        self.slowness.heard(stream.member, times.steps, *means, self.clock())
+        self.slowness.heard(stream.member, times.steps, *map(_seconds, means), self.clock())
         slow = self.slow()
         self.history.held_up = slow.busy - slow.median if slow is not None else 0.0
 
@@ -221,8 +222,8 @@ class Hub:
                     dict(commit.values),
                     commit.exposed_communication_seconds,
                     commit.skipped,
-                    commit.data_seconds,
-                    commit.checkpoint_seconds,
+                    _seconds(commit.data_seconds),
+                    _seconds(commit.checkpoint_seconds),
                 )
             )
         known = self.history.known
@@ -236,3 +237,8 @@ class Hub:
         known = self.history.known
         if known is not None:
             stream.put(pb.CoordinatorMessage(known=pb.Known(state=wire.from_state(known))))
+
+
+def _seconds(value: float) -> float:
+    """A worker's seconds, which are added up for the job's life: what cannot be a duration counts as none."""
+    return value if math.isfinite(value) and value > 0 else 0.0

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from coordinator_room import generation, info, state
+from prometheus_client import CollectorRegistry
 
+from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator.history import LOST_CAUSES, Commit, History
+from springtide_coordinator.hub import Hub
 from springtide_coordinator.membership.messages import Start
+from springtide_coordinator.membership.names import Incarnation
+from springtide_coordinator.metrics import JobCollector
+from springtide_coordinator.settings import Options
 from springtide_coordinator.slowness import HALF_LIFE_STEPS, HOLD_SECONDS, Slowness
 
 
@@ -96,3 +104,46 @@ def test_lost_time_has_causes() -> None:
     history.held_up = 9.0
     history.add([commit(8, 105.4, 4)], 0.8, now=109)
     assert history.lost_seconds["straggler"] == pytest.approx(0.14), "a step loses no more than it took"
+
+
+def test_workers_tell_and_the_operator_hears_who_is_slow(tmp_path: Path) -> None:
+    now = [1000.0]
+    options = Options(token="t", number=1, state_dir=tmp_path, target=2, minimum=2, job="j", namespace="n")
+    hub = Hub(options, Incarnation(1), lambda: now[0])
+    streams = {}
+    for name in ("w0", "w1"):
+        streams[name] = hub.new_stream()
+        member = pb.Member(id=name, pod_uid=name, pod_name=f"pod-{name}")
+        hub.hello(streams[name], pb.Hello(protocol_version=1, member=member, standing=pb.STARTING))
+        hub.receive(streams[name], pb.WorkerMessage(parked=pb.Parked(reason=pb.STANDBY)))
+    living = [pb.Pod(uid=name, name=f"pod-{name}", started=True) for name in streams]
+    word = pb.SyncRequest(target=2, minimum=2, maximum=2, living=living, observed=True, incarnation_number=1)
+    assert not hub.sync(word).HasField("slow")
+    assert hub.membership.current is not None
+    for _ in range(12):
+        now[0] += 1
+        for name, compute in (("w0", 0.1), ("w1", 0.3)):
+            times = pb.Times(
+                steps=5, step_seconds=0.35, data_seconds=0.02, compute_seconds=compute, wait_seconds=0.03
+            )
+            hub.receive(streams[name], pb.WorkerMessage(times=times))
+    reply = hub.sync(word)
+    assert (reply.slow.pod_name, reply.slow.since_unix) == ("pod-w1", 1001.0)
+    assert (reply.slow.busy_seconds, reply.slow.median_seconds) == pytest.approx((0.32, 0.12))
+    told = {
+        m.member.id: (m.step_seconds, m.data_seconds, m.compute_seconds, m.wait_seconds)
+        for m in reply.members
+    }
+    assert told["w0"] == pytest.approx((0.35, 0.02, 0.1, 0.03))
+    assert hub.history.held_up == pytest.approx(0.2)
+    registry = CollectorRegistry()
+    registry.register(JobCollector(hub))
+    labels = {"training_job": "j", "job_namespace": "n"}
+    ratio = registry.get_sample_value("springtide_coordinator_slowest_worker_ratio", labels)
+    assert ratio == pytest.approx(0.32 / 0.12)
+    # Nonsense is not added up, and a stranger is not heard.
+    wrong = pb.Times(steps=5, step_seconds=float("nan"), data_seconds=-1, compute_seconds=float("inf"))
+    hub.receive(streams["w0"], pb.WorkerMessage(times=wrong))
+    hub.receive(hub.new_stream(), pb.WorkerMessage(times=pb.Times(steps=1, compute_seconds=9)))
+    assert set(hub.slowness.times) == {"w0", "w1"}
+    assert hub.slowness.times["w0"].busy < 0.13
