@@ -194,8 +194,15 @@ class Hub:
     def _times(self, stream: Stream, times: pb.Times) -> None:
         if stream.member not in self.membership.members:
             return
-        means = (times.step_seconds, times.data_seconds, times.compute_seconds, times.wait_seconds)
-        self.slowness.heard(stream.member, times.steps, *map(_seconds, means), self.clock())
+        self.slowness.heard(
+            stream.member,
+            times.steps,
+            _seconds(times.step_seconds),
+            _seconds(times.data_seconds),
+            _seconds(times.compute_seconds),
+            _seconds(times.wait_seconds),
+            self.clock(),
+        )
         slow = self.slow()
         self.history.held_up = slow.busy - slow.median if slow is not None else 0.0
 
