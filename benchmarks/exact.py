@@ -109,20 +109,27 @@ def step_times(model_name: str, steps: int, exact: bool, folder: Path) -> tuple[
 
 
 def overhead(model_name: str, steps: int, rounds: int) -> dict[str, float]:
-    plain: list[float] = []
-    exact: list[float] = []
+    """Each round is a job without and a job with exact sums, one right after the other.
+
+    The ratio is the median over the rounds of the ratio of their median steps, so that a busy minute of the
+    machine shows in both.
+    """
+    medians: dict[bool, list[float]] = {False: [], True: []}
     done_again = 0
     for _ in range(rounds):
-        for collected, is_exact in ((plain, False), (exact, True)):
+        for exact in (False, True):
             with tempfile.TemporaryDirectory() as folder:
-                times, again = step_times(model_name, steps, is_exact, Path(folder))
-            collected += times
+                times, again = step_times(model_name, steps, exact, Path(folder))
+            medians[exact].append(statistics.median(times))
             done_again += again
+    ratios = [a / b for a, b in zip(medians[True], medians[False], strict=True)]
     return {
-        "exact_step_seconds": statistics.median(exact),
-        "plain_step_seconds": statistics.median(plain),
-        "overhead_ratio": statistics.median(exact) / statistics.median(plain),
-        "steps": len(exact),
+        "exact_step_seconds": statistics.median(medians[True]),
+        "plain_step_seconds": statistics.median(medians[False]),
+        "overhead_ratio": statistics.median(ratios),
+        "overhead_ratio_least": min(ratios),
+        "overhead_ratio_most": max(ratios),
+        "steps": rounds * (steps + WARM_UP),
         "steps_done_again": done_again,
     }
 
@@ -205,7 +212,7 @@ def main() -> None:
     hashes = equality(24 if arguments.quick else 80)
     cases = {}
     for name in MODELS:
-        case = cases[name] = overhead(name, 25 if arguments.quick else 60, 1 if arguments.quick else 3)
+        case = cases[name] = overhead(name, 20 if arguments.quick else 40, 3 if arguments.quick else 7)
         print(
             f"{name:12} exact {case['exact_step_seconds'] * 1e3:7.1f} ms  without "
             f"{case['plain_step_seconds'] * 1e3:7.1f} ms  ratio {case['overhead_ratio']:.3f}  "
