@@ -66,6 +66,7 @@ class Faults:
     down: str | None = None
     cordoned: str | None = None
     quota: bool = False
+    suspended: bool = False
     stopped: dict[int, float] = field(default_factory=dict)  # operator processes, and when they go on
     log: list[str] = field(default_factory=list)
 
@@ -88,6 +89,7 @@ class Faults:
             (3, self.node_down_or_up),
             (3, self.cordon_or_uncordon),
             (2, self.quota_on_or_off),
+            (2, self.suspend_or_resume),
         ]
         fault = self.random.choices([f for _, f in choices], [weight for weight, _ in choices])[0]
         self._awake()
@@ -99,8 +101,8 @@ class Faults:
 
     def hindered(self) -> str | None:
         """Why there may rightly be fewer workers than wanted; None: nothing stands against them."""
-        if self.quota:
-            return "a quota"
+        if self.quota or self.suspended:
+            return "a quota, or suspension"
         if self.stopped or time.monotonic() - self.operator_at < TAKEOVER_SECONDS:
             return "an operator that takes over"
         until = [entry["until"] for entry in (self.job.status().get("backoff") or {}).values()]
@@ -116,6 +118,8 @@ class Faults:
             self.cordon_or_uncordon()
         if self.quota:
             self.quota_on_or_off()
+        if self.suspended:
+            self.suspend_or_resume()
         for pid in list(self.stopped):
             self._continue(pid)
 
@@ -222,3 +226,11 @@ class Faults:
         body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
         self.cluster.api.request("POST", path, {**body, "spec": {"hard": hard}})
         return f"quota of {hard['pods']} pods"
+
+    def suspend_or_resume(self) -> str:
+        path = f"/apis/springtide.dev/v1alpha1/namespaces/{self.job.namespace}/trainingjobs/{self.job.name}"
+        self.suspended = not self.suspended
+        self.operator_at = time.monotonic()  # whoever leaves may take its grace period
+        body = {"spec": {"suspend": self.suspended}}
+        self.cluster.api.request("PATCH", path, body, "application/merge-patch+json")
+        return "suspend" if self.suspended else "resume"

@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 YOUNG_SECONDS = 2.0
 # Ends that the operator itself brought about, and counts nowhere.
-OWN = {"ScaledDown", "Superseded", "Replaced", "JobOver", "NodeCordoned"}
+OWN = {"ScaledDown", "Superseded", "Replaced", "JobOver", "NodeCordoned", "Suspended"}
 
 
 @dataclass

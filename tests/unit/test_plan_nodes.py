@@ -235,6 +235,18 @@ def test_scaling_down_takes_both() -> None:
     assert counts(world) == (0, 0)
 
 
+def test_suspending_takes_both() -> None:
+    world = world_of_nodes()
+    world.node("n2", cordoned=True)
+    world.round()
+    world.job["spec"]["suspend"] = True
+    world.round()
+    assert world.workers() == []
+    world.settle()
+    assert counts(world) == (0, 0)
+    assert world.status["slots"]["2"].get("moves") is None
+
+
 def test_a_job_that_ends_moves_nobody() -> None:
     world = world_of_nodes()
     world.reports(phase="ENDING")

@@ -55,6 +55,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     actions: list[Action] = []
     if halted(job):
         actions += sizing.decide(job, observation, ledger, now)
+        actions += nodes.move(job, observation, ledger, actions, now)
         actions += suspend.put_away(observation)
     else:
         actions += protection.decide(observation, now)

@@ -25,6 +25,7 @@ ROLE = "worker"
 _OWN_DELETIONS = {
     reasons.DELETE_GIVEN_UP: reasons.END_FAILED,
     reasons.DELETE_NODE_LOST: reasons.END_PREEMPTED,
+    reasons.DELETE_STUCK: reasons.END_PREEMPTED,
 }
 
 
