@@ -1,0 +1,468 @@
+"""How long training stands still when a worker or the coordinator goes, and when a worker comes or leaves.
+
+    python -m benchmarks.recovery [--quick] [--json FILE]
+
+Three workers train a model of 26 MB on loopback. A gap is the longest time between two consecutive commits,
+from the last one before the event to the first of the generation that it caused (of a coordinator that
+dies: over the three seconds after). Workers are forked from a process that has imported torch, as a standby
+would have. The peer is torchrun (2 to 3 agents, one worker process killed, same model, DDP), cut at 60 s
+and counted as 60.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+WORKERS = 3
+WIDTH, DEPTH, BATCH = 1280, 4, 96
+KINDS = ("kill_worker", "hang_worker", "leave", "join", "kill_coordinator")
+QUIET_SECONDS = 3.0
+CUT_SECONDS = 60.0
+TOKEN = "benchmark"
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def build() -> Any:
+    """DEPTH square layers: 26 MB of float32."""
+    import torch
+
+    torch.manual_seed(0)
+    layers: list[Any] = []
+    for _ in range(DEPTH):
+        layers += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, 10))
+
+
+# ---- our workers
+
+
+def train() -> None:
+    """The script of a worker, until it is killed."""
+    import torch
+    from torch.nn import functional as F
+
+    import springtide
+
+    torch.set_num_threads(1)
+    springtide.init()
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    model, optimizer = springtide.distribute(model, optimizer)
+    x, y = torch.randn(4096, WIDTH), torch.randint(10, (4096,))
+    for inputs, labels in springtide.batches((x, y), batch_size=BATCH, epochs=10_000, seed=0):
+        with springtide.step():
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def zygote() -> None:
+    """Fork a worker for each line of JSON (its environment and log); answer with its process id."""
+    import torch
+    import torch._dynamo  # the first optimizer of a process would import it
+
+    import springtide  # noqa: F401
+
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in iter(sys.stdin.readline, ""):
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.environ |= request["environment"]
+            log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            train()
+            raise SystemExit(0)
+        print(pid, flush=True)
+
+
+class Job:
+    """One job: its coordinator, its workers, and the operator's part."""
+
+    def __init__(self, folder: Path) -> None:
+        from springtide_demo.commits import History
+
+        self._folder = folder
+        self._host = f"127.{random.randrange(20, 250)}.{random.randrange(250)}"
+        self.history = History()
+        self.reply: Any = None
+        self.pids: dict[str, int] = {}
+        self._numbers = itertools.count()
+        self._offsets: dict[str, int] = {}
+        self._closing = threading.Event()
+        self._zygote = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.recovery", "--zygote"],
+            cwd=_ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._coordinator = self._start_coordinator()
+        for _ in range(WORKERS):
+            self.add()
+        self._operator = threading.Thread(target=self._sync_for_ever, daemon=True)
+        self._operator.start()
+
+    def add(self) -> str:
+        """Start a worker in a new pod; return its name."""
+        number = next(self._numbers)
+        name = f"worker-{number}"
+        environment = {
+            "SPRINGTIDE_JOB": "recovery",
+            "SPRINGTIDE_COORDINATOR": f"{self._host}.1:7070",
+            "SPRINGTIDE_TOKEN": TOKEN,
+            "SPRINGTIDE_POD_NAME": name,
+            "SPRINGTIDE_POD_UID": name,
+            "SPRINGTIDE_POD_IP": f"{self._host}.{10 + number % 240}",
+            "SPRINGTIDE_BIND": f"{self._host}.{10 + number % 240}",
+            "SPRINGTIDE_SLOT": str(number),
+            "SPRINGTIDE_METRICS_PORT": "0",
+            "SPRINGTIDE_STEP_LOG": str(self._folder / f"{name}.steps"),
+            "SPRINGTIDE_TERMINATION_LOG": str(self._folder / f"{name}.end"),
+        }
+        request = {"environment": environment, "log": str(self._folder / f"{name}.log")}
+        assert self._zygote.stdin is not None
+        assert self._zygote.stdout is not None
+        self._zygote.stdin.write(json.dumps(request) + "\n")
+        self._zygote.stdin.flush()
+        self.pids[name] = int(self._zygote.stdout.readline())
+        return name
+
+    def signal(self, name: str, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pids[name], number)
+
+    def bury(self, name: str) -> None:
+        """Wait until the process is gone, and tell the coordinator from then on."""
+        pid = self.pids[name]
+        self.until(lambda: not Path(f"/proc/{pid}").exists(), f"the end of {name}")
+        del self.pids[name]
+
+    def kill_coordinator(self) -> None:
+        self._coordinator.kill()
+        self._coordinator.wait()
+        self._coordinator = self._start_coordinator()
+
+    def read(self) -> None:
+        """Take in what the workers have committed."""
+        from springtide_demo.commits import parse_line
+
+        for path in self._folder.glob("*.steps"):
+            with path.open() as file:
+                file.seek(self._offsets.get(path.stem, 0))
+                lines = file.readlines()
+                whole = [line for line in lines if line.endswith("\n")]
+                self._offsets[path.stem] = self._offsets.get(path.stem, 0) + sum(map(len, whole))
+            self.history.add(parse_line(line, path.stem) for line in whole)
+
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+        """Raise TimeoutError with what was waited for, and the coordinator's last words."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self.read()
+            if condition():
+                return
+            if time.monotonic() > deadline:
+                log = (self._folder / "coordinator.log").read_text()[-1500:]
+                raise TimeoutError(f"waited {seconds:g} s for {what}\n{log}")
+            time.sleep(0.02)
+
+    def until_calm(self) -> None:
+        """Three workers commit, for ten steps of one generation."""
+
+        def calm() -> bool:
+            last = self.history.curve()[-10:]
+            same = len({commit.generation for commit in last}) == 1
+            return len(last) == 10 and same and len(self.history.active()) == WORKERS
+
+        self.until(calm, "ten steps by three workers")
+
+    def close(self) -> None:
+        self._closing.set()
+        self._operator.join(5)
+        for name in self.pids:
+            self.signal(name, signal.SIGKILL)
+        self._coordinator.kill()
+        self._coordinator.wait()
+        assert self._zygote.stdin is not None
+        assert self._zygote.stdout is not None
+        self._zygote.stdin.close()
+        self._zygote.stdout.close()
+        self._zygote.wait()
+
+    def _start_coordinator(self) -> subprocess.Popen[bytes]:
+        state = self._folder / "coordinator"
+        state.mkdir(exist_ok=True)
+        environment = os.environ | {
+            "SPRINGTIDE_TOKEN": TOKEN,
+            "SPRINGTIDE_INCARNATION": "1",
+            "SPRINGTIDE_STATE_DIR": str(state),
+            "SPRINGTIDE_BIND": f"{self._host}.1",
+            "SPRINGTIDE_PORT": "7070",
+            "SPRINGTIDE_METRICS_PORT": "0",
+            "SPRINGTIDE_TARGET": str(WORKERS),
+            "SPRINGTIDE_MINIMUM": "1",
+            "SPRINGTIDE_MAXIMUM": str(WORKERS + 1),
+        }
+        command = [sys.executable, "-m", "springtide_coordinator"]
+        with (self._folder / "coordinator.log").open("ab") as log:
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def _sync_for_ever(self) -> None:
+        import grpc
+
+        from springtide_coordinator import coordinator_pb2 as pb
+        from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
+
+        metadata = (("authorization", f"Bearer {TOKEN}"),)
+        while not self._closing.is_set():
+            with grpc.insecure_channel(f"{self._host}.1:7070") as channel:
+                stub = pb_grpc.CoordinatorStub(channel)
+                with contextlib.suppress(grpc.RpcError):
+                    while not self._closing.wait(0.1):
+                        living = [pb.Pod(uid=name, name=name, started=True) for name in list(self.pids)]
+                        request = pb.SyncRequest(
+                            target=WORKERS,
+                            minimum=1,
+                            maximum=WORKERS + 1,
+                            living=living,
+                            observed=True,
+                        )
+                        self.reply = stub.Sync(request, metadata=metadata, timeout=1.0)
+            self._closing.wait(0.1)
+
+
+def strike(job: Job, kind: str, chooser: random.Random) -> dict[str, float]:
+    """One event and its gap (and, where a worker is replaced, the joiner's); seconds."""
+    from springtide_demo.gaps import gap_after
+
+    job.until_calm()
+    names = sorted(job.history.active())
+    victim = chooser.choice(names)
+    before = job.history.newest()
+    assert before is not None
+    generation = before.generation
+    at = time.time()
+
+    def caused() -> bool:
+        newest = job.history.newest()
+        return newest is not None and newest.generation > generation
+
+    if kind == "kill_coordinator":
+        job.kill_coordinator()
+        job.until(lambda: time.time() > at + QUIET_SECONDS, "three seconds without a coordinator")
+        times = [
+            commit.unix_time for commit in job.history.recent(QUIET_SECONDS + 2) if commit.unix_time > at - 1
+        ]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        return {kind: max(gaps)}
+    job.signal(
+        victim, {"kill_worker": signal.SIGKILL, "hang_worker": signal.SIGSTOP}.get(kind, signal.SIGTERM)
+    )
+    job.until(caused, f"a generation without {victim}")
+    result = {kind: gap_after(job.history.curve(), at, float("inf")).seconds}
+    after = job.history.newest()
+    assert after is not None
+    generation = after.generation
+    if kind == "hang_worker":
+        job.signal(victim, signal.SIGCONT)
+    else:
+        job.bury(victim)
+        job.add()
+    job.until(caused, "the generation with a joiner")
+    curve = job.history.curve()
+    first = next(i for i, commit in enumerate(curve) if commit.generation > generation)
+    if kind != "hang_worker":
+        result["join"] = curve[first].unix_time - curve[first - 1].unix_time
+    return result
+
+
+def measure_ours(repeats: int) -> tuple[dict[str, Any], float]:
+    """(figures of each kind, median step in seconds)."""
+    gaps: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(Path(folder))
+        try:
+            chooser = random.Random(0)
+            for kind in ("kill_worker", "hang_worker", "leave", "kill_coordinator"):
+                for _ in range(repeats):
+                    for name, seconds in strike(job, kind, chooser).items():
+                        gaps[name].append(seconds)
+                print(
+                    f"{kind:18} p50 {statistics.median(gaps[kind]):.3f} s, max {max(gaps[kind]):.3f} s",
+                    flush=True,
+                )
+            job.until_calm()
+            job.until(lambda: job.reply is not None and job.reply.data.total_seen > 0, "the ledger")
+            data = job.reply.data
+            step = statistics.median(commit.step_seconds for commit in job.history.curve())
+            redone = sum(
+                text.count("is dropped")
+                for text in (path.read_text() for path in Path(folder).glob("worker-*.log"))
+            )
+        finally:
+            job.close()
+    print(f"{'join':18} p50 {statistics.median(gaps['join']):.3f} s, max {max(gaps['join']):.3f} s")
+    figures = {
+        kind: {
+            "gap_seconds_p50": statistics.median(seconds),
+            "gap_seconds_max": max(seconds),
+            # Of all events together: the ledger and the logs do not tell them apart.
+            "steps_redone": redone,
+            "samples_repeated": int(data.repeated),
+            "samples_lost": int(data.lost),
+            "repeats": len(seconds),
+        }
+        for kind, seconds in gaps.items()
+    }
+    return figures, step
+
+
+# ---- torchrun
+
+
+def train_ddp(folder: Path) -> None:
+    """The same training by DistributedDataParallel; appends the time of each step of each process."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn import functional as F
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(build())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    part = BATCH // dist.get_world_size()
+    with (folder / f"steps-{os.getpid()}").open("a", buffering=1) as log:
+        while True:
+            x, y = torch.randn(part, WIDTH), torch.randint(10, (part,))
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            log.write(f"{time.time()}\n")
+
+
+def torchrun_gap() -> float:
+    """Seconds from the last step before one worker process is killed to the next step of anybody; at most
+    CUT_SECONDS. Raise TimeoutError when training does not begin.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", f"--nnodes=2:{WORKERS}", "--nproc-per-node=1"),
+            *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--max-restarts=10"),
+            *("--monitor-interval=0.1", "-m", "benchmarks.recovery", "--ddp", name),
+        ]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        agents = [
+            subprocess.Popen(
+                command,
+                cwd=_ROOT,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            for _ in range(WORKERS)
+        ]
+        try:
+            deadline = time.monotonic() + 60
+
+            def steps() -> dict[str, list[float]]:
+                texts = {path.name: path.read_text() for path in folder.glob("steps-*")}
+                return {key: [float(line) for line in text.split("\n")[:-1]] for key, text in texts.items()}
+
+            while sum(len(times) >= 10 for times in steps().values()) < WORKERS:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("torchrun made no ten steps with three workers in 60 s")
+                time.sleep(0.1)
+            victim = max(steps())
+            os.kill(int(victim.partition("-")[2]), signal.SIGKILL)
+            killed = time.time()
+            while time.time() < killed + CUT_SECONDS:
+                everything = sorted(time for times in steps().values() for time in times)
+                # Steps that were under way may still end.
+                if everything[-1] > killed + 0.5 or len(steps()) > WORKERS:
+                    later = [at for at in everything if at > killed]
+                    if later:
+                        last = max(at for at in everything if at <= killed)
+                        return max(b - a for a, b in itertools.pairwise([last, *later]))
+                time.sleep(0.1)
+            return CUT_SECONDS
+        finally:
+            for agent in agents:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(agent.pid, signal.SIGKILL)
+                agent.wait()
+            for path in folder.glob("steps-*"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(path.name.partition("-")[2]), signal.SIGKILL)
+
+
+def measure_torchrun(tries: int) -> dict[str, Any]:
+    """Null with a reason when it does not run."""
+    gaps = []
+    try:
+        for _ in range(tries):
+            gaps.append(torchrun_gap())
+    except (TimeoutError, OSError) as error:
+        return {"gap_seconds_p50": None, "censored": None, "reason": str(error)}
+    return {"gap_seconds_p50": statistics.median(gaps), "censored": sum(gap >= CUT_SECONDS for gap in gaps)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--zygote", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--ddp", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.zygote:
+        zygote()
+        return
+    if arguments.ddp:
+        train_ddp(arguments.ddp)
+        return
+    figures, step = measure_ours(3 if arguments.quick else 20)
+    torchrun = measure_torchrun(1 if arguments.quick else 3)
+    result: dict[str, Any] = {
+        "springtide": figures,
+        "median_step_seconds": step,
+        "torchrun": {"kill_worker": torchrun},
+        "torchft": None,
+        "torchft_reason": "torchft 0.2.0 ends with an AssertionError under this torch, and is not installed",
+    }
+    theirs, ours = torchrun["gap_seconds_p50"], figures["kill_worker"]["gap_seconds_p50"]
+    result["ratio_to_torchrun"] = ours / theirs if theirs else None
+    print(f"median step {step:.3f} s; torchrun {torchrun}; ratio_to_torchrun {result['ratio_to_torchrun']}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
