@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from springtide_operator.api import names
 from springtide_operator.plan import observe
@@ -18,6 +18,14 @@ Key = tuple[str, str]  # namespace, name of the job
 TOMBSTONES = 4096
 
 
+class View(NamedTuple):
+    """The pods that one job controls, and the names of those that carry its name and are another's."""
+
+    workers: tuple[WorkerPod, ...] = ()
+    coordinators: tuple[CoordinatorPod, ...] = ()
+    foreign: frozenset[str] = frozenset()
+
+
 class Pods:
     """The pods that carry one job's name."""
 
@@ -25,6 +33,22 @@ class Pods:
         self.raw: dict[str, Object] = {}  # by uid
         self.workers: dict[str, WorkerPod] = {}
         self.coordinators: dict[str, CoordinatorPod] = {}
+        self._views: dict[str, View] = {}
+
+    def changed(self) -> None:
+        """After every change: what was seen before holds no more."""
+        self._views.clear()
+
+    def view(self, job_uid: str) -> View:
+        """As a job of this uid sees them; asked for far more often than anything changes."""
+        if job_uid not in self._views:
+            own = {uid for uid, raw in self.raw.items() if observe.owned_by(raw, job_uid)}
+            self._views[job_uid] = View(
+                tuple(pod for uid, pod in self.workers.items() if uid in own),
+                tuple(pod for uid, pod in self.coordinators.items() if uid in own),
+                frozenset(raw["metadata"]["name"] for uid, raw in self.raw.items() if uid not in own),
+            )
+        return self._views[job_uid]
 
     def nodes(self) -> set[str | None]:
         return {pod.node for pod in self.workers.values()} | {pod.node for pod in self.coordinators.values()}
@@ -71,24 +95,15 @@ class Cache:
     def pods(self, key: Key, job_uid: str) -> tuple[tuple[WorkerPod, ...], tuple[CoordinatorPod, ...]]:
         """Those that this very job controls."""
         found = self._pods.get(key)
-        if found is None:
-            return (), ()
-        own = {uid for uid, raw in found.raw.items() if observe.owned_by(raw, job_uid)}
-        return (
-            tuple(pod for uid, pod in found.workers.items() if uid in own),
-            tuple(pod for uid, pod in found.coordinators.items() if uid in own),
-        )
+        view = found.view(job_uid) if found is not None else View()
+        return view.workers, view.coordinators
 
     def foreign_names(self, key: Key, job_uid: str) -> frozenset[str]:
         """Names of pods that carry the job's name and belong to another, such as an earlier job of that
         name.
         """
         found = self._pods.get(key)
-        if found is None:
-            return frozenset()
-        return frozenset(
-            raw["metadata"]["name"] for raw in found.raw.values() if not observe.owned_by(raw, job_uid)
-        )
+        return found.view(job_uid).foreign if found is not None else frozenset()
 
     def put_pod(self, pod: Object) -> bool:
         """False if it is older than what is known, or none of ours."""
@@ -105,6 +120,7 @@ class Cache:
             pods.workers[uid] = worker
         elif role == names.ROLE_COORDINATOR and (coordinator := observe.coordinator_pod(pod)) is not None:
             pods.coordinators[uid] = coordinator
+        pods.changed()
         self._on_change(key)
         return True
 
@@ -179,6 +195,7 @@ class Cache:
         pods.raw.pop(uid)
         pods.workers.pop(uid, None)
         pods.coordinators.pop(uid, None)
+        pods.changed()
         if not pods.raw:
             del self._pods[key]
         self._on_change(key)

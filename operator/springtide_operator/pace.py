@@ -7,7 +7,7 @@ from __future__ import annotations
 
 CALM_JOBS_PER_SECOND = 20.0
 CALM_LIMIT_SECONDS = 50.0
-RESYNC_SHARE = 0.02  # of the time may go into listing everything
+RESYNC_SHARE = 0.01  # of the time may go into listing everything
 RESYNC_LIMIT_SECONDS = 300.0
 
 
