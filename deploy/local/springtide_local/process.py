@@ -119,7 +119,7 @@ class LocalCluster:
     def _leave_audit(self, server: ApiServer) -> None:
         """Who asked for what, for whoever compares it with the rights that were granted."""
         folder = os.environ.get(AUDIT_VARIABLE)
-        if folder:
+        if folder and Path(folder).is_dir():
             text = json.dumps({"requests": server.audit.report()})
             (Path(folder) / f"{self._identity}.json").write_text(text)
 
