@@ -80,7 +80,6 @@ EVENT_WORKER_PREEMPTED: Final = "WorkerPreempted"
 EVENT_WORKER_IGNORED: Final = "WorkerEndIgnored"
 EVENT_SCALED: Final = "Scaled"
 EVENT_COORDINATOR_STARTED: Final = "CoordinatorStarted"
-EVENT_RECOVERED: Final = "Recovered"
 
 # states for people
 STATE_PENDING: Final = "Pending"
