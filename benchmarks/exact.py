@@ -4,24 +4,26 @@
 
 Equality: the training script of exact mode's tests (augmentation, dropout, BatchNorm, autocast, clipping,
 Adam) with 8 logical workers, at several sizes and through kills and joins; a schedule's hash is that of
-parameters, buffers and optimizer state of all workers that finished. Cost: 2 workers and 8 logical workers
-against the same model cut the same way (`batch.split(4)` on each of 2 workers) without exact sums, in jobs
-that take turns; a step's time is the time between two commits, the slower worker's. Jobs run as in the tests:
-the real coordinator and real worker processes on loopback, without Kubernetes.
+parameters, buffers and optimizer state of all workers that finished. Those jobs run as in the tests: the real
+coordinator and real worker processes on loopback, without Kubernetes. Cost: 2 workers and 8 logical workers
+against the same model cut the same way (`batch.split(4)` on each of 2 workers) without exact sums. The same
+two processes are workers of both jobs and take a step of each in turn, so that both meet the same machine; a
+step's time is the slower worker's. MKL's code paths and deterministic algorithms are exact mode's in both.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,102 +38,129 @@ EXACT = {"SPRINGTIDE_LOGICAL_WORKERS": str(LOGICAL_WORKERS), "MKL_CBWR": "AVX2,S
 SCRIPT = _SUPPORT / "worker_exact_script.py"
 
 
-class Processes:
-    """Makes worker processes as a pod would: the environment is there before Python starts."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self._environment = environment
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
-
-    def fork(self, env: dict[str, str], argv: list[str], log: Path) -> int:
-        roots = os.pathsep.join(str(_ROOT / root) for root in ("operator", "worker", "ps"))
-        full = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": roots} | self._environment | env
-        with log.open("ab") as file:
-            child = subprocess.Popen([sys.executable, *argv], env=full, stdout=file, stderr=file)
-        self._children[child.pid] = child
-        return child.pid
-
-    def code(self, pid: int) -> int | None:
-        return self._children[pid].poll()
-
-
-def train(model_name: str, steps: int, split: int) -> None:
-    """One worker of a job that is timed."""
+def train(model_name: str, steps: int, coordinators: list[str]) -> None:
+    """One worker of two jobs, without and with exact sums, step by step in turn; prints their seconds."""
     import torch
     from torch.nn import functional as F
 
-    import springtide
     from benchmarks.steady_state import build
+    from springtide import api
+    from springtide.environment import read_settings
+    from springtide.exact.settings import prepare
+    from springtide.runtime import Runtime
 
-    springtide.init()
-    model, samples, labels, batch_size = build(model_name)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    springtide.distribute(model, optimizer)
-    order = torch.arange(steps * batch_size) % len(samples)
-    data = (samples[order], labels[order])
-    for batch in springtide.batches(data, batch_size=batch_size, epochs=1, seed=0, min_part=1):
-        with springtide.step():
-            for x, y in batch.split(split):
-                F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def step_times(model_name: str, steps: int, exact: bool, folder: Path) -> tuple[list[float], int]:
-    """(seconds of each step after the warm-up, steps that were done again) of one job."""
-    from worker_cluster import WorkerCluster
-
-    environment = {"SPRINGTIDE_BUCKET_MIB": "25"}
-    options = {"model": model_name, "steps": steps + WARM_UP, "split": LOGICAL_WORKERS // WORKERS}
-    if exact:
-        options["split"] = 1
-        environment |= EXACT
-    cluster = WorkerCluster(
-        Processes(environment),  # type: ignore[arg-type]
-        folder,
-        options,
-        script=Path(__file__),
-        environment=environment,
-    )
-    try:
-        cluster.start(WORKERS)
-        cluster.until_done(seconds=400)
-        times = []
-        for worker in cluster.workers:
-            if worker.code != 0:
-                raise RuntimeError(f"{worker.name} ended with {worker.code}\n{cluster.logs()}")
-            moments = [commit["time"] for commit in worker.commits()]
-            times.append([b - a for a, b in itertools.pairwise(moments)][WARM_UP - 1 :])
-        again = cluster.workers[0].log().count("did not fit")
-        return [max(pair) for pair in zip(*times, strict=True)], again
-    finally:
-        cluster.close()
+    settings = read_settings()
+    torch.set_num_threads(1)
+    prepare(settings)
+    runtimes, models, optimizers, loops = [], [], [], []
+    for coordinator, parts in zip(coordinators, (0, LOGICAL_WORKERS), strict=True):
+        runtime = Runtime(replace(settings, coordinator=coordinator, logical_workers=parts))
+        api._runtime = runtime
+        runtime.begin()
+        model, samples, labels, batch_size = build(model_name)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        api.distribute(model, optimizer)
+        order = torch.arange((steps + 1) * batch_size) % len(samples)
+        data = (samples[order], labels[order])
+        loops.append(api.batches(data, batch_size=batch_size, seed=0, min_part=1))
+        runtimes.append(runtime)
+        models.append(model)
+        optimizers.append(optimizer)
+    seconds: list[list[float]] = [[], []]
+    bodies = 0
+    for number in range(1, steps + 1):
+        for which, runtime in enumerate(runtimes):
+            api._runtime = runtime
+            began = time.perf_counter()
+            while runtime.position.cursor.step < number:
+                batch = next(loops[which])
+                bodies += which
+                with api.step():
+                    for x, y in batch.split(1 if which else LOGICAL_WORKERS // WORKERS):
+                        F.cross_entropy(models[which](x), y).backward()
+                    optimizers[which].step()
+                    optimizers[which].zero_grad()
+            seconds[which].append(time.perf_counter() - began)
+    again = bodies / (LOGICAL_WORKERS // WORKERS) - steps
+    print(json.dumps({"seconds": seconds, "again": again}), flush=True)
+    # The loops are not at their end, so there is no outcome to wait for.
+    os._exit(0)
 
 
-def overhead(model_name: str, steps: int, rounds: int) -> dict[str, float]:
-    """Each round is a job without and a job with exact sums, one right after the other.
-
-    The ratio is the median over the rounds of the ratio of their median steps, so that a busy minute of the
-    machine shows in both.
-    """
-    medians: dict[bool, list[float]] = {False: [], True: []}
-    done_again = 0
-    for _ in range(rounds):
-        for exact in (False, True):
-            with tempfile.TemporaryDirectory() as folder:
-                times, again = step_times(model_name, steps, exact, Path(folder))
-            medians[exact].append(statistics.median(times))
-            done_again += again
-    ratios = [a / b for a, b in zip(medians[True], medians[False], strict=True)]
-    return {
-        "exact_step_seconds": statistics.median(medians[True]),
-        "plain_step_seconds": statistics.median(medians[False]),
-        "overhead_ratio": statistics.median(ratios),
-        "overhead_ratio_least": min(ratios),
-        "overhead_ratio_most": max(ratios),
-        "steps": rounds * (steps + WARM_UP),
-        "steps_done_again": done_again,
+def overhead(model_name: str, steps: int) -> dict[str, float]:
+    """Median step of one model with and without exact sums; each pair of steps meets the same machine."""
+    roots = os.pathsep.join(str(_ROOT / root) for root in ("operator", "worker", "ps"))
+    common = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(_ROOT), roots]),
+        "SPRINGTIDE_JOB": "exact",
+        "SPRINGTIDE_NAMESPACE": "benchmark",
+        "SPRINGTIDE_TOKEN": "benchmark",
+        "SPRINGTIDE_METRICS_PORT": "0",
+        "SPRINGTIDE_BIND": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+        **EXACT,
     }
+    processes: list[subprocess.Popen[str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            ports = [free_port(), free_port()]
+            for port in ports:
+                environment = common | {
+                    "SPRINGTIDE_PORT": str(port),
+                    "SPRINGTIDE_INCARNATION": "1",
+                    "SPRINGTIDE_STATE_DIR": str(Path(folder) / str(port)),
+                    **{f"SPRINGTIDE_{name}": str(WORKERS) for name in ("TARGET", "MINIMUM", "MAXIMUM")},
+                }
+                (Path(folder) / str(port)).mkdir()
+                command = [sys.executable, "-m", "springtide_coordinator"]
+                processes.append(
+                    subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, text=True)
+                )
+            addresses = [f"127.0.0.1:{port}" for port in ports]
+            for rank in range(WORKERS):
+                environment = common | {
+                    "SPRINGTIDE_COORDINATOR": addresses[0],
+                    "SPRINGTIDE_POD_NAME": f"exact-worker-{rank}-0",
+                    "SPRINGTIDE_POD_UID": f"uid-{rank}",
+                    "SPRINGTIDE_POD_IP": "127.0.0.1",
+                    "SPRINGTIDE_SLOT": str(rank),
+                }
+                command = [sys.executable, "-m", "benchmarks.exact"]
+                command += ["--worker", model_name, str(steps + WARM_UP), *addresses]
+                pipe = subprocess.PIPE
+                processes.append(
+                    subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+                )
+            results = []
+            for worker in processes[-WORKERS:]:
+                out, err = worker.communicate(timeout=600)
+                if worker.returncode:
+                    raise RuntimeError(
+                        f"a worker of {model_name} ended with {worker.returncode}:\n{err[-2000:]}"
+                    )
+                results.append(json.loads(out.strip().splitlines()[-1]))
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+    plain, exact = (
+        [max(pair) for pair in zip(*(result["seconds"][which] for result in results), strict=True)][WARM_UP:]
+        for which in (0, 1)
+    )
+    return {
+        "exact_step_seconds": statistics.median(exact),
+        "plain_step_seconds": statistics.median(plain),
+        "overhead_ratio": statistics.median(exact) / statistics.median(plain),
+        "steps": steps + WARM_UP,
+        "steps_done_again": results[0]["again"],
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def kills_and_joins(cluster: Any) -> list[Any]:
@@ -205,14 +234,19 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="fewer steps")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.worker:
+        name, steps, *coordinators = arguments.worker
+        train(name, int(steps), coordinators)
+        return
     from benchmarks.steady_state import MODELS
 
     began = time.monotonic()
     hashes = equality(24 if arguments.quick else 80)
     cases = {}
     for name in MODELS:
-        case = cases[name] = overhead(name, 20 if arguments.quick else 40, 3 if arguments.quick else 7)
+        case = cases[name] = overhead(name, 30 if arguments.quick else 150)
         print(
             f"{name:12} exact {case['exact_step_seconds'] * 1e3:7.1f} ms  without "
             f"{case['plain_step_seconds'] * 1e3:7.1f} ms  ratio {case['overhead_ratio']:.3f}  "
@@ -234,8 +268,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3 and sys.argv[2].startswith("{"):
-        wanted = json.loads(sys.argv[2])
-        train(wanted["model"], wanted["steps"], wanted["split"])
-    else:
-        main()
+    main()

@@ -53,9 +53,9 @@ class Buffers:
 
     def copies(self, indices: list[int]) -> dict[int, torch.Tensor]:
         """By index: a copy of what the buffer holds. Raise UsageError if shape or type have changed."""
-        found = {}
+        found, current = {}, self.current()
         for index in indices:
-            buffer, committed = self.current()[index], self._copies[index]
+            buffer, committed = current[index], self._copies[index]
             if buffer.shape != committed.shape or buffer.dtype != committed.dtype:
                 raise UsageError(
                     f"the model's buffer {self.names[index]} was {tuple(committed.shape)} {committed.dtype} "
