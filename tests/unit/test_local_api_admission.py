@@ -127,6 +127,9 @@ def test_a_limit_range_fills_and_bounds() -> None:
     quota.apply_limit_range(item, spec)
     assert spec["containers"][0]["resources"] == {"limits": {"cpu": "1"}, "requests": {"cpu": "500m"}}
     assert quota.limit_range_problems(item, spec) == []
+    spec = pod()["spec"]
+    quota.apply_limit_range({"spec": {"limits": [bounds]}}, spec)
+    assert spec["containers"][0]["resources"] == {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}
     greedy = pod(limits={"cpu": "3"}, requests={"cpu": "50m"})["spec"]
     assert quota.limit_range_problems(item, greedy) == [
         "maximum cpu usage per Container is 2, but limit is 3",

@@ -122,8 +122,10 @@ def apply_limit_range(limit_range: Object, spec: Object) -> None:
             continue
         for container in [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]:
             resources = container.setdefault("resources", {})
-            for part, source in (("limits", "default"), ("requests", "defaultRequest")):
-                amounts = item.get(source) or (item.get("default") if part == "requests" else None) or {}
+            # As Kubernetes: what has a maximum is limited to it, and what has a limit requests it.
+            limits = {**(item.get("max") or {}), **(item.get("default") or {})}
+            requests = {**(item.get("min") or {}), **limits, **(item.get("defaultRequest") or {})}
+            for part, amounts in (("limits", limits), ("requests", requests)):
                 for name, amount in amounts.items():
                     resources.setdefault(part, {}).setdefault(name, str(amount))
 
