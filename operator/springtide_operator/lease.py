@@ -47,6 +47,7 @@ class Lease:
         self._was_held = False
         self._seen: tuple[object, object] | None = None
         self._seen_at = 0.0
+        self._free_at = float("-inf")  # when the holder is believed no more
         self.trouble: str | None = "has not asked for the lease yet"
 
     @property
@@ -57,7 +58,13 @@ class Lease:
         """Try and renew for ever."""
         while True:
             await self.step()
-            await asyncio.sleep(RETRY)
+            await asyncio.sleep(self.pause)
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next try: not later than the lease of another, unless it is renewed, is over."""
+        over = self._free_at - self._clock()
+        return min(RETRY, over + 0.01) if over > 0 else RETRY
 
     async def step(self) -> None:
         """One try."""
@@ -110,8 +117,8 @@ class Lease:
             seen = (holder, spec.get("renewTime"))
             if seen != self._seen:
                 self._seen, self._seen_at = seen, self._clock()
-            duration = float(spec.get("leaseDurationSeconds") or DURATION)
-            if self._clock() - self._seen_at < duration:
+            self._free_at = self._seen_at + float(spec.get("leaseDurationSeconds") or DURATION)
+            if self._clock() < self._free_at:
                 self.trouble = f"stands by: {holder} holds the lease"
                 return False
         if holder != self._identity:

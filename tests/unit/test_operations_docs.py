@@ -25,7 +25,8 @@ def test_every_metric_is_explained_and_no_other(tmp_path: Path) -> None:
 
 
 def test_every_condition_and_event_is_explained() -> None:
-    types = {reasons.RUNNING, reasons.RESCALING, reasons.DEGRADED, reasons.SUCCEEDED, reasons.FAILED}
+    types = {reasons.RUNNING, reasons.RESCALING, reasons.DEGRADED, reasons.SUSPENDED}
+    types |= {reasons.SUCCEEDED, reasons.FAILED}
     posted = (ROOT / "operator/springtide_operator/plan").glob("*.py")
     source = "".join(path.read_text() for path in posted)
     events = {

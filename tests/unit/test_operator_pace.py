@@ -22,6 +22,7 @@ from springtide_operator.api import names
 from springtide_operator.cache import Cache
 from springtide_operator.handlers import configure
 from springtide_operator.job_loop import JobLoop, calm
+from springtide_operator.lease import DURATION, RETRY, Lease
 from springtide_operator.link import Link
 from springtide_operator.manifests.protection import Doors
 from springtide_operator.metrics import Metrics
@@ -239,3 +240,20 @@ def test_what_a_job_sees_of_its_pods_follows_every_change() -> None:
     assert len(cache.pods(key, uid)[0]) == 2
     assert len(cache.foreign_names(key, "other")) == 3
     assert cache.foreign_names(key, uid) == frozenset()
+
+
+async def test_a_standby_tries_when_the_lease_is_over_and_not_a_retry_later() -> None:
+    cluster, now = FakeCluster(), [100.0]
+    holder = Lease(cluster, "ns", "a", clock=lambda: now[0])
+    standby = Lease(cluster, "ns", "b", clock=lambda: now[0])
+    await holder.step()
+    await standby.step()
+    assert (holder.held, standby.held, standby.pause) == (True, False, RETRY)
+    now[0] += DURATION - 0.5  # the holder is dead
+    await standby.step()
+    assert not standby.held
+    assert 0.5 <= standby.pause < 0.6
+    now[0] += standby.pause
+    await standby.step()
+    assert standby.held
+    assert standby.pause == RETRY
