@@ -25,6 +25,9 @@ def layout(dtype: torch.dtype = torch.float32) -> Layout:
     return plan_layout(fields, 2000, BLOCK)
 
 
+Sent = list[tuple[torch.Tensor, torch.Tensor]]
+
+
 class World:
     """Several workers in one process: each runs its parts, then their integer sums are added up."""
 
@@ -37,12 +40,12 @@ class World:
         """One step, done again until it fits. gradients: by part and parameter. Returns those of worker 0."""
         exponents: torch.Tensor | None = None
         for _ in range(3):
-            sums: list[list[torch.Tensor]] = [[] for _ in self.workers]
+            sums: list[Sent] = [[] for _ in self.workers]
             for worker, own, sent in zip(self.workers, self.assignment, sums, strict=True):
                 self._run(worker, own, gradients, scales, sent, exponents)
-            totals = [torch.stack(same).sum(0, dtype=torch.int32) for same in zip(*sums, strict=True)]
+            totals = [sum(value for _, value in same) for same in zip(*sums, strict=True)]
             for sent in sums:
-                for tensor, total in zip(sent, totals, strict=True):
+                for (tensor, _), total in zip(sent, totals, strict=True):
                     tensor.copy_(total)
             for worker in self.workers:
                 worker.wait()
@@ -61,11 +64,12 @@ class World:
         own: list[int],
         gradients: list[list[torch.Tensor | None]],
         scales: list[float],
-        sent: list[torch.Tensor],
+        sent: Sent,
         exponents: torch.Tensor | None,
     ) -> None:
         def start_sum(tensor: torch.Tensor) -> Work:
-            sent.append(tensor)
+            # What leaves is what lies there now, whatever is written afterwards.
+            sent.append((tensor, tensor.clone()))
             return Group(None, 0, 1, 1.0).start_sum(tensor)
 
         worker.begin(start_sum, len(own) <= 1, exponents)
@@ -174,8 +178,11 @@ def test_no_value_is_lost_silently(values: list[float]) -> None:
 def test_stand_in_adds_zeros_whatever_it_computed() -> None:
     made = gradients(2, 3, missing=0.0)
     made[1] = [torch.full(shape, math.nan) for shape in SHAPES]
-    with_standin = World([[0], [1]], 2).step(made, [1.0, 0.0])
-    assert bits(with_standin) == bits(World([[0]], 2).step(made, [1.0, 0.0]))
+    together, alone = World([[0], [1]], 2), World([[0]], 2)
+    for seed in (3, 4):
+        # In the second step, what it sent in the first one must be gone.
+        made[0] = gradients(1, seed, missing=0.0)[0]
+        assert bits(together.step(made, [1.0, 0.0])) == bits(alone.step(made, [1.0, 0.0]))
 
 
 def test_exponents_rise_at_once_and_fall_slowly() -> None:

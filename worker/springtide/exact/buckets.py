@@ -185,10 +185,6 @@ class ExactBuckets(Buckets):
 
     def flush(self) -> None:
         self.end_part()
-        for number, fresh in enumerate(self._fresh):
-            if fresh:
-                self._sums[number].zero_()
-                self._fresh[number] = False
         self._missing = [0] * len(self._missing)
         self._send_complete()
 
@@ -241,6 +237,17 @@ class ExactBuckets(Buckets):
             self._staged[index] = False
         self._versions[bucket] = self._flats[bucket]._version
         self._round_in(number, self._floats[number], 1.0)
+
+    def _send_complete(self) -> None:
+        for bucket in range(len(self._works), len(self._missing)):
+            if self._missing[bucket]:
+                break
+            for number, run in enumerate(self._runs):
+                # No part of this worker has put anything in: the last step's sum still lies there.
+                if run.bucket == bucket and self._fresh[number]:
+                    self._sums[number].zero_()
+                    self._fresh[number] = False
+        super()._send_complete()
 
     def _outgoing(self) -> Sequence[torch.Tensor]:
         return self._totals
