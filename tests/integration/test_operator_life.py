@@ -70,3 +70,8 @@ def test_a_deadline_fails_the_job_and_its_ttl_deletes_it(system: E2ECluster, job
         return False
 
     system.until(60, "the job to be deleted", gone)
+
+
+def test_policies_that_do_not_exist_are_refused_by_name(job: FakeJob) -> None:
+    with pytest.raises(RefusedError, match="elasticity"):
+        job.start(elasticity={"policy": "Capacity"})
