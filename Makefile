@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 BIN := $(VENV)/bin
-# Most tests wait for processes: three at a time suit two cores.
+# Most tests wait for processes: three at a time suit two cores. The long files come first in their order.
 JOBS ?= 3
 STAMP := $(VENV)/.springtide-installed
 TOOLS := .tools
@@ -23,7 +23,7 @@ demo: $(STAMP) ## train real data through kills and rescaling on an embedded clu
 	@python -m springtide_demo $(ARGS)
 
 test: lint ## lint, then all tests in JOBS processes (default 3; ARGS='-k name' narrows them)
-	@python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(STAMP) ## ruff, strict mypy, import directions
 	ruff check .
