@@ -170,12 +170,12 @@ def test_a_leader_that_was_stopped_wakes_up_and_does_nothing(place: Installation
     assert worker_uids(place) == workers
 
 
-def test_operator_uses_its_rights_all_of_them_and_no_others(place: Installation) -> None:
+def test_operator_uses_no_rights_but_its_own(place: Installation) -> None:
+    """Whether it uses all of them, the whole suite tells (`suite_rights`)."""
     _ask_rarely_used_rights(place)
     allowed = granted(render(), ACCOUNT)
     asked = used(place.requests(), f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}")
     assert asked - allowed == set(), "used without being granted"
-    assert allowed - asked == set(), "granted without being used"
 
 
 def test_helm_test_uses_its_rights(place: Installation) -> None:

@@ -26,7 +26,12 @@ ACCOUNT = "springtide-operator"
 USER = f"system:serviceaccount:springtide-system:{ACCOUNT}"
 
 # Where the operator runs on an embedded cluster: without any of these, a right may well be unused.
-RUN_OPERATORS = ("test_chart_install.py", "test_operator_jobs.py", "test_e2e_elastic.py")
+RUN_OPERATORS = (
+    "test_chart_install.py",
+    "test_operator_jobs.py",
+    "test_operator_life.py",
+    "test_e2e_elastic.py",
+)
 
 _passed: set[str] = set()
 _problems: list[str] = []

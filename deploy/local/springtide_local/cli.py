@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -183,20 +184,21 @@ def _data(data: Path | None) -> str:
 def _follow(cluster: Cluster) -> None:
     """Show the log until the cluster ends or somebody stops us, then stop it."""
 
-    def interrupted(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupted)
-    try:
-        with open(cluster.files.log, errors="replace") as log:
-            while cluster.running:
-                text = log.read()
-                if text:
-                    print(text, end="", flush=True)
-                else:
-                    time.sleep(0.1)
-            print(log.read(), end="", flush=True)
-        print("springtide local: the embedded cluster has ended", file=sys.stderr)
-        raise typer.Exit(1)
-    except KeyboardInterrupt:
+    # A mark, not an exception: one that is raised in a finalizer is lost. Both signals, since whoever started
+    # this process may have had SIGINT ignored.
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    with open(cluster.files.log, errors="replace") as log:
+        while cluster.running and not stopping.is_set():
+            text = log.read()
+            if text:
+                print(text, end="", flush=True)
+            else:
+                stopping.wait(0.1)
+        print(log.read(), end="", flush=True)
+    if stopping.is_set():
         cluster.stop()
+        return
+    print("springtide local: the embedded cluster has ended", file=sys.stderr)
+    raise typer.Exit(1)
