@@ -52,8 +52,8 @@ def test_a_policy_closes_the_pods_of_one_job_and_opens_three_doors() -> None:
         assert "metrics" in {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
 
 
-def test_metrics_are_for_the_cluster_unless_namespaces_are_chosen() -> None:
-    assert network_policy(job(), Doors("ns"))["spec"]["ingress"][2]["from"] == [{"namespaceSelector": {}}]
+def test_metrics_are_for_everybody_unless_peers_are_chosen() -> None:
+    assert "from" not in network_policy(job(), Doors("ns"))["spec"]["ingress"][2]
 
 
 def test_a_peer_of_pods_alone_means_the_operators_namespace() -> None:

@@ -20,8 +20,8 @@ _PEER_KEYS = {"podSelector", "namespaceSelector", "ipBlock"}
 class Doors:
     """Who else may come in: the operator, and those who scrape metrics.
 
-    metrics_from: NetworkPolicyPeers; empty: every pod of the cluster. One that selects pods without naming
-    namespaces means those of the operator's namespace.
+    metrics_from: NetworkPolicyPeers; empty: everybody, the API server's proxy (`springtide top`) included.
+    One that selects pods without naming namespaces means those of the operator's namespace.
     """
 
     operator_namespace: str
@@ -61,7 +61,9 @@ def network_policy(job: Job, doors: Doors) -> Object:
     PodMonitors, so that a template may move it.
     """
     own = {"matchLabels": {names.LABEL_JOB: job.name, names.LABEL_MANAGED_BY: names.MANAGER}}
-    scrapers = [_anchored(peer, doors) for peer in doors.metrics_from] or [{"namespaceSelector": {}}]
+    metrics: Object = {"ports": [{"port": "metrics", "protocol": "TCP"}]}
+    if doors.metrics_from:
+        metrics["from"] = [_anchored(peer, doors) for peer in doors.metrics_from]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -80,7 +82,7 @@ def network_policy(job: Job, doors: Doors) -> Object:
                     "from": [{"namespaceSelector": doors.operator}],
                     "ports": [{"port": names.COORDINATOR_PORT, "protocol": "TCP"}],
                 },
-                {"from": scrapers, "ports": [{"port": "metrics", "protocol": "TCP"}]},
+                metrics,
             ],
         },
     }
