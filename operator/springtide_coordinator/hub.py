@@ -163,7 +163,7 @@ class Hub:
             case MemberLost():
                 self._log(effect.reason, reason="MemberLost")
             case LoopEnded():
-                self._log(f"training loop {effect.stage} ended", reason="LoopEnded")
+                pass  # the status says so, and is logged when it changes
 
     def _log(self, message: str, reason: str) -> None:
         current = self.membership.current
