@@ -7,7 +7,6 @@ import os
 import signal
 import ssl
 import sys
-import threading
 from importlib import metadata
 
 import torch
@@ -19,6 +18,7 @@ from springtide_ps.settings import Settings, read
 from springtide_ps.store import Store
 
 log = logging.getLogger("springtide.ps")
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> int:
@@ -29,6 +29,8 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
+    # Before any thread exists: all of them leave these signals to the wait below.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
         settings = read(os.environ)
         tls = _tls(settings)
@@ -38,13 +40,10 @@ def main() -> int:
     except (ValueError, OSError) as error:
         log.error("%s", error)
         return 2
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     REGISTRY.register(ServerCollector(server))
     metrics, thread = _serve_metrics(settings)
     log.info("serves parameters on port %d, metrics on port %d", server.port, metrics.server_port)
-    stop.wait()
+    signal.sigwait(_STOPPING)
     log.info("told to stop: %s", server.store.status())
     metrics.shutdown()
     metrics.server_close()

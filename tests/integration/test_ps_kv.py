@@ -212,15 +212,17 @@ def _ask_for_ever(store: kv.KVStore) -> None:
 
 def test_a_server_ends_politely_and_refuses_a_bad_environment(tmp_path: Path) -> None:
     server = RealServer(tmp_path)
-    port, _ = server.ports()
-    client = ServerClient(("127.0.0.1", port), TOKEN, 30)
-    server.process.terminate()
-    assert server.process.wait(60) == 0
-    store = kv.KVStore([client])
-    with pytest.raises(kv.ServerLostError):
-        _ask_for_ever(store)
-    assert client.broken
-    client.close()
+    try:
+        port, _ = server.ports()
+        client = ServerClient(("127.0.0.1", port), TOKEN, 30)
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+        with pytest.raises(kv.ServerLostError):
+            _ask_for_ever(kv.KVStore([client]))
+        assert client.broken
+        client.close()
+    finally:
+        server.end()
     refused = RealServer(tmp_path, SPRINGTIDE_TOKEN="")
     assert refused.process.wait(60) == 2
     assert "SPRINGTIDE_TOKEN: not set" in refused.log.read_text()

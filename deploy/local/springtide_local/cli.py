@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -184,20 +183,20 @@ def _data(data: Path | None) -> str:
 def _follow(cluster: Cluster) -> None:
     """Show the log until the cluster ends or somebody stops us, then stop it."""
 
-    # A mark, not an exception: one that is raised in a finalizer is lost. Both signals, since whoever started
-    # this process may have had SIGINT ignored.
-    stopping = threading.Event()
+    # A plain mark: an exception that is raised in a finalizer is lost, and an Event set by a handler can wait
+    # for its own lock. Both signals, since whoever started this process may have had SIGINT ignored.
+    stopping: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+        signal.signal(number, lambda number, frame: stopping.append(number))
     with open(cluster.files.log, errors="replace") as log:
-        while cluster.running and not stopping.is_set():
+        while cluster.running and not stopping:
             text = log.read()
             if text:
                 print(text, end="", flush=True)
             else:
-                stopping.wait(0.1)
+                time.sleep(0.1)
         print(log.read(), end="", flush=True)
-    if stopping.is_set():
+    if stopping:
         cluster.stop()
         return
     print("springtide local: the embedded cluster has ended", file=sys.stderr)
