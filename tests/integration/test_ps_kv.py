@@ -143,11 +143,12 @@ def test_rubbish_ends_its_own_connection_only() -> None:
             struct.pack("<4sBBHQIQQ", frames.MAGIC, 1, 11, 0, 1, 2**31, 2**62, 0),
         ):
             stream, _ = connect(address, TOKEN, 30)
-            stream.socket.sendall(rubbish)
-            stream.socket.shutdown(socket.SHUT_WR)
-            stream.socket.settimeout(30)
-            _until_closed(stream.socket)
-            stream.close()
+            with contextlib.closing(stream):
+                stream.socket.sendall(rubbish)
+                with contextlib.suppress(OSError):  # the server may have ended it already
+                    stream.socket.shutdown(socket.SHUT_WR)
+                stream.socket.settimeout(30)
+                _until_closed(stream.socket)
         for meta in (
             {"key": "big", "shape": [2**39], "dtype": "float32"},
             {"key": "w", "shape": 3, "dtype": "x"},
