@@ -59,6 +59,8 @@ class Cluster(Protocol):
 
     async def apply_service(self, service: Object) -> Object: ...
 
+    async def delete_service(self, namespace: str, name: str, uid: str) -> None: ...
+
     async def apply_network_policy(self, policy: Object) -> None: ...
 
     async def patch_status(
@@ -158,6 +160,10 @@ class KubeCluster:
     async def apply_service(self, service: Object) -> Object:
         meta = service["metadata"]
         return await self._apply(_core(meta["namespace"], "services", meta["name"]), service)
+
+    async def delete_service(self, namespace: str, name: str, uid: str) -> None:
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        await self._kube.request("DELETE", _core(namespace, "services", name), body)
 
     async def apply_network_policy(self, policy: Object) -> None:
         meta = policy["metadata"]

@@ -144,6 +144,7 @@ class JobLoop:
             workers=workers,
             coordinators=coordinators,
             service=memory.service,
+            service_gone=memory.service_gone,
             secret_made=memory.secret_made,
             secret_made_at=memory.secret_made_at,
             policy_missing=self._performer.policy_missing,

@@ -27,6 +27,7 @@ from springtide_operator.plan.actions import (
     CreateWorker,
     DeleteJob,
     DeletePod,
+    DeleteService,
     EnsureSecret,
 )
 from springtide_operator.plan.observation import Refusal, ServiceSeen
@@ -44,6 +45,7 @@ class Memory:
     """
 
     service: ServiceSeen | None = None
+    service_gone: bool = False
     secret_made: bool = False
     secret_made_at: float = 0.0
     policy_applied: bool = False
@@ -97,7 +99,7 @@ class Performer:
             if isinstance(a, EnsureSecret | ApplyNetworkPolicy | ApplyService | CreateCoordinator)
         ]
         deletions: list[Action] = [a for a in actions if isinstance(a, DeletePod)]
-        deletions += [a for a in actions if isinstance(a, DeleteJob)]
+        deletions += [a for a in actions if isinstance(a, DeleteJob | DeleteService)]
         creations = [a for a in actions if isinstance(a, CreateWorker)]
         done = 0
         for action in first:
@@ -169,6 +171,8 @@ class Performer:
             await self._create(job, with_defaults(pod, self._defaults, main))
         elif isinstance(action, DeleteJob):
             await self._cluster.delete_job(job.namespace, job.name, job.uid)
+        elif isinstance(action, DeleteService):
+            await self._delete_service(job)
         else:
             try:
                 answer = await self._cluster.delete_pod(
@@ -226,11 +230,23 @@ class Performer:
             f"{host}:{names.COORDINATOR_PORT}", action.incarnation, self._clock()
         )
 
+    async def _delete_service(self, job: Job) -> None:
+        """One of that name that another job controls is none of ours: then ours is gone."""
+        name = names.service_name(job.name)
+        try:
+            found = await self._cluster.get_service(job.namespace, name)
+            if observe.owned_by(found, job.uid):
+                await self._cluster.delete_service(job.namespace, name, found["metadata"]["uid"])
+        except ApiError as error:
+            if not is_gone(error):
+                raise
+        self.memory.service, self.memory.service_gone = None, True
+
     def _refused(self, job: Job, role: str, code: int, message: str, terminating: bool = False) -> None:
         before = self.memory.refusals.get(role)
         self.memory.refusals[role] = refuse(before, code, message, self._clock(), terminating)
         if before is None or before.message != message:
-            log.warning("creating the %s: %s (%s)", role, message, code, extra=_fields(job))
+            log.warning("the API server refuses the %s: %s (%s)", role, message, code, extra=_fields(job))
 
 
 def _role(action: Action) -> str:
@@ -238,6 +254,7 @@ def _role(action: Action) -> str:
         "ensure_secret": "secret",
         "apply_network_policy": "networkpolicy",
         "apply_service": "service",
+        "delete_service": "service",
         "create_coordinator": "coordinator",
     }.get(action.kind, "worker")
 
@@ -251,6 +268,8 @@ def _what(job: Job, action: Action) -> str:
         return f"deletes {action.name}{' by force' if action.force else ''} ({action.because})"
     if isinstance(action, DeleteJob):
         return "deletes the job"
+    if isinstance(action, DeleteService):
+        return "deletes the coordinator's Service"
     if isinstance(action, ApplyNetworkPolicy):
         return "applies the NetworkPolicy"
     return "applies the Service" if isinstance(action, ApplyService) else "makes the Secret"

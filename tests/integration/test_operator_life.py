@@ -72,6 +72,39 @@ def test_a_deadline_fails_the_job_and_its_ttl_deletes_it(system: E2ECluster, job
     system.until(60, "the job to be deleted", gone)
 
 
+@pytest.mark.parametrize("cleanup", ["All", "Running"])
+def test_logs_of_ended_workers_stay_unless_all_pods_go(
+    system: E2ECluster, job: FakeJob, cleanup: str
+) -> None:
+    job.start("finish", podCleanup=cleanup)
+    job.until_condition("Succeeded", seconds=60)
+
+    def cleaned() -> bool:
+        services = system.labelled("services", job.namespace, "springtide.dev/job=fake")
+        return not services and not job.pods("coordinator") and bool(job.pods()) == (cleanup == "Running")
+
+    system.until(60, "the coordinator, its Service and what podCleanup names to go", cleaned)
+    assert job.status()["coordinator"]["address"] == ""
+    if cleanup == "Running":
+        assert "done" in system.kubectl("logs", "fake-worker-0-0", "-n", job.namespace)
+
+
+def test_an_autoscaler_finds_what_it_needs_at_the_scale_subresource(system: E2ECluster, job: FakeJob) -> None:
+    """A HorizontalPodAutoscaler reads the size and the selector, counts those pods, and writes the size."""
+    job.start(replicas=2)
+    job.until_running("0-0", "1-0", seconds=60)
+    path = f"/apis/springtide.dev/v1alpha1/namespaces/{job.namespace}/trainingjobs/fake/scale"
+    scale = json.loads(system.kubectl("get", "--raw", path))
+    assert (scale["kind"], scale["spec"]["replicas"], scale["status"]["replicas"]) == ("Scale", 2, 2)
+    selected = system.pods(job.namespace, scale["status"]["selector"])
+    assert [pod["metadata"]["name"] for pod in selected] == ["fake-worker-0-0", "fake-worker-1-0"]
+    for size in ("3", "1"):
+        system.kubectl("scale", "stj/fake", "-n", job.namespace, f"--replicas={size}")
+        system.until(60, f"{size} workers", lambda size=size: len(job.running()) == int(size))
+    with pytest.raises(RefusedError, match="must lie between"):
+        system.kubectl("scale", "stj/fake", "-n", job.namespace, "--replicas=7")
+
+
 def test_policies_that_do_not_exist_are_refused_by_name(job: FakeJob) -> None:
     with pytest.raises(RefusedError, match="elasticity"):
         job.start(elasticity={"policy": "Capacity"})

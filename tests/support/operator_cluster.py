@@ -184,7 +184,14 @@ class FakeCluster:
         await self._call("apply_service", service["metadata"]["name"])
         service = copy.deepcopy(service)
         service["spec"].setdefault("clusterIP", "10.7.7.7")
+        service["metadata"].setdefault("uid", f"uid-{self.version}")
         return self.put("services", service)
+
+    async def delete_service(self, namespace: str, name: str, uid: str) -> None:
+        await self._call("delete_service", name)
+        if self._get("services", namespace, name)["metadata"]["uid"] != uid:
+            raise ApiError(409, "Conflict", "the uid is another one")
+        self.remove("services", namespace, name)
 
     async def apply_network_policy(self, policy: Object) -> None:
         await self._call("apply_network_policy", policy["metadata"]["name"])

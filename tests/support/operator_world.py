@@ -22,6 +22,7 @@ from springtide_operator.plan.actions import (
     CreateWorker,
     DeleteJob,
     DeletePod,
+    DeleteService,
     EnsureSecret,
     Plan,
 )
@@ -82,6 +83,7 @@ class World:
     now: float = 1_800_000_000.0
     pods: dict[str, Object] = field(default_factory=dict)  # by uid
     service: ServiceSeen | None = None
+    service_gone: bool = False
     report: Report | None = None
     secret_made: bool = False
     secret_made_at: float = 0.0
@@ -116,6 +118,7 @@ class World:
             workers=tuple(w for w in workers if w is not None),
             coordinators=tuple(c for c in coordinators if c is not None),
             service=self.service,
+            service_gone=self.service_gone,
             secret_made=self.secret_made,
             secret_made_at=self.secret_made_at,
             report=self.report,
@@ -145,7 +148,7 @@ class World:
     def die(self) -> None:
         """The operator's process ends; the next one knows only what the cluster knows."""
         self.secret_made = False
-        self.service = None
+        self.service, self.service_gone = None, False
         self.report = None
         self.refusals.clear()
 
@@ -175,6 +178,8 @@ class World:
                 self.add(worker_pod(job, action.slot, action.attempt, action.address, action.avoid))
         elif isinstance(action, DeleteJob):
             self.deleted = True
+        elif isinstance(action, DeleteService):
+            self.service, self.service_gone = None, True
         elif isinstance(action, DeletePod):
             pod = self.pods.get(action.uid)
             if pod is not None and action.force:

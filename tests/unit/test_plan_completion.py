@@ -8,7 +8,8 @@ import pytest
 from operator_world import World, finished_message, job_object
 
 from springtide_operator.api import reasons
-from springtide_operator.plan.actions import DeletePod
+from springtide_operator.plan.actions import DeletePod, DeleteService
+from springtide_operator.plan.refused import refuse
 
 
 def started(replicas: int = 3, cleanup: str = "Running") -> World:
@@ -82,7 +83,37 @@ def test_pod_cleanup(cleanup: str, left: set[str]) -> None:
         world.kubelet()
         world.now += 10
     assert {p["metadata"]["name"] for p in world.workers(live=False)} == left
-    assert bool(world.coordinators()) == (cleanup == "None")
+    serves = cleanup == "None"  # a worker runs on, and may still talk to it
+    assert bool(world.coordinators()) == serves
+    assert (world.service is not None) == serves
+    assert bool(world.status["coordinator"]["address"]) == serves
+
+
+def test_the_service_goes_once_after_the_coordinator_also_under_an_operator_that_takes_over() -> None:
+    world = started(1)
+    world.end(world.workers()[0], 0, finished_message(1))
+    first = world.round()
+    assert not any(isinstance(a, DeleteService) for a in first.actions)  # the coordinator is still there
+    world.kubelet()
+    world.die()
+    assert [type(a) for a in world.round().actions] == [DeleteService]
+    world.die()  # before status says so
+    assert [type(a) for a in world.round().actions] == [DeleteService]
+    world.round()
+    assert world.status["coordinator"]["address"] == ""
+    world.die()
+    assert world.plan().actions == ()
+
+
+def test_a_service_that_may_not_be_deleted_is_tried_ever_more_slowly() -> None:
+    world = started(1)
+    world.end(world.workers()[0], 0, finished_message(1))
+    world.round()
+    world.kubelet()
+    world.refusals["service"] = refuse(None, 403, "forbidden", world.now)
+    assert world.plan().actions == ()
+    world.now += 2
+    assert [type(a) for a in world.plan().actions] == [DeleteService]
 
 
 def test_a_failed_job_lets_no_worker_run_on() -> None:

@@ -304,5 +304,5 @@ class TrainingJobSpec(ApiModel):
         default=PodCleanup.RUNNING,
         description="Which worker pods are deleted when the job ends: All; Running (ended ones"
         " stay, for their logs); None. Workers that still run when another has finished get 60 s"
-        " to end by themselves. The coordinator goes when no worker is left.",
+        " to end by themselves. The coordinator and its Service go when no worker is left.",
     )

@@ -35,6 +35,14 @@ class ApplyService:
 
 
 @dataclass(frozen=True)
+class DeleteService:
+    """DELETE the coordinator's Service, if it is this job's; its address is free for others then."""
+
+    reason: str
+    kind: ClassVar[str] = "delete_service"
+
+
+@dataclass(frozen=True)
 class CreateCoordinator:
     """POST. The number stands in status before this is carried out."""
 
@@ -79,6 +87,7 @@ Action = (
     EnsureSecret
     | ApplyNetworkPolicy
     | ApplyService
+    | DeleteService
     | CreateCoordinator
     | CreateWorker
     | DeletePod

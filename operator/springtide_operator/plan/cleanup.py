@@ -5,10 +5,11 @@ from __future__ import annotations
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.api.model import PodCleanup
-from springtide_operator.plan.actions import Action, DeleteJob, DeletePod
+from springtide_operator.plan.actions import Action, DeleteJob, DeletePod, DeleteService
 from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, WorkerPod
+from springtide_operator.plan.refused import held_back
 
 KEEP_FAILED = 5  # newest failed pods kept for their logs
 PATIENCE_SECONDS = 60.0  # for workers that still run when another finished (they may be saving)
@@ -44,8 +45,8 @@ def _because(pod: WorkerPod) -> str:
 def after_the_end(
     job: Job, observation: Observation, succeeded: bool, ended_at: float, now: float
 ) -> tuple[list[Action], float | None]:
-    """(actions, unix time by which to look again). The coordinator goes last: leaving workers still talk to
-    it.
+    """(actions, unix time by which to look again). The coordinator goes after the workers, since leaving ones
+    still talk to it; then its Service, whose address is scarce. Secret and NetworkPolicy stay with the job.
     """
     actions: list[Action] = []
     wake_at: float | None = None
@@ -72,7 +73,17 @@ def after_the_end(
                         "no worker is left to serve",
                     )
                 )
+        held = held_back(observation, "service", now)
+        if not observation.coordinators and service_left(job, observation) and not held:
+            actions.append(DeleteService("the job has ended, and nobody serves behind it"))
     return actions, wake_at
+
+
+def service_left(job: Job, observation: Observation) -> bool:
+    """Whether an ended job may still have its Service. (Services are not watched: status says that it had
+    one, the shell's memory that it is gone.)
+    """
+    return bool((job.status.get("coordinator") or {}).get("address")) and not observation.service_gone
 
 
 def expire(job: Job, ended_at: float, now: float) -> tuple[list[Action], float | None]:

@@ -255,4 +255,6 @@ def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: flo
     }
     if not any(pod.live for pod in observation.coordinators):
         status["coordinator"] = {**(old.get("coordinator") or {}), "reachable": False}
+        if observation.service_gone:
+            status["coordinator"]["address"] = ""
     return Plan(status, tuple(actions), (), wake_at)

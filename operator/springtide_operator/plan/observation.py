@@ -202,6 +202,7 @@ class Observation:
     workers: tuple[WorkerPod, ...] = ()
     coordinators: tuple[CoordinatorPod, ...] = ()
     service: ServiceSeen | None = None
+    service_gone: bool = False  # this process has deleted it, or found it gone
     secret_made: bool = False
     secret_made_at: float = 0.0  # unix seconds of the last try
     policy_missing: bool = False  # a NetworkPolicy is wanted, and this process has not applied it

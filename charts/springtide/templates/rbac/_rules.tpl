@@ -14,9 +14,10 @@
   resources: [pods]
   verbs: [get, list, watch, create, patch, delete]
 # The address of each job's coordinator: read, and made by server-side apply, which needs create and patch.
+# delete: an ended job gives its address back.
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, create, patch]
+  verbs: [get, create, patch, delete]
 {{- if .Values.networkPolicy.jobs }}
 # Keeps other pods away from those of a job: made by server-side apply, which needs create and patch.
 - apiGroups: [networking.k8s.io]
