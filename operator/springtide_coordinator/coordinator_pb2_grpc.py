@@ -39,6 +39,11 @@ class CoordinatorStub:
                 request_serializer=springtide__coordinator_dot_coordinator__pb2.WorkerMessage.SerializeToString,
                 response_deserializer=springtide__coordinator_dot_coordinator__pb2.CoordinatorMessage.FromString,
                 _registered_method=True)
+        self.Serve = channel.stream_stream(
+                '/springtide.coordinator.v1.Coordinator/Serve',
+                request_serializer=springtide__coordinator_dot_coordinator__pb2.ServerMessage.SerializeToString,
+                response_deserializer=springtide__coordinator_dot_coordinator__pb2.ServerOrder.FromString,
+                _registered_method=True)
         self.Sync = channel.unary_unary(
                 '/springtide.coordinator.v1.Coordinator/Sync',
                 request_serializer=springtide__coordinator_dot_coordinator__pb2.SyncRequest.SerializeToString,
@@ -52,6 +57,13 @@ class CoordinatorServicer:
     def Session(self, request_iterator, context):
         """One stream per worker process for its whole life; a broken stream is the failure detector.
         The first message is Hello. A process that lost its stream opens a new one and says Hello again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Serve(self, request_iterator, context):
+        """One stream per parameter server's process for its whole life, as Session for workers. The first message is ServerHello.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,6 +83,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=springtide__coordinator_dot_coordinator__pb2.WorkerMessage.FromString,
                     response_serializer=springtide__coordinator_dot_coordinator__pb2.CoordinatorMessage.SerializeToString,
+            ),
+            'Serve': grpc.stream_stream_rpc_method_handler(
+                    servicer.Serve,
+                    request_deserializer=springtide__coordinator_dot_coordinator__pb2.ServerMessage.FromString,
+                    response_serializer=springtide__coordinator_dot_coordinator__pb2.ServerOrder.SerializeToString,
             ),
             'Sync': grpc.unary_unary_rpc_method_handler(
                     servicer.Sync,
@@ -105,6 +122,33 @@ class Coordinator:
             '/springtide.coordinator.v1.Coordinator/Session',
             springtide__coordinator_dot_coordinator__pb2.WorkerMessage.SerializeToString,
             springtide__coordinator_dot_coordinator__pb2.CoordinatorMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Serve(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/springtide.coordinator.v1.Coordinator/Serve',
+            springtide__coordinator_dot_coordinator__pb2.ServerMessage.SerializeToString,
+            springtide__coordinator_dot_coordinator__pb2.ServerOrder.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,6 +33,7 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         self._expected = f"Bearer {token}".encode()
         self._denied: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Session": grpc.stream_stream_rpc_method_handler(self._deny),
+            "Serve": grpc.stream_stream_rpc_method_handler(self._deny),
             "Sync": grpc.unary_unary_rpc_method_handler(self._deny),
         }
 
