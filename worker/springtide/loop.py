@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from springtide.body import Deal
 from springtide.data.batch import Batch
 from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
 from springtide.exact import parts
 from springtide.runtime import Runtime
-from springtide.training import Deal
 
 
 def deal_batches(runtime: Runtime, plan: LoopPlan) -> Iterator[Batch]:

@@ -95,7 +95,8 @@ class Recovery:
         trainer.transaction.allow()
         if not at_boundary and not runtime.group.release():
             trainer.buckets.allocate()
-        trainer.failure, runtime.boundary, self._formation_error = None, False, ""
+        trainer.forget_failure()
+        runtime.boundary, self._formation_error = False, ""
         answer = membership.await_start()
         if at_boundary and not runtime.group.release():
             # All members are parked, so nobody needs the old group any more.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from springtide import faults, outcome
+from springtide.body import Deal
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.data.loop import LoopPlan
@@ -26,7 +27,7 @@ from springtide.recovery import Recovery
 from springtide.session import Session
 from springtide.state import Position
 from springtide.timing import Timing
-from springtide.training import Deal, Trainer
+from springtide.training import Trainer
 from springtide.transaction import Phase
 
 log = logging.getLogger("springtide")

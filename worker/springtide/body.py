@@ -1,0 +1,66 @@
+"""What one body of `with springtide.step()` works on, and the account that is kept of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from springtide.data.batch import Batch
+from springtide.exchange import side
+from springtide.exchange.groups import Group
+
+
+@dataclass(slots=True)
+class Deal:
+    """What a body works on. number: the step that it would commit, from 1. stage, epoch: of its samples.
+
+    part: whose random numbers it draws. first, last: of the bodies that this worker runs for the step (more
+    than one in exact mode only).
+    """
+
+    batch: Batch
+    group: Group
+    number: int
+    seed: int
+    stage: int
+    epoch: int
+    part: int
+    first: bool = True
+    last: bool = True
+
+
+@dataclass(slots=True)
+class Body:
+    """Account of the running body; times in seconds.
+
+    result: of the side reduction, once all reductions are complete.
+    """
+
+    deal: Deal
+    began: float
+    reports: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    result: side.Result | None = None
+    exposed_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    sums_began: float = 0.0
+    communication_seconds: float = 0.0  # from the first reduction's begin to the last one's end
+    reduced_bytes: int = 0
+    gradients: int = 0
+    samples: int = 0
+
+    def values(self) -> dict[str, float]:
+        """By name: the mean of what was reported, by weight."""
+        return {name: _mean(entries) for name, entries in self.reports.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why this member's reductions failed. suspects: IP addresses of peers that the error names."""
+
+    detail: str
+    suspects: list[str]
+
+
+def _mean(entries: list[tuple[float, float]]) -> float:
+    total = math.fsum(weight for _, weight in entries)
+    return math.fsum(value * weight for value, weight in entries) / total if total else 0.0

@@ -1,0 +1,78 @@
+"""The gradients of a model's parameters: which are the library's own, and the averages put in their place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from springtide.errors import UsageError
+from springtide.exchange.buckets import Buckets
+
+
+class Gradients:
+    """named: all parameters of the model by name; those that required no gradient then must stay so."""
+
+    def __init__(
+        self, named: Mapping[str, torch.nn.Parameter], buckets: Buckets, clip_norm: float | None
+    ) -> None:
+        trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        self._frozen = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
+        self.names = list(trained)
+        self.parameters = list(trained.values())
+        self._buckets = buckets
+        self._clip_norm = clip_norm
+
+    def check_gone(self) -> None:
+        """At a body's begin: raise UsageError when the script holds gradients that would be lost."""
+        for index, parameter in enumerate(self.parameters):
+            if parameter.grad is not None and parameter.grad is not self._buckets.views[index]:
+                raise UsageError(
+                    f"{self.names[index]} has a gradient from outside of the step, which would be lost: "
+                    "call optimizer.zero_grad() before `with springtide.step():`"
+                )
+
+    def check_frozen(self) -> None:
+        """Raise UsageError when a parameter is trained that nothing has been prepared for."""
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise UsageError(
+                    f"parameter {name} was frozen when distribute() was called and requires a gradient now: "
+                    "let everything that will ever be trained require gradients when calling distribute()"
+                )
+
+    def check_ours(self, last_round: int) -> None:
+        """Before the sums are waited for: raise UsageError when the script replaced a gradient.
+
+        last_round: number of the last micro-batch.
+        """
+        for index, parameter in enumerate(self.parameters):
+            expected = self._buckets.views[index] if self._buckets.has(index, last_round) else None
+            if parameter.grad is not expected:
+                raise UsageError(
+                    f"the gradient of {self.names[index]} was replaced between backward() and "
+                    "optimizer.step(): call optimizer.zero_grad() after optimizer.step(), and give "
+                    "distribute(..., clip_norm=) for clipping"
+                )
+
+    def place(self, used: list[bool], correction: float) -> None:
+        """The sums are complete: make them the parameters' gradients, multiplied by the correction.
+
+        used: by parameter, whether any member has a gradient for it; the others keep none.
+        """
+        if correction != 1.0:
+            self._buckets.scale(correction)
+        for index, parameter in enumerate(self.parameters):
+            parameter.grad = self._buckets.views[index] if used[index] else None
+
+    def clip(self, used: list[bool]) -> None:
+        """Clip the placed gradients to the global norm that was asked for, if any."""
+        if self._clip_norm is None:
+            return
+        norm = math.sqrt(
+            float(self._buckets.square_norm([index for index, is_used in enumerate(used) if is_used]))
+        )
+        coefficient = self._clip_norm / (norm + 1e-6)
+        if not coefficient >= 1.0:
+            self._buckets.scale(coefficient)

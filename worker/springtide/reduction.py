@@ -1,0 +1,202 @@
+"""All sums of a step over the members of its group: gradients, the side reduction, buffers; and what follows
+when one fails."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+
+from springtide import faults
+from springtide.body import Body, Deal, Failure
+from springtide.buffers import Buffers
+from springtide.errors import Dropped, SpringtideError, UsageError
+from springtide.exact.parts import Kept, total_ids
+from springtide.exact.step import ExactStep
+from springtide.exchange import side
+from springtide.exchange.buckets import Buckets
+from springtide.exchange.combine import pack, unpack
+from springtide.exchange.groups import Group, Work, peers_in
+from springtide.transaction import Phase, Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What all members know alike. correction: factor for the sums of gradients. combined: buffers by index,
+    to be written into the model."""
+
+    result: side.Result
+    correction: float
+    combined: dict[int, torch.Tensor]
+
+
+class Reduction:
+    """The sums of one model's steps. Used from the script's thread; `failure` and `waiting_since` are read by
+    others.
+
+    change_wanted: whether this member asks all to stop after the running step. waiting_since: monotonic time
+    since when a sum is being waited for.
+    """
+
+    def __init__(
+        self, buckets: Buckets, buffers: Buffers, exact: ExactStep | None, transaction: Transaction
+    ) -> None:
+        self._buckets = buckets
+        self._buffers = buffers
+        self._exact = exact
+        self._transaction = transaction
+        self._body: Body | None = None
+        self._moving: tuple[Group | None, list[int]] = (None, [])
+        self.failure: Failure | None = None
+        self.waiting_since: float | None = None
+        self.change_wanted = False
+
+    def begin(self, body: Body) -> None:
+        """What is summed from here on belongs to this body."""
+        self._body = body
+
+    def start_sum(self, tensor: torch.Tensor) -> Work:
+        """Begin to replace the tensor by its sum over the members. Raise Dropped when the group is broken."""
+        body = self._running()
+        body.sums_began = body.sums_began or time.perf_counter()
+        body.reduced_bytes += tensor.nbytes
+        try:
+            return body.deal.group.start_sum(tensor)
+        except RuntimeError as error:
+            self._fail(error)
+
+    def complete(self, body: Body, parts: list[Kept]) -> Reduced:
+        """Wait for all sums of the step. parts: what this member's bodies have put in.
+
+        Raise Dropped when one fails or the step has to be done again, SpringtideError or UsageError when it
+        cannot be committed.
+        """
+        deal = body.deal
+        faults.reach("gradients", deal.number)
+        started = time.perf_counter()
+        body.backward_seconds = started - body.began
+        self._buckets.flush()
+        part = self._contribution(body, parts)
+        fields = side.encode(part)
+        expected = self._expected_buffers(deal.group)
+        vector = torch.cat((fields, self._packed(expected, deal)))
+        work = self.start_sum(vector)
+        self._wait(self._buckets.wait)
+        self._wait(work.wait)
+        result = side.decode(vector[: len(fields)], part, deal.group.size)
+        if not result.same_step:
+            raise SpringtideError(
+                f"this worker is at step {deal.number} and another member of its group is not; this must "
+                "not happen: please report it with the logs of all workers"
+            )
+        weight = result.weight
+        if self._exact is not None:
+            if self._exact.misfit(result.extra):
+                self._do_again(self._exact, deal)
+            weight = self._exact.total_weight(result.extra)
+        try:
+            correction = deal.batch.micro.correction(weight)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        combined = self._combined(result, expected, vector[len(fields) :], deal)
+        ended = time.perf_counter()
+        body.exposed_seconds = ended - started
+        body.communication_seconds = ended - (body.sums_began or started)
+        faults.reach("reduced", deal.number)
+        return Reduced(result, correction, combined)
+
+    def _combined(
+        self, result: side.Result, expected: list[int], riders: torch.Tensor, deal: Deal
+    ) -> dict[int, torch.Tensor]:
+        changed = [index for index, anywhere in enumerate(result.changed) if anywhere]
+        combined: dict[int, torch.Tensor] = {}
+        if changed and self._buffers_travel(deal.group):
+            totals = [(expected, riders)]
+            if late := [index for index in changed if index not in set(expected)]:
+                rest = self._packed(late, deal)
+                self._wait(self.start_sum(rest).wait)
+                totals.append((late, rest))
+            for indices, total in totals:
+                combined |= zip(indices, self._unpacked(indices, total, result), strict=True)
+        self._moving = (deal.group, changed)
+        return {index: combined[index] for index in changed} if combined else {}
+
+    def _contribution(self, body: Body, parts: list[Kept]) -> side.Contribution:
+        deal = body.deal
+        ids = total_ids(parts)
+        weight = math.fsum(part.weight for part in parts)
+        body.samples = ids.samples
+        return side.Contribution(
+            step=deal.number,
+            weight=weight,
+            count=ids.samples,
+            hash_lo=ids.hash_lo,
+            hash_hi=ids.hash_hi,
+            change=self.change_wanted,
+            seconds=time.perf_counter() - body.began,
+            used=[used and not deal.batch.standin for used in self._buckets.used],
+            changed=[any(flags) for flags in zip(*(part.moved for part in parts), strict=True)],
+            values=body.values(),
+            values_weight=weight,
+            extra=[] if self._exact is None else self._exact.extra(),
+        )
+
+    def _expected_buffers(self, group: Group) -> list[int]:
+        """The buffers that ride with the side reduction: those that moved in the group's last step, which all
+        members know alike. A buffer that moves for the first time takes a second round.
+        """
+        known, moved = self._moving
+        return moved if known is group and self._buffers_travel(group) else []
+
+    def _buffers_travel(self, group: Group) -> bool:
+        """Whether there are buffers to combine: those of other members, or of logical parts."""
+        return group.size > 1 or self._exact is not None
+
+    def _packed(self, indices: list[int], deal: Deal) -> torch.Tensor:
+        if self._exact is not None:
+            return self._exact.pack(indices, self._buffers.committed)
+        buffers = self._buffers.current()
+        return pack(
+            [buffers[index] for index in indices], deal.batch.micro.contributed_weight, deal.group.rank == 0
+        )
+
+    def _unpacked(self, indices: list[int], total: torch.Tensor, result: side.Result) -> list[torch.Tensor]:
+        if self._exact is not None:
+            return self._exact.unpack(total, indices, self._buffers.committed, result.extra)
+        buffers = self._buffers.current()
+        return unpack(total, [buffers[index] for index in indices], result.weight)
+
+    def _do_again(self, exact: ExactStep, deal: Deal) -> NoReturn:
+        """Agree on exponents that fit, and leave the body: its samples are dealt again."""
+        needed = exact.needed()
+        self._wait(lambda: deal.group.start_max(needed).wait())
+        exact.do_again(deal.group, deal.number, needed)
+        self._transaction.drop("a gradient did not fit its block's exponent; the step is done again")
+        raise Dropped(self._transaction.reason)
+
+    def _wait(self, wait: Callable[[], object]) -> None:
+        self.waiting_since = time.monotonic()
+        try:
+            wait()
+        except SpringtideError:
+            raise
+        except RuntimeError as error:
+            self._fail(error)
+        finally:
+            self.waiting_since = None
+
+    def _fail(self, error: RuntimeError) -> NoReturn:
+        """A reduction failed: because the step was dropped, or else the step is dropped for it."""
+        if self._transaction.phase is not Phase.DROPPED:
+            self.failure = Failure(str(error), peers_in(error))
+            self._transaction.drop("a reduction failed")
+        self._running().deal.group.shut()
+        raise Dropped(self._transaction.reason) from None
+
+    def _running(self) -> Body:
+        assert self._body is not None
+        return self._body
