@@ -64,6 +64,8 @@ class Cache:
         self._nodes: dict[str, Node] = {}
         self._node_versions: dict[str, int] = {}
         self.nodes_listed = False
+        self._stuck: dict[Key, set[str]] = {}  # uids of pods that no node takes
+        self.stuck_version = 0  # grows with every change of that
         self._gone: OrderedDict[str, None] = OrderedDict()  # uids, so that a late answer revives nothing
 
     def job_keys(self) -> list[Key]:
@@ -98,6 +100,10 @@ class Cache:
         view = found.view(job_uid) if found is not None else View()
         return view.workers, view.coordinators
 
+    def crowded_jobs(self) -> list[Key]:
+        """Those with a pod that no node takes."""
+        return list(self._stuck)
+
     def foreign_names(self, key: Key, job_uid: str) -> frozenset[str]:
         """Names of pods that carry the job's name and belong to another, such as an earlier job of that
         name.
@@ -120,6 +126,7 @@ class Cache:
             pods.workers[uid] = worker
         elif role == names.ROLE_COORDINATOR and (coordinator := observe.coordinator_pod(pod)) is not None:
             pods.coordinators[uid] = coordinator
+        self._mark_stuck(key, uid, observe.unplaced(pod) is not None)
         pods.changed()
         self._on_change(key)
         return True
@@ -193,12 +200,25 @@ class Cache:
         if key is None or pods is None or uid not in pods.raw:
             return
         pods.raw.pop(uid)
+        self._mark_stuck(key, uid, False)
         pods.workers.pop(uid, None)
         pods.coordinators.pop(uid, None)
         pods.changed()
         if not pods.raw:
             del self._pods[key]
         self._on_change(key)
+
+    def _mark_stuck(self, key: Key, uid: str, stuck: bool) -> None:
+        known = self._stuck.get(key, set())
+        if stuck == (uid in known):
+            return
+        self.stuck_version += 1
+        if stuck:
+            self._stuck.setdefault(key, set()).add(uid)
+        else:
+            known.discard(uid)
+            if not known:
+                del self._stuck[key]
 
     def _bury(self, uid: str) -> None:
         self._gone[uid] = None

@@ -33,6 +33,10 @@ class Cluster(Protocol):
 
     async def list_nodes(self) -> Listing: ...
 
+    async def list_waiting_pods(self) -> Listing:
+        """Pods of anybody's that no node has taken."""
+        ...
+
     async def get_job(self, namespace: str, name: str) -> Object: ...
 
     async def get_pod(self, namespace: str, name: str) -> Object: ...
@@ -99,6 +103,10 @@ class KubeCluster:
 
     async def list_nodes(self) -> Listing:
         return await self._list("/api/v1/nodes", {})
+
+    async def list_waiting_pods(self) -> Listing:
+        query = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
+        return await self._list_all("/api/v1", "pods", query)
 
     async def _list_all(self, prefix: str, plural: str, query: dict[str, str]) -> Listing:
         """In all namespaces watched, one after the other; the lowest of their versions holds for all."""

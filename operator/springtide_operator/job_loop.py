@@ -23,6 +23,7 @@ from springtide_operator.plan import conditions, nodes, progress
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Event, Plan
 from springtide_operator.plan.decide import invalid, plan
+from springtide_operator.plan.elasticity import has_size_of_its_own
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, ServiceSeen
 from springtide_operator.plan.relay import Word, word
@@ -78,6 +79,7 @@ class JobLoop:
         tick: float = 2.0,
         calm_tick: Callable[[], float] | None = None,
         patience: float = 0.0,
+        crowd: Callable[[Key], tuple[str, ...]] = lambda key: (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.key = key
@@ -95,6 +97,7 @@ class JobLoop:
         self._trust_until = 0.0
         self._trusted: ServiceSeen | None = None
         self._promised = tick  # what the coordinator was told of the next call
+        self._crowd = crowd
         self._look: asyncio.TimerHandle | None = None
         self._clock = clock
         self._plan_wanted = asyncio.Event()
@@ -154,6 +157,7 @@ class JobLoop:
             refusals=dict(memory.refusals),
             taken=foreign | memory.taken,
             nodes=self._cache.nodes(),
+            crowd=self._crowd(self.key) if has_size_of_its_own(job) else (),
         )
         return nodes.judged(found, self._clock())
 

@@ -15,6 +15,7 @@ from springtide_coordinator.client import SyncClient
 from springtide_operator import rootkey
 from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster, KubeCluster
+from springtide_operator.crowding import FRESH_SECONDS, LIST_SECONDS, Crowding, may_have_extras
 from springtide_operator.job_loop import JobLoop
 from springtide_operator.kube import ApiError, Kube
 from springtide_operator.lease import Lease
@@ -53,6 +54,9 @@ class Operator:
         self.metrics = Metrics(self._statuses, lambda: self.acting)
         self._kube = kube or Kube(timeout=settings.request_timeout, on_error=self.metrics.api_error)
         self._cluster = cluster or KubeCluster(self._kube, settings.watched)
+        self._crowding = Crowding(self.cache, self._cluster)
+        self._stuck_version = 0
+        self._crowd_told: asyncio.TimerHandle | None = None
         self._lease = Lease(self._cluster, settings.namespace, settings.identity, self._lease_changed)
         self._loops: dict[Key, JobLoop] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -79,6 +83,7 @@ class Operator:
         self._tasks = [
             asyncio.create_task(self._lease.run(), name="lease"),
             asyncio.create_task(self._resync_for_ever(), name="resync"),
+            asyncio.create_task(self._look_around_for_ever(), name="crowding"),
         ]
         log.info(
             "started", extra={"fields": {"identity": settings.identity, "namespace": settings.namespace}}
@@ -88,6 +93,8 @@ class Operator:
 
     async def stop(self) -> None:
         """End all tasks, give the lease back, close connections."""
+        if self._crowd_told is not None:
+            self._crowd_told.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -192,7 +199,22 @@ class Operator:
         if held:
             self._resync_wanted.set()
 
+    async def _look_around_for_ever(self) -> None:
+        """See which pods of others wait for a node, for jobs that have extra workers."""
+        while True:
+            await asyncio.sleep(LIST_SECONDS)
+            if self.acting and await self._crowding.look():
+                self._wake_for_crowd()
+
+    def _wake_for_crowd(self) -> None:
+        self._crowd_told, self._stuck_version = None, self.cache.stuck_version
+        for key, loop in self._loops.items():
+            if may_have_extras(self.cache.job(key)):
+                loop.wake()
+
     def _changed(self, key: Key) -> None:
+        if self.cache.stuck_version != self._stuck_version and self._crowd_told is None:
+            self._crowd_told = asyncio.get_running_loop().call_later(FRESH_SECONDS, self._wake_for_crowd)
         loop = self._loops.get(key)
         if loop is not None and loop.raw() is not None:
             loop.wake()
@@ -248,6 +270,7 @@ class Operator:
             self.settings.tick,
             lambda: calm_seconds(len(self._loops), self.settings.tick),
             patience(uid, len(self.cache.job_keys())),
+            self._crowding.waiting,
         )
 
     def _statuses(self) -> Iterator[tuple[str, str, Object]]:

@@ -107,4 +107,44 @@ def test_an_autoscaler_finds_what_it_needs_at_the_scale_subresource(system: E2EC
 
 def test_policies_that_do_not_exist_are_refused_by_name(job: FakeJob) -> None:
     with pytest.raises(RefusedError, match="elasticity"):
-        job.start(elasticity={"policy": "Capacity"})
+        job.start(elasticity={"policy": "Magic"})
+
+
+def test_extra_workers_take_free_nodes_and_are_given_back_for_others(
+    system: E2ECluster, namespace: str, job: FakeJob
+) -> None:
+    """On three nodes, with workers that take a node each."""
+    big = {"resources": {"requests": {"cpu": "7"}}}
+
+    def settled(workers: int, reason: str) -> None:
+        def true() -> bool:
+            said = job.status().get("elasticity") or {}
+            return (said.get("workers"), said.get("reason")) == (workers, reason)
+
+        try:
+            system.until(60, f"{workers} workers, {reason}", true)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; status: {job.status()}") from None
+
+    job.start(replicas=1, elasticity={"policy": "Capacity", "patienceSeconds": 2}, container=big)
+    settled(3, "ExtraWorkers")
+    first = job.until_running("0-0", "1-0", "2-0")
+    assert job.condition("Degraded")["status"] == "False"
+    other = FakeJob(system, namespace, "other").start(replicas=1, container=big)
+    other.until_running("0-0", seconds=60)
+    settled(2, "ExtraWorkers")
+    stayed = job.running()
+    assert len(stayed) == 2
+    assert stayed.items() <= first.items(), "nobody else was disturbed"
+    assert job.status()["restarts"]["total"] == 0
+    events = read(system, "events", "-n", namespace)["items"]
+    said = [e["message"] for e in events if e["reason"] == "Scaled"]
+    assert any(f"no node takes {namespace}/other-worker-0-0" in text for text in said), said
+    system.kubectl("delete", "stj/other", "-n", namespace)
+    settled(3, "ExtraWorkers")
+
+
+def test_extra_workers_need_a_limit(job: FakeJob) -> None:
+    workers = {"replicas": 1, "template": {"spec": {"containers": [{"image": "x"}]}}}
+    with pytest.raises(RefusedError, match=r"elasticity.policy Capacity needs workers.maxReplicas"):
+        job.start(workers=workers, elasticity={"policy": "Capacity"})

@@ -129,6 +129,11 @@ class FakeCluster:
         await self._call("list_pods")
         return self._list("pods")
 
+    async def list_waiting_pods(self) -> Listing:
+        await self._call("list_waiting_pods")
+        found = self._list("pods")
+        return found._replace(items=[pod for pod in found.items if not pod["spec"].get("nodeName")])
+
     async def list_nodes(self) -> Listing:
         await self._call("list_nodes")
         return self._list("nodes")

@@ -11,7 +11,8 @@ from springtide_operator.api import reasons
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
-OTHERS = ("DELETE_", "END_", "STATE_", "EVENT_")  # seen on pods, in status and in events, not in conditions
+# Seen on pods, in status and in events, not in conditions.
+OTHERS = ("DELETE_", "END_", "STATE_", "EVENT_", "SIZE_")
 TYPES = {"RUNNING", "RESCALING", "DEGRADED", "SUSPENDED", "SUCCEEDED", "FAILED"}
 
 
@@ -27,6 +28,13 @@ def test_every_reason_of_a_condition_is_explained() -> None:
     }
     assert len(named) >= 20
     assert [value for value in named.values() if f"`{value}`" not in text] == []
+
+
+def test_every_reason_of_a_size_is_explained() -> None:
+    text = (ROOT / "docs/operations.md").read_text()
+    named = [value for name, value in vars(reasons).items() if name.startswith("SIZE_")]
+    assert len(named) >= 5
+    assert [value for value in named if f"| `{value}` |" not in text] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

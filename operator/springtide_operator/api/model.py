@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from springtide_operator.api.base import ApiModel, rule
+from springtide_operator.api.elasticity import Elasticity
 from springtide_operator.api.failure_rules import FailureRule
 from springtide_operator.api.names import MAX_WORKERS
 
@@ -261,6 +262,12 @@ class TrainingJobSpec(ApiModel):
                     " + ': a worker without a logical part has nothing to compute'",
                     reason="FieldValueInvalid",
                 ),
+                rule(
+                    "self.elasticity.policy != 'Capacity' || has(self.workers.maxReplicas)",
+                    "elasticity.policy Capacity needs workers.maxReplicas: it says how many extra workers"
+                    " there may be",
+                    reason="FieldValueRequired",
+                ),
             ]
         }
     )
@@ -271,6 +278,11 @@ class TrainingJobSpec(ApiModel):
         json_schema_extra={"default": {}},
     )
     workers: Workers = Field(description="The worker pods and how many of them there may be.")
+    elasticity: Elasticity = Field(
+        default_factory=Elasticity,
+        description="How many workers there are, within minReplicas and maxReplicas.",
+        json_schema_extra={"default": {}},
+    )
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy,
         description="When the job gives up.",

@@ -56,6 +56,14 @@ DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
 INVALID_TEMPLATE: Final = "InvalidTemplate"
 INVALID_SPEC: Final = "InvalidSpec"
 
+# Sizing (status.elasticity)
+SIZE_TRYING: Final = "TryingExtraWorkers"
+SIZE_EXTRA: Final = "ExtraWorkers"
+SIZE_NO_ROOM: Final = "NoRoom"
+SIZE_YIELDED: Final = "OthersWait"
+SIZE_WAITING: Final = "WaitingForWorkers"
+SIZE_MAXIMUM: Final = "AtMaximum"
+
 # How a worker pod's life ended (slots in status)
 END_FINISHED: Final = "Finished"
 END_LEFT: Final = "Left"

@@ -146,6 +146,32 @@ class SlotStatus(ApiModel):
     )
 
 
+class ElasticityStatus(ApiModel):
+    """What elasticity.policy has decided; absent with Manual."""
+
+    workers: Count = Field(default=0, description="Workers that it has settled on.")
+    reason: Short = Field(default="", description="Why, in one CamelCase word.")
+    message: Text = Field(default="", description="Why, in a sentence.")
+    extra: Count | None = Field(
+        default=None, description="Capacity: workers asked for beyond workers.replicas."
+    )
+    trying_since: Time | None = Field(
+        default=None, description="Capacity: since when extra workers wait for a node."
+    )
+    failures: Count | None = Field(
+        default=None, description="Capacity: tries in a row that the cluster had no room for."
+    )
+    retry_time: Time | None = Field(default=None, description="Capacity: the next try is not before this.")
+    open_nodes: Count | None = Field(
+        default=None,
+        description="Capacity: nodes that took pods when the last try failed; more of them bring the next"
+        " try forward.",
+    )
+    returned_time: Time | None = Field(
+        default=None, description="Capacity: when extra workers were last given back for others."
+    )
+
+
 class TrainingJobStatus(ApiModel):
     """What is."""
 
@@ -194,6 +220,9 @@ class TrainingJobStatus(ApiModel):
     )
     slow_worker: SlowWorkerStatus | None = Field(
         default=None, description="A worker that holds the others up now."
+    )
+    elasticity: ElasticityStatus | None = Field(
+        default=None, description="What elasticity.policy has decided, and why."
     )
     last_failure: LastFailure | None = Field(default=None, description="The newest worker failure.")
     backoff: dict[str, BackoffStatus] | None = Field(

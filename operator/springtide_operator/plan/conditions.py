@@ -51,7 +51,7 @@ def running(job: Job, observation: Observation, ledger: Ledger, old: dict[str, A
             return Truth(False, reasons.NOT_STARTED, "the job's coordinator and workers are being made")
         return Truth(False, reasons.COORDINATOR_STARTING, "waits for the coordinator")
     if report.training:
-        return _stalled(report, now) or _training(job, report)
+        return _stalled(report, now) or _training(sizing.expected(job, observation), report)
     if was and report.last_commit_at is not None and now - report.last_commit_at < PAUSE_SECONDS:
         assert before is not None
         return Truth(True, before["reason"], before["message"])
@@ -64,12 +64,12 @@ def running(job: Job, observation: Observation, ledger: Ledger, old: dict[str, A
     return Truth(False, reasons.WAITING_FOR_WORKERS, text)
 
 
-def _training(job: Job, report: Report) -> Truth:
+def _training(want: int, report: Report) -> Truth:
     count = active_workers(report)
     if report.phase in ("ENDING", "AFTER_LOOP"):
         return Truth(True, reasons.FINISHING, f"{count} workers are at the end of the training loop")
     verb = "trains" if count == 1 else "train"
-    text = f"{count} of {sizing.target(job)} workers {verb} in generation {report.generation}"
+    text = f"{count} of {want} workers {verb} in generation {report.generation}"
     return Truth(True, reasons.TRAINING, text)
 
 
@@ -99,7 +99,7 @@ def rescaling(job: Job, observation: Observation, ledger: Ledger, started: bool)
     report = observation.report_of(ledger.incarnation)
     if not started or report is None:
         return Truth(False, reasons.NOT_STARTED, "training has not started")
-    want = sizing.target(job)
+    want = sizing.expected(job, observation)
     active = {member.pod_uid for member in report.members if member.active}
     live = sizing.live_pods(observation)
     uids = {pod.uid for pod in live}

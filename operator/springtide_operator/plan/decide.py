@@ -13,6 +13,7 @@ from springtide_operator.plan import (
     completion,
     conditions,
     deadline,
+    elasticity,
     nodes,
     problems,
     progress,
@@ -52,6 +53,9 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     outcome = completion.decide(job, observation, ledger, now)
     if outcome is not None:
         return _end(job, observation, ledger, outcome, events, now)
+    sized = _size(job, observation, ledger, now)
+    job = sized.job
+    events += sized.events
     actions: list[Action] = []
     if halted(job):
         actions += sizing.decide(job, observation, ledger, now)
@@ -69,11 +73,12 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     actions += nodes.force(observation, now)
     truths = _truths(job, observation, ledger, now)
     status = _status(job, observation, ledger, truths, now)
-    events += _changes(job, old, status)
+    events += _changes(old, status)
     later = [refusal.retry_at for refusal in observation.refusals.values()]
     later += [backoff.until for backoff in ledger.backoffs.values()]
     later += deadline.wakes(job)
     later += nodes.later(observation, now)
+    later += sized.wakes
     wake_at = min((at for at in later if now < at < math.inf), default=None)
     return Plan(progress.throttle(old, status, now), tuple(actions), tuple(events), wake_at)
 
@@ -90,6 +95,12 @@ def invalid(status: Status, generation: int, text: str, now: float) -> Plan:
     known = conditions.reason_of(status, reasons.DEGRADED) == reasons.INVALID_SPEC
     events = () if known else (Event(reasons.INVALID_SPEC, text, warning=True),)
     return Plan(new, (), events)
+
+
+def _size(job: Job, observation: Observation, ledger: Ledger, now: float) -> elasticity.Sized:
+    live = sizing.live_pods(observation)
+    held_back = any(restarts.waits(ledger, slot, now) for slot in sizing.missing_slots(job, observation))
+    return elasticity.decide(job, live, observation, held_back, now)
 
 
 def _truths(job: Job, observation: Observation, ledger: Ledger, now: float) -> dict[str, Truth]:
@@ -115,9 +126,11 @@ def _status(
     numbers = progress.numbers(report, old, {pod.name: pod.node for pod in observation.workers})
     started = truths[reasons.RUNNING].true or bool(old.get("generation"))
     active = {} if halted(job) else {"startTime": old.get("startTime") or timestamp(now)}
+    sized = {key: job.status[key] for key in (elasticity.STATUS,) if key in job.status}
     return {
         **numbers,
         **active,
+        **sized,
         **ledger.to_status(),
         "state": conditions.state(truths, observation, started),
         "message": conditions.message(truths),
@@ -136,7 +149,7 @@ def _workers(job: Job, observation: Observation, ledger: Ledger, over: bool = Fa
     if over or (halted(job) and all(pod.end is not None for pod in observation.workers)):
         active = 0
     hashed = template_hash(job)
-    want = sizing.target(job)
+    want = sizing.expected(job, observation)
     return {
         "desired": want,
         "replicas": len(live),
@@ -175,7 +188,7 @@ def _coordinator(observation: Observation, ledger: Ledger, numbers: Status, old:
     return result
 
 
-def _changes(job: Job, old: Status, new: Status) -> list[Event]:
+def _changes(old: Status, new: Status) -> list[Event]:
     """Events of what changed in status."""
     events = []
     if conditions.is_true(new, reasons.RUNNING) and not conditions.is_true(old, reasons.RUNNING):
@@ -186,9 +199,9 @@ def _changes(job: Job, old: Status, new: Status) -> list[Event]:
     ):
         events.append(Event(reason or reasons.DEGRADED, _message(new, reasons.DEGRADED), warning=True))
     events += suspend.events(old, new)
-    before = (old.get("workers") or {}).get("desired")
-    want = sizing.target(job)
-    if before and want and before != want:
+    before, want = ((status.get("workers") or {}).get("desired") for status in (old, new))
+    policed = elasticity.STATUS in old and elasticity.STATUS in new  # then the policy tells of it
+    if before and want and before != want and not policed:
         events.append(Event(reasons.EVENT_SCALED, f"from {before} to {want} workers"))
     if new.get("statesLost", 0) > old.get("statesLost", 0):
         text = "no worker with the job's state survived: training starts again"

@@ -66,6 +66,11 @@ class WorkerPod:
         return self.gone_by is not None
 
     @property
+    def placed(self) -> bool:
+        """A node has taken it."""
+        return self.node is not None or self.running or self.started_at is not None
+
+    @property
     def live(self) -> bool:
         """Counts towards the size: may run, and nobody has asked it to go."""
         return self.end is None and not self.deleting
@@ -214,6 +219,7 @@ class Observation:
     )  # by role: worker, coordinator, service, secret
     taken: frozenset[str] = frozenset()  # pod names that somebody else holds
     nodes: Mapping[str, Node] | None = None  # by name; None: they cannot be read
+    crowd: tuple[str, ...] = ()  # pods of others that no node takes, and that this job could make room for
 
     def report_of(self, incarnation: int) -> Report | None:
         """The coordinator's word, if it is the word of this incarnation."""

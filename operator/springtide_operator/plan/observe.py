@@ -123,6 +123,15 @@ def node(obj: Object) -> Node:
     )
 
 
+def unplaced(pod: Object) -> Object | None:
+    """The scheduler's word that no node takes the pod, if it has said so."""
+    for condition in (pod.get("status") or {}).get("conditions") or []:
+        no = condition.get("type") == "PodScheduled" and condition.get("status") == "False"
+        if no and condition.get("reason") in ("Unschedulable", "SchedulingGated"):
+            return dict(condition)
+    return None
+
+
 def pod_problem(pod: Object, who: str) -> Problem | None:
     """What keeps a pod from running that a person has to act on."""
     status = pod.get("status") or {}
@@ -152,17 +161,13 @@ def pod_problem(pod: Object, who: str) -> Problem | None:
                 + (f": {text}" if text else ""),
                 reason,
             )
-    for condition in status.get("conditions") or []:
-        if (
-            condition.get("type") == "PodScheduled"
-            and condition.get("status") == "False"
-            and condition.get("reason") in ("Unschedulable", "SchedulingGated")
-        ):
-            return Problem(
-                reasons.UNSCHEDULABLE,
-                f"{who} cannot be scheduled: {_short(condition.get('message') or 'no node fits')}",
-                condition["reason"],
-            )
+    said = unplaced(pod)
+    if said is not None:
+        return Problem(
+            reasons.UNSCHEDULABLE,
+            f"{who} cannot be scheduled: {_short(said.get('message') or 'no node fits')}",
+            said["reason"],
+        )
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import coordinator as coordinator_policy
-from springtide_operator.plan import restarts, sizing
+from springtide_operator.plan import elasticity, restarts, sizing
 from springtide_operator.plan.backoff import LOOP_COUNT
 from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.ledger import Ledger
@@ -23,7 +23,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
     return [
         *_coordinator(observation, ledger, now),
         *_refused(job, observation),
-        *_workers(observation),
+        *_workers(job, observation),
         *_silent(observation, ledger, now),
         *_backing_off(job, observation, ledger, now),
         *_unreachable(observation, ledger, now),
@@ -80,11 +80,16 @@ def _refused(job: Job, observation: Observation) -> list[Problem]:
     return result
 
 
-def _workers(observation: Observation) -> list[Problem]:
-    """The same trouble of several workers is one problem that names the first and counts the others."""
+def _workers(job: Job, observation: Observation) -> list[Problem]:
+    """The same trouble of several workers is one problem that names the first and counts the others.
+
+    Extra workers that no node takes are no trouble.
+    """
     groups: dict[str, list[tuple[str, Problem]]] = {}
-    for pod in sizing.live_pods(observation):
-        if pod.problem is not None:
+    live = sizing.live_pods(observation)
+    enough = sum(pod.placed for pod in live) >= elasticity.needed(job)
+    for pod in live:
+        if pod.problem is not None and not (enough and pod.problem.reason == reasons.UNSCHEDULABLE):
             groups.setdefault(pod.problem.reason, []).append((pod.name, pod.problem))
     result = []
     for reason, members in groups.items():

@@ -1,12 +1,13 @@
-"""Sizing, policy Manual: as many workers as `spec.workers.replicas`, all made at once, the highest slots
-given back.
+"""From a size to pods: all workers of the target are made at once, the highest slots are given back.
+
+What the size is, `elasticity` decides.
 """
 
 from __future__ import annotations
 
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
-from springtide_operator.plan import restarts
+from springtide_operator.plan import elasticity, restarts
 from springtide_operator.plan.actions import Action, CreateWorker, DeletePod
 from springtide_operator.plan.halt import halted
 from springtide_operator.plan.ledger import Ledger, Slot
@@ -15,7 +16,13 @@ from springtide_operator.plan.refused import held_back
 
 
 def target(job: Job) -> int:
-    return 0 if halted(job) else job.spec.workers.replicas
+    """Worker pods that are to exist."""
+    return 0 if halted(job) else elasticity.size(job)
+
+
+def expected(job: Job, observation: Observation) -> int:
+    """Workers that are to train: extra ones that no node has taken yet are not waited for."""
+    return 0 if halted(job) else elasticity.expected(job, live_pods(observation))
 
 
 def live_pods(observation: Observation) -> list[WorkerPod]:
@@ -63,6 +70,8 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> li
         before = ledger.slots.get(slot)
         attempt = _next_attempt(job, slot, before, observation)
         why = f"{target(job)} workers are wanted"
+        if said := elasticity.why(job):
+            why += f": {said}"
         if before is not None and before.ended is not None:
             why = f"slot {slot}'s last pod ended: {before.ended}"
         avoid = before.avoid if before is not None else None
@@ -94,6 +103,8 @@ def _give_back(job: Job, live: list[WorkerPod], observation: Observation, ledger
     training = {member.pod_uid for member in members if member.active and not member.leaving}
     order = sorted(live, key=lambda pod: (pod.running, pod.uid in training, -pod.slot))
     text = f"{target(job)} of {len(live)} workers are wanted"
+    if said := elasticity.why(job):
+        text += f": {said}"
     because = reasons.DELETE_SCALE_DOWN
     if halted(job):
         text, because = "the job is suspended", reasons.DELETE_SUSPENDED

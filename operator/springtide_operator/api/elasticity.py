@@ -1,0 +1,33 @@
+"""`spec.elasticity`, as users write it: who decides how many workers there are."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from springtide_operator.api.base import ApiModel
+
+
+class ElasticityPolicy(StrEnum):
+    MANUAL = "Manual"
+    CAPACITY = "Capacity"
+
+
+class Elasticity(ApiModel):
+    """How many workers there are, within minReplicas and maxReplicas."""
+
+    policy: ElasticityPolicy = Field(
+        default=ElasticityPolicy.MANUAL,
+        description="Manual: workers.replicas. Capacity: workers.replicas, and extra workers up to"
+        " maxReplicas as long as nodes take them; extras are given back first, as soon as another pod waits"
+        " for a node.",
+    )
+    patience_seconds: int = Field(
+        default=30,
+        ge=1,
+        le=3600,
+        description="How long extra workers may wait for a node before they are given back. The next try"
+        " comes after twice as long, then after four times, ... at most ten minutes; at once when a node"
+        " is added.",
+    )

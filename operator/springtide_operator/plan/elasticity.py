@@ -1,0 +1,117 @@
+"""How many workers a job is to have: what `elasticity.policy` makes of replicas, minReplicas and maxReplicas.
+
+The decision stands in status, so that it is the same for all who ask, also for the next operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from springtide_operator.api import reasons
+from springtide_operator.api.elasticity import ElasticityPolicy
+from springtide_operator.api.job import Job
+from springtide_operator.plan import capacity
+from springtide_operator.plan.actions import Event
+from springtide_operator.plan.capacity import Extras, Room
+from springtide_operator.plan.halt import halted
+from springtide_operator.plan.observation import Observation, WorkerPod
+
+STATUS = "elasticity"
+
+
+@dataclass(frozen=True)
+class Sized:
+    """`job` carries the decision in its status. `wakes`: unix seconds at which to look again."""
+
+    job: Job
+    events: tuple[Event, ...] = ()
+    wakes: tuple[float, ...] = ()
+
+
+def size(job: Job) -> int:
+    """Workers asked for, by the decision in status; more than settled on while extras are tried."""
+    workers = job.spec.workers
+    if job.spec.elasticity.policy is ElasticityPolicy.CAPACITY:
+        extra = int(_entry(job).get("extra", 0))
+        return min(max(workers.maximum, workers.replicas), workers.replicas + extra)
+    return workers.replicas
+
+
+def has_size_of_its_own(job: Job) -> bool:
+    """Whether the policy may ask for more workers than `replicas`."""
+    return job.spec.elasticity.policy is ElasticityPolicy.CAPACITY
+
+
+def needed(job: Job) -> int:
+    """Workers that the job does not do without: pods beyond are given back for others."""
+    return min(size(job), job.spec.workers.replicas)
+
+
+def expected(job: Job, live: Sequence[WorkerPod]) -> int:
+    """Workers that are to train: not the extras that no node has taken yet."""
+    placed = sum(pod.placed for pod in live)
+    return max(needed(job), min(size(job), placed))
+
+
+def why(job: Job) -> str:
+    """The reason of the size in words; "" where it is just workers.replicas."""
+    return str(_entry(job).get("message", "")) if size(job) != job.spec.workers.replicas else ""
+
+
+def decide(
+    job: Job, live: Sequence[WorkerPod], observation: Observation, held_back: bool, now: float
+) -> Sized:
+    """Decide anew. `live`: one pod per slot. `held_back`: failed workers wait to be made again."""
+    if halted(job) or job.spec.elasticity.policy is ElasticityPolicy.MANUAL:
+        return Sized(_with(job, None))
+    room = _room(job, live, observation, held_back, now)
+    before = Extras.from_status(_entry(job))
+    after = capacity.step(before, room, now)
+    events = []
+    if before.workers and after.workers != before.workers:
+        text = f"from {before.workers} to {after.workers} workers: {after.message}"
+        events.append(Event(reasons.EVENT_SCALED, text))
+    return Sized(_with(job, after.to_status()), tuple(events), tuple(after.wakes(room, now)))
+
+
+def _room(job: Job, live: Sequence[WorkerPod], observation: Observation, held_back: bool, now: float) -> Room:
+    workers = job.spec.workers
+    refusal = observation.refusals.get("worker")
+    refused = refusal is not None and not refusal.transient and now < refusal.retry_at
+    report = observation.report
+    return Room(
+        replicas=workers.replicas,
+        maximum=max(workers.maximum, workers.replicas),
+        patience=float(job.spec.elasticity.patience_seconds),
+        placed=sum(pod.placed for pod in live),
+        stuck=any(_stuck(pod) for pod in live),
+        leaving=sum(pod.deleting and pod.end is None for pod in observation.workers),
+        crowd=observation.crowd,
+        refused=refusal.message if refusal is not None and refused and len(live) >= workers.replicas else "",
+        open_nodes=_open_nodes(observation),
+        may_grow=report is None or report.phase not in ("ENDING", "AFTER_LOOP"),
+        held_back=held_back,
+    )
+
+
+def _stuck(pod: WorkerPod) -> bool:
+    return pod.problem is not None and pod.problem.reason == reasons.UNSCHEDULABLE
+
+
+def _open_nodes(observation: Observation) -> int | None:
+    if observation.nodes is None:
+        return None
+    return sum(
+        bool(node.ready) and not node.cordoned and not node.gone for node in observation.nodes.values()
+    )
+
+
+def _entry(job: Job) -> dict[str, Any]:
+    return job.status.get(STATUS) or {}
+
+
+def _with(job: Job, entry: dict[str, Any] | None) -> Job:
+    status = {key: value for key, value in job.status.items() if key != STATUS}
+    return replace(job, status=status if entry is None else {**status, STATUS: entry})
