@@ -67,6 +67,14 @@ class Cluster(Protocol):
 
     async def apply_network_policy(self, policy: Object) -> None: ...
 
+    async def serves(self, api: str) -> bool:
+        """Whether the cluster has one of `names.OPTIONAL_APIS`."""
+        ...
+
+    async def apply_pod_group(self, group: Object) -> None: ...
+
+    async def delete_pod_group(self, api_version: str, namespace: str, name: str) -> None: ...
+
     async def patch_status(
         self, namespace: str, name: str, uid: str, resource_version: str, status: Object
     ) -> Object:
@@ -178,6 +186,22 @@ class KubeCluster:
         path = f"/apis/networking.k8s.io/v1/namespaces/{meta['namespace']}/networkpolicies/{meta['name']}"
         await self._apply(path, policy)
 
+    async def serves(self, api: str) -> bool:
+        try:
+            found = await self._kube.request("GET", f"/apis/{api}")
+        except ApiError as error:
+            if is_gone(error):
+                return False
+            raise
+        return names.OPTIONAL_APIS[api] in {entry["name"] for entry in found.get("resources") or []}
+
+    async def apply_pod_group(self, group: Object) -> None:
+        meta = group["metadata"]
+        await self._apply(_custom(group["apiVersion"], meta["namespace"], "podgroups", meta["name"]), group)
+
+    async def delete_pod_group(self, api_version: str, namespace: str, name: str) -> None:
+        await self._kube.request("DELETE", _custom(api_version, namespace, "podgroups", name))
+
     async def _apply(self, path: str, obj: Object) -> Object:
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         return await self._kube.request("PATCH", path, obj, APPLY_PATCH, query)
@@ -207,6 +231,10 @@ class KubeCluster:
 
 def _core(namespace: str, plural: str, name: str | None = None) -> str:
     return f"/api/v1/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
+
+
+def _custom(api_version: str, namespace: str, plural: str, name: str) -> str:
+    return f"/apis/{api_version}/namespaces/{namespace}/{plural}/{name}"
 
 
 def _job(namespace: str, name: str) -> str:

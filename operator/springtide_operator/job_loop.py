@@ -7,7 +7,8 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from springtide_operator.cluster import Cluster, is_gone, merge_patch
 from springtide_operator.kube import ApiError
 from springtide_operator.link import Link, news
 from springtide_operator.perform import Performer
-from springtide_operator.plan import conditions, nodes, progress
+from springtide_operator.plan import conditions, gang, nodes, progress
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Event, Plan
 from springtide_operator.plan.decide import invalid, plan
@@ -80,6 +81,7 @@ class JobLoop:
         calm_tick: Callable[[], float] | None = None,
         patience: float = 0.0,
         crowd: Callable[[Key], tuple[str, ...]] = lambda key: (),
+        apis: Callable[[Iterable[str]], Mapping[str, bool]] = lambda needed: {},
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.key = key
@@ -93,6 +95,7 @@ class JobLoop:
         self._tick = tick
         self._calm_tick = calm_tick or (lambda: tick)
         self._calm = False  # trains or has ended, and the last round changed nothing
+        self._apis = apis
         self._patience = patience  # see `takeover`
         self._trust_until = 0.0
         self._trusted: ServiceSeen | None = None
@@ -155,6 +158,9 @@ class JobLoop:
             unreachable_since=self.link.unreachable_since,
             unreachable_why=self.link.why,
             refusals=dict(memory.refusals),
+            apis=self._apis(gang.api(job)),
+            pod_group=memory.pod_group,
+            pod_group_gone=memory.pod_group_gone,
             taken=foreign | memory.taken,
             nodes=self._cache.nodes(),
             crowd=self._crowd(self.key) if has_size_of_its_own(job) else (),
@@ -221,7 +227,9 @@ class JobLoop:
         self._calm = calm(raw.get("status") or {}, decided, now)
         if was_calm and not self._calm:
             self._sync_wanted.set()
-        done = await self._performer.perform(job, decided.actions) if job is not None else 0
+        done = 0
+        if job is not None:
+            done = await self._performer.perform(replace(job, status=decided.status), decided.actions)
         for event in decided.events:
             await self._post(raw, event)
         if done:
@@ -243,12 +251,14 @@ class JobLoop:
             if found is not None:
                 self._trusted = memory.service = found
                 memory.secret_made, memory.secret_made_at, memory.policy_applied = True, now, True
+                memory.pod_group = gang.trusted(job)
             else:
                 self._trust_until = 0.0
         elif 0 < self._trust_until <= now:
             if memory.service is self._trusted:
                 memory.service = None
             memory.secret_made = memory.policy_applied = False
+            memory.pod_group = ""
             self._trust_until = 0.0
 
     async def _write_status(self, raw: dict[str, Any], decided: Plan) -> bool:

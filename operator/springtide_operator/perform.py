@@ -16,17 +16,20 @@ from springtide_operator.cluster import Cluster, is_gone
 from springtide_operator.kube import ApiError
 from springtide_operator.manifests.coordinator import coordinator_pod, secret, service
 from springtide_operator.manifests.defaults import PodDefaults, with_defaults
+from springtide_operator.manifests.gang import gang_scheduler, pod_group
 from springtide_operator.manifests.protection import Doors, network_policy
 from springtide_operator.manifests.worker import TemplateError, main_container_name, worker_pod
 from springtide_operator.plan import observe
 from springtide_operator.plan.actions import (
     Action,
     ApplyNetworkPolicy,
+    ApplyPodGroup,
     ApplyService,
     CreateCoordinator,
     CreateWorker,
     DeleteJob,
     DeletePod,
+    DeletePodGroup,
     DeleteService,
     EnsureSecret,
 )
@@ -49,6 +52,8 @@ class Memory:
     secret_made: bool = False
     secret_made_at: float = 0.0
     policy_applied: bool = False
+    pod_group: str = ""
+    pod_group_gone: bool = False
     refusals: dict[str, Refusal] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
 
@@ -96,10 +101,12 @@ class Performer:
         first = [
             a
             for a in actions
-            if isinstance(a, EnsureSecret | ApplyNetworkPolicy | ApplyService | CreateCoordinator)
+            if isinstance(
+                a, EnsureSecret | ApplyNetworkPolicy | ApplyPodGroup | ApplyService | CreateCoordinator
+            )
         ]
         deletions: list[Action] = [a for a in actions if isinstance(a, DeletePod)]
-        deletions += [a for a in actions if isinstance(a, DeleteJob | DeleteService)]
+        deletions += [a for a in actions if isinstance(a, DeleteJob | DeleteService | DeletePodGroup)]
         creations = [a for a in actions if isinstance(a, CreateWorker)]
         done = 0
         for action in first:
@@ -162,13 +169,20 @@ class Performer:
             self.memory.policy_applied = True
         elif isinstance(action, ApplyService):
             await self._apply_service(job, action)
+        elif isinstance(action, ApplyPodGroup):
+            await self._apply_pod_group(job, action)
+        elif isinstance(action, DeletePodGroup):
+            try:
+                await self._cluster.delete_pod_group(action.api_version, job.namespace, action.name)
+            except ApiError as error:
+                if not is_gone(error):
+                    raise
+            self.memory.pod_group, self.memory.pod_group_gone = "", True
         elif isinstance(action, CreateCoordinator):
-            pod = coordinator_pod(job, action.incarnation, self._image, self._pull_policy)
-            await self._create(job, with_defaults(pod, self._defaults, names.ROLE_COORDINATOR))
+            await self._create(job, self._coordinator_pod(job, action.incarnation))
         elif isinstance(action, CreateWorker):
-            pod = worker_pod(job, action.slot, action.attempt, action.address, action.avoid)
-            main = main_container_name(job.spec.workers.template)
-            await self._create(job, with_defaults(pod, self._defaults, main))
+            pod = self._worker_pod(job, action.slot, action.attempt, action.address, action.avoid)
+            await self._create(job, pod)
         elif isinstance(action, DeleteJob):
             await self._cluster.delete_job(job.namespace, job.name, job.uid)
         elif isinstance(action, DeleteService):
@@ -184,6 +198,26 @@ class Performer:
                 raise
             if answer.get("kind") == "Pod" and "deletionTimestamp" in answer.get("metadata", {}):
                 self._cache.put_pod(answer)
+
+    def _coordinator_pod(self, job: Job, incarnation: int) -> dict[str, Any]:
+        pod = coordinator_pod(job, incarnation, self._image, self._pull_policy)
+        return with_defaults(pod, self._defaults, names.ROLE_COORDINATOR)
+
+    def _worker_pod(
+        self, job: Job, slot: int, attempt: int, address: str, avoid: str | None = None
+    ) -> dict[str, Any]:
+        pod = worker_pod(job, slot, attempt, address, avoid)
+        return with_defaults(pod, self._defaults, main_container_name(job.spec.workers.template))
+
+    async def _apply_pod_group(self, job: Job, action: ApplyPodGroup) -> None:
+        scheduler = gang_scheduler(job)
+        if scheduler is not None:
+            pods = [
+                (self._worker_pod(job, 0, 0, ""), job.spec.workers.min_replicas),
+                (self._coordinator_pod(job, 1), 1),
+            ]
+            await self._cluster.apply_pod_group(pod_group(job, scheduler, action.min_member, pods))
+        self.memory.pod_group, self.memory.pod_group_gone = action.version, False
 
     async def _create(self, job: Job, pod: dict[str, Any]) -> None:
         """POST; where the name is taken by this job's own pod, an earlier try had succeeded."""
@@ -253,6 +287,8 @@ def _role(action: Action) -> str:
     return {
         "ensure_secret": "secret",
         "apply_network_policy": "networkpolicy",
+        "apply_pod_group": "podgroup",
+        "delete_pod_group": "podgroup",
         "apply_service": "service",
         "delete_service": "service",
         "create_coordinator": "coordinator",
@@ -270,6 +306,10 @@ def _what(job: Job, action: Action) -> str:
         return "deletes the job"
     if isinstance(action, DeleteService):
         return "deletes the coordinator's Service"
+    if isinstance(action, ApplyPodGroup):
+        return "applies the PodGroup"
+    if isinstance(action, DeletePodGroup):
+        return "deletes the PodGroup"
     if isinstance(action, ApplyNetworkPolicy):
         return "applies the NetworkPolicy"
     return "applies the Service" if isinstance(action, ApplyService) else "makes the Secret"

@@ -22,6 +22,7 @@ from springtide_operator.lease import Lease
 from springtide_operator.link import Caller, Link
 from springtide_operator.manifests.coordinator import job_token
 from springtide_operator.metrics import Metrics
+from springtide_operator.optional_apis import OptionalApis
 from springtide_operator.pace import calm_seconds, resync_seconds
 from springtide_operator.perform import Performer
 from springtide_operator.settings import Settings
@@ -58,6 +59,7 @@ class Operator:
         self._stuck_version = 0
         self._crowd_told: asyncio.TimerHandle | None = None
         self._lease = Lease(self._cluster, settings.namespace, settings.identity, self._lease_changed)
+        self._apis = OptionalApis(self._cluster, self._meet)
         self._loops: dict[Key, JobLoop] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: set[asyncio.Task[None]] = set()
@@ -84,6 +86,7 @@ class Operator:
             asyncio.create_task(self._lease.run(), name="lease"),
             asyncio.create_task(self._resync_for_ever(), name="resync"),
             asyncio.create_task(self._look_around_for_ever(), name="crowding"),
+            asyncio.create_task(self._apis.run(), name="optional APIs"),
         ]
         log.info(
             "started", extra={"fields": {"identity": settings.identity, "namespace": settings.namespace}}
@@ -271,6 +274,7 @@ class Operator:
             lambda: calm_seconds(len(self._loops), self.settings.tick),
             patience(uid, len(self.cache.job_keys())),
             self._crowding.waiting,
+            self._apis.known,
         )
 
     def _statuses(self) -> Iterator[tuple[str, str, Object]]:

@@ -6,6 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 Object = dict[str, Any]
+APPLIED = (
+    ("", "services"),
+    ("networking.k8s.io", "networkpolicies"),
+    ("scheduling.volcano.sh", "podgroups"),
+    ("scheduling.x-k8s.io", "podgroups"),
+)
 Right = tuple[
     str, str, str
 ]  # verb, API group, resource with subresource: ("patch", "springtide.dev", "trainingjobs/status")
@@ -38,7 +44,7 @@ def used(requests: Iterable[Object], user: str) -> set[Right]:
     """Rights that a user's requests needed, from the embedded API server's count of requests.
 
     A server-side apply that makes its object needs `create` beside `patch`: so the operator makes
-    Services and NetworkPolicies.
+    Services, NetworkPolicies and PodGroups.
     """
     result: set[Right] = set()
     for request in requests:
@@ -46,7 +52,7 @@ def used(requests: Iterable[Object], user: str) -> set[Right]:
             continue
         resource = request["resource"] + (f"/{request['subresource']}" if request["subresource"] else "")
         result.add((request["verb"], request["group"], resource))
-    for group, resource in (("", "services"), ("networking.k8s.io", "networkpolicies")):
+    for group, resource in APPLIED:
         if ("patch", group, resource) in result:
             result.add(("create", group, resource))
     return result

@@ -47,6 +47,7 @@ class FakeCluster:
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.version = 0
         self.down = False
+        self.apis: set[str] = set()  # optional ones that are served
         self.before: Callable[[str, str], None] = lambda method, name: None
         self.calls: Counter[str] = Counter()
         self.watchers: list[Callable[[str, str, Object], None]] = []
@@ -201,6 +202,19 @@ class FakeCluster:
     async def apply_network_policy(self, policy: Object) -> None:
         await self._call("apply_network_policy", policy["metadata"]["name"])
         self.put("networkpolicies", copy.deepcopy(policy))
+
+    async def serves(self, api: str) -> bool:
+        await self._call("serves", api)
+        return api in self.apis
+
+    async def apply_pod_group(self, group: Object) -> None:
+        await self._call("apply_pod_group", group["metadata"]["name"])
+        self.put("podgroups", copy.deepcopy(group))
+
+    async def delete_pod_group(self, api_version: str, namespace: str, name: str) -> None:
+        await self._call("delete_pod_group", name)
+        self._get("podgroups", namespace, name)
+        self.remove("podgroups", namespace, name)
 
     async def patch_status(
         self, namespace: str, name: str, uid: str, resource_version: str, status: Object

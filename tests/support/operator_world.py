@@ -17,11 +17,13 @@ from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan import observe
 from springtide_operator.plan.actions import (
+    ApplyPodGroup,
     ApplyService,
     CreateCoordinator,
     CreateWorker,
     DeleteJob,
     DeletePod,
+    DeletePodGroup,
     DeleteService,
     EnsureSecret,
     Plan,
@@ -85,6 +87,10 @@ class World:
     service: ServiceSeen | None = None
     service_gone: bool = False
     report: Report | None = None
+    apis: dict[str, bool] = field(default_factory=dict)  # optional ones: served or not
+    pod_group: str = ""  # the version that was applied
+    pod_group_gone: bool = False
+    pod_groups: dict[str, int] = field(default_factory=dict)  # minMember by name
     secret_made: bool = False
     secret_made_at: float = 0.0
     refusals: dict[str, Refusal] = field(default_factory=dict)
@@ -120,6 +126,9 @@ class World:
             service=self.service,
             service_gone=self.service_gone,
             secret_made=self.secret_made,
+            apis=dict(self.apis),
+            pod_group=self.pod_group,
+            pod_group_gone=self.pod_group_gone,
             secret_made_at=self.secret_made_at,
             report=self.report,
             refusals=dict(self.refusals),
@@ -149,6 +158,7 @@ class World:
         """The operator's process ends; the next one knows only what the cluster knows."""
         self.secret_made = False
         self.service, self.service_gone = None, False
+        self.pod_group, self.pod_group_gone = "", False
         self.report = None
         self.refusals.clear()
 
@@ -178,6 +188,12 @@ class World:
                 self.add(worker_pod(job, action.slot, action.attempt, action.address, action.avoid))
         elif isinstance(action, DeleteJob):
             self.deleted = True
+        elif isinstance(action, ApplyPodGroup):
+            self.pod_group, self.pod_group_gone = action.version, False
+            self.pod_groups[self.status["gang"]["podGroup"]] = action.min_member
+        elif isinstance(action, DeletePodGroup):
+            self.pod_group, self.pod_group_gone = "", True
+            self.pod_groups.pop(action.name, None)
         elif isinstance(action, DeleteService):
             self.service, self.service_gone = None, True
         elif isinstance(action, DeletePod):

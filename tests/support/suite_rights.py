@@ -30,6 +30,7 @@ RUN_OPERATORS = (
     "test_chart_install.py",
     "test_operator_jobs.py",
     "test_operator_life.py",
+    "test_operator_queues.py",
     "test_e2e_elastic.py",
 )
 

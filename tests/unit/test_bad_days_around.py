@@ -11,6 +11,8 @@ import pytest
 from operator_bad_days import ALL_GO, Day, live_through, refused, unschedulable, waits, worker
 from operator_world import World
 
+from springtide_operator.api import names
+
 REFUSAL = ("Degraded", "PodCreationRefused")
 FORBIDDEN = 'pods "digits-worker-3-0" is forbidden: '
 
@@ -201,7 +203,33 @@ NODES = [
     Day("worker terminating for ever, nodes not readable", stuck, "-1-0:StuckTerminating", counts=(0, 1)),
 ]  # fmt: skip
 
-DAYS = [*WAITING, *REFUSED, *COORDINATOR, *NODES]
+
+def gang(world: World, served: bool, *refusal: object) -> None:
+    """The job names a gang scheduler; one more worker is wanted."""
+    world.job["spec"]["gangScheduling"] = "Volcano"
+    world.job["spec"]["workers"]["replicas"] = 4
+    world.apis[names.VOLCANO_API] = served
+    if refusal:
+        refused(world, *refusal, role="podgroup")
+
+
+SCHEDULERS = [
+    Day(
+        "gang scheduler's API missing",
+        lambda w: gang(w, False),
+        "+3-0",
+        ("Degraded", "GangSchedulingUnavailable", names.VOLCANO_API),
+    ),
+    Day("gang scheduler there, its PodGroup not yet", lambda w: gang(w, True), event="GangRequested"),
+    Day(
+        "PodGroup refused",
+        lambda w: gang(w, True, 403, "podgroups is forbidden"),
+        "",
+        ("Degraded", "PodGroupRefused", "podgroups is forbidden"),
+    ),
+]
+
+DAYS = [*SCHEDULERS, *WAITING, *REFUSED, *COORDINATOR, *NODES]
 
 
 @pytest.mark.parametrize("day", DAYS, ids=lambda day: day.name)

@@ -175,6 +175,13 @@ CASES: list[Case] = [
         set(),
     ),
     (
+        "rbac.gangScheduling",
+        False,
+        lambda o: ("patch", "scheduling.volcano.sh", "podgroups") in granted(o, OPERATOR),
+        True,
+        False,
+    ),
+    (
         "rbac.aggregateToUserRoles",
         False,
         lambda o: sorted(x["metadata"]["name"] for x in o if x["kind"] == "ClusterRole"),

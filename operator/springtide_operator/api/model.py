@@ -28,6 +28,13 @@ class PodCleanup(StrEnum):
     NONE = "None"
 
 
+class GangScheduling(StrEnum):
+    AUTO = "Auto"
+    VOLCANO = "Volcano"
+    COSCHEDULING = "Coscheduling"
+    NONE = "None"
+
+
 class Backend(StrEnum):
     AUTO = "Auto"
     GLOO = "Gloo"
@@ -311,6 +318,13 @@ class TrainingJobSpec(ApiModel):
         default_factory=PodMetadata,
         description="Labels and annotations of all pods of the job, coordinator included.",
         json_schema_extra={"default": {}},
+    )
+    gang_scheduling: GangScheduling = Field(
+        default=GangScheduling.AUTO,
+        description="Who starts minReplicas workers and the coordinator together or not at all, by a PodGroup"
+        " that the operator keeps. Auto: Volcano or Coscheduling (scheduler-plugins) where the template's"
+        " schedulerName is theirs. Without their API pods are started one by one, and Degraded says so."
+        " Holds for pods made afterwards.",
     )
     pod_cleanup: PodCleanup = Field(
         default=PodCleanup.RUNNING,

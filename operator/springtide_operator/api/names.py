@@ -34,6 +34,11 @@ ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"
 # The cluster autoscaler spares nodes whose pods have an emptyDir or an owner unknown to it, unless told.
 ANNOTATION_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
+# APIs that a cluster may have: gang schedulers.
+VOLCANO_API = "scheduling.volcano.sh/v1beta1"
+COSCHEDULING_API = "scheduling.x-k8s.io/v1alpha1"
+OPTIONAL_APIS = {VOLCANO_API: "podgroups", COSCHEDULING_API: "podgroups"}  # with the resource that counts
+
 ROLE_COORDINATOR = "coordinator"
 ROLE_WORKER = "worker"
 ROLE_PARAMETER_SERVER = "parameter-server"
@@ -79,6 +84,11 @@ def network_policy_name(job: str) -> str:
 
 def server_budget_name(job: str) -> str:
     return f"{job}-servers"
+
+
+def pod_group_name(job: str, uid: str) -> str:
+    """With the uid: a PodGroup that somebody else made is never taken for this job's."""
+    return f"{job}-{uid[:8]}"
 
 
 def secret_name(job: str, uid: str) -> str:

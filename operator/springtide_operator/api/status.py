@@ -129,6 +129,15 @@ class SlowWorkerStatus(ApiModel):
     median_seconds: Short = Field(description="The other workers' median.")
 
 
+class GangStatus(ApiModel):
+    """The PodGroup by which pods are started together."""
+
+    scheduler: Short = Field(description="Volcano or Coscheduling.")
+    api_version: Short = Field(description="Of the PodGroup.")
+    pod_group: Short = Field(description="Its name.")
+    min_member: Count = Field(description="Pods that are started together or not at all.")
+
+
 class SlotStatus(ApiModel):
     """The newest pod of one worker slot. Its end is counted by writing here, before anything follows."""
 
@@ -232,6 +241,9 @@ class TrainingJobStatus(ApiModel):
         json_schema_extra={"maxProperties": 8},
     )
     coordinator: CoordinatorStatus | None = Field(default=None, description="The job's coordinator pod.")
+    gang: GangStatus | None = Field(
+        default=None, description="The PodGroup by which pods are started together."
+    )
     slots: dict[str, SlotStatus] | None = Field(
         default=None,
         description="The newest pod of each worker slot, and how it ended.",

@@ -10,6 +10,7 @@ from typing import Any
 
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
+from springtide_operator.manifests import gang
 from springtide_operator.manifests.worker import common_environment
 
 STATE_DIR = "/var/run/springtide"
@@ -147,7 +148,7 @@ def coordinator_pod(
             }
         ],
     }
-    return {
+    pod: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -164,3 +165,5 @@ def coordinator_pod(
         },
         "spec": spec,
     }
+    gang.mark(job, pod["metadata"])
+    return pod

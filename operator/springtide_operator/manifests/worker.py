@@ -9,6 +9,7 @@ from typing import Any
 
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
+from springtide_operator.manifests import gang
 
 GRACE_SECONDS = 120
 SHM_VOLUME = "springtide-shm"
@@ -56,7 +57,7 @@ def worker_pod(
     if avoid is not None:
         avoid_node(spec, avoid)
     container["env"] = _environment(job, container, slot, attempt, coordinator_address, termination_log)
-    return {
+    pod: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -79,6 +80,8 @@ def worker_pod(
         },
         "spec": spec,
     }
+    gang.mark(job, pod["metadata"])
+    return pod
 
 
 def main_container_name(template: Object) -> str:

@@ -43,6 +43,26 @@ class DeleteService:
 
 
 @dataclass(frozen=True)
+class ApplyPodGroup:
+    """Server-side apply of the job's PodGroup."""
+
+    min_member: int
+    version: str  # what the next observation calls it, once it is applied
+    reason: str
+    kind: ClassVar[str] = "apply_pod_group"
+
+
+@dataclass(frozen=True)
+class DeletePodGroup:
+    """DELETE; that it is gone already is as good."""
+
+    api_version: str
+    name: str
+    reason: str
+    kind: ClassVar[str] = "delete_pod_group"
+
+
+@dataclass(frozen=True)
 class CreateCoordinator:
     """POST. The number stands in status before this is carried out."""
 
@@ -88,6 +108,8 @@ Action = (
     | ApplyNetworkPolicy
     | ApplyService
     | DeleteService
+    | ApplyPodGroup
+    | DeletePodGroup
     | CreateCoordinator
     | CreateWorker
     | DeletePod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from springtide_operator.api import names, reasons
@@ -14,6 +15,7 @@ from springtide_operator.plan import (
     conditions,
     deadline,
     elasticity,
+    gang,
     nodes,
     problems,
     progress,
@@ -23,7 +25,7 @@ from springtide_operator.plan import (
     suspend,
 )
 from springtide_operator.plan import coordinator as coordinator_policy
-from springtide_operator.plan.actions import Action, Event, Plan
+from springtide_operator.plan.actions import Event, Plan
 from springtide_operator.plan.clock import parse_time, timestamp
 from springtide_operator.plan.completion import Outcome
 from springtide_operator.plan.conditions import Truth
@@ -47,6 +49,8 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
         return _after_the_end(job, observation, ended, now)
     ledger = Ledger.from_status(old)
     observation = nodes.judged(observation, now)
+    job = gang.informed(job, observation)
+    observation = replace(observation, pods_wait=gang.waits(job, observation))
     if conditions.is_true(old, reasons.RUNNING):
         observation = coordinator_policy.without_hasty_word(observation, ledger, now)
     events = restarts.account(job, observation, ledger, now)
@@ -56,7 +60,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     sized = _size(job, observation, ledger, now)
     job = sized.job
     events += sized.events
-    actions: list[Action] = []
+    actions = gang.decide(job, observation, now)
     if halted(job):
         actions += sizing.decide(job, observation, ledger, now)
         actions += nodes.move(job, observation, ledger, actions, now)
@@ -132,6 +136,7 @@ def _status(
         **active,
         **sized,
         **ledger.to_status(),
+        **_kept(old),
         "state": conditions.state(truths, observation, started),
         "message": conditions.message(truths),
         "observedGeneration": job.generation,
@@ -139,6 +144,11 @@ def _status(
         "workers": _workers(job, observation, ledger),
         "coordinator": _coordinator(observation, ledger, numbers, old),
     }
+
+
+def _kept(status: Status) -> Status:
+    """What other schedulers were asked for."""
+    return {key: status[key] for key in ("gang",) if key in status}
 
 
 def _workers(job: Job, observation: Observation, ledger: Ledger, over: bool = False) -> Status:
@@ -199,6 +209,7 @@ def _changes(old: Status, new: Status) -> list[Event]:
     ):
         events.append(Event(reason or reasons.DEGRADED, _message(new, reasons.DEGRADED), warning=True))
     events += suspend.events(old, new)
+    events += gang.events(old, new)
     before, want = ((status.get("workers") or {}).get("desired") for status in (old, new))
     policed = elasticity.STATUS in old and elasticity.STATUS in new  # then the policy tells of it
     if before and want and before != want and not policed:
@@ -234,6 +245,7 @@ def _end(
     status = {
         **numbers,
         **ledger.to_status(),
+        **_kept(old),
         "state": conditions.state(truths, observation, True),
         "message": conditions.message(truths),
         "observedGeneration": job.generation,
@@ -261,8 +273,10 @@ def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: flo
     wake_at = min((at for at in (wake_at, expires_at) if at is not None), default=None)
     wake_at = min((at for at in (wake_at, *nodes.later(observation, now)) if at is not None), default=None)
     ledger = Ledger.from_status(old)
+    job = gang.informed(job, observation, over=True)
+    actions += gang.decide(job, observation, now, over=True)
     status = {
-        **old,
+        **job.status,
         "observedGeneration": job.generation,
         "workers": _workers(job, observation, ledger, over=True),
     }

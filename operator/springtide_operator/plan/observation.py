@@ -218,6 +218,10 @@ class Observation:
         default_factory=dict
     )  # by role: worker, coordinator, service, secret
     taken: frozenset[str] = frozenset()  # pod names that somebody else holds
+    apis: Mapping[str, bool] = field(default_factory=dict)  # optional ones: served or not; absent: unknown
+    pod_group: str = ""  # version of the PodGroup that this process has applied
+    pod_group_gone: bool = False  # this process has deleted it, or found it gone
+    pods_wait: str = ""  # what must be there before any pod is made; set by the plan
     nodes: Mapping[str, Node] | None = None  # by name; None: they cannot be read
     crowd: tuple[str, ...] = ()  # pods of others that no node takes, and that this job could make room for
 

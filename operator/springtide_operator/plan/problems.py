@@ -5,7 +5,7 @@ from __future__ import annotations
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import coordinator as coordinator_policy
-from springtide_operator.plan import elasticity, restarts, sizing
+from springtide_operator.plan import elasticity, gang, restarts, sizing
 from springtide_operator.plan.backoff import LOOP_COUNT
 from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.ledger import Ledger
@@ -15,7 +15,11 @@ from springtide_operator.plan.refused import namespace_goes
 SILENT_SECONDS = 60.0
 STARTING_SECONDS = 30.0  # a coordinator may need this long before silence is worth a word
 SHOWN = 3
-_REFUSED = {"service": reasons.SERVICE_REFUSED, "networkpolicy": reasons.NETWORK_POLICY_REFUSED}
+_REFUSED = {
+    "service": reasons.SERVICE_REFUSED,
+    "networkpolicy": reasons.NETWORK_POLICY_REFUSED,
+    "podgroup": reasons.POD_GROUP_REFUSED,
+}
 
 
 def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
@@ -23,6 +27,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
     return [
         *_coordinator(observation, ledger, now),
         *_refused(job, observation),
+        *_gang(job, observation),
         *_workers(job, observation),
         *_silent(observation, ledger, now),
         *_backing_off(job, observation, ledger, now),
@@ -65,6 +70,7 @@ def _refused(job: Job, observation: Observation) -> list[Problem]:
     what = {
         "secret": "the job's Secret",
         "networkpolicy": "the job's NetworkPolicy",
+        "podgroup": "the job's PodGroup",
         "service": "the coordinator's Service",
         "coordinator": "the coordinator's pod",
         "worker": "worker pods",
@@ -78,6 +84,11 @@ def _refused(job: Job, observation: Observation) -> list[Problem]:
         reason = _REFUSED.get(role, reasons.POD_CREATION_REFUSED)
         result.append(Problem(reason, f"the API server refuses {text}: {refusal.message[:1000]}"))
     return result
+
+
+def _gang(job: Job, observation: Observation) -> list[Problem]:
+    found = gang.problem(job, observation)
+    return [found] if found is not None else []
 
 
 def _workers(job: Job, observation: Observation) -> list[Problem]:

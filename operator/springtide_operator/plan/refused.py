@@ -8,6 +8,7 @@ import math
 
 from springtide_operator.plan.observation import Observation, Refusal
 
+NOT_PODS = ("secret", "service", "networkpolicy", "podgroup")
 RETRY_LIMIT_SECONDS = 60.0
 TRANSIENT_LIMIT_SECONDS = 5.0
 
@@ -28,7 +29,7 @@ def refuse(
 
 def held_back(observation: Observation, role: str, now: float) -> bool:
     """True while the next try of this role's creation has to wait."""
-    if namespace_goes(observation):
+    if namespace_goes(observation) or (observation.pods_wait and role not in NOT_PODS):
         return True
     refusal = observation.refusals.get(role)
     return refusal is not None and now < refusal.retry_at

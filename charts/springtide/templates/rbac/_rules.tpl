@@ -24,6 +24,13 @@
   resources: [networkpolicies]
   verbs: [create, patch]
 {{- end }}
+{{- if .Values.rbac.gangScheduling }}
+# Gang start with Volcano or the coscheduling plugin, where their API is served and a job names their scheduler: a
+# PodGroup is made by server-side apply, which needs create and patch, and deleted when its job has no pods.
+- apiGroups: [scheduling.volcano.sh, scheduling.x-k8s.io]
+  resources: [podgroups]
+  verbs: [create, patch, delete]
+{{- end }}
 # The token of each job. It is computed from the root key, so no Secret of a job is ever read.
 - apiGroups: [""]
   resources: [secrets]

@@ -1,0 +1,93 @@
+"""PodGroups: gang schedulers start a group's pods together or not at all.
+
+Volcano (`scheduling.volcano.sh/v1beta1`) finds a pod's group in an annotation, the coscheduling plugin of
+kubernetes-sigs/scheduler-plugins (`scheduling.x-k8s.io/v1alpha1`) in a label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from springtide_operator.api import names
+from springtide_operator.api.job import Job
+from springtide_operator.api.model import GangScheduling
+from springtide_operator.manifests.resources import sum_of_requests
+
+Object = dict[str, Any]
+
+VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
+
+
+@dataclass(frozen=True)
+class GangScheduler:
+    """One that knows PodGroups. `part`: of a pod's metadata, in which `key` names the pod's group."""
+
+    name: str
+    api: str
+    part: str
+    key: str
+    scheduler_names: tuple[str, ...]
+
+
+VOLCANO = GangScheduler(
+    "Volcano", names.VOLCANO_API, "annotations", "scheduling.k8s.io/group-name", ("volcano",)
+)
+COSCHEDULING = GangScheduler(
+    "Coscheduling",
+    names.COSCHEDULING_API,
+    "labels",
+    "scheduling.x-k8s.io/pod-group",
+    ("scheduler-plugins-scheduler", "scheduler-plugins", "coscheduling"),
+)
+_ALL = (VOLCANO, COSCHEDULING)
+
+
+def gang_scheduler(job: Job) -> GangScheduler | None:
+    """Who is to start the job's pods together; None where nobody is asked, or where the template names a
+    PodGroup of its own.
+    """
+    chosen = job.spec.gang_scheduling
+    if chosen is GangScheduling.NONE:
+        return None
+    template = job.spec.workers.template
+    wanted = str((template.get("spec") or {}).get("schedulerName") or "")
+    for one in _ALL:
+        if one.name == chosen.value or (chosen is GangScheduling.AUTO and wanted in one.scheduler_names):
+            own = ((template.get("metadata") or {}).get(one.part) or {}).get(one.key)
+            return None if own else one
+    return None
+
+
+def mark(job: Job, metadata: Object) -> None:
+    """Put a pod into the job's PodGroup, if status says that it has one."""
+    group = job.status.get("gang") or {}
+    for one in _ALL:
+        if group.get("apiVersion") == one.api:
+            metadata.setdefault(one.part, {}).setdefault(one.key, group["podGroup"])
+
+
+def pod_group(job: Job, scheduler: GangScheduler, min_member: int, pods: list[tuple[Object, int]]) -> Object:
+    """`pods`: one of each kind, and how many of it `min_member` counts; their requests are minResources."""
+    template = job.spec.workers.template
+    spec: Object = {"minMember": min_member}
+    asked = sum_of_requests(pods)
+    if asked:
+        spec["minResources"] = asked
+    if scheduler is VOLCANO:
+        priority = (template.get("spec") or {}).get("priorityClassName")
+        queue = ((template.get("metadata") or {}).get("annotations") or {}).get(VOLCANO_QUEUE)
+        queue = queue or job.spec.pod_metadata.annotations.get(VOLCANO_QUEUE)
+        spec |= {"priorityClassName": priority} if priority else {}
+        spec |= {"queue": queue} if queue else {}
+    return {
+        "apiVersion": scheduler.api,
+        "kind": "PodGroup",
+        "metadata": {
+            "name": names.pod_group_name(job.name, job.uid),
+            "namespace": job.namespace,
+            "labels": names.labels(job.name),
+            "ownerReferences": [job.owner_reference],
+        },
+        "spec": spec,
+    }

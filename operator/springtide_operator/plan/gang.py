@@ -1,0 +1,125 @@
+"""Gang start: a PodGroup says how many pods must start together, and is there before the pods that it counts.
+
+Only where a gang scheduler is named and its API is served. Where the API is missing the pods are made all the
+same, one by one, and the condition says so. An ended or suspended job keeps no PodGroup: it would hold a
+share of its queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from springtide_operator.api import names, reasons
+from springtide_operator.api.job import Job
+from springtide_operator.manifests.gang import GangScheduler, gang_scheduler
+from springtide_operator.manifests.worker import template_hash
+from springtide_operator.plan.actions import Action, ApplyPodGroup, DeletePodGroup, Event
+from springtide_operator.plan.halt import halted
+from springtide_operator.plan.observation import Observation, Problem
+from springtide_operator.plan.refused import held_back
+
+ROLE = "podgroup"
+
+
+def api(job: Job) -> list[str]:
+    """The APIs that this policy must know to be served or not."""
+    scheduler = gang_scheduler(job)
+    return [scheduler.api] if scheduler is not None else []
+
+
+def members(job: Job) -> int:
+    """Pods without which training cannot start: minReplicas workers and the coordinator."""
+    return job.spec.workers.min_replicas + 1
+
+
+def version(job: Job, scheduler: GangScheduler) -> str:
+    """Of the PodGroup: another one is to be applied when this changes."""
+    return f"{scheduler.api} {members(job)} {template_hash(job)}"
+
+
+def trusted(job: Job) -> str:
+    """The version of the PodGroup that a job must have by its status; "" for none."""
+    scheduler = gang_scheduler(job)
+    return version(job, scheduler) if scheduler is not None and "gang" in job.status else ""
+
+
+def informed(job: Job, observation: Observation, over: bool = False) -> Job:
+    """The job with `status.gang` as it is from now on; pods made from it carry the mark of their group.
+
+    over: the job has ended.
+    """
+    status = {key: value for key, value in job.status.items() if key != "gang"}
+    scheduler = None if over else _present(job, observation)
+    old = job.status.get("gang")
+    if scheduler is not None:
+        status["gang"] = {
+            "scheduler": scheduler.name,
+            "apiVersion": scheduler.api,
+            "podGroup": names.pod_group_name(job.name, job.uid),
+            "minMember": members(job),
+        }
+    elif old and not observation.pod_group_gone and observation.apis.get(old["apiVersion"]) is not False:
+        status["gang"] = old
+    return replace(job, status=status)
+
+
+def waits(job: Job, observation: Observation) -> str:
+    """Why no pod may be made yet; "" when one may."""
+    scheduler = gang_scheduler(job)
+    if scheduler is None or halted(job):
+        return ""
+    served = observation.apis.get(scheduler.api)
+    if served is None:
+        return f"it is not known yet whether the cluster serves {scheduler.api}"
+    return f"the PodGroup for {scheduler.name} comes first" if served and not observation.pod_group else ""
+
+
+def decide(job: Job, observation: Observation, now: float, over: bool = False) -> list[Action]:
+    """Apply the PodGroup (once by each operator process, which also mends it, and when its size changes), or
+    delete it when it is wanted no more and no process of the job is left that was scheduled with it.
+    """
+    if held_back(observation, ROLE, now):
+        return []
+    scheduler = None if over else _present(job, observation)
+    if scheduler is not None:
+        wanted = version(job, scheduler)
+        if observation.pod_group == wanted:
+            return []
+        text = f"{scheduler.name} is to start at least {members(job)} pods together"
+        return [ApplyPodGroup(members(job), wanted, text)]
+    old = job.status.get("gang")
+    ending = over or bool(halted(job))
+    pods_left = any(pod.end is None for pod in observation.workers) or bool(observation.coordinators)
+    if not old or observation.pod_group_gone or (ending and pods_left):
+        return []
+    return [DeletePodGroup(old["apiVersion"], old["podGroup"], "no pods are to be started with it")]
+
+
+def problem(job: Job, observation: Observation) -> Problem | None:
+    """The named scheduler's API is missing: pods are started one by one."""
+    scheduler = gang_scheduler(job)
+    if scheduler is None or halted(job) or observation.apis.get(scheduler.api) is not False:
+        return None
+    text = (
+        f"the cluster does not serve {scheduler.api}, so pods are not started together: install"
+        f" {scheduler.name}, or set gangScheduling to None"
+    )
+    return Problem(reasons.GANG_UNAVAILABLE, text)
+
+
+def events(old: dict[str, Any], new: dict[str, Any]) -> list[Event]:
+    """That a PodGroup is asked for, or for another number of pods."""
+    before, now = old.get("gang") or {}, new.get("gang") or {}
+    if not now or before.get("minMember") == now["minMember"]:
+        return []
+    text = f"PodGroup {now['podGroup']} asks {now['scheduler']} to start at least {now['minMember']} pods"
+    return [Event(reasons.EVENT_GANG_REQUESTED, text + " together")]
+
+
+def _present(job: Job, observation: Observation) -> GangScheduler | None:
+    """Who gets a PodGroup now."""
+    scheduler = gang_scheduler(job)
+    if scheduler is None or halted(job) or not observation.apis.get(scheduler.api):
+        return None
+    return scheduler
