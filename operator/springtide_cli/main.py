@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -137,6 +138,21 @@ def local(context: typer.Context) -> None:
     cluster(args=context.args, prog_name="springtide local")
 
 
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    },
+    add_help_option=False,
+)
+def launch(context: typer.Context) -> None:
+    """Run a training script in one or several processes of this pod: restarts, signals, outcome, metrics."""
+    from springtide.launch.main import main as launcher
+
+    raise typer.Exit(launcher(context.args))
+
+
 def _console() -> Any:
     from rich.console import Console
 
@@ -144,6 +160,11 @@ def _console() -> Any:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["launch"]:
+        # Untouched: what follows -- is another program's.
+        from springtide.launch.main import main as launcher
+
+        sys.exit(launcher(sys.argv[2:]))
     app()
 
 

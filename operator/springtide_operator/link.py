@@ -119,6 +119,7 @@ def to_request(word: Word) -> pb.SyncRequest:
         incarnation_number=word.incarnation,
         generation=word.generation,
         pause_seconds=word.pause,
+        processes_per_pod=word.processes_per_pod,
         living=[
             pb.Pod(uid=pod.uid, name=pod.name, slot=pod.slot, started=pod.started, leave_by=pod.leave_by)
             for pod in word.living

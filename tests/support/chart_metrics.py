@@ -9,6 +9,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
+from springtide.launch.series import LauncherSeries
 from springtide.metrics import Metrics
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.membership.names import Incarnation
@@ -41,7 +42,9 @@ def series(collector: Collector) -> dict[str, set[str]]:
 
 
 def worker_series() -> dict[str, set[str]]:
-    return series(Metrics("job", "namespace").registry)
+    """Of the library, and of the launcher of several processes."""
+    launcher = LauncherSeries("job", "namespace", 1, lambda: 1)
+    return series(Metrics("job", "namespace").registry) | series(launcher.registry)
 
 
 def coordinator_series(folder: Path) -> dict[str, set[str]]:

@@ -155,7 +155,7 @@ class Worker:
 
 
 class WorkerCluster:
-    """One job. sizes: (target, minimum, maximum) in processes. environment: of the workers, besides their
+    """One job. sizes: (target, minimum, maximum) in pods. environment: of the workers, besides their
     own."""
 
     _numbers = itertools.count(random.randrange(1, 200))
@@ -176,6 +176,7 @@ class WorkerCluster:
         self._zygote = zygote
         self._folder = folder
         self._options = options
+        self.processes_per_pod = 1
         self._net = f"127.{100 + os.getpid() % 100}.{next(self._numbers) % 250}"
         self._minimum, self._maximum = minimum, maximum
         self.target = 0
@@ -204,8 +205,8 @@ class WorkerCluster:
             "SPRINGTIDE_STATE_DIR": str(state),
             "SPRINGTIDE_BIND": f"{self._net}.1",
             "SPRINGTIDE_PORT": "7070",
-            "SPRINGTIDE_TARGET": str(self.target),
-            "SPRINGTIDE_MINIMUM": str(self._minimum),
+            "SPRINGTIDE_TARGET": str(self.target * self.processes_per_pod),
+            "SPRINGTIDE_MINIMUM": str(self._minimum * self.processes_per_pod),
             "SPRINGTIDE_MAXIMUM": str(self._maximum),
         }
         with (self._folder / "coordinator.log").open("ab") as log:
@@ -331,6 +332,12 @@ class WorkerCluster:
             for w in self.workers
             if w.running
         ]
+        each = self.processes_per_pod
         return pb.SyncRequest(
-            target=self.target, minimum=self._minimum, maximum=self._maximum, living=living, observed=True
+            target=self.target * each,
+            minimum=self._minimum * each,
+            maximum=self._maximum * each,
+            living=living,
+            observed=True,
+            processes_per_pod=each,
         )

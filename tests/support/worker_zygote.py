@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch._dynamo  # the first optimizer of a process would import it, for seconds
 
-import springtide  # noqa: F401 (imported once for all children)
+import springtide.api  # noqa: F401 (imported once for all children)
 
 
 def _reap(children: set[int]) -> None:

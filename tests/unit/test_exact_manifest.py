@@ -53,20 +53,22 @@ def test_the_worker_gets_what_equal_bits_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reduce", "maximum", "says"),
+    ("reduce", "maximum", "processes", "says"),
     [
-        ({"exact": True, "logicalWorkers": 4}, 4, None),
-        ({"exact": False, "logicalWorkers": 4}, 9, None),
-        ({"exact": False, "logicalWorkers": 4}, None, None),
-        ({"exact": True, "logicalWorkers": 4}, 5, "at most logicalWorkers (4), and is 5"),
-        ({"exact": True, "logicalWorkers": 4}, None, "at most logicalWorkers (4), and is not given"),
+        ({"exact": True, "logicalWorkers": 4}, 4, 1, None),
+        ({"exact": True, "logicalWorkers": 4}, 2, 2, None),
+        ({"exact": False, "logicalWorkers": 4}, 9, 1, None),
+        ({"exact": False, "logicalWorkers": 4}, None, 1, None),
+        ({"exact": True, "logicalWorkers": 4}, 5, 1, "at most logicalWorkers (4), and is 5"),
+        ({"exact": True, "logicalWorkers": 4}, 2, 3, "at most logicalWorkers (4), and is 6"),
+        ({"exact": True, "logicalWorkers": 4}, None, 1, "at most logicalWorkers (4), and is not given"),
     ],
 )
 def test_there_is_a_logical_part_for_every_worker(
-    reduce: dict[str, Any], maximum: int | None, says: str | None
+    reduce: dict[str, Any], maximum: int | None, processes: int, says: str | None
 ) -> None:
-    (entry,) = SPEC["x-kubernetes-validations"]
-    workers = {} if maximum is None else {"maxReplicas": maximum}
+    (entry,) = (rule for rule in SPEC["x-kubernetes-validations"] if "allReduce.exact" in rule["rule"])
+    workers = {"processesPerPod": processes} | ({} if maximum is None else {"maxReplicas": maximum})
     context = {"self": celpy.json_to_cel({"strategy": {"allReduce": reduce}, "workers": workers})}
     cel = celpy.Environment()
     assert bool(cel.program(cel.compile(entry["rule"])).evaluate(context)) == (says is None)

@@ -17,8 +17,13 @@ samples are dealt again. The global batch stays what `batch_size` says, whatever
 
 from __future__ import annotations
 
-from springtide.api import batches, distribute, init, local_rank, rank, report, step, world_size
+import importlib
+from typing import TYPE_CHECKING
+
 from springtide.errors import SpringtideError, UsageError
+
+if TYPE_CHECKING:
+    from springtide.api import batches, distribute, init, local_rank, rank, report, step, world_size
 
 __version__ = "0.1.0"
 
@@ -35,3 +40,18 @@ __all__ = [
     "step",
     "world_size",
 ]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """The training functions are imported when they are first used, so that what trains nothing
+        (`springtide launch`) does not import torch.
+        """
+        if name == "api":
+            return importlib.import_module("springtide.api")
+        if name not in __all__:
+            raise AttributeError(f"module 'springtide' has no attribute {name!r}")
+        value = getattr(importlib.import_module("springtide.api"), name)
+        globals()[name] = value
+        return value

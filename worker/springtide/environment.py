@@ -29,10 +29,13 @@ class Settings:
     slot: int = 0
     attempt: int = 0
     local_rank: int = 0
+    local_world_size: int = 1
     bucket_mib: float = 25.0
     backend: str = "Auto"
     termination_log: str = "/dev/termination-log"
     metrics_port: int = 9400
+    metrics_file: str = ""
+    """Where the launcher of several processes looks for the port of this one's metrics; "": there is none."""
     step_log: str = ""
     fault: str = ""
     connect_seconds: float = 10.0
@@ -110,10 +113,12 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         slot=int(number("SPRINGTIDE_SLOT", 0, 0)),
         attempt=int(number("SPRINGTIDE_ATTEMPT", 0, 0)),
         local_rank=int(number("LOCAL_RANK", 0, 0)),
+        local_world_size=int(number("LOCAL_WORLD_SIZE", 1, 1)),
         backend=choice("BACKEND", ("Auto", "Gloo", "NCCL")),
         bucket_mib=number("SPRINGTIDE_BUCKET_MIB", 25.0, 0.001),
         termination_log=text("TERMINATION_LOG", "/dev/termination-log"),
         metrics_port=int(number("SPRINGTIDE_METRICS_PORT", 9400, 0)),
+        metrics_file=text("METRICS_FILE"),
         step_log=text("STEP_LOG"),
         fault=text("FAULT"),
         threads=int(number("OMP_NUM_THREADS", 0, 0)),

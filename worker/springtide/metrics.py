@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -75,11 +77,14 @@ class Metrics:
         self.reduced_bytes.inc(size)
         self._overlap.set(1.0 - min(1.0, exposed / seconds) if seconds > 0 else 0.0)
 
-    def serve(self, port: int, address: str) -> Callable[[], None]:
+    def serve(self, port: int, address: str, port_file: str = "") -> Callable[[], None]:
         """Serve /metrics; a taken port is replaced by a free one, and no failure is fatal.
 
-        Return what ends it.
+        port_file: then on a free port of the loopback address, whose number is written there, for the
+        launcher of several processes, which serves the metrics of all. Return what ends it.
         """
+        if port_file:
+            port, address = 0, "127.0.0.1"
         for candidate in (port, 0):
             try:
                 server, thread = start_http_server(
@@ -89,9 +94,19 @@ class Metrics:
                 log.warning("metrics: port %d cannot be used (%s)", candidate, error.strerror)
                 continue
             log.info("metrics on port %d", server.server_port)
+            if port_file:
+                _write_port(port_file, server.server_port)
 
             return partial(_stop, server, thread)
         return lambda: None
+
+
+def _write_port(path: str, port: int) -> None:
+    try:
+        Path(f"{path}.tmp").write_text(str(port))
+        os.replace(f"{path}.tmp", path)
+    except OSError as error:
+        log.warning("metrics: cannot tell the launcher the port in %s (%s)", path, error.strerror)
 
 
 def _stop(server: WSGIServer, thread: threading.Thread) -> None:

@@ -47,11 +47,15 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The script raised. frame: the last frame of the user's own code, `file:line in function`, or ""."""
+    """The script raised, or ended without a word. frame: the last frame of the user's own code, `file:line in
+    function`, or "". reason: OOMKilled or NotFinished, where the launcher says why one of several processes
+    ended; left out when empty.
+    """
 
     exception: str
     message: str = ""
     frame: str = ""
+    reason: str = ""
 
 
 Outcome = Finished | Left | Failed
@@ -151,6 +155,8 @@ def to_json(outcome: Outcome, limit: int = LIMIT_BYTES) -> bytes:
     fields = {"outcome": type(outcome).__name__} | _plain(
         {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome)}
     )
+    if isinstance(outcome, Failed) and not outcome.reason:
+        del fields["reason"]
     for name in ("message", "frame", "exception", "reason"):
         excess = len(_dump(fields)) - limit
         if excess > 0 and name in fields:
@@ -180,7 +186,8 @@ def parse(text: str | bytes | None) -> Outcome | None:
             case "Left":
                 return Left(str(fields.get("reason", "")))
             case "Failed":
-                return Failed(*(str(fields.get(name, "")) for name in ("exception", "message", "frame")))
+                texts = (str(fields.get(name, "")) for name in ("exception", "message", "frame", "reason"))
+                return Failed(*texts)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     return None

@@ -70,7 +70,9 @@ class Runtime:
     def begin(self) -> None:
         """Serve metrics and say Hello, in a job."""
         if self.session is not None:
-            self._stop_metrics = self.metrics.serve(self.settings.metrics_port, self.settings.bind)
+            self._stop_metrics = self.metrics.serve(
+                self.settings.metrics_port, self.settings.bind, self.settings.metrics_file
+            )
             self.session.start()
 
     # ---- from the stream's thread

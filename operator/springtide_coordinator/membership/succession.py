@@ -69,7 +69,7 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
         return Plan((), tuple(leavers), None, "leave", "", False) if leavers else no_members(m)
     if chosen is None:
         waiting = may_start_fresh(m) or enough_to_start(m, len(participants), now)
-    elif len(participants) < max(1, m.minimum):
+    elif strength(m, participants) < max(1, m.minimum):
         waiting = Status(
             "BelowMinimum",
             f"{len(participants)} processes are ready, the job needs at least {m.minimum}",
@@ -79,6 +79,14 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
     lost = m.state_existed and (chosen is None or rolls_back(m, pool))
     cause, reason = why(m, participants, chosen, lost)
     return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, lost)
+
+
+def strength(m: Membership, participants: Sequence[Record]) -> int:
+    """Processes, for the question whether the job may go on: a pod of which some processes are down, and are
+    started again in it, counts in full.
+    """
+    pods = {record.info.pod_uid or record.info.id for record in participants}
+    return max(len(participants), len(pods) * m.processes_per_pod)
 
 
 def is_candidate(m: Membership, record: Record) -> bool:

@@ -16,6 +16,7 @@ from springtide_operator.api.failure_rules import FailureRule
 from springtide_operator.api.names import MAX_WORKERS
 
 MAX_SECONDS = 2**31 - 1
+MAX_PROCESSES_PER_POD = 64
 
 
 class StrategyType(StrEnum):
@@ -60,8 +61,8 @@ class AllReduce(ApiModel):
     exact: bool = Field(
         default=False,
         description="Whether the final weights are equal bit for bit at any number of workers, whatever"
-        " happened to them (one machine type, one number of threads). Needs workers.maxReplicas, at most"
-        " logicalWorkers. Immutable.",
+        " happened to them (one machine type, one number of threads). Needs workers.maxReplicas; times"
+        " processesPerPod it is at most logicalWorkers. Immutable.",
         json_schema_extra={
             "x-kubernetes-validations": [
                 rule("self == oldSelf", "strategy.allReduce.exact is immutable: create a new job")
@@ -197,6 +198,19 @@ class Workers(ApiModel):
         description="Scaling above this is refused. Absent: no limit but that of the API"
         f" ({MAX_WORKERS} workers).",
     )
+    processes_per_pod: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_PROCESSES_PER_POD,
+        description="Processes in each worker pod, each a member of the job: one per GPU of the pod. With"
+        " more than one the container needs a command, which `springtide launch --processes N --` runs."
+        " Immutable.",
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                rule("self == oldSelf", "workers.processesPerPod is immutable: create a new job")
+            ]
+        },
+    )
     template: PodTemplate = Field(
         description="The worker pod. A change holds for pods made afterwards; status.workers.outdated"
         " counts the older ones."
@@ -204,6 +218,7 @@ class Workers(ApiModel):
 
     @property
     def maximum(self) -> int:
+        """Pods."""
         return self.max_replicas if self.max_replicas is not None else MAX_WORKERS
 
 
@@ -260,13 +275,15 @@ class TrainingJobSpec(ApiModel):
             "x-kubernetes-validations": [
                 rule(
                     "!self.strategy.allReduce.exact || (has(self.workers.maxReplicas)"
-                    " && self.workers.maxReplicas <= self.strategy.allReduce.logicalWorkers)",
-                    "with strategy.allReduce.exact, workers.maxReplicas must be given and not be greater than"
-                    " strategy.allReduce.logicalWorkers",
-                    "'with strategy.allReduce.exact, workers.maxReplicas must be at most logicalWorkers ('"
-                    " + string(self.strategy.allReduce.logicalWorkers) + '), and is '"
-                    " + (has(self.workers.maxReplicas) ? string(self.workers.maxReplicas) : 'not given')"
-                    " + ': a worker without a logical part has nothing to compute'",
+                    " && self.workers.maxReplicas * self.workers.processesPerPod"
+                    " <= self.strategy.allReduce.logicalWorkers)",
+                    "with strategy.allReduce.exact, workers.maxReplicas must be given, and"
+                    " maxReplicas x processesPerPod not be greater than strategy.allReduce.logicalWorkers",
+                    "'with strategy.allReduce.exact, workers.maxReplicas x processesPerPod must be at most"
+                    " logicalWorkers (' + string(self.strategy.allReduce.logicalWorkers) + '), and is '"
+                    " + (has(self.workers.maxReplicas) ?"
+                    " string(self.workers.maxReplicas * self.workers.processesPerPod) : 'not given')"
+                    " + ': a process without a logical part has nothing to compute'",
                     reason="FieldValueInvalid",
                 ),
                 rule(

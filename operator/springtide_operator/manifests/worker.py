@@ -56,6 +56,7 @@ def worker_pod(
     _metrics_port(spec, container)
     if avoid is not None:
         avoid_node(spec, avoid)
+    _launcher(job.spec.workers.processes_per_pod, container)
     container["env"] = _environment(job, container, slot, attempt, coordinator_address, termination_log)
     pod: Object = {
         "apiVersion": "v1",
@@ -159,6 +160,23 @@ def _metrics_port(spec: Object, container: Object) -> None:
         del container["ports"]
 
 
+def _launcher(processes: int, container: Object) -> None:
+    """With several processes in the pod the container's command is run by the launcher, unless it is one."""
+    if processes == 1:
+        return
+    command = _typed(container, "command", list, "spec.containers[].command")
+    if not command:
+        raise TemplateError(
+            f"spec.workers.template.spec.containers: container {container['name']!r} has no command, and"
+            f" workers.processesPerPod is {processes}: name the command, so that it can be run once for each"
+            " process (an image's own entry point cannot be seen from here)"
+        )
+    words = [str(word) for word in command]
+    own = words[0].rsplit("/", 1)[-1] == "springtide" and words[1:2] == ["launch"]
+    if not own and "springtide.launch" not in words[:4]:
+        container["command"] = ["springtide", "launch", "--processes", str(processes), "--", *command]
+
+
 def _environment(
     job: Job, container: Object, slot: int, attempt: int, coordinator_address: str, termination_log: str
 ) -> list[Object]:
@@ -172,6 +190,7 @@ def _environment(
         *_exact(job),
         {"name": "SPRINGTIDE_TERMINATION_LOG", "value": termination_log},
         {"name": "SPRINGTIDE_METRICS_PORT", "value": str(names.WORKER_METRICS_PORT)},
+        *_processes(job),
     ]
     ours = {entry["name"] for entry in own}
     users = _typed(container, "env", list, "spec.containers[].env")
@@ -181,12 +200,17 @@ def _environment(
                 f"spec.workers.template.spec.containers: env of {container['name']!r}"
                 " has an entry without a name"
             )
-    threads = _threads(container)
+    threads = _threads(container, job.spec.workers.processes_per_pod)
     if threads is None and job.spec.strategy.all_reduce.exact:
         threads = 1  # one number on all nodes, whatever their size
     if threads is not None and not any(entry["name"] == "OMP_NUM_THREADS" for entry in users):
         own.append({"name": "OMP_NUM_THREADS", "value": str(threads)})
     return own + [entry for entry in users if entry["name"] not in ours]
+
+
+def _processes(job: Job) -> list[Object]:
+    count = job.spec.workers.processes_per_pod
+    return [] if count == 1 else [{"name": "SPRINGTIDE_PROCESSES", "value": str(count)}]
 
 
 def _exact(job: Job) -> list[Object]:
@@ -219,8 +243,8 @@ def common_environment(job: Job, role: str) -> list[Object]:
     ]
 
 
-def _threads(container: Object) -> int | None:
-    """Whole CPUs of the container's limit, at least 1; None without one."""
+def _threads(container: Object, processes: int) -> int | None:
+    """Whole CPUs of the container's limit for each process, at least 1; None without one."""
     resources = _typed(container, "resources", dict, "spec.containers[].resources")
     limits = _typed(resources, "limits", dict, "spec.containers[].resources.limits")
     if not limits:
@@ -232,7 +256,7 @@ def _threads(container: Object) -> int | None:
         return None
     try:
         cores = float(cpu.removesuffix("m")) / 1000 if cpu.endswith("m") else float(cpu)
-        return max(1, int(cores))
+        return max(1, int(cores / processes))
     except ValueError:
         return None  # the API server refuses the pod with a better message
 

@@ -181,7 +181,7 @@ def _may_leave(
 ) -> list[WorkerPod]:
     wanted = set(sizing.wanted_slots(job, observation))
     report = observation.report_of(ledger.incarnation)
-    members = {member.pod_uid: member for member in report.members} if report is not None else {}
+    members = report.members if report is not None else ()
 
     def over(pod: WorkerPod) -> bool:
         successor = newest[pod.slot]
@@ -189,14 +189,14 @@ def _may_leave(
             return True
         if report is None or successor.uid == pod.uid or not (successor.live and successor.running):
             return False
-        return _trains(members, successor) or not _trains(members, pod)
+        return all(_training(members, successor) or [False]) or not any(_training(members, pod))
 
     return [pod for pod in observation.workers if pod.live and _moves(pod, ledger) and over(pod)]
 
 
-def _trains(members: dict[str, MemberReport], pod: WorkerPod) -> bool:
-    member = members.get(pod.uid)
-    return member is not None and member.active and member.connected
+def _training(members: Sequence[MemberReport], pod: WorkerPod) -> list[bool]:
+    """Of each process of the pod that was heard of, whether it trains."""
+    return [member.active and member.connected for member in members if member.pod_uid == pod.uid]
 
 
 def force(observation: Observation, now: float) -> list[Action]:

@@ -24,6 +24,7 @@ _NOT_THE_SCRIPT = {
     "TerminationByKubelet",
     "UnexpectedAdmissionError",
 }
+_SAID_REASONS = ("OOMKilled", "NotFinished")
 _FROM_OUTSIDE = (9, 15)  # SIGKILL, SIGTERM: the end of the log says nothing about why
 _MESSAGE_LIMIT = 1500
 _RAISED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::|$)")
@@ -49,7 +50,9 @@ def read_end(pod: Object, container: Object | None) -> End | None:
         return End(reasons.END_LEFT, "Left", f"it left: {said.get('reason') or 'asked'}", code, at)
     if said is not None and said.get("outcome") == "Failed":
         exception = str(said.get("exception") or "") or None
-        return End(reasons.END_FAILED, "Error", _failure_text(said), code, at, exception=exception)
+        # Of a pod with several processes the launcher says why one of them ended.
+        reason = said.get("reason") if said.get("reason") in _SAID_REASONS else "Error"
+        return End(reasons.END_FAILED, str(reason), _failure_text(said), code, at, exception=exception)
     return _failed_without_words(status, terminated, message, code, at)
 
 
@@ -131,9 +134,7 @@ def _finished(said: Object) -> Finished:
 
 
 def _failure_text(said: Object) -> str:
-    text = str(said.get("exception") or "Error")
-    if said.get("message"):
-        text += f": {said['message']}"
+    text = ": ".join(str(said[key]) for key in ("exception", "message") if said.get(key)) or "Error"
     if said.get("frame"):
         text += f" ({said['frame']})"
     return text[:_MESSAGE_LIMIT]

@@ -38,7 +38,7 @@ class LivingPod:
 
 @dataclass(frozen=True)
 class Word:
-    """One Sync call."""
+    """One Sync call. Sizes are processes."""
 
     target: int
     minimum: int
@@ -47,6 +47,7 @@ class Word:
     living: tuple[LivingPod, ...]
     generation: int = 0  # newest in status; 0: none yet
     pause: float = 0.0  # seconds within which the next call comes; 0: not told
+    processes_per_pod: int = 1
 
 
 def word(job: Job, observation: Observation, incarnation: int, now: float, pause: float = 0.0) -> Word:
@@ -58,5 +59,6 @@ def word(job: Job, observation: Observation, incarnation: int, now: float, pause
     ]
     workers = job.spec.workers
     trained = int(job.status.get("generation") or 0)
-    sizes = sizing.target(job), workers.min_replicas, workers.maximum
-    return Word(*sizes, incarnation, tuple(living), trained, pause)
+    each = workers.processes_per_pod
+    sizes = sizing.target(job) * each, workers.min_replicas * each, workers.maximum * each
+    return Word(*sizes, incarnation, tuple(living), trained, pause, each)

@@ -1,0 +1,181 @@
+"""`springtide launch --processes`: a pod of two processes in a job, and what a launcher does with signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from launch_pods import LAUNCH, ROOTS, Launchers, alive, launched, steps
+from worker_cluster import WorkerCluster
+
+from springtide import outcome
+
+OPTIONS: dict[str, Any] = {"samples": 160, "batch": 32, "epochs": 20, "pace": 0.02, "same_start": True}
+
+pytestmark = pytest.mark.timeout(150)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[WorkerCluster]:
+    cluster = WorkerCluster(Launchers("--backoff", "0.1"), tmp_path, OPTIONS)  # type: ignore[arg-type]
+    yield cluster
+    cluster.close()
+
+
+def get(port: int, address: str, path: str) -> str:
+    with urlopen(f"http://{address}:{port}{path}", timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def test_a_killed_process_is_started_again_in_its_pod_while_the_other_trains_on(
+    cluster: WorkerCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPRINGTIDE_PROCESSES", "2")
+    cluster.processes_per_pod = 2
+    (pod,) = cluster.start(1)
+    cluster.until(lambda: min(steps(pod, 0), steps(pod, 1)) >= 3, "steps of both processes")
+    before = launched(pod)
+    found = re.search(r"metrics and health on port (\d+)", pod.log())
+    assert found is not None
+    port = int(found[1])
+    metrics = get(port, pod.address, "/metrics")
+    for rank in ("0", "1"):
+        counted = (
+            rf'springtide_worker_steps_total{{job_namespace="",local_rank="{rank}",training_job="test"}} '
+        )
+        assert float(metrics.split(counted)[1].split()[0]) >= 3
+    os.kill(before[1], signal.SIGKILL)
+    cluster.until(lambda: launched(pod).get(1) != before[1], "the second process again")
+    seen = steps(pod, 0)
+    cluster.until(lambda: steps(pod, 0) > seen + 1 or not pod.running, "steps of the survivor")
+    assert launched(pod)[0] == before[0]
+    health = json.loads(get(port, pod.address, "/healthz"))
+    assert [process["restarts"] for process in health["processes"]] == [0, 1]
+    restarts = 'process_restarts_total{job_namespace="",local_rank="1",training_job="test"} 1.0'
+    assert restarts in get(port, pod.address, "/metrics")
+    cluster.until_done()
+    end = pod.outcome()
+    assert isinstance(end, outcome.Finished), cluster.logs()
+    assert (pod.code, end.data["repeated"], end.data["lost"]) == (0, 0, 0)
+    assert (end.step, end.data["totalSeen"]) == (100, 160 * 20)
+    assert end.report["processRestarts"] == 1.0
+    assert "[0] " in pod.log()
+
+
+SCRIPT = """
+import os, signal, sys, time
+def note(number, frame):
+    print("got", signal.Signals(number).name, flush=True)
+    if number == signal.SIGTERM:
+        with open(os.environ["SPRINGTIDE_TERMINATION_LOG"], "w") as file:
+            file.write('{"outcome": "Left", "reason": "SIGTERM"}')
+        sys.exit(0)
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, note)
+grandchild = os.fork()
+if grandchild == 0:
+    time.sleep(600)
+print("ready", os.getpid(), grandchild, flush=True)
+if "--fail" in sys.argv and os.environ["LOCAL_RANK"] == "1":
+    sys.exit("no more")
+while True:
+    time.sleep(600)
+"""
+
+
+class Launched:
+    """A launcher of two processes of SCRIPT, in an imagined pod."""
+
+    def __init__(self, folder: Path, *options: str, arguments: tuple[str, ...] = ()) -> None:
+        self.log, self.end = folder / "log", folder / "end"
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(ROOTS),
+            "SPRINGTIDE_COORDINATOR": "127.0.0.1:1",
+            "SPRINGTIDE_TOKEN": "t",
+            "SPRINGTIDE_POD_NAME": "p",
+            "SPRINGTIDE_POD_UID": "u",
+            "SPRINGTIDE_POD_IP": "127.0.0.1",
+            "SPRINGTIDE_BIND": "127.0.0.1",
+            "SPRINGTIDE_METRICS_PORT": "0",
+            "SPRINGTIDE_TERMINATION_LOG": str(self.end),
+        }
+        with self.log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [*LAUNCH, "--processes", "2", *options, "--", sys.executable, "-c", SCRIPT, *arguments],
+                env=environment,
+                stdout=file,
+                stderr=file,
+            )
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.log.read_text()}"
+            time.sleep(0.02)
+
+    def pids(self) -> list[int]:
+        """Of processes and grandchildren that said they are ready."""
+        ready = re.findall(r"ready (\d+) (\d+)", self.log.read_text())
+        return [int(pid) for pair in ready for pid in pair]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    made: list[Launched] = []
+
+    def start(*options: str, arguments: tuple[str, ...] = ()) -> Launched:
+        made.append(Launched(tmp_path, *options, arguments=arguments))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def test_signals_go_to_every_process_and_nothing_is_left_behind(launch: Callable[..., Launched]) -> None:
+    pod = launch()
+    pod.until(lambda: len(pod.pids()) == 4, "two processes and their children")
+    pod.process.send_signal(signal.SIGUSR1)
+    pod.until(lambda: pod.log.read_text().count("got SIGUSR1") == 2, "SIGUSR1 at both")
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.process.wait(60) == 0
+    assert outcome.parse(pod.end.read_text()) == outcome.Left("SIGTERM")
+    log = pod.log.read_text()
+    assert sorted(re.findall(r"^\[(\d)\] got SIGTERM$", log, re.MULTILINE)) == ["0", "1"]
+    pod.until(lambda: not any(alive(pid) for pid in pod.pids()), "the end of all processes")
+
+
+def test_a_failure_that_comes_again_ends_the_pod_with_its_words(launch: Callable[..., Launched]) -> None:
+    pod = launch("--restarts", "1", "--backoff", "0.05", arguments=("--fail",))
+    assert pod.process.wait(60) == 1
+    said = outcome.parse(pod.end.read_text())
+    assert isinstance(said, outcome.Failed)
+    assert said.message == (
+        "process 1 exited with code 1: no more (after 1 restarts of processes in this pod)"
+    )
+    assert "[0] got SIGTERM" in pod.log.read_text()
+
+
+def test_killed_it_takes_its_processes_along(launch: Callable[..., Launched]) -> None:
+    pod = launch()
+    pod.until(lambda: len(pod.pids()) == 4, "two processes and their children")
+    pod.process.kill()
+    direct = pod.pids()[::2]
+    pod.until(lambda: not any(alive(pid) for pid in direct), "the end of the processes")
+    for pid in pod.pids()[1::2]:  # what they forked is no child of the launcher's
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,74 @@
+"""What the container's control group says: processes killed for want of memory, and the limit of CPUs.
+
+Version 2 and version 1 of the hierarchy; `root` stands for the file system's root.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def out_of_memory_kills(root: Path = Path("/")) -> int | None:
+    """Processes of this group that the kernel killed for want of memory; None where it is not said."""
+    for folder in _folders(root, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            value = _field(folder / name, "oom_kill")
+            if value is not None:
+                return value
+    return None
+
+
+def cpu_limit(root: Path = Path("/")) -> float | None:
+    """CPUs that the quota allows; None without a quota. The smallest of the group's and its parents'."""
+    limits = [limit for folder in _folders(root, "cpu") if (limit := _quota(folder)) is not None]
+    return min(limits, default=None)
+
+
+def _quota(folder: Path) -> float | None:
+    words = _read(folder / "cpu.max").split()
+    if len(words) != 2:
+        words = [_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")]
+    try:
+        quota, period = float(words[0]), float(words[1])
+    except ValueError:
+        return None  # "max", or no such file
+    return quota / period if quota > 0 and period > 0 and math.isfinite(quota) else None
+
+
+def _folders(root: Path, controller: str) -> Iterator[Path]:
+    """The process's own group first, then its parents up to the hierarchy's root.
+
+    In a container the hierarchy's root is usually the container's own group, whatever /proc says.
+    """
+    top = root / "sys/fs/cgroup"
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = top / controllers if controllers else top
+        if controllers and not base.is_dir():
+            base = top / controller
+        own = base / path.lstrip("/")
+        while own != base and base in own.parents:
+            yield own
+            own = own.parent
+        yield base
+    yield top
+    yield top / controller
+
+
+def _field(path: Path, name: str) -> int | None:
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdigit():
+            return int(value)
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

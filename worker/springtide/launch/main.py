@@ -1,0 +1,57 @@
+"""`springtide launch`: from arguments and environment to an exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from springtide.environment import read_settings
+from springtide.errors import SpringtideError, UsageError
+from springtide.launch import devices
+from springtide.launch.options import Options, parse
+from springtide.launch.pod import Pod
+
+log = logging.getLogger("springtide")
+
+_BAD_ARGUMENTS = 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command of the arguments and return the exit code: that of the script, 128 + n when signal n
+    ended it, 127 when it cannot be started, 2 for wrong arguments or a wrong environment.
+    """
+    try:
+        options = parse(arguments)
+        settings = read_settings()
+        _log_to_stderr()
+        count = _count(options)
+        if settings.alone and count > 1:
+            raise UsageError(
+                f"--processes {count} outside of a job: there is no coordinator that makes"
+                " the processes one job. Apply a TrainingJob with workers.processesPerPod"
+            )
+        return Pod(options, settings, count, os.environ).run()
+    except SpringtideError as error:
+        print(f"springtide launch: {error}", file=sys.stderr)
+        return _BAD_ARGUMENTS
+
+
+def _count(options: Options) -> int:
+    if options.processes:
+        return options.processes
+    found = devices.count()
+    log.info("%d GPUs are there: %d processes", found, max(1, found))
+    return max(1, found)
+
+
+def _log_to_stderr() -> None:
+    logger = logging.getLogger("springtide")
+    if logger.handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s springtide launch %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

@@ -1,0 +1,121 @@
+"""The command line of `springtide launch`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from springtide.errors import UsageError
+
+PROCESSES_VARIABLE = "SPRINGTIDE_PROCESSES"
+MOST_PROCESSES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """processes: 0 for one per GPU. restarts: of processes in this pod. Seconds for backoff and grace."""
+
+    command: tuple[str, ...]
+    processes: int = 0
+    restarts: int = 3
+    backoff: float = 1.0
+    grace: float = 60.0
+    numa: bool = True
+    prefix: bool | None = None
+    """Whether output lines carry the process's number; None: where there are several."""
+
+
+def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
+    """Raise UsageError that says what is wrong; SystemExit(0) after --help."""
+    parser = _Parser(
+        prog="springtide launch",
+        usage="springtide launch [options] -- command [arguments]",
+        description="Run a training script in one or several processes of this pod (or machine): restart a"
+        " single one that fails, forward signals, mark output, serve metrics and health, tell the outcome.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        epilog="example: springtide launch --processes auto -- python train.py --epochs 10",
+    )
+    default = environ.get(PROCESSES_VARIABLE) or "1"
+    parser.add_argument(
+        "--processes",
+        default=default,
+        metavar="N|auto",
+        help=f"processes; auto: one per GPU, one without GPUs. Default: ${PROCESSES_VARIABLE}, else 1",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=_whole,
+        default=3,
+        metavar="N",
+        help="how often processes that fail are started again in this pod while others of it run (3)",
+    )
+    parser.add_argument(
+        "--backoff", type=_seconds, default=1.0, metavar="SECONDS", help="before the first restart (1)"
+    )
+    parser.add_argument(
+        "--grace",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="for the other processes to end when the pod gives up (60)",
+    )
+    parser.add_argument(
+        "--numa",
+        choices=("auto", "off"),
+        default="auto",
+        help="auto: on machines with several NUMA nodes a process runs on the node of its GPU",
+    )
+    parser.add_argument(
+        "--prefix", choices=("auto", "on", "off"), default="auto", help="whether lines begin with [RANK]"
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    words = list(arguments)
+    split = words.index("--") if "--" in words else len(words)
+    found = parser.parse_args(words[:split])
+    # What comes behind -- is the command's, whatever it looks like.
+    command = [*found.command, *words[split + 1 :]]
+    if found.command and (split < len(words) or found.command[0].startswith("-")):
+        raise UsageError(f"{found.command[0]!r} is no option: see springtide launch --help")
+    if not command:
+        raise UsageError("no command: say springtide launch --processes 2 -- python train.py")
+    return Options(
+        command=tuple(command),
+        processes=_processes(found.processes),
+        restarts=found.restarts,
+        backoff=found.backoff,
+        grace=found.grace,
+        numa=found.numa == "auto",
+        prefix={"auto": None, "on": True, "off": False}[found.prefix],
+    )
+
+
+def _processes(text: str) -> int:
+    if text == "auto":
+        return 0
+    if not text.isdigit() or not 1 <= int(text) <= MOST_PROCESSES:
+        raise UsageError(f"--processes must be auto or a number from 1 to {MOST_PROCESSES}, got {text!r}")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 86400:
+        raise argparse.ArgumentTypeError(f"must be seconds from 0, got {text!r}")
+    return value
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UsageError(message)

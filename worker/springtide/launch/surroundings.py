@@ -1,0 +1,87 @@
+"""What each process of a pod finds in its environment, and the files by which it talks to its launcher."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from springtide.errors import SpringtideError
+from springtide.outcome import PATH_VARIABLE, Outcome, parse
+
+STEP_LOG_VARIABLE = "SPRINGTIDE_STEP_LOG"
+METRICS_FILE_VARIABLE = "SPRINGTIDE_METRICS_FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The files of one process."""
+
+    folder: Path
+
+    @property
+    def end(self) -> Path:
+        return self.folder / "termination-message"
+
+    @property
+    def port(self) -> Path:
+        return self.folder / "metrics-port"
+
+    def clear(self) -> None:
+        """Before the next process of this rank: what the last one wrote is not its word."""
+        for path in (self.end, self.port):
+            path.unlink(missing_ok=True)
+
+    def outcome(self) -> Outcome | None:
+        try:
+            return parse(self.end.read_bytes())
+        except OSError:
+            return None
+
+
+class Folder:
+    """A temporary folder with a place for each of `count` processes.
+
+    Raise SpringtideError when none can be made.
+    """
+
+    def __init__(self, count: int) -> None:
+        try:
+            self._path = Path(tempfile.mkdtemp(prefix="springtide-"))
+        except OSError:
+            try:
+                # With a read-only root file system this is what the operator mounts for every worker.
+                self._path = Path(tempfile.mkdtemp(prefix="springtide-", dir="/dev/shm"))
+            except OSError as error:
+                raise SpringtideError(
+                    f"springtide launch needs a folder to write to, and has none ({error.strerror}): mount an"
+                    " emptyDir at /tmp, or set TMPDIR"
+                ) from error
+        self.places = [Place(self._path / str(rank)) for rank in range(count)]
+        for place in self.places:
+            place.folder.mkdir()
+
+    def close(self) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
+def environment(
+    environ: Mapping[str, str], rank: int, count: int, place: Place, threads: int | None
+) -> dict[str, str]:
+    """The environment of one process. threads: OMP_NUM_THREADS where nobody has set it; None: not set."""
+    result = {
+        **environ,
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(count),
+        PATH_VARIABLE: str(place.end),
+        METRICS_FILE_VARIABLE: str(place.port),
+    }
+    # Through a pipe Python would keep its output back until a buffer is full.
+    result.setdefault("PYTHONUNBUFFERED", "1")
+    if count > 1 and result.get(STEP_LOG_VARIABLE):
+        result[STEP_LOG_VARIABLE] += f".{rank}"
+    if threads is not None:
+        result.setdefault("OMP_NUM_THREADS", str(threads))
+    return result
