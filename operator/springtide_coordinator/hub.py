@@ -10,9 +10,19 @@ from collections.abc import Callable
 from . import coordinator_pb2 as pb
 from . import wire
 from .history import Commit, History
-from .membership import Connected, Disconnected, Event, Membership, Received, Tick, describe, handle
+from .membership import (
+    Connected,
+    Disconnected,
+    Event,
+    Membership,
+    Received,
+    ServerConnected,
+    Tick,
+    describe,
+    handle,
+)
 from .membership.events import Cut, Effect, LoopEnded, Made, MemberLost, Send
-from .membership.messages import Refused
+from .membership.messages import Refused, ServerLeaving
 from .membership.names import Incarnation
 from .rendezvous import Rendezvous, TooMuchError
 from .reply import sync_reply
@@ -21,6 +31,9 @@ from .slowness import Slow, Slowness
 from .streams import Stream
 
 log = logging.getLogger("springtide.coordinator")
+
+WorkerStream = Stream[pb.CoordinatorMessage]
+ServerStream = Stream[pb.ServerOrder]
 
 
 def steady_unix_clock() -> Callable[[], float]:
@@ -47,6 +60,7 @@ class Hub:
             target=options.target,
             minimum=options.minimum,
             maximum=options.maximum,
+            servers_wanted=options.servers,
             settings=options.membership,
         )
         self.history = History()
@@ -54,19 +68,24 @@ class Hub:
         self.rendezvous = Rendezvous()
         self.data = pb.Data()
         self.values: dict[str, float] = {}
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, WorkerStream] = {}
+        self.server_streams: dict[int, ServerStream] = {}
         self._last_told = ("", "")
         self._last_session = 0
 
     # ---- streams ----
 
-    def new_stream(self) -> Stream:
+    def new_stream(self) -> WorkerStream:
         self._last_session += 1
-        stream = Stream(self._last_session)
-        self.streams[stream.session] = stream
+        stream = self.streams[self._last_session] = WorkerStream(self._last_session)
         return stream
 
-    def hello(self, stream: Stream, hello: pb.Hello) -> None:
+    def new_server_stream(self) -> ServerStream:
+        self._last_session += 1
+        stream = self.server_streams[self._last_session] = ServerStream(self._last_session)
+        return stream
+
+    def hello(self, stream: WorkerStream, hello: pb.Hello) -> None:
         """Let a process in (or refuse it, which ends the stream)."""
         try:
             event = Connected(stream.session, wire.to_hello(hello))
@@ -84,7 +103,7 @@ class Hub:
         for key, value in self.rendezvous.entries.items():
             stream.put(self._entry(key, value))
 
-    def receive(self, stream: Stream, message: pb.WorkerMessage) -> None:
+    def receive(self, stream: WorkerStream, message: pb.WorkerMessage) -> None:
         """Take in a message; one that cannot be right ends the stream with the reason."""
         if stream.ended:
             return
@@ -109,13 +128,33 @@ class Hub:
         if incoming is not None:
             self._take(Received(stream.session, incoming))
 
-    def closed(self, stream: Stream) -> None:
+    def closed(self, stream: WorkerStream | ServerStream) -> None:
         """The stream broke or ended."""
         stream.end()
-        if self.streams.pop(stream.session, None) is not None:
+        known: list[dict[int, WorkerStream] | dict[int, ServerStream]] = [self.streams, self.server_streams]
+        if any(streams.pop(stream.session, None) is not None for streams in known):
             self._take(Disconnected(stream.session))
 
-    def refuse(self, stream: Stream, reason: str) -> None:
+    def server_hello(self, stream: ServerStream, hello: pb.ServerHello) -> None:
+        """Let a parameter server in (or refuse it, which ends the stream)."""
+        stream.member = hello.server.id
+        self._take(ServerConnected(stream.session, wire.to_server_hello(hello)))
+
+    def server_receive(self, stream: ServerStream, message: pb.ServerMessage) -> None:
+        """Take in a message; one that cannot be right ends the stream with the reason."""
+        if stream.ended:
+            return
+        if message.WhichOneof("message") != "leaving":
+            self.refuse_server(stream, "after ServerHello a parameter server may say ServerLeaving only")
+            return
+        self._take(Received(stream.session, ServerLeaving(message.leaving.reason)))
+
+    def refuse_server(self, stream: ServerStream, reason: str) -> None:
+        log.warning("refused %s: %s", stream.member or "a parameter server", reason)
+        stream.put(wire.from_order(Refused(reason, retry=False)))
+        stream.end()
+
+    def refuse(self, stream: WorkerStream, reason: str) -> None:
         log.warning("refused %s: %s", stream.member or "a process", reason)
         stream.put(wire.from_outgoing(Refused(reason, retry=False), None))
         stream.end()
@@ -145,20 +184,24 @@ class Hub:
     def _carry_out(self, effect: Effect, now: float) -> None:
         match effect:
             case Send():
-                stream = self.streams.get(effect.session)
-                if stream is not None:
+                if (stream := self.streams.get(effect.session)) is not None:
                     stream.put(wire.from_outgoing(effect.message, self.history.known))
+                elif (server := self.server_streams.get(effect.session)) is not None:
+                    server.put(wire.from_order(effect.message))
             case Cut():
-                stream = self.streams.get(effect.session)
-                if stream is not None:
-                    stream.end()
+                for ended in (self.streams.get(effect.session), self.server_streams.get(effect.session)):
+                    if ended is not None:
+                        ended.end()
                 self._log(f"ended the stream of {effect.member}: {effect.reason}", reason="StreamEnded")
             case Made():
                 self.rendezvous.begin(effect.start.generation)
                 self.slowness.keep([member.id for member in effect.start.members])
                 self.history.held_up = 0.0
                 self.history.generation_made(effect.start, effect.cause, now)
-                names = ", ".join(member.label for member in effect.start.members)
+                names = ", ".join(
+                    [member.label for member in effect.start.members]
+                    + [server.label for server in effect.start.servers]
+                )
                 self._log(f"{effect.start.reason}; begins with {names}", reason="GenerationMade")
             case MemberLost():
                 self._log(effect.reason, reason="MemberLost")
@@ -175,7 +218,7 @@ class Hub:
         generation = wire.from_generation(self.rendezvous.generation)
         return pb.CoordinatorMessage(store_entry=pb.StoreEntry(generation=generation, key=key, value=value))
 
-    def _store(self, stream: Stream, entry: pb.StoreEntry) -> None:
+    def _store(self, stream: WorkerStream, entry: pb.StoreEntry) -> None:
         current = self.membership.current
         if (
             current is None
@@ -191,7 +234,7 @@ class Hub:
             if other is not stream and other.member in current.ids:
                 other.put(message)
 
-    def _times(self, stream: Stream, times: pb.Times) -> None:
+    def _times(self, stream: WorkerStream, times: pb.Times) -> None:
         if stream.member not in self.membership.members:
             return
         self.slowness.heard(
@@ -211,7 +254,7 @@ class Hub:
         current = self.membership.current
         return self.slowness.slowest(current.ids, self.clock()) if current is not None else None
 
-    def _progress(self, stream: Stream, progress: pb.Progress) -> None:
+    def _progress(self, stream: WorkerStream, progress: pb.Progress) -> None:
         record = self.membership.members.get(stream.member)
         if record is None or record.session != stream.session:
             return

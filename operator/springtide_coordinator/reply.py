@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from . import coordinator_pb2 as pb
 from . import wire
-from .membership import Phase, describe
+from .membership import Phase, describe, serving
 from .membership.liveness import silent_pods
 
 if TYPE_CHECKING:
@@ -58,6 +58,18 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
                 wait_seconds=times.wait if times is not None else 0.0,
             )
         )
+    reply.servers_settled = serving.settled(m)
+    for server in sorted(m.servers.values(), key=lambda record: (record.info.slot, record.order)):
+        needed = serving.is_needed(m, server.info.id)
+        if server.connected or needed:
+            reply.servers.append(
+                pb.ServerStatus(
+                    server=wire.from_server(server.info),
+                    connected=server.connected,
+                    serving=needed,
+                    leaving=bool(server.leaving),
+                )
+            )
     slow = hub.slow()
     if slow is not None and slow.member in m.members:
         reply.slow.CopyFrom(

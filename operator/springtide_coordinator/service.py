@@ -7,7 +7,7 @@ import contextlib
 import hmac
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -64,7 +64,22 @@ class Servicer(pb_grpc.CoordinatorServicer):
         self, request_iterator: AsyncIterator[pb.WorkerMessage], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         stream = self._hub.new_stream()
-        reader = asyncio.create_task(self._read(stream, request_iterator))
+        await self._carry(stream, self._read(stream, request_iterator), context)
+
+    async def Serve(
+        self, request_iterator: AsyncIterator[pb.ServerMessage], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        stream = self._hub.new_server_stream()
+        await self._carry(stream, self._read_server(stream, request_iterator), context)
+
+    async def _carry(
+        self,
+        stream: Stream[Any],
+        reading: Coroutine[Any, Any, None],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """Read and write until either ends; then the hub knows that the stream is closed."""
+        reader = asyncio.create_task(reading)
         writer = asyncio.create_task(self._write(stream, context))
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
@@ -80,7 +95,9 @@ class Servicer(pb_grpc.CoordinatorServicer):
             if isinstance(result, Exception) and not isinstance(result, grpc.aio.AbortError | EOFError):
                 log.error("stream of %s failed", stream.member or "a process", exc_info=result)
 
-    async def _read(self, stream: Stream, requests: AsyncIterator[pb.WorkerMessage]) -> None:
+    async def _read(
+        self, stream: Stream[pb.CoordinatorMessage], requests: AsyncIterator[pb.WorkerMessage]
+    ) -> None:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
                 first = await anext(requests, None)
@@ -96,7 +113,25 @@ class Servicer(pb_grpc.CoordinatorServicer):
         async for message in requests:
             self._hub.receive(stream, message)
 
-    async def _write(self, stream: Stream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _read_server(
+        self, stream: Stream[pb.ServerOrder], requests: AsyncIterator[pb.ServerMessage]
+    ) -> None:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT):
+                first = await anext(requests, None)
+        except TimeoutError:
+            self._hub.refuse_server(stream, f"no ServerHello within {HELLO_TIMEOUT:g} s")
+            return
+        if first is None:
+            return
+        if first.WhichOneof("message") != "hello":
+            self._hub.refuse_server(stream, "the first message of a stream must be ServerHello")
+            return
+        self._hub.server_hello(stream, first.hello)
+        async for message in requests:
+            self._hub.server_receive(stream, message)
+
+    async def _write(self, stream: Stream[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         async for message in stream.messages():
             await context.write(message)
 

@@ -32,6 +32,7 @@ class Options:
     target: int = 0
     minimum: int = 0
     maximum: int = 0
+    servers: int = 0  # parameter servers wanted
     keepalive: float = 1.0
     tick: float = 0.05
     membership: Settings = field(default_factory=Settings)
@@ -63,6 +64,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         target=whole(env, "SPRINGTIDE_TARGET", 0),
         minimum=whole(env, "SPRINGTIDE_MINIMUM", 0),
         maximum=whole(env, "SPRINGTIDE_MAXIMUM", 0),
+        servers=whole(env, "SPRINGTIDE_SERVERS", 0),
         keepalive=number(env, "SPRINGTIDE_KEEPALIVE_SECONDS", 1.0),
         membership=Settings(operator_silence=silence),
     )

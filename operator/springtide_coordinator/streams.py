@@ -1,25 +1,26 @@
-"""One open stream to a worker process: what is to be sent, in order, within bounds."""
+"""One open stream to a worker or parameter server: what is to be sent, in order, within bounds."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
 
-from . import coordinator_pb2 as pb
+Message = TypeVar("Message")
 
 MAX_WAITING = 20_000  # messages; a process that reads nothing must not fill the memory
 
 
-class Stream:
+class Stream(Generic[Message]):
     """A queue that the gRPC handler drains. `end` closes it after what was put before."""
 
     def __init__(self, session: int) -> None:
         self.session = session
         self.member = ""
         self.ended = False
-        self._queue: asyncio.Queue[pb.CoordinatorMessage | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Message | None] = asyncio.Queue()
 
-    def put(self, message: pb.CoordinatorMessage) -> None:
+    def put(self, message: Message) -> None:
         """Send a message; a process that does not read is cut off."""
         if self.ended:
             return
@@ -33,6 +34,6 @@ class Stream:
             self.ended = True
             self._queue.put_nowait(None)
 
-    async def messages(self) -> AsyncIterator[pb.CoordinatorMessage]:
+    async def messages(self) -> AsyncIterator[Message]:
         while (message := await self._queue.get()) is not None:
             yield message

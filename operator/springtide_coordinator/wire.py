@@ -22,6 +22,7 @@ _PARK_REASONS = {
     pb.REDUCTION_FAILED: say.ParkReason.REDUCTION_FAILED,
     pb.BOUNDARY: say.ParkReason.BOUNDARY,
     pb.FORMATION_FAILED: say.ParkReason.FORMATION_FAILED,
+    pb.SERVERS_LACK_STATE: say.ParkReason.SERVERS_LACK_STATE,
 }
 PHASES = {
     Phase.WAITING: pb.WAITING,
@@ -76,6 +77,12 @@ def to_member(member: pb.Member) -> say.MemberInfo:
     )
 
 
+def to_server(server: pb.Server) -> say.ServerInfo:
+    return say.ServerInfo(
+        server.id, server.pod_uid, server.pod_name, server.slot, server.address, server.attempt
+    )
+
+
 def to_hello(hello: pb.Hello) -> say.Hello:
     """Raises MalformedError when the standing is missing."""
     standing = STANDINGS.get(hello.standing)
@@ -93,6 +100,7 @@ def to_hello(hello: pb.Hello) -> say.Hello:
         layout_hash=hello.layout_hash,
         leaving=hello.leaving,
         ended_stage=hello.ended_stage,
+        servers=tuple(to_server(server) for server in hello.servers),
     )
 
 
@@ -132,6 +140,45 @@ def _needed(name: GenerationName | None, what: str) -> GenerationName:
     if name is None:
         raise MalformedError(f"{what} is not set")
     return name
+
+
+# ---- parameter server <-> coordinator ----
+
+
+def to_server_hello(hello: pb.ServerHello) -> say.ServerHello:
+    newest = hello.newest_incarnation
+    return say.ServerHello(
+        server=to_server(hello.server),
+        protocol_version=hello.protocol_version,
+        newest_incarnation=to_incarnation(newest) if newest.number else None,
+        leaving=hello.leaving,
+    )
+
+
+def from_server(server: say.ServerInfo) -> pb.Server:
+    return pb.Server(
+        id=server.id,
+        pod_uid=server.pod_uid,
+        pod_name=server.pod_name,
+        slot=server.slot,
+        address=server.address,
+        attempt=server.attempt,
+    )
+
+
+def from_order(message: say.Outgoing) -> pb.ServerOrder:
+    """Raises TypeError for what is not said to parameter servers."""
+    match message:
+        case say.Welcome():
+            welcome = pb.Welcome(
+                incarnation=from_incarnation(message.incarnation), protocol_version=say.PROTOCOL_VERSION
+            )
+            return pb.ServerOrder(welcome=welcome)
+        case say.Refused():
+            return pb.ServerOrder(refused=pb.Refused(reason=message.reason, retry=message.retry))
+        case say.ServerLeave():
+            return pb.ServerOrder(leave=pb.ServerLeave(reason=message.reason))
+    raise TypeError(f"{type(message).__name__} is not said to parameter servers")
 
 
 # ---- coordinator -> worker ----
@@ -176,6 +223,8 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
                     fresh=message.fresh,
                     known=from_state(known),
                     reason=message.reason,
+                    servers=[from_server(server) for server in message.servers],
+                    leaving_servers=[from_server(server) for server in message.leaving_servers],
                 )
             )
         case say.Boundary():
@@ -188,9 +237,15 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
             return pb.CoordinatorMessage(end_ok=pb.EndOk(generation=generation, stage=message.stage))
         case say.Refused():
             return pb.CoordinatorMessage(refused=pb.Refused(reason=message.reason, retry=message.retry))
+        case say.ServerLeave():
+            raise TypeError("ServerLeave is said to parameter servers only")
 
 
 # ---- operator ----
+
+
+def to_pod(pod: pb.Pod) -> PodSeen:
+    return PodSeen(pod.uid, pod.name, pod.slot, pod.started, pod.leave_by)
 
 
 def to_synced(request: pb.SyncRequest) -> Synced:
@@ -198,12 +253,12 @@ def to_synced(request: pb.SyncRequest) -> Synced:
         target=request.target,
         minimum=request.minimum,
         maximum=request.maximum,
-        living=tuple(
-            PodSeen(pod.uid, pod.name, pod.slot, pod.started, pod.leave_by) for pod in request.living
-        ),
+        living=tuple(to_pod(pod) for pod in request.living),
         observed=request.observed,
         processes_per_pod=request.processes_per_pod or 1,
         number=request.incarnation_number,
         trained=request.generation > 0,
         pause=max(0.0, request.pause_seconds),
+        servers=request.servers,
+        living_servers=tuple(to_pod(pod) for pod in request.living_servers),
     )

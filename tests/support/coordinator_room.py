@@ -12,6 +12,7 @@ from springtide_coordinator.membership import (
     Phase,
     Received,
     Rules,
+    ServerConnected,
     Status,
     Synced,
     Tick,
@@ -39,8 +40,17 @@ def info(member: str) -> say.MemberInfo:
     return say.MemberInfo(member, pod_uid=member, pod_name=f"pod-{member}", slot=int(digits or 0))
 
 
+def server(name: str, attempt: int = 0, pod: str = "") -> say.ServerInfo:
+    """Server `s1` is the only process of pod `pod-s1` with uid `s1` in slot 1."""
+    digits = "".join(c for c in name if c.isdigit())
+    uid = pod or name
+    return say.ServerInfo(
+        name, uid, f"pod-{uid}", int(digits[:1] or 0), f"127.0.0.1:{7080 + attempt}", attempt
+    )
+
+
 class Room:
-    """One coordinator and its members."""
+    """One coordinator, its members and its parameter servers."""
 
     def __init__(
         self,
@@ -50,6 +60,7 @@ class Room:
         maximum: int = 8,
         incarnation: tuple[int, int] = (1, 0),
         rules: Rules | None = None,
+        servers: int = 0,
     ) -> None:
         self.now = 1000.0
         self.m = Membership(
@@ -59,6 +70,7 @@ class Room:
             minimum=minimum,
             maximum=maximum,
             rules=rules or Rules(),
+            servers_wanted=servers,
         )
         self.sessions: dict[str, int] = {}
         self.said: dict[str, list[say.Outgoing]] = {}
@@ -74,6 +86,16 @@ class Room:
             elif isinstance(effect, Cut):
                 self.cut.append(effect.member)
         return effects
+
+    # ---- what parameter servers do
+
+    def serve(self, *names: str, attempt: int = 0, pod: str = "", **fields: object) -> None:
+        """They connect, or open a new stream."""
+        for name in names:
+            self._last += 1
+            self.sessions[name] = self._last
+            hello = say.ServerHello(server(name, attempt, pod), **fields)  # type: ignore[arg-type]
+            self.feed(ServerConnected(self._last, hello))
 
     # ---- what members do
 
@@ -136,12 +158,25 @@ class Room:
         target: int | None = None,
         number: int = 0,
         trained: bool = False,
+        serving: tuple[str, ...] = (),
+        servers: int | None = None,
     ) -> None:
         pods = [PodSeen(uid, f"pod-{uid}", leave_by=self.leaving.get(uid, 0.0)) for uid in living]
         pods += [PodSeen(uid, f"pod-{uid}", started=False) for uid in unstarted]
         wanted = self.m.target if target is None else target
         sizes = wanted, self.m.minimum, self.m.maximum
-        self.feed(Synced(*sizes, tuple(pods), number=number, trained=trained))
+        word = Synced(
+            *sizes,
+            tuple(pods),
+            number=number,
+            trained=trained,
+            servers=self.m.servers_wanted if servers is None else servers,
+            living_servers=tuple(
+                PodSeen(uid, f"pod-{uid}", server(uid).slot, leave_by=self.leaving.get(uid, 0.0))
+                for uid in serving
+            ),
+        )
+        self.feed(word)
 
     # ---- what came of it
 
@@ -159,6 +194,11 @@ class Room:
     def members(self) -> tuple[str, ...]:
         """Of the current generation, in rank order."""
         return self.m.current.ids if self.m.current is not None else ()
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Of the current generation, in slot order."""
+        return tuple(info.id for info in self.m.current.servers) if self.m.current is not None else ()
 
     @property
     def number(self) -> int:

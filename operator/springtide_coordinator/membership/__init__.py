@@ -5,7 +5,7 @@ way in.
 """
 
 from .describe import Phase, describe
-from .events import Connected, Disconnected, Effect, Event, Received, Synced, Tick
+from .events import Connected, Disconnected, Effect, Event, Received, ServerConnected, Synced, Tick
 from .machine import handle
 from .rules import Rules, Settings
 from .state import Membership, Status
@@ -19,6 +19,7 @@ __all__ = [
     "Phase",
     "Received",
     "Rules",
+    "ServerConnected",
     "Settings",
     "Status",
     "Synced",

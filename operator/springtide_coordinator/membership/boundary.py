@@ -8,6 +8,7 @@ from .generation import Generation
 from .leaving import is_due, may_leave
 from .members import Record
 from .messages import Boundary, Leave, ParkReason, Standing
+from .serving import why_other_servers
 from .state import Membership
 
 
@@ -18,10 +19,10 @@ def ask_for_boundary(m: Membership, generation: Generation, now: float) -> list[
     if not generation.boundary:
         records = [m.members.get(member) for member in generation.ids]
         trains = [r for r in records if r is not None and r.connected and r.standing is Standing.ACTIVE]
-        formed = generation.adopted or len(generation.formed) == len(generation.ids)
-        if len(trains) < len(generation.ids) or not formed:
+        if len(trains) < len(generation.ids) or not generation.complete:
             return []
         why = why_leave(m, trains, now) or why_join(m, generation, trains, now)
+        why = why or why_other_servers(m, generation, now)
         if why is None:
             return []
         generation.boundary_cause, generation.boundary = why
@@ -79,7 +80,7 @@ def dismiss(m: Membership, now: float) -> list[Effect]:
         member = m.in_current(record.info.id)
         idle = not member or (current is not None and current.ended_stage is not None)
         running = current is not None and not current.closing and somebody_trains(m, current)
-        reason = ""
+        reason = m.void_reason if record.voided else ""
         if m.finished and idle and record.park_reason is not ParkReason.BOUNDARY:
             reason = "the job is finished"
         elif (record.leaving and not member and (record.state is None or running)) or is_due(m, record, now):

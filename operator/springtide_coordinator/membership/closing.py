@@ -40,6 +40,9 @@ def close_if_over(m: Membership, generation: Generation, now: float) -> None:
     for record in records:
         if record.standing is not Standing.PARKED or record.park_reason is ParkReason.BOUNDARY:
             continue
+        if record.park_reason is ParkReason.SERVERS_LACK_STATE:
+            generation.close(why_parked(record), now)
+            return
         if ended and not record.park_reason.is_complaint:
             continue
         if now - record.parked_at >= m.settings.complaint:

@@ -2,12 +2,15 @@
 
 When generation after generation ends with complaints although every stream is alive (two members that cannot
 reach each other), the member most complained of is cut off; of equals the youngest.
+
+A parameter server that most members complain of is not cut off, because what it holds would go with it; a
+member that complains of servers which most others reach is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from .members import Record
@@ -20,18 +23,23 @@ class ComplaintRow:
     length: int = 0
     accused: Counter[str] = field(default_factory=Counter)
     details: dict[str, str] = field(default_factory=dict)  # accused -> last complaint about it
+    of_servers: Counter[str] = field(default_factory=Counter)  # member -> complaints
 
     def reset(self) -> None:
         self.length = 0
         self.accused.clear()
         self.details.clear()
+        self.of_servers.clear()
 
-    def record(self, members: Sequence[Record], lived: float, healthy: float) -> None:
+    def record(
+        self, members: Sequence[Record], lived: float, healthy: float, servers: Collection[str] = ()
+    ) -> None:
         """Count a generation that ended by complaints.
 
         Args:
             members: its members, with the reasons they parked for.
             lived: seconds from its start to its end; above `healthy` seconds a new row begins.
+            servers: ids of its parameter servers.
         """
         if lived > healthy:
             self.reset()
@@ -43,11 +51,20 @@ class ComplaintRow:
             for suspect in set(member.suspects) & ids - {member.info.id}:
                 self.accused[suspect] += 1
                 self.details[suspect] = f"{member.info.label}: {member.detail or member.park_reason.name}"
+            if set(member.suspects) & set(servers):
+                self.of_servers[member.info.id] += 1
+                self.details.setdefault(
+                    member.info.id, f"it says: {member.detail or member.park_reason.name}"
+                )
 
     def worst(self, members: Sequence[Record]) -> tuple[Record, str] | None:
-        """The member to cut off and why; None when fewer than two are there to choose from."""
-        if len(members) < 2:
+        """The member to cut off and why; None when fewer than two are there to choose from, or when most of
+        them complain of parameter servers.
+        """
+        if len(members) < 2 or 2 * len(self.of_servers) > len(members):
             return None
+        if self.of_servers and not self.accused:
+            self.accused.update(self.of_servers)
         worst = max(members, key=lambda member: (self.accused[member.info.id], member.order))
         count = self.accused[worst.info.id]
         detail = self.details.get(worst.info.id, "no member was named, it is the youngest")

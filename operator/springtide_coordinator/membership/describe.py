@@ -42,6 +42,11 @@ def describe(m: Membership, now: float) -> tuple[Phase, Status]:
         for info in current.members
         if info.id not in current.lost and (info.id not in m.members or not m.members[info.id].connected)
     ]
+    silent += [
+        info.label
+        for info in current.servers
+        if info.id not in current.lost_servers and not m.server_connected(info.id)
+    ]
     if current.ended_stage is not None:
         return Phase.AFTER_LOOP, Status("LoopEnded", f"training loop {current.ended_stage} ended")
     if silent and paused_without_operator(m, current, now) and not current.adopted:
@@ -53,7 +58,7 @@ def describe(m: Membership, now: float) -> tuple[Phase, Status]:
             if info.id not in m.members or m.members[info.id].standing is not Standing.ENDED
         ]
         return Phase.ENDING, Status("Ending", "members wait at the end of the loop", tuple(late))
-    if not current.adopted and len(current.formed) < len(current.ids):
+    if not current.complete:
         late = [info.label for info in current.members if info.id not in current.formed]
         message = (
             f"generation {current.name} is being formed: {current.start.reason}" if current.start else ""

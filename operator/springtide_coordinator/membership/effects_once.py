@@ -7,9 +7,10 @@ from collections.abc import Hashable
 from .events import Effect, Send
 from .members import Record
 from .messages import Outgoing
+from .servers import ServerRecord
 
 
-def once(record: Record, key: Hashable, message: Outgoing) -> list[Effect]:
+def once(record: Record | ServerRecord, key: Hashable, message: Outgoing) -> list[Effect]:
     """Send `message` unless `key` was said on the member's stream already; nothing without a stream."""
     if record.session is None or key in record.sent:
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .messages import Hello, Incoming, Outgoing, Start
+from .messages import Hello, Incoming, Outgoing, ServerHello, Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +13,14 @@ class Connected:
 
     session: int
     hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConnected:
+    """A parameter server's stream was opened and said ServerHello; `session` as in Connected."""
+
+    session: int
+    hello: ServerHello
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class PodSeen:
-    """A worker pod that may still have a process; `leave_by` is unix time in seconds, 0 when it stays."""
+    """A pod that may still have a process; `leave_by` is unix time in seconds, 0 when it stays."""
 
     uid: str
     name: str = ""
@@ -39,7 +47,7 @@ class PodSeen:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """The operator's word: sizes in processes (0: unknown) and the whole list of living pods."""
+    """The operator's word: sizes in processes (0: unknown) and the whole lists of living pods."""
 
     target: int
     minimum: int
@@ -50,6 +58,8 @@ class Synced:
     number: int = 0  # of the newest incarnation it made; 0: not told
     trained: bool = False  # the job has had a generation, and so a state
     pause: float = 0.0  # seconds until its next word at the latest; 0: not told
+    servers: int = 0  # parameter servers wanted; 0: a strategy without
+    living_servers: tuple[PodSeen, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +67,12 @@ class Tick:
     """Time passed."""
 
 
-Event = Connected | Disconnected | Received | Synced | Tick
+Event = Connected | ServerConnected | Disconnected | Received | Synced | Tick
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send `message` on the stream `session` of member `member`."""
+    """Send `message` on the stream `session` of member (or parameter server) `member`."""
 
     session: int
     member: str
@@ -89,7 +99,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member of the running generation is lost; `reason` says how that is known."""
+    """A member or server of the running generation is lost; `reason` says how that is known."""
 
     member: str
     reason: str

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .members import Record
-from .messages import MemberInfo, Start, Transfer
+from .messages import MemberInfo, ServerInfo, Start, Transfer
 from .names import GenerationName, StateName
 
 
@@ -29,6 +29,9 @@ class Generation:
     complained: bool = False  # it ended by a complaint
     ended_stage: int | None = None  # EndOk was said for this loop
     ended_state: StateName | None = None  # at which it ended, as far as known
+    servers: tuple[ServerInfo, ...] = ()  # in slot order
+    lost_servers: dict[str, str] = field(default_factory=dict)  # server id -> how that is known
+    leaving_servers: tuple[ServerInfo, ...] = ()  # that it may ask for the state while it forms
 
     @property
     def adopted(self) -> bool:
@@ -38,6 +41,11 @@ class Generation:
     def ids(self) -> tuple[str, ...]:
         return tuple(member.id for member in self.members)
 
+    @property
+    def complete(self) -> bool:
+        """Whether all members have formed it and hold its state."""
+        return self.adopted or len(self.formed) == len(self.members)
+
     def close(self, reason: str, now: float) -> None:
         """Say that it is over; the first reason stays."""
         if not self.closing:
@@ -45,7 +53,12 @@ class Generation:
 
 
 def compose(
-    name: GenerationName, participants: Sequence[Record], chosen: StateName | None, reason: str
+    name: GenerationName,
+    participants: Sequence[Record],
+    chosen: StateName | None,
+    reason: str,
+    servers: tuple[ServerInfo, ...] = (),
+    leaving_servers: tuple[ServerInfo, ...] = (),
 ) -> Start:
     """Make the Start of generation `name`: ranks, the state, and who sends it to whom.
 
@@ -58,9 +71,9 @@ def compose(
     if chosen is None:
         source = members[0].id
         transfers = tuple(Transfer(info.id, source) for info in members[1:])
-        return Start(name, members, StateName(name, 0), transfers, fresh=True, reason=reason)
+        return Start(name, members, StateName(name, 0), transfers, True, reason, servers)
     held = {record.info.id: record.state for record in participants}
     holders = [info.id for info in members if held[info.id] == chosen]
     receivers = [info.id for info in members if held[info.id] != chosen]
     transfers = tuple(Transfer(receiver, holders[i % len(holders)]) for i, receiver in enumerate(receivers))
-    return Start(name, members, chosen, transfers, fresh=False, reason=reason)
+    return Start(name, members, chosen, transfers, False, reason, servers, leaving_servers)

@@ -9,6 +9,7 @@ from .liveness import same_place
 from .members import Record
 from .messages import PROTOCOL_VERSION, Hello, ParkReason, Refused, Standing, Welcome
 from .state import Membership
+from .voiding import hold
 
 
 def greet(m: Membership, session: int, hello: Hello, now: float) -> list[Effect]:
@@ -101,6 +102,13 @@ def step_down(m: Membership, why: str) -> list[Effect]:
         effects.append(Cut(record.session, record.info.id, reason))
         m.sessions.pop(record.session, None)
         record.session = None
+    for server in m.servers.values():
+        if server.session is not None:
+            reason = f"this coordinator is out of date: {why}"
+            effects.append(Send(server.session, server.info.id, Refused(reason, retry=True)))
+            effects.append(Cut(server.session, server.info.id, reason))
+            m.server_sessions.pop(server.session, None)
+            server.session = None
     return effects
 
 
@@ -127,7 +135,7 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
     record.info = hello.member
     record.standing = hello.standing
     record.generation = hello.generation
-    record.state = hello.state
+    hold(m, record, hello.state)
     record.layout_hash = hello.layout_hash or record.layout_hash
     record.ended_stages = hello.ended_stage
     record.at_stage = hello.ended_stage if hello.standing is Standing.ENDED else None

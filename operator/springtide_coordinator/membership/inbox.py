@@ -5,8 +5,9 @@ from __future__ import annotations
 from .events import Cut, Effect, Send
 from .greeting import layout_mismatch
 from .members import Record
-from .messages import Bye, Ended, Formed, Incoming, Leaving, Parked, Progressed, Standing
+from .messages import Bye, Ended, Formed, Incoming, Leaving, Parked, ParkReason, Progressed, Standing
 from .state import Membership
+from .voiding import hold, void
 
 
 def receive(m: Membership, record: Record, message: Incoming, now: float) -> list[Effect]:
@@ -53,7 +54,10 @@ def on_parked(m: Membership, record: Record, message: Parked, now: float) -> lis
         record.parked_at = now
     record.standing = Standing.PARKED
     record.generation = message.generation
-    record.state = message.state
+    lacking = message.reason is ParkReason.SERVERS_LACK_STATE
+    if lacking and current is not None and message.generation == current.name:
+        void(m, current, message)
+    hold(m, record, message.state)
     record.layout_hash = message.layout_hash or record.layout_hash
     record.park_reason = message.reason
     record.detail, record.suspects = message.detail, message.suspects
@@ -68,7 +72,7 @@ def on_formed(m: Membership, record: Record, message: Formed) -> None:
         return
     current.formed.add(record.info.id)
     if current.start is not None:
-        record.state = current.start.state
+        hold(m, record, current.start.state)
     m.state_existed = True
 
 
@@ -79,7 +83,7 @@ def on_progress(m: Membership, record: Record, message: Progressed) -> None:
     m.state_existed = True
     current = m.current
     if record.state is None or message.state > record.state:
-        record.state = message.state
+        hold(m, record, message.state)
     if current is None or message.state.generation != current.name or record.generation != current.name:
         return
     if record.standing is Standing.AFTER and newer_than_the_end(m, message):
@@ -104,5 +108,5 @@ def on_ended(m: Membership, record: Record, message: Ended) -> None:
         return
     record.standing = Standing.ENDED
     record.at_stage = message.stage
-    record.state = message.state
+    hold(m, record, message.state)
     m.state_existed = True

@@ -10,11 +10,12 @@ from .adoption import settle
 from .boundary import ask_for_boundary, dismiss
 from .closing import close_if_over, note_losses, tell_to_park
 from .ending import end_loop, reconsider_finish
-from .events import Connected, Cut, Disconnected, Effect, Event, Received, Synced, Tick
+from .events import Connected, Cut, Disconnected, Effect, Event, Received, ServerConnected, Synced, Tick
 from .greeting import greet, step_down
 from .inbox import receive
 from .liveness import proof_of_death
-from .messages import Standing
+from .messages import ServerLeaving, Standing
+from .serving import forget_servers, greet_server, let_servers_go, mark_leaving, note_lost_servers
 from .state import Membership
 from .succession import Plan, carry_out, plan_next
 
@@ -30,11 +31,21 @@ def handle(m: Membership, event: Event, now: float) -> list[Effect]:
     match event:
         case Connected():
             effects += greet(m, event.session, event.hello, now)
+        case ServerConnected():
+            effects += greet_server(m, event.session, event.hello, now)
         case Disconnected():
             member = m.sessions.pop(event.session, None)
             if member is not None:
                 record = m.members[member]
                 record.session, record.disconnected_at = None, now
+            server = m.server_sessions.pop(event.session, None)
+            if server is not None:
+                m.servers[server].session, m.servers[server].disconnected_at = None, now
+        case Received(message=ServerLeaving() as said):
+            server = m.server_sessions.get(event.session)
+            if server is not None:
+                leaver = m.servers[server]
+                leaver.leaving = leaver.leaving or said.reason or "it was asked to leave"
         case Received():
             member = m.sessions.get(event.session)
             if member is not None:
@@ -62,7 +73,10 @@ def hear_operator(m: Membership, event: Synced, now: float) -> list[Effect]:
         return step_down(m, f"the operator has made incarnation {event.number}")
     m.target, m.minimum, m.maximum = event.target, event.minimum, event.maximum
     before, m.living = m.living, {pod.uid: pod for pod in event.living}
-    m.gone = (m.gone | set(before)) - set(m.living)
+    servers_before, m.living_servers = m.living_servers, {pod.uid: pod for pod in event.living_servers}
+    m.gone = (m.gone | set(before) | set(servers_before)) - set(m.living) - set(m.living_servers)
+    m.servers_wanted = event.servers
+    mark_leaving(m)
     m.processes_per_pod = max(1, event.processes_per_pod)
     m.operator_heard_at, m.operator_pause = now, event.pause
     m.operator_word = m.operator_word or event.observed
@@ -75,6 +89,11 @@ def hear_operator(m: Membership, event: Synced, now: float) -> list[Effect]:
         key: info
         for key, info in m.heard.items()
         if not info.pod_uid or info.pod_uid in m.living or (key in m.members and m.members[key].connected)
+    }
+    m.heard_servers = {
+        key: server
+        for key, server in m.heard_servers.items()
+        if server.pod_uid in m.living_servers or (key in m.servers and m.servers[key].connected)
     }
     return []
 
@@ -91,6 +110,7 @@ def decide(m: Membership, now: float) -> list[Effect]:
         current = m.current
         if current is not None:
             effects += note_losses(m, current, now)
+            effects += note_lost_servers(m, current, now)
             effects += end_loop(m, current)
             close_if_over(m, current, now)
         effects += tell_to_park(m, now)
@@ -102,7 +122,9 @@ def decide(m: Membership, now: float) -> list[Effect]:
         effects += carry_out(m, outcome, now)
     if m.current is not None:
         effects += ask_for_boundary(m, m.current, now)
+    effects += let_servers_go(m)
     forget(m)
+    forget_servers(m)
     return effects
 
 

@@ -34,6 +34,7 @@ class Record:
     dismissed: str = ""  # Leave was said; the reason
     goodbye: str = ""  # the outcome it said Bye with
     replaced: bool = False  # another process has its place
+    voided: bool = False  # it held a state that the servers have lost: it cannot begin anew
     sent: set[Hashable] = field(default_factory=set)  # what was said once on this stream
 
     @property

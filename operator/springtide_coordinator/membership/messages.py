@@ -32,6 +32,7 @@ class ParkReason(Enum):
     REDUCTION_FAILED = 3
     BOUNDARY = 4
     FORMATION_FAILED = 5
+    SERVERS_LACK_STATE = 6
 
     @property
     def is_complaint(self) -> bool:
@@ -62,6 +63,23 @@ class MemberInfo:
         return f"{name}/{self.local_rank}" if self.local_rank else name
 
 
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """A parameter server's process; the id is random and made once per process, the address is `ip:port`."""
+
+    id: str
+    pod_uid: str = ""
+    pod_name: str = ""
+    slot: int = 0
+    address: str = ""
+    attempt: int = 0
+
+    @property
+    def label(self) -> str:
+        """The name that people know."""
+        return self.pod_name or self.id
+
+
 # ---- worker -> coordinator ----
 
 
@@ -79,6 +97,7 @@ class Hello:
     layout_hash: str = ""
     leaving: bool = False
     ended_stage: int = 0
+    servers: tuple[ServerInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +150,27 @@ class Bye:
     detail: str = ""
 
 
-Incoming = Parked | Formed | Progressed | Leaving | Ended | Bye
+# ---- parameter server -> coordinator ----
+
+
+@dataclass(frozen=True, slots=True)
+class ServerHello:
+    """First message of a parameter server's stream."""
+
+    server: ServerInfo
+    protocol_version: int = PROTOCOL_VERSION
+    newest_incarnation: Incarnation | None = None
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLeaving:
+    """The server has been asked to go, and serves on until it is let go."""
+
+    reason: str = ""
+
+
+Incoming = Parked | Formed | Progressed | Leaving | Ended | Bye | ServerLeaving
 
 
 # ---- coordinator -> worker ----
@@ -166,6 +205,8 @@ class Start:
     transfers: tuple[Transfer, ...]
     fresh: bool
     reason: str
+    servers: tuple[ServerInfo, ...] = ()  # in slot order, one per slot
+    leaving_servers: tuple[ServerInfo, ...] = ()  # connected, not in `servers`, may hold the state
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,4 +232,11 @@ class Refused:
     retry: bool
 
 
-Outgoing = Welcome | Prepare | Start | Boundary | Leave | EndOk | Refused
+@dataclass(frozen=True, slots=True)
+class ServerLeave:
+    """To a parameter server that is leaving: nothing that it holds is needed any more."""
+
+    reason: str
+
+
+Outgoing = Welcome | Prepare | Start | Boundary | Leave | EndOk | Refused | ServerLeave

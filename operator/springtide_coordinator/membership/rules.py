@@ -14,6 +14,7 @@ class Settings:
     """Patience, in seconds."""
 
     grace: float = 0.5  # a broken stream may come back within it
+    server_return: float = 10.0  # so long no other process takes the slot of a server whose stream broke
     first_start: float = 10.0  # from `minimum` reached until starting without the missing ones
     joiners: float = 1.0  # a joiner waits this long for others that are starting
     complaint: float = 0.3  # a failed reduction with all streams alive
@@ -41,3 +42,6 @@ class Rules:
     pause_when_deaf: bool = True  # a silent loss without the operator pauses instead of shrinking
     end_together: bool = True  # EndOk only when all members ended at the same state
     leaver_hands_over: bool = True  # a leaver goes when a member that stays holds the state
+    all_servers: bool = True  # a generation begins with one connected server in each slot wanted
+    server_loss_ends: bool = True  # a lost server ends the generation that it serves
+    void_is_none: bool = True  # a state that the servers do not hold is held by nobody

@@ -9,9 +9,10 @@ from .complaints import ComplaintRow
 from .events import PodSeen
 from .generation import Generation
 from .members import Record
-from .messages import MemberInfo
+from .messages import MemberInfo, ServerInfo
 from .names import GenerationName, Incarnation, StateName
 from .rules import Rules, Settings
+from .servers import ServerRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,13 @@ class Membership:
     generations: int = 0  # greatest number of a generation that was made or reported
     arrivals: int = 0
 
+    servers_wanted: int = 0
+    servers: dict[str, ServerRecord] = field(default_factory=dict)
+    server_sessions: dict[int, str] = field(default_factory=dict)
+    heard_servers: dict[str, ServerInfo] = field(default_factory=dict)  # every one that said ServerHello
+    living_servers: dict[str, PodSeen] = field(default_factory=dict)
+    lost_servers: list[str] = field(default_factory=list)  # names, since a generation was formed
+
     living: dict[str, PodSeen] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)  # uids of pods that the operator listed and lists no more
     processes_per_pod: int = 1
@@ -53,6 +61,9 @@ class Membership:
     named: dict[str, MemberInfo] = field(default_factory=dict)  # by reports of other processes too
     known: StateName | None = None  # newest commit told of
     state_existed: bool = False  # some process has held state
+    void: StateName | None = None  # the servers have lost it: it and older ones are held by nobody
+    void_found_by: GenerationName | None = None
+    void_reason: str = ""
 
     minimum_since: float | None = None
     complaints: ComplaintRow = field(default_factory=ComplaintRow)
@@ -67,6 +78,9 @@ class Membership:
     def connected(self) -> Iterator[Record]:
         """All members with a live stream, oldest first."""
         return (record for record in self.members.values() if record.connected)
+
+    def server_connected(self, server: str) -> bool:
+        return server in self.servers and self.servers[server].connected
 
     def in_current(self, member: str) -> bool:
         return self.current is not None and member in self.current.ids

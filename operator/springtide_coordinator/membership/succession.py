@@ -14,8 +14,9 @@ from .generation import Generation, compose
 from .leaving import may_leave
 from .liveness import complaint_in, paused_without_operator, proof_of_death
 from .members import Record
-from .messages import ParkReason, Refused, Standing
+from .messages import ParkReason, Refused, ServerInfo, Standing
 from .names import StateName
+from .serving import choose_servers, still_holding
 from .startup import enough_to_start, may_start_fresh
 from .state import Membership, Status
 
@@ -30,6 +31,7 @@ class Plan:
     cause: str
     reason: str
     state_lost: bool
+    servers: tuple[ServerInfo, ...] = ()
 
 
 def is_over(m: Membership, generation: Generation | None) -> bool:
@@ -74,11 +76,15 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
             "BelowMinimum",
             f"{len(participants)} processes are ready, the job needs at least {m.minimum}",
         )
+    servers = choose_servers(m, now)
+    if waiting is None and isinstance(servers, Status):
+        waiting = servers
     if waiting is not None:
         return waiting
+    assert not isinstance(servers, Status)
     lost = m.state_existed and (chosen is None or rolls_back(m, pool))
-    cause, reason = why(m, participants, chosen, lost)
-    return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, lost)
+    cause, reason = why(m, participants, chosen, lost, servers)
+    return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, lost, servers)
 
 
 def strength(m: Membership, participants: Sequence[Record]) -> int:
@@ -90,6 +96,8 @@ def strength(m: Membership, participants: Sequence[Record]) -> int:
 
 
 def is_candidate(m: Membership, record: Record) -> bool:
+    if record.voided:
+        return False
     if record.parked:
         return True
     return not m.rules.parked_only and record.connected and record.standing is Standing.ACTIVE
@@ -193,10 +201,16 @@ def no_members(m: Membership) -> Status:
 
 
 def why(
-    m: Membership, participants: Sequence[Record], chosen: StateName | None, lost: bool
+    m: Membership,
+    participants: Sequence[Record],
+    chosen: StateName | None,
+    lost: bool,
+    servers: tuple[ServerInfo, ...],
 ) -> tuple[str, str]:
     """(cause, reason) of the generation to make."""
     current = m.current
+    if lost and chosen is None and current is not None and m.void_found_by == current.name:
+        return "failure", f"{m.void_reason}; the job starts again from nothing"
     if lost:
         what = "starts again from nothing" if chosen is None else f"goes back to {chosen}"
         return "failure", f"StateLost: every holder of newer state is gone, the job {what}"
@@ -214,6 +228,8 @@ def why(
     if current.lost:
         member, reason = next(iter(current.lost.items()))
         return "failure", f"{member} is lost: {reason}"
+    if [info.id for info in current.servers] != [info.id for info in servers]:
+        return "join", "the parameter servers changed"
     return "join", "all members stopped at a step boundary"
 
 
@@ -229,8 +245,10 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
     if not any(record.state == plan.chosen for record in participants):
         return effects  # the only holder was cut off: decide again
     name = m.next_name()
-    start = compose(name, participants, plan.chosen, plan.reason)
+    leaving = still_holding(m, plan.servers)
+    start = compose(name, participants, plan.chosen, plan.reason, plan.servers, leaving)
     m.current = Generation(name, start.members, made_at=now, base=start.state, start=start)
+    m.current.servers, m.current.leaving_servers = start.servers, start.leaving_servers
     m.minimum_since = None
     m.states_lost += plan.state_lost
     for record in participants:
@@ -244,11 +262,13 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
 def judge_complaints(m: Membership, participants: list[Record], now: float) -> list[Effect]:
     """Count a generation that ended by complaints alone; cut a member off after too many in a row."""
     current = m.current
-    if current is None or current.lost or not (current.complained or complaint_in(m, current)):
+    complained = current is not None and (current.complained or complaint_in(m, current))
+    if current is None or not complained or current.lost or current.lost_servers:
         m.complaints.reset()
         return []
     members = [record for record in participants if m.in_current(record.info.id)]
-    m.complaints.record(members, now - current.made_at, m.settings.healthy_generation)
+    servers = [info.id for info in current.servers]
+    m.complaints.record(members, now - current.made_at, m.settings.healthy_generation, servers)
     if m.complaints.length < m.settings.complaints:
         return []
     worst = m.complaints.worst(members)

@@ -1,0 +1,157 @@
+"""Whatever happens to servers: no generation without them, none goes on without one, and it always goes on.
+
+The world itself checks (tests/support/coordinator_server_world.py); each rule is taken out in turn, to show
+that it notices.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from coordinator_server_world import BrokenPromise, Server, Worker, World
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from springtide_coordinator.membership import Rules
+
+WHICH = st.integers(0, 5)
+OFTEN = ["step"] * 4 + ["elapse", "operator", "reconnect"] * 2
+SELDOM = ["delete", "break", "scale"]
+
+
+def one_of(things: list[Server] | list[Worker], which: int) -> Server | Worker | None:
+    alive = [thing for thing in things if thing.alive]
+    return alive[which % len(alive)] if alive else None
+
+
+class LifeWithServers(RuleBasedStateMachine):
+    """Random losses, replacements and numbers of servers, with workers and coordinators that come and go."""
+
+    world: World
+
+    @initialize(wanted=st.integers(1, 3), workers=st.integers(1, 2))
+    def begin(self, wanted: int, workers: int) -> None:
+        self.world = World(wanted, workers)
+        self.world.step()
+
+    @rule(which=WHICH)
+    def kill_server(self, which: int) -> None:
+        if isinstance(server := one_of(list(self.world.servers.values()), which), Server):
+            self.world.kill_server(server)
+
+    @rule(which=WHICH)
+    def delete_server_pod(self, which: int) -> None:
+        if isinstance(server := one_of(list(self.world.servers.values()), which), Server):
+            self.world.delete_server_pod(server)
+
+    @rule(which=WHICH)
+    def break_server_stream(self, which: int) -> None:
+        if server := one_of(list(self.world.servers.values()), which):
+            self.world.break_stream(server)
+
+    @rule(which=WHICH)
+    def kill_worker(self, which: int) -> None:
+        if isinstance(worker := one_of(list(self.world.workers.values()), which), Worker):
+            self.world.kill_worker(worker)
+
+    @rule(which=WHICH)
+    def break_worker_stream(self, which: int) -> None:
+        if worker := one_of(list(self.world.workers.values()), which):
+            self.world.break_stream(worker)
+
+    @rule()
+    def restart_containers(self) -> None:
+        self.world.restart_containers()
+
+    @rule()
+    def reconnect(self) -> None:
+        self.world.reconnect()
+
+    @rule()
+    def operator(self) -> None:
+        self.world.operator()
+
+    @rule(up=st.booleans())
+    def operator_comes_and_goes(self, up: bool) -> None:
+        self.world.operator_up = up
+
+    @rule(wanted=st.integers(1, 3))
+    def scale_servers(self, wanted: int) -> None:
+        self.world.wanted = wanted
+
+    @rule()
+    def restart_coordinator(self) -> None:
+        self.world.restart_coordinator()
+
+    @rule(seconds=st.sampled_from([0.1, 0.6, 3.0, 20.0]))
+    def elapse(self, seconds: float) -> None:
+        self.world.elapse(seconds)
+
+    @rule(times=st.integers(1, 3))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.world.step()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.must_go_on()
+
+
+LifeWithServers.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestLifeWithServers = LifeWithServers.TestCase
+
+
+def walk(seed: int, rules: Rules | None = None, events: int = 60, kills: bool = True) -> World:
+    """Random things by seed, then undisturbed. Raises BrokenPromise."""
+    kinds = [*OFTEN, *SELDOM, "kill" if kills else "delete"]
+    chance = random.Random(seed)
+    world = World(chance.randint(1, 3), chance.randint(1, 2), rules or Rules())
+    for _ in range(events):
+        server = one_of(list(world.servers.values()), chance.randrange(6))
+        match chance.choice(kinds):
+            case "step":
+                world.step()
+            case "kill" if isinstance(server, Server):
+                world.kill_server(server)
+            case "delete" if isinstance(server, Server):
+                world.delete_server_pod(server)
+            case "break" if server is not None:
+                world.break_stream(server)
+            case "elapse":
+                world.elapse(chance.choice([0.1, 1.0]))
+            case "scale":
+                world.wanted = chance.randint(1, 3)
+            case "operator":
+                world.operator()
+            case "reconnect":
+                world.restart_containers()
+                world.reconnect()
+    world.must_go_on()
+    return world
+
+
+def test_random_walks_break_no_promise() -> None:
+    worlds = [walk(seed) for seed in range(60)]
+    assert max(world.commits for world in worlds) > 10
+    assert any(world.m.states_lost for world in worlds)
+
+
+def test_servers_that_are_replaced_or_scaled_while_they_live_cost_no_state() -> None:
+    for seed in range(150):
+        world = walk(seed, kills=False)
+        assert not world.void, f"seed {seed} lost {world.void}"
+        assert not world.m.states_lost
+
+
+@pytest.mark.parametrize("name", ["all_servers", "server_loss_ends", "void_is_none"])
+def test_without_the_rule_a_promise_breaks(name: str) -> None:
+    rules = replace(Rules(), **{name: False})
+    for seed in range(100):
+        try:
+            walk(seed, rules)
+        except BrokenPromise:
+            return
+    pytest.fail(f"100 walks without the rule {name} broke no promise: the rule or its check does nothing")

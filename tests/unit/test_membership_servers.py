@@ -1,0 +1,449 @@
+"""A generation and its parameter servers: when it may begin, what ends it, and what a loss costs."""
+
+from __future__ import annotations
+
+import pytest
+from coordinator_room import Room, generation, info, server, state
+
+from springtide_coordinator.membership import Phase, Rules
+from springtide_coordinator.membership import messages as say
+
+
+def trains(servers: int = 2, workers: int = 2, **options: object) -> Room:
+    """A job whose first generation trains at step 0, with its servers listed by the operator."""
+    room = Room(servers=servers, target=workers, **options)  # type: ignore[arg-type]
+    room.serve(*(f"s{slot}" for slot in range(servers)))
+    room.train(*(f"w{slot}" for slot in range(workers)))
+    everybody(room)
+    return room
+
+
+def everybody(room: Room, *servers: str, **more: object) -> None:
+    """The operator's word: the members live, and these servers (by default those of the generation)."""
+    room.sync(*room.members, serving=servers or room.servers, **more)  # type: ignore[arg-type]
+
+
+def dropped(room: Room, *members: str, at: object = None) -> None:
+    for member in members or room.members:
+        room.park(member, say.ParkReason.DROPPED, at=at or room.m.members[member].state)  # type: ignore[arg-type]
+
+
+# ---- the beginning
+
+
+def test_a_first_generation_waits_for_its_servers_and_names_them() -> None:
+    room = Room(servers=2)
+    room.sync("w0", "w1", serving=("s0", "s1"))
+    room.serve("s0")
+    for worker in ("w0", "w1"):
+        room.hello(worker)
+        room.park(worker)
+    assert room.number == 0
+    assert room.phase is Phase.WAITING
+    assert room.status.reason == "WaitingForServers"
+    assert room.status.message == "1 of 2 parameter servers are connected"
+    assert room.status.waiting_for == ("pod-s1",)
+    room.serve("s1")
+    assert room.servers == ("s0", "s1")
+    start = room.last("w0", say.Start)
+    assert [one.address for one in start.servers] == ["127.0.0.1:7080", "127.0.0.1:7080"]
+    assert start.fresh
+
+
+def test_a_server_that_no_pod_is_known_of_is_named_by_its_slot() -> None:
+    room = Room(servers=1, target=1)
+    room.hello("w0")
+    room.park("w0")
+    assert room.status.waiting_for == ("parameter server 0",)
+
+
+def test_without_servers_wanted_none_is_in_a_generation() -> None:
+    room = Room()
+    room.serve("s0")
+    room.train("w0", "w1")
+    assert room.servers == ()
+
+
+def test_of_two_processes_of_a_slot_the_newest_serves() -> None:
+    room = Room(servers=1, target=1)
+    room.serve("s0b", attempt=1, pod="s0b")
+    room.serve("s0")  # the older pod's process connects last
+    room.train("w0")
+    assert room.servers == ("s0b",)
+
+
+def test_one_that_stays_serves_before_one_that_leaves() -> None:
+    room = Room(servers=1, target=1)
+    room.serve("s0")
+    room.serve("s0b", attempt=1, pod="s0b", leaving=True)
+    room.train("w0")
+    assert room.servers == ("s0",)
+
+
+@pytest.mark.parametrize(
+    ("hello", "text"),
+    [
+        (say.ServerHello(say.ServerInfo("")), "random id"),
+        (say.ServerHello(say.ServerInfo("s0")), "address"),
+        (say.ServerHello(server("s0"), protocol_version=7), "protocol version 7"),
+    ],
+)
+def test_a_server_that_cannot_be_right_is_refused_for_good(hello: say.ServerHello, text: str) -> None:
+    from springtide_coordinator.membership import ServerConnected
+
+    room = Room(servers=1)
+    room.feed(ServerConnected(99, hello))
+    refused = room.last(hello.server.id, say.Refused)
+    assert text in refused.reason
+    assert not refused.retry
+    assert not room.m.servers
+
+
+# ---- losses
+
+
+def test_a_lost_server_ends_the_generation_at_once() -> None:
+    room = trains()
+    room.lose("s1")
+    assert not room.told("w0", say.Prepare)
+    room.tick(0.6)
+    assert room.last("w0", say.Prepare).reason == "parameter server pod-s1 is lost: its stream broke"
+    dropped(room)
+    assert room.number == 1
+    assert room.status.reason == "WaitingForServers"
+    assert room.status.waiting_for == ("pod-s1",)
+    room.serve("s1x", pod="s1")  # the container came back with an empty memory
+    assert room.servers == ("s0", "s1x")
+    start = room.last("w0", say.Start)
+    assert not start.fresh
+    assert start.reason == "parameter server pod-s1 is lost: its stream broke"
+
+
+def test_a_stream_that_comes_back_within_the_grace_ends_nothing() -> None:
+    room = trains()
+    room.lose("s1")
+    room.tick(0.3)
+    room.serve("s1")
+    room.tick(5)
+    assert not room.told("w0", say.Prepare)
+    assert room.servers == ("s0", "s1")
+
+
+def test_a_server_that_was_lost_and_lives_serves_again() -> None:
+    room = trains()
+    room.lose("s1")
+    room.tick(1)
+    room.serve("s1")
+    dropped(room)
+    assert room.number == 2
+    assert room.servers == ("s0", "s1")
+
+
+def test_a_new_process_in_the_same_pod_proves_the_old_one_dead() -> None:
+    room = trains()
+    room.serve("s1x", pod="s1")  # before the old stream is seen to be broken
+    assert "another process took its place" in room.last("w0", say.Prepare).reason
+    assert room.last("s1", say.Refused).retry is False
+    dropped(room)
+    assert room.servers == ("s0", "s1x")
+
+
+def test_a_pod_that_is_gone_by_the_operators_word_is_lost_without_grace() -> None:
+    room = trains()
+    room.lose("s1")
+    everybody(room, "s0")
+    assert "its pod is gone" in room.last("w0", say.Prepare).reason
+
+
+def test_a_failed_push_with_a_broken_stream_needs_no_grace() -> None:
+    room = trains()
+    room.lose("s1")
+    room.park("w0", say.ParkReason.REDUCTION_FAILED, at=room.m.members["w0"].state, suspects=("s1",))
+    assert "a worker could not reach it" in room.last("w1", say.Prepare).reason
+
+
+def test_a_silent_loss_waits_where_the_operator_is_not_heard() -> None:
+    room = trains()
+    room.tick(16)
+    room.lose("s1")
+    room.tick(2)
+    assert not room.told("w0", say.Prepare)
+    assert room.status.reason == "OperatorUnreachable"
+    assert room.status.waiting_for == ("pod-s1",)
+    everybody(room)
+    assert room.told("w0", say.Prepare) == 1
+
+
+def test_no_other_process_takes_the_slot_of_one_that_may_come_back() -> None:
+    """A server alone holds its share: an older process of the slot must not be taken for it."""
+    room = trains(servers=1)
+    room.serve("s0b", attempt=1, pod="s0b")
+    room.lose("s0")
+    for worker in ("w0", "w1"):
+        room.park(worker, say.ParkReason.BOUNDARY, at=room.m.members[worker].state)
+    assert room.status.reason == "WaitingForServers"
+    assert room.status.waiting_for == ("pod-s0",)
+    room.tick(9)
+    assert room.servers == ("s0",)
+    room.tick(1)
+    assert room.servers == ("s0b",)
+
+
+def test_the_loss_of_a_server_after_the_last_loop_disturbs_nobody() -> None:
+    room = trains()
+    assert room.m.current is not None
+    name, at = room.m.current.name, room.m.members["w0"].state
+    assert at is not None
+    for worker in ("w0", "w1"):
+        room.tell(worker, say.Ended(name, at, 0))
+    room.lose("s1")
+    room.tick(5)
+    assert room.told("w0", say.EndOk) == 1
+    assert not room.told("w0", say.Prepare)
+
+
+# ---- other sets of servers, at a boundary
+
+
+def test_a_larger_number_is_waited_for_before_anybody_stops() -> None:
+    room = trains()
+    everybody(room, "s0", "s1", "s2", servers=3)
+    assert not room.told("w0", say.Boundary)
+    room.serve("s2")
+    assert room.last("w0", say.Boundary).reason == "parameter server pod-s2 joins"
+    boundary(room)
+    assert room.servers == ("s0", "s1", "s2")
+    assert room.last("w0", say.Start).leaving_servers == ()
+
+
+def test_a_smaller_number_asks_the_one_that_goes_for_what_it_holds() -> None:
+    room = trains(servers=3)
+    everybody(room, servers=2)
+    assert room.last("w0", say.Boundary).reason == "parameter server pod-s2 leaves"
+    boundary(room, form=False)
+    start = room.last("w0", say.Start)
+    assert [one.id for one in start.servers] == ["s0", "s1"]
+    assert [one.id for one in start.leaving_servers] == ["s2"]
+    room.leaving["s2"] = room.now + 30
+    everybody(room, "s0", "s1", "s2")
+    assert not room.told("s2", say.ServerLeave)  # the generation has not formed: it may still be asked
+    room.form()
+    assert room.told("s2", say.ServerLeave) == 1
+
+
+def test_a_server_that_leaves_is_let_go_when_another_has_taken_over() -> None:
+    room = trains()
+    room.tell("s1", say.ServerLeaving("SIGTERM"))
+    assert not room.told("w0", say.Boundary)
+    room.serve("s1b", attempt=1, pod="s1b")
+    assert (
+        room.last("w0", say.Boundary).reason
+        == "parameter server pod-s1 leaves; parameter server pod-s1b joins"
+    )
+    boundary(room)
+    assert room.servers == ("s0", "s1b")
+    assert room.last("s1", say.ServerLeave).reason == "SIGTERM"
+    room.lose("s1")
+    room.tick(5)
+    assert not room.told("w0", say.Prepare)
+
+
+def test_where_the_successor_dies_the_one_that_leaves_is_asked_again() -> None:
+    room = trains()
+    room.tell("s1", say.ServerLeaving("SIGTERM"))
+    room.serve("s1b", attempt=1, pod="s1b")
+    boundary(room, form=False)
+    room.lose("s1b")
+    room.tick(1)
+    dropped(room)
+    assert room.servers == ("s0", "s1")  # it still holds the state: the generation without it never formed
+
+
+def test_a_leaver_that_nobody_needs_goes_at_once() -> None:
+    room = Room(servers=1)
+    room.serve("s0")
+    room.tell("s0", say.ServerLeaving("SIGTERM"))
+    assert room.told("s0", say.ServerLeave) == 1
+
+
+def test_a_server_leaves_when_the_job_is_over_or_all_workers_have_gone() -> None:
+    room = trains(workers=1)
+    room.tell("s1", say.ServerLeaving("SIGTERM"))
+    assert not room.told("s1", say.ServerLeave)
+    room.tell("w0", say.Bye("Failed"))
+    room.lose("w0")
+    assert room.told("s1", say.ServerLeave) == 1
+
+
+def boundary(room: Room, form: bool = True) -> None:
+    for worker in room.members:
+        room.park(worker, say.ParkReason.BOUNDARY, at=room.m.members[worker].state)
+    if form:
+        room.form()
+
+
+# ---- a state that the servers do not hold
+
+
+def lacking(room: Room) -> None:
+    """A server is replaced by an empty one, and the workers find that the state is gone."""
+    room.lose("s1")
+    room.tick(1)
+    dropped(room)
+    room.serve("s1x", pod="s1")
+    assert room.number == 2
+    for worker in room.members:
+        room.park(worker, say.ParkReason.SERVERS_LACK_STATE, at=room.m.members[worker].state)
+
+
+def test_a_state_that_the_servers_lost_is_held_by_nobody_and_all_start_again() -> None:
+    room = trains()
+    lacking(room)
+    for worker in ("w0", "w1"):
+        assert room.last(worker, say.Leave).reason == (
+            "StateLost: parameter server pod-s1 took its parameters with it"
+        )
+    assert room.number == 2
+    for worker in ("w0", "w1"):
+        room.tell(worker, say.Bye("Left"))
+        room.lose(worker)
+    everybody(room, "s0", "s1")
+    room.sync("v0", "v1", serving=("s0", "s1"))
+    for worker in ("v0", "v1"):
+        room.hello(worker)
+        room.park(worker)
+    start = room.last("v0", say.Start)
+    assert start.fresh
+    assert start.reason.startswith("StateLost: parameter server pod-s1 took its parameters with it")
+    assert room.m.states_lost == 1
+
+
+def test_processes_that_never_trained_go_on_without_those_that_did() -> None:
+    room = trains()
+    room.hello("w2")
+    room.park("w2")
+    everybody(room)
+    room.sync("w0", "w1", "w2", serving=("s0", "s1"))
+    lacking(room)
+    for worker in ("w0", "w1"):
+        room.tell(worker, say.Bye("Left"))
+        room.lose(worker)
+    room.sync("w2", serving=("s0", "s1"), target=1)
+    assert not room.told("w2", say.Leave)
+    assert room.last("w2", say.Start).fresh
+
+
+def test_one_worker_that_finds_it_out_is_enough() -> None:
+    room = trains()
+    room.lose("s1")
+    room.tick(1)
+    dropped(room)
+    room.serve("s1x", pod="s1")
+    room.park("w0", say.ParkReason.SERVERS_LACK_STATE, at=room.m.members["w0"].state)
+    assert room.told("w1", say.Prepare) == 2
+    room.park("w1", say.ParkReason.DROPPED, at=room.m.members["w1"].state)
+    assert room.told("w1", say.Leave) == 1
+
+
+def test_a_report_of_an_older_generation_voids_nothing() -> None:
+    room = trains()
+    dropped_at = room.m.members["w0"].state
+    room.lose("s1")
+    room.tick(1)
+    room.tell(
+        "w0", say.Parked(say.ParkReason.SERVERS_LACK_STATE, generation(7), dropped_at, "layout", "", ())
+    )
+    assert room.m.void is None
+
+
+# ---- another coordinator
+
+
+def test_a_new_coordinator_takes_the_generation_with_its_servers_as_it_is() -> None:
+    room = Room(servers=2, incarnation=(2, 0))
+    servers = (server("s0"), server("s1"))
+    for worker in ("w0", "w1"):
+        room.hello(
+            worker,
+            say.Standing.ACTIVE,
+            generation=generation(4),
+            members=(info("w0"), info("w1")),
+            state=state(9, 4),
+            servers=servers,
+        )
+    assert room.servers == ("s0", "s1")
+    assert room.status.reason == "Reconnecting"
+    assert room.status.waiting_for == ("pod-s0", "pod-s1")
+    room.serve("s0", "s1")
+    everybody(room)
+    room.tick(5)
+    assert room.status.reason == "Running"
+    assert not room.told("w0", say.Prepare)
+    assert not room.told("w0", say.Boundary)
+    room.lose("s0")
+    room.tick(1)
+    assert "parameter server pod-s0 is lost" in room.last("w0", say.Prepare).reason
+
+
+def test_a_server_of_an_adopted_generation_whose_pod_has_another_process_is_lost() -> None:
+    room = Room(servers=1, target=1, incarnation=(2, 0))
+    room.hello(
+        "w0",
+        say.Standing.ACTIVE,
+        generation=generation(4),
+        members=(info("w0"),),
+        state=state(9, 4),
+        servers=(server("s0"),),
+    )
+    room.serve("s0x", pod="s0")
+    assert "another process took its place" in room.last("w0", say.Prepare).reason
+    room.sync("w0", serving=("s0",))
+    room.park("w0", say.ParkReason.DROPPED, at=state(9, 4))
+    assert room.servers == ("s0x",)
+
+
+def test_a_coordinator_that_is_out_of_date_sends_its_servers_away() -> None:
+    room = trains()
+    room.serve("s1", newest_incarnation=generation(1, 2).incarnation)
+    assert room.last("s0", say.Refused).retry
+    assert room.last("w0", say.Refused).retry
+    assert room.last("s1", say.Refused).retry
+
+
+# ---- complaints
+
+
+def test_a_worker_that_alone_cannot_reach_a_server_is_cut_off_in_the_end() -> None:
+    room = trains(workers=3)
+    for _ in range(3):
+        room.park("w2", say.ParkReason.REDUCTION_FAILED, at=room.m.members["w2"].state, suspects=("s0",))
+        room.tick(0.4)
+        dropped(room, "w0", "w1")
+        if "w2" in room.members:
+            room.form()
+    assert room.members == ("w0", "w1")
+    assert "complained" in room.last("w2", say.Refused).reason
+
+
+def test_a_server_that_nobody_reaches_costs_no_worker() -> None:
+    room = trains()
+    for _ in range(5):
+        for worker in ("w0", "w1"):
+            room.park(
+                worker, say.ParkReason.REDUCTION_FAILED, at=room.m.members[worker].state, suspects=("s0",)
+            )
+        room.tick(0.4)
+        room.form()
+    assert room.members == ("w0", "w1")
+    assert room.servers == ("s0", "s1")
+
+
+def test_the_switches_take_the_rules_out() -> None:
+    room = Room(servers=2, rules=Rules(all_servers=False))
+    room.serve("s0")
+    room.train("w0", "w1")
+    assert room.servers == ("s0",)
+    room = trains(rules=Rules(server_loss_ends=False))
+    room.lose("s1")
+    room.tick(5)
+    assert not room.told("w0", say.Prepare)
