@@ -26,6 +26,15 @@ class ParkReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FORMATION_FAILED: _ClassVar[ParkReason]
     SERVERS_LACK_STATE: _ClassVar[ParkReason]
 
+class Doing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DOING_UNSET: _ClassVar[Doing]
+    DOING_FETCHING: _ClassVar[Doing]
+    DOING_COMPUTING: _ClassVar[Doing]
+    DOING_REDUCING: _ClassVar[Doing]
+    DOING_STEPPING: _ClassVar[Doing]
+    DOING_BETWEEN: _ClassVar[Doing]
+
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PHASE_UNSET: _ClassVar[Phase]
@@ -47,6 +56,12 @@ REDUCTION_FAILED: ParkReason
 BOUNDARY: ParkReason
 FORMATION_FAILED: ParkReason
 SERVERS_LACK_STATE: ParkReason
+DOING_UNSET: Doing
+DOING_FETCHING: Doing
+DOING_COMPUTING: Doing
+DOING_REDUCING: Doing
+DOING_STEPPING: Doing
+DOING_BETWEEN: Doing
 PHASE_UNSET: Phase
 WAITING: Phase
 FORMING: Phase
@@ -111,7 +126,7 @@ class Server(_message.Message):
     def __init__(self, id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_name: _Optional[str] = ..., slot: _Optional[int] = ..., address: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "times")
+    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "activity", "times")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
     STORE_SET_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +136,7 @@ class WorkerMessage(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     parked: Parked
@@ -131,8 +147,9 @@ class WorkerMessage(_message.Message):
     ended: Ended
     values: Values
     bye: Bye
+    activity: Activity
     times: Times
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "servers")
@@ -242,6 +259,18 @@ class Times(_message.Message):
     compute_seconds: float
     wait_seconds: float
     def __init__(self, steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., data_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class Activity(_message.Message):
+    __slots__ = ("step", "doing", "seconds", "where")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DOING_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    doing: Doing
+    seconds: float
+    where: str
+    def __init__(self, step: _Optional[int] = ..., doing: _Optional[_Union[Doing, str]] = ..., seconds: _Optional[float] = ..., where: _Optional[str] = ...) -> None: ...
 
 class Data(_message.Message):
     __slots__ = ("epoch", "seen", "expected", "repeated", "lost", "skipped", "total_seen", "stage")
@@ -477,7 +506,7 @@ class Pod(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., slot: _Optional[int] = ..., started: _Optional[bool] = ..., leave_by: _Optional[float] = ...) -> None: ...
 
 class SyncRequest(_message.Message):
-    __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation", "pause_seconds", "servers", "living_servers")
+    __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation", "hang_seconds", "hung", "pause_seconds", "servers", "living_servers")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     MINIMUM_FIELD_NUMBER: _ClassVar[int]
     MAXIMUM_FIELD_NUMBER: _ClassVar[int]
@@ -486,6 +515,8 @@ class SyncRequest(_message.Message):
     PROCESSES_PER_POD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_NUMBER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    HANG_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HUNG_FIELD_NUMBER: _ClassVar[int]
     PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     LIVING_SERVERS_FIELD_NUMBER: _ClassVar[int]
@@ -497,10 +528,12 @@ class SyncRequest(_message.Message):
     processes_per_pod: int
     incarnation_number: int
     generation: int
+    hang_seconds: float
+    hung: _containers.RepeatedScalarFieldContainer[str]
     pause_seconds: float
     servers: int
     living_servers: _containers.RepeatedCompositeFieldContainer[Pod]
-    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., pause_seconds: _Optional[float] = ..., servers: _Optional[int] = ..., living_servers: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ...) -> None: ...
+    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., hung: _Optional[_Iterable[str]] = ..., pause_seconds: _Optional[float] = ..., servers: _Optional[int] = ..., living_servers: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ...) -> None: ...
 
 class ServerStatus(_message.Message):
     __slots__ = ("server", "connected", "serving", "leaving")
@@ -546,6 +579,32 @@ class Slow(_message.Message):
     since_unix: float
     def __init__(self, pod_name: _Optional[str] = ..., busy_seconds: _Optional[float] = ..., median_seconds: _Optional[float] = ..., since_unix: _Optional[float] = ...) -> None: ...
 
+class Late(_message.Message):
+    __slots__ = ("pod_uid", "pod_name", "activity", "since_unix")
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    POD_NAME_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_FIELD_NUMBER: _ClassVar[int]
+    pod_uid: str
+    pod_name: str
+    activity: Activity
+    since_unix: float
+    def __init__(self, pod_uid: _Optional[str] = ..., pod_name: _Optional[str] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., since_unix: _Optional[float] = ...) -> None: ...
+
+class Stall(_message.Message):
+    __slots__ = ("seconds", "since_unix", "step", "late", "waiting")
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    since_unix: float
+    step: int
+    late: _containers.RepeatedCompositeFieldContainer[Late]
+    waiting: int
+    def __init__(self, seconds: _Optional[float] = ..., since_unix: _Optional[float] = ..., step: _Optional[int] = ..., late: _Optional[_Iterable[_Union[Late, _Mapping]]] = ..., waiting: _Optional[int] = ...) -> None: ...
+
 class Recovery(_message.Message):
     __slots__ = ("generation", "cause", "seconds", "at_unix")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -559,7 +618,7 @@ class Recovery(_message.Message):
     def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., cause: _Optional[str] = ..., seconds: _Optional[float] = ..., at_unix: _Optional[float] = ...) -> None: ...
 
 class SyncReply(_message.Message):
-    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "lost_seconds", "slow", "servers", "servers_settled")
+    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "stall", "lost_seconds", "slow", "servers", "servers_settled")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -594,6 +653,7 @@ class SyncReply(_message.Message):
     UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMIT_UNIX_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
+    STALL_FIELD_NUMBER: _ClassVar[int]
     LOST_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SLOW_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
@@ -618,8 +678,9 @@ class SyncReply(_message.Message):
     unix_time: float
     last_commit_unix: float
     silent: _containers.RepeatedScalarFieldContainer[str]
+    stall: Stall
     lost_seconds: _containers.ScalarMap[str, float]
     slow: Slow
     servers: _containers.RepeatedCompositeFieldContainer[ServerStatus]
     servers_settled: bool
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., servers_settled: _Optional[bool] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., servers_settled: _Optional[bool] = ...) -> None: ...

@@ -28,6 +28,7 @@ from .rendezvous import Rendezvous, TooMuchError
 from .reply import sync_reply
 from .settings import Options
 from .slowness import Slow, Slowness
+from .stall import Motion
 from .streams import Stream
 
 log = logging.getLogger("springtide.coordinator")
@@ -65,6 +66,8 @@ class Hub:
         )
         self.history = History()
         self.slowness = Slowness()
+        self.motion = Motion()
+        self.hang_seconds = 0.0  # the operator's limit; 0: not told
         self.rendezvous = Rendezvous()
         self.data = pb.Data()
         self.values: dict[str, float] = {}
@@ -116,6 +119,9 @@ class Hub:
                     self._progress(stream, message.progress)
                 case "times":
                     self._times(stream, message.times)
+                case "activity":
+                    if stream.member in self.membership.members:
+                        self.motion.heard(stream.member, message.activity, self.clock())
                 case "values":
                     self.values.update(message.values.values)
                 case "hello":
@@ -162,6 +168,7 @@ class Hub:
     # ---- operator and time ----
 
     def sync(self, request: pb.SyncRequest) -> pb.SyncReply:
+        self.hang_seconds = request.hang_seconds
         self._take(wire.to_synced(request))
         return sync_reply(self, self.clock())
 
@@ -174,7 +181,8 @@ class Hub:
         now = self.clock()
         for effect in handle(self.membership, event, now):
             self._carry_out(effect, now)
-        _, status = describe(self.membership, now)
+        phase, status = describe(self.membership, now)
+        self.motion.look(phase, now)
         told = (status.reason, status.message)
         if told != self._last_told:
             self._last_told = told
@@ -196,6 +204,8 @@ class Hub:
             case Made():
                 self.rendezvous.begin(effect.start.generation)
                 self.slowness.keep([member.id for member in effect.start.members])
+                self.motion.keep({member.id for member in effect.start.members})
+                self.motion.moved_at = None
                 self.history.held_up = 0.0
                 self.history.generation_made(effect.start, effect.cause, now)
                 names = ", ".join(
@@ -281,6 +291,9 @@ class Hub:
             stream.put(pb.CoordinatorMessage(known=pb.Known(state=wire.from_state(known))))
             return
         self.history.add(commits, progress.productive_seconds, self.clock(), progress.began_unix)
+        current = self.membership.current
+        if commits and current is not None and commits[-1].state.generation == current.name:
+            self.motion.moved(self.clock())
         self.history.total_steps = progress.total_steps or self.history.total_steps
         if progress.HasField("data"):
             self.data = progress.data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import coordinator_pb2 as pb
-from . import wire
+from . import stall, wire
 from .membership import Phase, describe, serving
 from .membership.liveness import silent_pods
 
@@ -80,6 +80,9 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
                 since_unix=slow.since,
             )
         )
+    stalled = hub.motion.stall(m, known, hub.hang_seconds, now)
+    if stalled is not None:
+        reply.stall.CopyFrom(stall.to_proto(stalled, m, now))
     last = history.last_recovery
     if last is not None:
         reply.last_recovery.CopyFrom(

@@ -261,4 +261,5 @@ def to_synced(request: pb.SyncRequest) -> Synced:
         pause=max(0.0, request.pause_seconds),
         servers=request.servers,
         living_servers=tuple(to_pod(pod) for pod in request.living_servers),
+        hung=frozenset(request.hung),
     )

@@ -44,10 +44,10 @@ class Cluster(Protocol):
     async def create_pod(self, pod: Object) -> Object: ...
 
     async def delete_pod(
-        self, namespace: str, name: str, uid: str, because: str, force: bool = False
+        self, namespace: str, name: str, uid: str, because: str, grace: int | None = None
     ) -> Object:
-        """Write the reason on the pod, then delete exactly what was annotated; by force: without waiting
-        for its node's word.
+        """Write the reason on the pod, then delete exactly what was annotated. `grace`: seconds; None: as
+        the pod says; 0: by force, without waiting for its node's word.
 
         409 Conflict: the pod changed in between, or is another pod.
         """
@@ -147,15 +147,15 @@ class KubeCluster:
         return await self._kube.request("POST", _core(pod["metadata"]["namespace"], "pods"), pod)
 
     async def delete_pod(
-        self, namespace: str, name: str, uid: str, because: str, force: bool = False
+        self, namespace: str, name: str, uid: str, because: str, grace: int | None = None
     ) -> Object:
         path = _core(namespace, "pods", name)
         note = {"metadata": {"uid": uid, "annotations": {names.ANNOTATION_DELETED_BECAUSE: because}}}
         noted = await self._kube.request("PATCH", path, note, MERGE_PATCH)
         preconditions = {"uid": uid, "resourceVersion": noted["metadata"]["resourceVersion"]}
         body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
-        if force:
-            body["gracePeriodSeconds"] = 0
+        if grace is not None:
+            body["gracePeriodSeconds"] = grace
         return await self._kube.request("DELETE", path, body)
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:

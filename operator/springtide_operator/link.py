@@ -13,11 +13,25 @@ from typing import Protocol
 from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator.client import SyncClient, SyncError
 from springtide_operator.api import names
-from springtide_operator.plan.observation import CoordinatorPod, MemberReport, Report, SlowReport
+from springtide_operator.plan.observation import (
+    CoordinatorPod,
+    LateReport,
+    MemberReport,
+    Report,
+    SlowReport,
+    StallReport,
+)
 from springtide_operator.plan.relay import Word
 
 log = logging.getLogger("springtide.operator")
 
+_DOING: Mapping[int, str] = {
+    pb.DOING_FETCHING: "fetching samples",
+    pb.DOING_COMPUTING: "computing (forward and backward)",
+    pb.DOING_REDUCING: "waiting for the other workers' gradients",
+    pb.DOING_STEPPING: "in the optimizer's step",
+    pb.DOING_BETWEEN: "in the script's code between two steps",
+}
 _IN_GENERATION = (pb.ACTIVE, pb.ENDED, pb.AFTER)
 
 
@@ -120,6 +134,8 @@ def to_request(word: Word) -> pb.SyncRequest:
         generation=word.generation,
         pause_seconds=word.pause,
         processes_per_pod=word.processes_per_pod,
+        hang_seconds=word.hang_seconds,
+        hung=word.hung,
         living=[
             pb.Pod(uid=pod.uid, name=pod.name, slot=pod.slot, started=pod.started, leave_by=pod.leave_by)
             for pod in word.living
@@ -179,7 +195,23 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
             else None
         ),
         silent=frozenset(reply.silent),
+        stall=to_stall(reply.stall) if reply.HasField("stall") else None,
     )
+
+
+def to_stall(stall: pb.Stall) -> StallReport:
+    """Who is late, and with what."""
+    late = [
+        LateReport(
+            member.pod_uid,
+            member.pod_name,
+            _DOING.get(member.activity.doing, ""),
+            member.activity.where,
+            member.since_unix,
+        )
+        for member in stall.late
+    ]
+    return StallReport(stall.seconds, stall.since_unix, stall.step, tuple(late), stall.waiting)
 
 
 def news(before: Report | None, after: Report | None) -> bool:
@@ -200,6 +232,7 @@ def news(before: Report | None, after: Report | None) -> bool:
             step_seconds=0.0,
             lost_seconds={},
             slow=None,
+            stall=replace(report.stall, seconds=0.0) if report.stall is not None else None,
         )
 
     return still(before) != still(after)

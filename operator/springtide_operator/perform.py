@@ -190,7 +190,11 @@ class Performer:
         else:
             try:
                 answer = await self._cluster.delete_pod(
-                    job.namespace, action.name, action.uid, action.because, action.force
+                    job.namespace,
+                    action.name,
+                    action.uid,
+                    action.because,
+                    0 if action.force else action.grace_seconds,
                 )
             except ApiError as error:
                 if is_gone(error):

@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Iterator
 
+import operator_session_worker
 import pytest
 from e2e_cluster import E2ECluster, RefusedError, cluster
 from operator_fake_worker import FakeJob, read
@@ -148,3 +149,22 @@ def test_extra_workers_need_a_limit(job: FakeJob) -> None:
     workers = {"replicas": 1, "template": {"spec": {"containers": [{"image": "x"}]}}}
     with pytest.raises(RefusedError, match=r"elasticity.policy Capacity needs workers.maxReplicas"):
         job.start(workers=workers, elasticity={"policy": "Capacity"})
+
+
+def test_a_worker_that_hangs_is_named_and_replaced(system: E2ECluster, namespace: str, job: FakeJob) -> None:
+    policy = {"hangTimeoutSeconds": 5, "onHang": "Replace"}
+    job.start(replicas=2, failurePolicy=policy, container=operator_session_worker.container(hang=True))
+    first = job.until_running("0-0", "1-0", seconds=60)
+    after = job.until_running("0-0", "1-1", seconds=60)
+    assert after["fake-worker-0-0"] == first["fake-worker-0-0"]
+    system.until(60, "training to go on", lambda: job.status().get("step", 0) > 20)
+    status = job.status()
+    assert status["restarts"]["failures"] == 1
+    said = status["lastFailure"]
+    assert (said["pod"], said["reason"]) == ("fake-worker-1-0", "Hung")
+    assert "fetching samples since" in said["message"]
+    assert "(train.py:31 in load)" in said["message"]
+    assert "on node" in said["message"]
+    system.until(60, "no complaint", lambda: job.condition("Degraded")["status"] == "False")
+    events = {event["reason"] for event in read(system, "events", "-n", namespace)["items"]}
+    assert "WorkerFailed" in events

@@ -12,6 +12,7 @@ from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 
 from springtide import outcome
+from springtide_coordinator import coordinator_pb2 as pb
 
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 7, "pace": 0.015}
 STEPS = 56
@@ -72,6 +73,32 @@ def test_first_member_killed_and_replaced(
     check(cluster, reference, [second, third, joiner])
     # The joiner never trained what was committed before it came.
     assert joiner.commits()[0]["step"] > 8
+
+
+def test_a_worker_that_hangs_is_named_cut_off_and_replaced(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    """The first member, which tells of the commits, in its optimizer's step: all others are a step ahead."""
+    cluster = make_cluster(options={"pace": 0.02})
+    cluster.hang_seconds = 2.0
+    first, second = cluster.start(2, faults={0: "stepping:8:sleep=600"})
+
+    def told() -> bool:
+        if cluster.reply is None or not cluster.reply.HasField("stall"):
+            return False
+        stall = cluster.reply.stall
+        said = [(one.pod_name, one.activity.step, one.activity.doing) for one in stall.late]
+        return said == [(first.name, 8, pb.DOING_STEPPING)] and stall.waiting == 1
+
+    cluster.until(told, f"the word that {first.name} is late with step 8")
+    cluster.hung.add(first.uid)
+    cluster.until_step(12, second)
+    assert first.running, "its process is still there, and disturbs nobody"
+    cluster.until(lambda: cluster.reply is not None and not cluster.reply.HasField("stall"), "motion")
+    first.kill()
+    joiner = cluster.add()
+    cluster.until_done()
+    check(cluster, reference, [second, joiner])
 
 
 def test_joins_and_leaves(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:

@@ -10,7 +10,7 @@ from operator_world import World, job_object
 
 from springtide_operator.api import names
 from springtide_operator.plan.actions import CreateCoordinator, CreateWorker, DeletePod, Plan
-from springtide_operator.plan.observation import Node
+from springtide_operator.plan.observation import LateReport, Node, StallReport
 from springtide_operator.plan.refused import refuse
 
 Object = dict[str, Any]
@@ -131,6 +131,22 @@ def ended_by_the_node(world: World, slot: int, reason: str) -> None:
     pod = worker(world, slot)
     world.end(pod, 137)
     pod["status"] |= {"reason": reason, "message": f"the node says {reason}"}
+
+
+def stalled(
+    world: World, *late: int, seconds: float = 600.0, step: int = 11, doing: str = "fetching samples"
+) -> None:
+    """No step was committed for so long; the others wait for the workers of these slots."""
+    world.reports()
+    everybody = len(world.workers())
+    said = [
+        LateReport(
+            pod["metadata"]["uid"], pod["metadata"]["name"], doing, "train.py:31 in load", world.now - 598
+        )
+        for pod in (worker(world, slot) for slot in late)
+    ]
+    found = StallReport(seconds, world.now - seconds, step, tuple(said), everybody - len(late))
+    world.reports(stall=found, phase="RUNNING" if step else "ENDING")
 
 
 def refused(world: World, code: int, message: str, terminating: bool = False, role: str = "worker") -> None:

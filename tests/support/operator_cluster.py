@@ -152,13 +152,13 @@ class FakeCluster:
         return self._create("pods", {**pod, "status": {"phase": "Pending"}})
 
     async def delete_pod(
-        self, namespace: str, name: str, uid: str, because: str, force: bool = False
+        self, namespace: str, name: str, uid: str, because: str, grace: int | None = None
     ) -> Object:
         await self._call("delete_pod", name)
         pod = self._get("pods", namespace, name)
         if pod["metadata"]["uid"] != uid:
             raise ApiError(409, "Conflict", "uid")
-        if force:
+        if grace == 0:
             self.remove("pods", namespace, name)
             return {"kind": "Pod", **pod}
         pod["metadata"].setdefault("annotations", {})[names.ANNOTATION_DELETED_BECAUSE] = because

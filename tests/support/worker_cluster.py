@@ -183,6 +183,8 @@ class WorkerCluster:
         # As the real operator: a job with a Finished worker is over, and nobody says whose pods are gone.
         self.over_when_finished = False
         self.coordinator_of: Callable[[str, str], str] = lambda name, address: address
+        self.hang_seconds = 0.0
+        self.hung: set[str] = set()  # uids of pods that the operator replaces since they hang
         self.workers: list[Worker] = []
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._incarnation = 0
@@ -330,7 +332,7 @@ class WorkerCluster:
         living = [
             pb.Pod(uid=w.uid, name=w.name, slot=w.slot, started=True, leave_by=w.leave_by)
             for w in self.workers
-            if w.running
+            if w.running and w.uid not in self.hung
         ]
         each = self.processes_per_pod
         return pb.SyncRequest(
@@ -340,4 +342,6 @@ class WorkerCluster:
             living=living,
             observed=True,
             processes_per_pod=each,
+            hang_seconds=self.hang_seconds,
+            hung=sorted(self.hung),
         )

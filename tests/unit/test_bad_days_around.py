@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from operator_bad_days import ALL_GO, Day, live_through, refused, unschedulable, waits, worker
+from operator_bad_days import ALL_GO, Day, live_through, refused, stalled, unschedulable, waits, worker
 from operator_world import World
 
 from springtide_operator.api import names
@@ -229,7 +229,45 @@ SCHEDULERS = [
     ),
 ]
 
-DAYS = [*SCHEDULERS, *WAITING, *REFUSED, *COORDINATOR, *NODES]
+
+def silent_one(world: World) -> None:
+    stalled(world, 1, doing="")
+
+
+HUNG, REPLACE = ("Degraded", "Hung"), {"onHang": "Replace"}
+HANGS = [
+    Day(
+        "a worker hangs",
+        lambda w: stalled(w, 1),
+        "",
+        (*HUNG, "step 11 waits for worker digits-worker-1-0 on node node-1, fetching samples since"),
+        event="Hung",
+    ),
+    Day("a worker hangs, not for long enough", lambda w: stalled(w, 1, seconds=599.0)),
+    Day("a worker hangs, a longer limit", lambda w: stalled(w, 1), policy={"hangTimeoutSeconds": 601}),
+    Day("a worker hangs without a word", silent_one, "", (*HUNG, "of which nothing was heard in this step")),
+    Day("all wait for each other", stalled, "", (*HUNG, "each worker waits for the others' gradients")),
+    Day("a worker does not come to the loop's end", lambda w: stalled(w, 2, step=0), "",
+        (*HUNG, "the end of the loop waits for worker digits-worker-2-0")),
+    Day("a worker hangs and is replaced", lambda w: stalled(w, 1), "+1-1 -1-0:Hung",
+        counts=(1, 0), policy=REPLACE, event="WorkerFailed"),
+    Day("two workers hang and are replaced", lambda w: stalled(w, 0, 1), "+0-1 +1-1 -0-0:Hung -1-0:Hung",
+        counts=(1, 0), policy=REPLACE),
+    Day("all workers hang, none is replaced", lambda w: stalled(w, 0, 1, 2), "",
+        (*HUNG, "none is replaced, since nobody would hold the job's state"), policy=REPLACE),
+    Day("all wait for each other, none is replaced", stalled, "",
+        (*HUNG, "it cannot be told who is late"), policy=REPLACE),
+    Day("a worker hangs once too often", lambda w: stalled(w, 1), "-0-0:JobOver -1-0:JobOver -2-0:JobOver",
+        ("Failed", "BackoffLimitExceeded", "(train.py:31 in load)"), (1, 0), {**REPLACE, "backoffLimit": 0}),
+    Day("rule: hangs count against nothing", lambda w: stalled(w, 1), "+1-1 -1-0:Hung",
+        policy={**REPLACE, "rules": [{"action": "Ignore", "reasons": ["Hung"]}]}, event="WorkerEndIgnored"),
+    Day("a worker hangs, the job fails", lambda w: stalled(w, 1), ALL_GO,
+        ("Failed", "Hung", "worker digits-worker-1-0 on node node-1"), policy={"onHang": "FailJob"}),
+    Day("a worker hangs, nobody reaches the coordinator",
+        lambda w: (stalled(w, 1), setattr(w, "unreachable_since", w.now - 1)), policy={"onHang": "FailJob"}),
+]  # fmt: skip
+
+DAYS = [*SCHEDULERS, *WAITING, *REFUSED, *COORDINATOR, *NODES, *HANGS]
 
 
 @pytest.mark.parametrize("day", DAYS, ids=lambda day: day.name)

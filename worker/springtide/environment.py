@@ -121,6 +121,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         metrics_file=text("METRICS_FILE"),
         step_log=text("STEP_LOG"),
         fault=text("FAULT"),
+        collective_seconds=number("SPRINGTIDE_COLLECTIVE_SECONDS", 1800.0, 1.0),
         threads=int(number("OMP_NUM_THREADS", 0, 0)),
         logical_workers=int(number("SPRINGTIDE_LOGICAL_WORKERS", 0, 0)),
         mkl_cbwr=environ.get("MKL_CBWR", ""),

@@ -13,7 +13,8 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Mapping
+import types
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,19 @@ def failed(error: BaseException, root: str | None = None) -> Failed:
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     if not frames:
         return Failed(name, message)
+    return Failed(name, message, users_frame(frames, root))
+
+
+def users_frame(frames: Sequence[tuple[types.CodeType, int]], root: str | None = None) -> str:
+    """`file:line in function` of the last frame that is the user's own, or of the very last one.
+
+    frames: code and line, the innermost last; not empty. root: as for `failed`.
+    """
+    root = _script_folder() if root is None else root
     libraries = _library_folders()
     code, line = next((f for f in reversed(frames) if _is_users(f[0].co_filename, libraries)), frames[-1])
     where = "" if code.co_name == "<module>" else f" in {code.co_name}"
-    return Failed(name, message, f"{_short(code.co_filename, root)}:{line}{where}")
+    return f"{_short(code.co_filename, root)}:{line}{where}"
 
 
 # ---- to and from JSON

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from springtide.activity import Activity, doing, main_thread_place
 from springtide.environment import Settings
 from springtide.membership import Membership
 from springtide.outcome import Failed, Left, Outcome
@@ -51,6 +52,8 @@ class Session:
         self._timed_at = 0.0
         self._streams = 0
         self._resend = False
+        self._activity = Activity(main_thread_place)
+        self._activity_told_on = 0  # stream
         self._closing = threading.Event()
         self._teller = threading.Thread(target=self._tell_for_ever, name="springtide-progress", daemon=True)
 
@@ -122,6 +125,7 @@ class Session:
         while not self._closing.wait(TELL_SECONDS):
             self._tell()
             self._tell_times()
+            self._tell_activity()
             self._watch_reductions()
             if self.term_at is not None and not self.membership.leaving:
                 log.info("SIGTERM: leaving at the next boundary")
@@ -157,6 +161,16 @@ class Session:
         times = self._runtime.timing.take()
         if times is not None:
             self.send(pb.WorkerMessage(times=times))
+
+    def _tell_activity(self) -> None:
+        if not self._client.connected:
+            return
+        if self._activity_told_on != self._streams:
+            self._activity_told_on = self._streams
+            self._activity.again()
+        lasting = self._activity.look(doing(self._runtime), time.monotonic())
+        if lasting is not None:
+            self.send(pb.WorkerMessage(activity=lasting))
 
     def _tell(self) -> None:
         runtime = self._runtime

@@ -11,11 +11,15 @@ from springtide_coordinator import coordinator_pb2 as pb
 
 
 class Timing:
-    """Sums since the coordinator was last told; seconds. Samples are fetched in the script's thread."""
+    """Sums since the coordinator was last told; seconds. Samples are fetched in the script's thread.
+
+    fetching: whether that goes on now; any thread may read it.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._lock = threading.Lock()
+        self.fetching = False
         self._fetched = 0.0
         self._outside = 0.0  # of that, before the body
         self._paused = 0.0
@@ -27,9 +31,11 @@ class Timing:
 
         def timed_fetch(ids: Any) -> Any:
             began = self._clock()
+            self.fetching = True
             try:
                 return fetch(ids)
             finally:
+                self.fetching = False
                 self._fetched += self._clock() - began
 
         return timed_fetch

@@ -89,8 +89,26 @@ def cut_if_stuck(m: Membership, generation: Generation, record: Record, now: flo
     since = max(generation.closing_at, record.connected_at)
     if record.standing not in _TRAINS or now - since < m.settings.parking or record.session is None:
         return []
-    reason = f"{record.info.label} did not park within {m.settings.parking:g} s"
+    return cut_off(
+        m, generation, record, f"{record.info.label} did not park within {m.settings.parking:g} s", now
+    )
+
+
+def cut_off_hung(m: Membership, now: float) -> list[Effect]:
+    """The operator replaces the pods of members that hang: the others go on without them at once."""
+    effects: list[Effect] = []
+    current = m.current
+    for record in list(m.connected()):
+        if current is not None and record.info.pod_uid in m.hung and record.info.id in current.ids:
+            effects += cut_off(m, current, record, f"{record.info.label} hangs", now)
+    return effects
+
+
+def cut_off(m: Membership, generation: Generation, record: Record, reason: str, now: float) -> list[Effect]:
+    """End the stream of a member that does not answer; it stays lost to the generation until it parks."""
     session = record.session
+    if session is None:
+        return []
     m.sessions.pop(session, None)
     record.session, record.disconnected_at = None, now
     generation.fenced.add(record.info.id)

@@ -60,6 +60,7 @@ class Synced:
     pause: float = 0.0  # seconds until its next word at the latest; 0: not told
     servers: int = 0  # parameter servers wanted; 0: a strategy without
     living_servers: tuple[PodSeen, ...] = ()
+    hung: frozenset[str] = frozenset()  # uids of pods that hang and are replaced; not among the living
 
 
 @dataclass(frozen=True, slots=True)

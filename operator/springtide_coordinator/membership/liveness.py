@@ -48,6 +48,8 @@ def why_lost(m: Membership, generation: Generation, info: MemberInfo, now: float
     A stream that broke has a short grace. A failed reduction or the operator's word ends it at once. Without
     either, a coordinator that cannot hear the operator pauses: it may be the one that was cut off.
     """
+    if info.pod_uid in m.hung:
+        return "it hangs, and its pod is replaced"
     if proof := proof_of_death(m, info):
         return proof
     record = m.members.get(info.id)

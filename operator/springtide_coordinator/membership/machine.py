@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .adoption import settle
 from .boundary import ask_for_boundary, dismiss
-from .closing import close_if_over, note_losses, tell_to_park
+from .closing import close_if_over, cut_off_hung, note_losses, tell_to_park
 from .ending import end_loop, reconsider_finish
 from .events import Connected, Cut, Disconnected, Effect, Event, Received, ServerConnected, Synced, Tick
 from .greeting import greet, step_down
@@ -95,7 +95,8 @@ def hear_operator(m: Membership, event: Synced, now: float) -> list[Effect]:
         for key, server in m.heard_servers.items()
         if server.pod_uid in m.living_servers or (key in m.servers and m.servers[key].connected)
     }
-    return []
+    m.hung = event.hung
+    return cut_off_hung(m, now)
 
 
 def decide(m: Membership, now: float) -> list[Effect]:

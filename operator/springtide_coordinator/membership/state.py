@@ -51,6 +51,7 @@ class Membership:
 
     living: dict[str, PodSeen] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)  # uids of pods that the operator listed and lists no more
+    hung: frozenset[str] = frozenset()  # uids of pods that the operator replaces since they hang
     processes_per_pod: int = 1
     operator_heard_at: float | None = None
     operator_pause: float = 0.0  # seconds within which it means to call again; 0: it did not say

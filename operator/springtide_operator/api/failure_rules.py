@@ -74,8 +74,8 @@ class FailureRule(ApiModel):
         min_length=1,
         max_length=32,
         description="Holds for one of these reasons: OOMKilled, Error, NotFinished, StartError,"
-        " InitContainerFailed, Evicted, Preempted, NodeLost, NodeShutdown, Deleted, Left; or the reason that"
-        " the pod's status gives. ImagePullBackOff, CreateContainerConfigError, Unschedulable and other"
+        " InitContainerFailed, Hung, Evicted, Preempted, NodeLost, NodeShutdown, Deleted, Left; or the reason"
+        " that the pod's status gives. ImagePullBackOff, CreateContainerConfigError, Unschedulable and other"
         " reasons for which a pod waits hold as well: then Restart and Replace give the waiting pod up.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )

@@ -222,6 +222,12 @@ class Workers(ApiModel):
         return self.max_replicas if self.max_replicas is not None else MAX_WORKERS
 
 
+class OnHang(StrEnum):
+    WARN = "Warn"
+    REPLACE = "Replace"
+    FAIL_JOB = "FailJob"
+
+
 class FailurePolicy(ApiModel):
     """When the job gives up."""
 
@@ -238,6 +244,20 @@ class FailurePolicy(ApiModel):
         le=10000,
         description="Preemptions, evictions, deletions and lost nodes that are endured: one more fails the"
         " job. Workers that go together for one cause count once. Absent: any number.",
+    )
+    hang_timeout_seconds: int = Field(
+        default=600,
+        ge=5,
+        le=MAX_SECONDS,
+        description="The job hangs when no step was committed for so long: since the last commit, or since"
+        " the generation formed; longer than any step may take, its compilation included.",
+    )
+    on_hang: OnHang = Field(
+        default=OnHang.WARN,
+        description="What is done when the job hangs. Warn: condition Degraded (reason Hung) names the late"
+        " worker, its node and what it last did. Replace: as well, the late workers are replaced while"
+        " others wait for them; that counts against backoffLimit, unless a rule for reason Hung says"
+        " otherwise. FailJob: the job fails.",
     )
     rules: list[FailureRule] = Field(
         default_factory=list,

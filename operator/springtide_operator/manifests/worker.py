@@ -12,6 +12,7 @@ from springtide_operator.api.job import Job
 from springtide_operator.manifests import gang
 
 GRACE_SECONDS = 120
+COLLECTIVE_SECONDS = 1800  # the workers' own default
 SHM_VOLUME = "springtide-shm"
 SHM_PATH = "/dev/shm"
 
@@ -188,6 +189,7 @@ def _environment(
         {"name": "SPRINGTIDE_BACKEND", "value": job.spec.strategy.all_reduce.backend.value},
         {"name": "SPRINGTIDE_BUCKET_MIB", "value": str(job.spec.strategy.all_reduce.bucket_mib)},
         *_exact(job),
+        *_collectives(job),
         {"name": "SPRINGTIDE_TERMINATION_LOG", "value": termination_log},
         {"name": "SPRINGTIDE_METRICS_PORT", "value": str(names.WORKER_METRICS_PORT)},
         *_processes(job),
@@ -211,6 +213,14 @@ def _environment(
 def _processes(job: Job) -> list[Object]:
     count = job.spec.workers.processes_per_pod
     return [] if count == 1 else [{"name": "SPRINGTIDE_PROCESSES", "value": str(count)}]
+
+
+def _collectives(job: Job) -> list[Object]:
+    """A collective must not give up before a hang is noticed: that would blame whoever waits."""
+    limit = 2 * job.spec.failure_policy.hang_timeout_seconds
+    if limit <= COLLECTIVE_SECONDS:
+        return []
+    return [{"name": "SPRINGTIDE_COLLECTIVE_SECONDS", "value": str(limit)}]
 
 
 def _exact(job: Job) -> list[Object]:

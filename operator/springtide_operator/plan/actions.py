@@ -92,6 +92,7 @@ class DeletePod:
     because: str  # a DELETE_ constant, written on the pod
     reason: str
     force: bool = False  # do not wait for its node's word
+    grace_seconds: int | None = None  # None: as its template says
     kind: ClassVar[str] = "delete_pod"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.api.model import PodCleanup
+from springtide_operator.plan import hangs
 from springtide_operator.plan.actions import Action, DeleteJob, DeletePod, DeleteService
 from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.ledger import Ledger
@@ -30,11 +31,14 @@ def ended_pods(observation: Observation, ledger: Ledger) -> list[Action]:
     ]
     failed.sort(key=lambda pod: (pod.created_at, pod.slot, pod.attempt), reverse=True)
     keep = {pod.uid for pod in failed[:KEEP_FAILED]}
-    return [
-        DeletePod(pod.name, pod.uid, _because(pod), "it ended, and its end is counted")
-        for pod in ended
-        if pod.uid not in keep
-    ]
+    return [_replaced(pod) for pod in ended if pod.uid not in keep]
+
+
+def _replaced(pod: WorkerPod) -> DeletePod:
+    if pod.end is not None and pod.end.reason == reasons.HUNG and not pod.terminal:
+        why = "it hangs, and its end is counted"
+        return DeletePod(pod.name, pod.uid, reasons.DELETE_HUNG, why, grace_seconds=hangs.GRACE_SECONDS)
+    return DeletePod(pod.name, pod.uid, _because(pod), "it ended, and its end is counted")
 
 
 def _because(pod: WorkerPod) -> str:

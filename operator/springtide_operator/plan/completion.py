@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.manifests.worker import TemplateError, worker_pod
-from springtide_operator.plan import deadline, restarts
+from springtide_operator.plan import deadline, hangs, restarts
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Finished, Observation, WorkerPod
 
@@ -32,6 +32,9 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> Ou
     exceeded = restarts.exceeded(job, ledger)
     if exceeded is not None:
         return Outcome(False, exceeded.reason, exceeded.message)
+    hung = hangs.fatal(job, observation)
+    if hung is not None:
+        return Outcome(False, hung.reason, hung.message)
     late = deadline.exceeded(job, now)
     if late is not None:
         return Outcome(False, reasons.DEADLINE_EXCEEDED, late)

@@ -16,6 +16,7 @@ from springtide_operator.plan import (
     deadline,
     elasticity,
     gang,
+    hangs,
     nodes,
     problems,
     progress,
@@ -48,7 +49,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     if ended is not None:
         return _after_the_end(job, observation, ended, now)
     ledger = Ledger.from_status(old)
-    observation = nodes.judged(observation, now)
+    observation = hangs.judged(job, nodes.judged(observation, now))
     job = gang.informed(job, observation)
     observation = replace(observation, pods_wait=gang.waits(job, observation))
     if conditions.is_true(old, reasons.RUNNING):

@@ -139,6 +139,28 @@ class SlowReport:
 
 
 @dataclass(frozen=True)
+class LateReport:
+    """A worker that the others wait for. `doing`: what, in words; "" where nothing was heard of it."""
+
+    pod_uid: str
+    pod: str
+    doing: str = ""
+    where: str = ""  # line of the script
+    since: float = 0.0  # unix seconds; 0: not known
+
+
+@dataclass(frozen=True)
+class StallReport:
+    """No step was committed for `seconds`. `step`: the one waited for; 0: the end of the loop."""
+
+    seconds: float
+    since: float  # unix seconds, by the coordinator's clock
+    step: int
+    late: tuple[LateReport, ...] = ()
+    waiting: int = 0  # members that wait
+
+
+@dataclass(frozen=True)
 class Report:
     """The coordinator's last answer."""
 
@@ -165,6 +187,7 @@ class Report:
     step_seconds: float = 0.0  # median of the recent ones
     lost_seconds: Mapping[str, float] = field(default_factory=dict)  # by cause, since its process began
     slow: SlowReport | None = None
+    stall: StallReport | None = None  # None: it moves
     silent: frozenset[str] = frozenset()  # pod uids that run and have not said Hello
 
     @property

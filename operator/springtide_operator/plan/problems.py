@@ -5,7 +5,7 @@ from __future__ import annotations
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import coordinator as coordinator_policy
-from springtide_operator.plan import elasticity, gang, restarts, sizing
+from springtide_operator.plan import elasticity, gang, hangs, restarts, sizing
 from springtide_operator.plan.backoff import LOOP_COUNT
 from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.ledger import Ledger
@@ -28,6 +28,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_coordinator(observation, ledger, now),
         *_refused(job, observation),
         *_gang(job, observation),
+        *_hung(job, observation),
         *_workers(job, observation),
         *_silent(observation, ledger, now),
         *_backing_off(job, observation, ledger, now),
@@ -109,6 +110,11 @@ def _workers(job: Job, observation: Observation) -> list[Problem]:
             text += f" (and {len(members) - 1} more)"
         result.append(Problem(reason, text))
     return result
+
+
+def _hung(job: Job, observation: Observation) -> list[Problem]:
+    found = hangs.problem(job, observation)
+    return [] if found is None else [found]
 
 
 def _silent(observation: Observation, ledger: Ledger, now: float) -> list[Problem]:

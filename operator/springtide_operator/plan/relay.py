@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from springtide_operator.api.job import Job
-from springtide_operator.plan import sizing
+from springtide_operator.plan import hangs, sizing
 from springtide_operator.plan.observation import CoordinatorPod, Observation, WorkerPod
 
 # A pod is held for gone when its deletionTimestamp is past by this much, although its node never said so.
@@ -48,6 +48,8 @@ class Word:
     generation: int = 0  # newest in status; 0: none yet
     pause: float = 0.0  # seconds within which the next call comes; 0: not told
     processes_per_pod: int = 1
+    hang_seconds: float = 0.0  # a stall is told of from so many seconds on
+    hung: tuple[str, ...] = ()  # uids of pods that are replaced since they hang
 
 
 def word(job: Job, observation: Observation, incarnation: int, now: float, pause: float = 0.0) -> Word:
@@ -55,10 +57,12 @@ def word(job: Job, observation: Observation, incarnation: int, now: float, pause
     living = [
         LivingPod(pod.uid, pod.name, pod.slot, pod.started_at is not None or pod.running, pod.gone_by or 0.0)
         for pod in sorted(observation.workers, key=lambda pod: (pod.slot, pod.attempt))
-        if pod.end is None and now < held_for_gone_at(pod)
+        if pod.end is None and now < held_for_gone_at(pod) and not hangs.goes(pod)
     ]
+    hung = sorted(pod.uid for pod in observation.workers if hangs.goes(pod))
+    hang_seconds = float(job.spec.failure_policy.hang_timeout_seconds)
     workers = job.spec.workers
     trained = int(job.status.get("generation") or 0)
     each = workers.processes_per_pod
     sizes = sizing.target(job) * each, workers.min_replicas * each, workers.maximum * each
-    return Word(*sizes, incarnation, tuple(living), trained, pause, each)
+    return Word(*sizes, incarnation, tuple(living), trained, pause, each, hang_seconds, tuple(hung))

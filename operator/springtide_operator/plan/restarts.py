@@ -24,6 +24,7 @@ ROLE = "worker"
 # What the end of a pod was that we deleted, by the reason that we wrote on it.
 _OWN_DELETIONS = {
     reasons.DELETE_GIVEN_UP: reasons.END_FAILED,
+    reasons.DELETE_HUNG: reasons.END_FAILED,
     reasons.DELETE_NODE_LOST: reasons.END_PREEMPTED,
     reasons.DELETE_STUCK: reasons.END_PREEMPTED,
 }

@@ -1,0 +1,136 @@
+"""When no step is committed any more: since when, and whom the others wait for.
+
+A member that is stuck commits nothing, so it tells without a commit what it has been doing for a while. The
+clock runs from the last commit of the running generation, or from the moment when that generation formed; it
+stands still while members are waited for, a generation is made, or the script runs after its loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from . import coordinator_pb2 as pb
+from .membership import Membership, Phase
+from .membership.generation import Generation
+from .membership.members import Record
+from .membership.messages import Standing
+from .membership.names import StateName
+
+WHERE_LIMIT = 300  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a member has been doing since unix time `since`, in the step of number `step`."""
+
+    step: int
+    doing: pb.Doing
+    since: float
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A member that others wait for; `activity`: None when nothing was heard of the step waited for."""
+
+    member: str
+    activity: Activity | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """`step`: the one waited for; 0: the end of the loop. `waiting`: members in pods without a late one."""
+
+    since: float
+    step: int
+    late: tuple[Late, ...]
+    waiting: int
+
+
+@dataclass(slots=True)
+class Motion:
+    """When the job last moved. Times are unix seconds."""
+
+    moved_at: float | None = None
+    activities: dict[str, Activity] = field(default_factory=dict)  # by member id
+
+    def look(self, phase: Phase, now: float) -> None:
+        """After every event: the clock runs only while a generation trains."""
+        if phase not in (Phase.RUNNING, Phase.ENDING):
+            self.moved_at = None
+        elif self.moved_at is None:
+            self.moved_at = now
+
+    def moved(self, now: float) -> None:
+        """A step of the running generation was committed."""
+        if self.moved_at is not None:
+            self.moved_at = now
+
+    def heard(self, member: str, activity: pb.Activity, now: float) -> None:
+        seconds = activity.seconds if 0 <= activity.seconds < 1e9 else 0.0
+        self.activities[member] = Activity(
+            activity.step, activity.doing, now - seconds, activity.where[:WHERE_LIMIT]
+        )
+
+    def keep(self, members: set[str]) -> None:
+        """Forget all but these."""
+        for member in set(self.activities) - members:
+            del self.activities[member]
+
+    def stall(self, m: Membership, known: StateName | None, limit: float, now: float) -> Stall | None:
+        """None while it moves, or has not stood still for `limit` seconds (0: never)."""
+        current = m.current
+        if limit <= 0 or self.moved_at is None or now - self.moved_at < limit or current is None:
+            return None
+        records = [m.members[member] for member in current.ids if member in m.members]
+        ending = any(record.standing is Standing.ENDED for record in records)
+        step = 0 if ending else _awaited(current, known)
+        late = []
+        for record in records:
+            if not record.connected or self._waits(record, step):
+                continue
+            activity = self.activities.get(record.info.id)
+            fresh = activity is not None and activity.step >= step
+            late.append(Late(record.info.id, activity if fresh else None))
+        late_pods = {m.members[one.member].info.pod_uid for one in late}
+        waiting = sum(record.connected and record.info.pod_uid not in late_pods for record in records)
+        return Stall(self.moved_at, step, tuple(late), waiting)
+
+    def _waits(self, record: Record, step: int) -> bool:
+        if record.standing is not Standing.ACTIVE:
+            return True
+        activity = self.activities.get(record.info.id)
+        return (
+            step > 0
+            and activity is not None
+            and activity.doing == pb.DOING_REDUCING
+            and activity.step >= step
+        )
+
+
+def _awaited(current: Generation, known: StateName | None) -> int:
+    """Number of the step after the newest commit of this generation, or after the state it began from."""
+    steps = [known.step] if known is not None and known.generation == current.name else []
+    steps += [base.step for base in (current.base, current.start.state if current.start else None) if base]
+    return 1 + max(steps, default=known.step if known is not None else 0)
+
+
+def to_proto(stall: Stall, m: Membership, now: float) -> pb.Stall:
+    """For the operator."""
+    result = pb.Stall(
+        seconds=now - stall.since, since_unix=stall.since, step=stall.step, waiting=stall.waiting
+    )
+    for late in stall.late:
+        info = m.members[late.member].info
+        entry = result.late.add(pod_uid=info.pod_uid, pod_name=info.label)
+        if late.activity is not None:
+            entry.since_unix = late.activity.since
+            entry.activity.CopyFrom(
+                pb.Activity(
+                    step=late.activity.step,
+                    doing=late.activity.doing,
+                    seconds=now - late.activity.since,
+                    where=late.activity.where,
+                )
+            )
+    return result

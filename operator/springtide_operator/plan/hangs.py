@@ -1,0 +1,119 @@
+"""Hangs: no step is committed for `failurePolicy.hangTimeoutSeconds`, and what `onHang` makes of it.
+
+Only the coordinator's word on the generation that trains now counts, and only while the coordinator answers:
+a job that starts, recovers, restores or is suspended does not hang. A worker that is replaced has failed: it
+counts against backoffLimit, or as a rule for reason Hung says. Where nobody waits for the late ones, they
+are all that holds the job's state, and none is replaced. The coordinator cuts a worker off only once its end
+is counted and its pod is being deleted: until then the stall goes on, so that nobody forgets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from springtide_operator.api import reasons
+from springtide_operator.api.job import Job
+from springtide_operator.api.model import OnHang
+from springtide_operator.plan.clock import timestamp
+from springtide_operator.plan.halt import halted
+from springtide_operator.plan.observation import (
+    End,
+    LateReport,
+    Observation,
+    Problem,
+    StallReport,
+    WorkerPod,
+)
+
+SHOWN = 3
+GRACE_SECONDS = 1  # what hangs does not leave by itself, and its place is needed
+
+
+def stall(job: Job, observation: Observation) -> StallReport | None:
+    """The stall that is a hang; None while there is none, or while it is not certain."""
+    incarnation = (job.status.get("coordinator") or {}).get("incarnation", 0)
+    report = observation.report_of(incarnation)
+    if halted(job) or report is None or observation.unreachable_since is not None:
+        return None
+    if report.stall is None or report.phase not in ("RUNNING", "ENDING"):
+        return None
+    limit = job.spec.failure_policy.hang_timeout_seconds
+    return report.stall if report.stall.seconds >= limit else None
+
+
+def judged(job: Job, observation: Observation) -> Observation:
+    """With onHang Replace, the late workers have ended."""
+    found = stall(job, observation)
+    if found is None or not _replaces(job, found):
+        return observation
+    late = {member.pod_uid: member for member in found.late}
+    nodes = _nodes(observation)
+    limit = job.spec.failure_policy.hang_timeout_seconds
+
+    def judge(pod: WorkerPod) -> WorkerPod:
+        if pod.uid not in late or pod.end is not None or pod.deleting:
+            return pod
+        text = f"hung: no step was committed for {limit} s, and others wait: {_one(late[pod.uid], nodes)}"
+        return replace(pod, end=End(reasons.END_FAILED, reasons.HUNG, text))
+
+    return replace(observation, workers=tuple(judge(pod) for pod in observation.workers))
+
+
+def goes(pod: WorkerPod) -> bool:
+    """Whether the pod is being deleted since it hangs, and its process may still be there."""
+    return pod.end is None and pod.deleting and pod.deleted_because == reasons.DELETE_HUNG
+
+
+def problem(job: Job, observation: Observation) -> Problem | None:
+    """What is said about a hang that is not ended by replacing workers."""
+    found = stall(job, observation)
+    if found is None or _replaces(job, found):
+        return None
+    text = describe(job, found, observation)
+    if job.spec.failure_policy.on_hang is OnHang.REPLACE:
+        text += "; none is replaced, since " + (
+            "nobody would hold the job's state" if found.late else "it cannot be told who is late"
+        )
+    return Problem(reasons.HUNG, text)
+
+
+def fatal(job: Job, observation: Observation) -> Problem | None:
+    """With what the job fails."""
+    found = stall(job, observation)
+    if found is None or job.spec.failure_policy.on_hang is not OnHang.FAIL_JOB:
+        return None
+    return Problem(reasons.HUNG, describe(job, found, observation))
+
+
+def describe(job: Job, found: StallReport, observation: Observation) -> str:
+    """Holds no numbers that change while it lasts."""
+    limit = job.spec.failure_policy.hang_timeout_seconds
+    what = f"step {found.step}" if found.step else "the end of the loop"
+    text = f"no step was committed for more than {limit} s, since {timestamp(found.since)}: {what} waits for "
+    if not found.late:
+        return text + "all: each worker waits for the others' gradients (see the network between them)"
+    nodes = _nodes(observation)
+    text += "; ".join(_one(member, nodes) for member in found.late[:SHOWN])
+    more = len(found.late) - SHOWN
+    return text + (f"; and {more} more" if more > 0 else "")
+
+
+def _one(member: LateReport, nodes: Mapping[str, str]) -> str:
+    text = f"worker {member.pod}"
+    if member.pod_uid in nodes:
+        text += f" on node {nodes[member.pod_uid]}"
+    if not member.doing:
+        return text + ", of which nothing was heard in this step"
+    text += f", {member.doing}"
+    if member.since:
+        text += f" since {timestamp(member.since)}"
+    return text + (f" ({member.where})" if member.where else "")
+
+
+def _replaces(job: Job, found: StallReport) -> bool:
+    return job.spec.failure_policy.on_hang is OnHang.REPLACE and bool(found.late) and found.waiting > 0
+
+
+def _nodes(observation: Observation) -> dict[str, str]:
+    return {pod.uid: pod.node for pod in observation.workers if pod.node}

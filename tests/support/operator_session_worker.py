@@ -1,0 +1,81 @@
+"""Workers that speak the coordinator's protocol and train nothing: commits that are only said, and a hang.
+
+The first worker says ten commits a second. With HANG=1, it stops at step 20 of a generation that has the pod
+`...-worker-1-0` in it and waits; that pod says that it is fetching samples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Object = dict[str, Any]
+
+CODE = r"""
+import json, os, queue, sys, time, uuid
+from springtide_coordinator import coordinator_pb2 as pb
+from springtide_coordinator.client import SessionClient
+env = os.environ
+pod = env["SPRINGTIDE_POD_NAME"]
+me = pb.Member(id=uuid.uuid4().hex, pod_uid=env["SPRINGTIDE_POD_UID"], pod_name=pod,
+               address=env["SPRINGTIDE_POD_IP"], slot=int(env["SPRINGTIDE_SLOT"]))
+hello = pb.Hello(protocol_version=1, member=me, standing=pb.STARTING)
+heard = queue.SimpleQueue()
+client = SessionClient(env["SPRINGTIDE_COORDINATOR"], env["SPRINGTIDE_TOKEN"], lambda: hello, heard.put)
+client.start()
+def send(**message):
+    client.send(pb.WorkerMessage(**message))
+def park(reason):
+    hello.standing = pb.PARKED
+    promise = pb.Parked(reason=reason, layout_hash="pretended")
+    if hello.HasField("generation"):
+        promise.generation.CopyFrom(hello.generation)
+        promise.state.CopyFrom(hello.state)
+    send(parked=promise)
+def hangs():
+    pods = [member.pod_name for member in hello.members]
+    return env.get("HANG") and any(name.endswith("-worker-1-0") for name in pods)
+while True:
+    try:
+        message = heard.get(timeout=0.1)
+    except queue.Empty:
+        message = pb.CoordinatorMessage()
+    kind = message.WhichOneof("message")
+    stuck = pod.endswith("-worker-1-0") and hello.standing == pb.ACTIVE and hangs()
+    if kind == "welcome" and hello.standing != pb.ACTIVE:
+        park(pb.STANDBY)
+    elif kind == "start":
+        hello.standing = pb.ACTIVE
+        hello.generation.CopyFrom(message.start.generation)
+        hello.state.CopyFrom(message.start.state)
+        del hello.members[:]
+        hello.members.extend(message.start.members)
+        send(formed=pb.Formed(generation=hello.generation))
+    elif kind == "prepare" and hello.standing == pb.ACTIVE and not stuck:
+        park(pb.DROPPED)
+    elif kind == "boundary" and hello.standing == pb.ACTIVE and not stuck:
+        park(pb.BOUNDARY)
+    elif kind == "leave":
+        with open(env["SPRINGTIDE_TERMINATION_LOG"], "w") as file:
+            json.dump({"outcome": "Left", "reason": message.leave.reason}, file)
+        client.close()
+        sys.exit(0)
+    if kind is not None or hello.standing != pb.ACTIVE:
+        continue
+    if stuck:
+        activity = pb.Activity(step=21, doing=pb.DOING_FETCHING, seconds=1, where="train.py:31 in load")
+        send(activity=activity)
+    elif hello.members[0].id == me.id:
+        if hangs() and hello.state.step >= 20:
+            send(activity=pb.Activity(step=21, doing=pb.DOING_REDUCING, seconds=1))
+            continue
+        hello.state.generation.CopyFrom(hello.generation)
+        hello.state.step += 1
+        commit = pb.Commit(state=hello.state, unix_time=time.time(), step_seconds=0.1, samples=8)
+        send(progress=pb.Progress(commits=[commit]))
+"""
+
+
+def container(hang: bool = False) -> Object:
+    """Fields of the worker container that runs it."""
+    env = [{"name": "HANG", "value": "1"}] if hang else []
+    return {"command": ["python", "-c", CODE], "env": env}

@@ -1,0 +1,99 @@
+"""What a worker tells of what it has been doing for a while."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from springtide.activity import Activity, doing, main_thread_place
+from springtide.timing import Timing
+from springtide.transaction import Phase
+from springtide_coordinator import coordinator_pb2 as pb
+
+
+def test_what_lasts_is_told_twice_and_what_does_not_is_not() -> None:
+    asked: list[int] = []
+    watch = Activity(lambda: asked.append(1) or "train.py:7")  # type: ignore[func-returns-value]
+    fetching = (6, int(pb.DOING_FETCHING))
+    told = [watch.look((step, int(pb.DOING_COMPUTING)), step * 0.5) for step in range(20)]
+    assert told == [None] * 20, "steps that go on tell nothing"
+    times = [100 + tenth * 0.1 for tenth in range(200)]
+    said = [found for at in times if (found := watch.look(fetching, at)) is not None]
+    assert [round(found.seconds) for found in said] == [1, 10]
+    assert [found.where for found in said] == ["", "train.py:7"]
+    assert (said[0].step, said[0].doing) == (6, pb.DOING_FETCHING)
+    assert asked == [1]
+
+
+def test_a_new_listener_is_told_again() -> None:
+    watch = Activity(lambda: "here")
+    now = (3, int(pb.DOING_REDUCING))
+    watch.look(now, 0.0)
+    assert watch.look(now, 20.0) is not None
+    watch.again()
+    again = watch.look(now, 20.1)
+    assert again is not None
+    assert (again.seconds, again.where) == (pytest.approx(20.1), "here")
+
+
+def runtime(phase: Phase = Phase.IDLE, **changes: Any) -> Any:
+    timing = Timing()
+    timing.fetching = changes.pop("fetching", False)
+    trainer = SimpleNamespace(
+        waiting_since=changes.pop("waiting_since", None), transaction=SimpleNamespace(phase=phase)
+    )
+    whole = {
+        "trainer": trainer,
+        "membership": SimpleNamespace(standing=changes.pop("standing", pb.ACTIVE)),
+        "plan": object(),
+        "timing": timing,
+        "position": SimpleNamespace(cursor=SimpleNamespace(step=41)),
+    }
+    return SimpleNamespace(**{**whole, **changes})
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (runtime(fetching=True), pb.DOING_FETCHING),
+        (runtime(Phase.OPEN, fetching=True), pb.DOING_FETCHING),
+        (runtime(Phase.OPEN), pb.DOING_COMPUTING),
+        (runtime(Phase.DROPPED), pb.DOING_COMPUTING),
+        (runtime(Phase.OPEN, waiting_since=1.0), pb.DOING_REDUCING),
+        (runtime(Phase.STEPPING), pb.DOING_STEPPING),
+        (runtime(Phase.STEPPED), pb.DOING_STEPPING),
+        (runtime(), pb.DOING_BETWEEN),
+    ],
+)
+def test_every_place_of_a_step_has_a_word(state: Any, expected: int) -> None:
+    assert doing(state) == (42, expected)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [runtime(plan=None), runtime(trainer=None), runtime(standing=pb.PARKED), runtime(membership=None)],
+)
+def test_outside_of_a_generation_s_loop_there_is_nothing_to_tell(state: Any) -> None:
+    assert doing(state) is None
+
+
+def test_fetching_is_noticed_while_it_lasts() -> None:
+    timing = Timing()
+    seen: list[bool] = []
+    assert not timing.fetching
+    timing.timed(lambda ids: seen.append(timing.fetching))(None)
+    assert seen == [True]
+    assert not timing.fetching
+
+    def broken(ids: Any) -> None:
+        raise OSError("no such file")
+
+    with pytest.raises(OSError, match="no such file"):
+        timing.timed(broken)(None)
+    assert not timing.fetching
+
+
+def test_the_main_thread_s_place_is_a_line_of_a_file() -> None:
+    assert ":" in main_thread_place()

@@ -1,0 +1,79 @@
+"""What this process has been doing for a while: told without a commit, so that a hang can be explained.
+
+The thread that tells the coordinator looks on; the script's thread does nothing for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from springtide.outcome import users_frame
+from springtide.transaction import Phase
+from springtide_coordinator import coordinator_pb2 as pb
+
+if TYPE_CHECKING:
+    from springtide.runtime import Runtime
+
+TOLD_AFTER_SECONDS = (1.0, 10.0)
+"""How long the same must have gone on until it is told, and told again with the script's line."""
+
+Now = tuple[int, int]  # number of the step, pb.Doing
+
+
+def doing(runtime: Runtime) -> Now | None:
+    """What the script's thread does now; None outside of a training loop's generation. Any thread."""
+    trainer, membership = runtime.trainer, runtime.membership
+    if trainer is None or membership is None or runtime.plan is None or membership.standing != pb.ACTIVE:
+        return None
+    step = runtime.position.cursor.step + 1
+    phase = trainer.transaction.phase
+    if runtime.timing.fetching:
+        return step, pb.DOING_FETCHING
+    if trainer.waiting_since is not None:
+        return step, pb.DOING_REDUCING
+    if phase in (Phase.STEPPING, Phase.STEPPED):
+        return step, pb.DOING_STEPPING
+    return step, pb.DOING_BETWEEN if phase is Phase.IDLE else pb.DOING_COMPUTING
+
+
+class Activity:
+    """Notices what lasts. `look` is called a few times a second, from one thread.
+
+    place: where the script's thread is; asked for only when something has lasted.
+    """
+
+    def __init__(self, place: Callable[[], str]) -> None:
+        self._place = place
+        self._now: Now | None = None
+        self._since = 0.0
+        self._told = 0
+
+    def look(self, now: Now | None, at: float) -> pb.Activity | None:
+        """What is to be told of `now`, done at monotonic time `at`; None for nothing new."""
+        if now != self._now:
+            self._now, self._since, self._told = now, at, 0
+        if now is None or self._told >= len(TOLD_AFTER_SECONDS):
+            return None
+        seconds = at - self._since
+        if seconds < TOLD_AFTER_SECONDS[self._told]:
+            return None
+        self._told += 1
+        where = self._place() if seconds >= TOLD_AFTER_SECONDS[-1] else ""
+        return pb.Activity(step=now[0], doing=now[1], seconds=seconds, where=where)  # type: ignore[arg-type]
+
+    def again(self) -> None:
+        """The listener is a new one: tell it what lasts."""
+        self._told = 0
+
+
+def main_thread_place() -> str:
+    """`file:line in function` of the user's code that the main thread is in; "" where there is none."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = []
+    while frame is not None:
+        frames.append((frame.f_code, frame.f_lineno or 0))
+        frame = frame.f_back
+    return users_frame(frames[::-1]) if frames else ""
