@@ -1,4 +1,6 @@
-"""Clients of the coordinator: a session for worker processes (threads), and the operator's `SyncClient`."""
+"""Clients of the coordinator: a session for worker processes (threads), `ServeClient` for parameter servers,
+and the operator's `SyncClient`.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
 
 import grpc
 
 from . import coordinator_pb2 as pb
 from . import coordinator_pb2_grpc as pb_grpc
 from .channel import client_options, token_metadata
+from .grpc_errors import describe_error, status_of
 from .membership.names import Incarnation
+from .serve_client import ServeClient
 from .settings import MAX_MESSAGE_BYTES, MAX_STORE_VALUE_BYTES
 from .sync_client import SyncClient, SyncError
 from .wire import from_incarnation, to_incarnation
 
-__all__ = ["MessageTooLargeError", "SessionClient", "SessionClosedError", "SyncClient", "SyncError"]
+__all__ = [
+    "MessageTooLargeError",
+    "ServeClient",
+    "SessionClient",
+    "SessionClosedError",
+    "SyncClient",
+    "SyncError",
+]
 
 log = logging.getLogger("springtide.coordinator.client")
 
@@ -334,17 +344,3 @@ def check_size(message: pb.WorkerMessage) -> None:
         raise MessageTooLargeError(
             f"a {kind} message of {size} bytes, the limit is {MAX_MESSAGE_BYTES}: send it in parts"
         )
-
-
-def describe_error(error: grpc.RpcError) -> str:
-    """A gRPC error in one line."""
-    code, details = status_of(error)
-    return f"{code.name}: {details}" if code is not None else repr(error)
-
-
-def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode | None, str]:
-    """Status and text of an error; at run time the errors of calls are calls, which the types cannot say."""
-    call: Any = error
-    if not hasattr(call, "code"):
-        return None, ""
-    return call.code(), call.details() or ""

@@ -12,6 +12,7 @@ from importlib import metadata
 import torch
 from prometheus_client import REGISTRY, start_http_server
 
+from springtide_ps import registration
 from springtide_ps.metrics import ServerCollector
 from springtide_ps.server import Server
 from springtide_ps.settings import Settings, read
@@ -22,7 +23,10 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> int:
-    """Serve until SIGTERM; 2 when the environment is wrong. `--version` prints the version."""
+    """Serve until SIGTERM; in a job until the coordinator lets it go.
+
+    Returns 1 when the coordinator refuses it, 2 when the environment is wrong; `--version` prints it.
+    """
     if sys.argv[1:] == ["--version"]:
         print(f"springtide-ps {metadata.version('springtide')}")
         return 0
@@ -37,19 +41,31 @@ def main() -> int:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         server = Server(Store(settings.memory_limit), settings.token, settings.bind, settings.port, tls=tls)
+        in_job = registration.read(os.environ, server.port)
     except (ValueError, OSError) as error:
         log.error("%s", error)
         return 2
     REGISTRY.register(ServerCollector(server))
     metrics, thread = _serve_metrics(settings)
     log.info("serves parameters on port %d, metrics on port %d", server.port, metrics.server_port)
-    signal.sigwait(_STOPPING)
-    log.info("told to stop: %s", server.store.status())
+    why, well = _serve_until_told(in_job)
+    log.log(logging.INFO if well else logging.ERROR, "stops: %s; %s", why, server.store.status())
     metrics.shutdown()
     metrics.server_close()
     thread.join(5.0)
     server.close()
-    return 0
+    return 0 if well else 1
+
+
+def _serve_until_told(in_job: registration.Settings | None) -> tuple[str, bool]:
+    """Why it ends, and whether that is as it should be."""
+    if in_job is None:
+        return signal.Signals(signal.sigwait(_STOPPING)).name, True
+    known = registration.Registration(in_job)
+    try:
+        return known.wait(_STOPPING)
+    finally:
+        known.close()
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

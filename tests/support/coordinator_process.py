@@ -97,16 +97,24 @@ class CoordinatorProcess:
 class Member:
     """A worker process as far as the coordinator sees it: it forms what it is told to start."""
 
-    def __init__(self, address: str, name: str, *, token: str = TOKEN, slot: int = 0) -> None:
+    def __init__(
+        self, address: str, name: str, *, token: str = TOKEN, slot: int = 0, keepalive: float = 1.0
+    ) -> None:
         self.hello = pb.Hello(
             protocol_version=1,
             member=pb.Member(id=name, pod_uid=name, pod_name=name, address="127.0.0.1", slot=slot),
             standing=pb.STARTING,
         )
         self.messages: list[pb.CoordinatorMessage] = []
+        self.forms = True
         self.broken: list[str] = []
         self.client = SessionClient(
-            address, token, lambda: self.hello, self._on_message, on_disconnected=self.broken.append
+            address,
+            token,
+            lambda: self.hello,
+            self._on_message,
+            on_disconnected=self.broken.append,
+            keepalive=keepalive,
         )
         self.client.start()
 
@@ -119,7 +127,13 @@ class Member:
             del self.hello.members[:]
             self.hello.members.extend(start.members)
             self.hello.state.CopyFrom(start.state)
-            self.client.send(pb.WorkerMessage(formed=pb.Formed(generation=start.generation)))
+            del self.hello.servers[:]
+            self.hello.servers.extend(start.servers)
+            if self.forms:
+                self.form()
+
+    def form(self) -> None:
+        self.client.send(pb.WorkerMessage(formed=pb.Formed(generation=self.hello.generation)))
 
     def park(self, reason: pb.ParkReason = pb.STANDBY) -> None:
         self.hello.standing = pb.PARKED
