@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from springtide_ps.frames import DTYPE_NAMES, Frame, FrameError, Header, Kind, joined, memory
+from springtide_ps.frames import DTYPE_NAMES, NO_REPLY, Frame, FrameError, Header, Kind, joined, memory
 from springtide_ps.stream import PeerClosedError, Stream, connect
 from springtide_ps.tables import TableSpec
 
@@ -63,7 +63,12 @@ class ServerClient:
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
         self._broken: str | None = None
-        self._outbox: queue.Queue[tuple[Frame, torch.Tensor | None] | None] = queue.Queue(_QUEUED_LIMIT)
+        self._unsent: set[Future[None]] = set()
+        self.refusal = ""
+        """Why the server refused what has no answer of its own; the request that counts it fails."""
+        self._outbox: queue.Queue[tuple[Frame, torch.Tensor | None, Future[None] | None] | None] = (
+            queue.Queue(_QUEUED_LIMIT)
+        )
         self._threads = [
             threading.Thread(target=target, name=f"springtide-ps-{what}-{self.address}", daemon=True)
             for what, target in (("send", self._send_for_ever), ("receive", self._receive_for_ever))
@@ -116,6 +121,36 @@ class ServerClient:
         """At most `count` rows of a table: `meta["count"]` ids, then their rows, in `payload`."""
         return self._ask(Kind.PAGE, {"key": key, "start": start, "count": count}, any_size=True)
 
+    def ask_step(
+        self,
+        kind: Kind,
+        token: tuple[int, int, int],
+        meta: dict[str, Any],
+        payload: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        typed: bool = False,
+        any_size: bool = False,
+    ) -> Future[Answer]:
+        """A request of synchronous training (`springtide_ps.steps`). typed: say the payload's dtype."""
+        about = {**meta, "t": list(token)}
+        if typed and payload is not None:
+            about["d"] = DTYPE_NAMES[payload.dtype]
+        return self._ask(kind, about, payload, out, any_size)
+
+    def stage(
+        self, token: tuple[int, int, int], step: int, member: str, key: str, gradient: torch.Tensor
+    ) -> Future[None]:
+        """Send a gradient that has no answer of its own; done when its memory has been read."""
+        about = {"t": list(token), "s": step, "me": member, "k": key, "d": DTYPE_NAMES[gradient.dtype]}
+        memory(gradient)
+        sent: Future[None] = Future()
+        with self._lock:
+            if self._broken is not None:
+                raise ServerLostError(f"parameter server {self.address}: {self._broken}")
+            self._unsent.add(sent)
+        self._outbox.put((Frame(Kind.STAGE, NO_REPLY, about, gradient.nbytes), gradient, sent))
+        return sent
+
     def status(self) -> Future[Answer]:
         return self._ask(Kind.STATUS, {})
 
@@ -151,22 +186,31 @@ class ServerClient:
             if self._broken is not None:
                 raise ServerLostError(f"parameter server {self.address}: {self._broken}")
             self._pending[number] = _Pending(future, out, any_size)
-        self._outbox.put((Frame(kind, number, meta, 0 if payload is None else payload.nbytes), payload))
+        self._outbox.put((Frame(kind, number, meta, 0 if payload is None else payload.nbytes), payload, None))
         return future
 
     # ---- threads
 
     def _send_for_ever(self) -> None:
         while (item := self._outbox.get()) is not None:
-            frame, payload = item
+            frame, payload, sent = item
             if self._broken is not None:
                 continue
             try:
                 self._stream.send(frame, memoryview(b"") if payload is None else memory(payload))
+                if sent is not None:
+                    self._has_left(sent)
             except OSError as error:
                 self._break(f"the connection broke: {error}")
             except FrameError as error:
                 self._settle(frame.request, error)
+
+    def _has_left(self, sent: Future[None]) -> None:
+        with self._lock:
+            known = sent in self._unsent
+            self._unsent.discard(sent)
+        if known:
+            sent.set_result(None)
 
     def _receive_for_ever(self) -> None:
         try:
@@ -179,6 +223,9 @@ class ServerClient:
             self._break(f"the connection broke: {error}")
 
     def _take(self, stream: Stream, header: Header, meta: dict[str, Any]) -> None:
+        if header.request == NO_REPLY and header.kind is Kind.REFUSED:
+            self.refusal = str(meta.get("message", "refused"))
+            return
         with self._lock:
             pending = self._pending.pop(header.request, None)
         if pending is None:
@@ -223,7 +270,10 @@ class ServerClient:
                 return
             self._broken = reason
             lost, self._pending = list(self._pending.values()), {}
+            unsent, self._unsent = self._unsent, set()
         self._stream.abort()
         self._outbox.put(None)
         for pending in lost:
             pending.future.set_exception(ServerLostError(f"parameter server {self.address}: {reason}"))
+        for sent in unsent:
+            sent.set_exception(ServerLostError(f"parameter server {self.address}: {reason}"))

@@ -40,6 +40,7 @@ class Answer:
     payload: memoryview = _EMPTY
     lease: Lease | None = None
     entry: Entry | None = None
+    counted: bool = False
 
     def done(self) -> None:
         if self.entry is not None and self.lease is not None:
@@ -85,8 +86,17 @@ class Desk:
                 "what init() had, in shape and dtype"
             )
 
-    def answer(self, header: Header, meta: dict[str, Any], payload: torch.Tensor) -> Answer:
-        """Carry a checked request out. `payload` (uint8) is used no longer than this call."""
+    def answer(
+        self,
+        header: Header,
+        meta: dict[str, Any],
+        payload: torch.Tensor,
+        reply: Callable[[Answer], None],
+    ) -> None:
+        """Carry a checked request out, and reply. `payload` (uint8) is used no longer than this call."""
+        reply(self._answer(header, meta, payload))
+
+    def _answer(self, header: Header, meta: dict[str, Any], payload: torch.Tensor) -> Answer:
         kind, number, key = header.kind, header.request, meta.get("key", "")
         if kind is Kind.STATUS:
             return Answer(Frame(Kind.DONE, number, {**self._store.status(), "clients": self._clients()}))

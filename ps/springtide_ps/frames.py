@@ -47,6 +47,20 @@ class Kind(IntEnum):
     TABLE_PUSH = 18  # {"key", "count"} + ids, then gradients
     PAGE = 19  # {"key", "start", "count"}; answered with {"count"} + ids, then rows
 
+    # The steps of a job (`rounds`); "t" is the generation, "s" the step to be made, "k" a chunk.
+    # A generation begins; answered with {"version"}.
+    ENTER = 40  # {"t", "me", "members", "s", "lineage"}
+    LOAD = 41  # {"t", "k", "s", ...what a chunk is} + its memory: this server holds it from now on
+    INVENTORY = 42  # {"t"}; answered with the names of the chunks that it holds, by lines
+    ARRANGE = 43  # {"t", "forward", "fill", "drop"}: who gets copies of what
+    STAGE = 44  # {"t", "s", "k", "me"} + gradient
+    PREPARE = 45  # {"t", "s", "me", "count", "norm"}; answered with {"square_norm"} when all members have
+    COMMIT = 46  # {"t", "s", "me", "recipe"}
+    FETCH = 47  # {"t", "s", "k"}; answered with the values after step s
+    SUM = 48  # {"t", "s", "k"} + sum of all gradients, from the chunk's first server to the others
+    RESOLVE = 50  # {"t", "recipe"}: all members hold the state that the generation begins from
+    DUMP = 49  # {"t", "k"}; answered with what LOAD brings
+
     DONE = 30  # the answer when there is nothing to say; {"version"} or {"created"}
     VALUES = 31  # {"version"} + values
     REFUSED = 32  # {"error", "message"}: this request failed, the connection is fine

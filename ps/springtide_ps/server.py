@@ -14,8 +14,12 @@ from typing import Any, Final
 
 import torch
 
+from springtide_ps.chunk import ChunkError
+from springtide_ps.client import ServerClient
 from springtide_ps.desk import Answer, Counters, Desk
 from springtide_ps.frames import Frame, FrameError, Kind, memory
+from springtide_ps.rounds import RoundError
+from springtide_ps.steps import KINDS, Steps
 from springtide_ps.store import Store, StoreError
 from springtide_ps.stream import PeerClosedError, Stream, accept
 from springtide_ps.tables import TableError
@@ -23,16 +27,24 @@ from springtide_ps.updates import UpdateError
 
 log = logging.getLogger("springtide.ps")
 
+_REFUSALS: Final = (StoreError, UpdateError, TableError, RoundError, ChunkError)
 _CLIENTS_LIMIT: Final = 512
-_ANSWERS_LIMIT: Final = 64  # queued per client; then its requests wait, so memory stays bounded
+_ANSWERS_LIMIT: Final = 64  # not yet sent, per client; then its requests wait, so memory stays bounded
 
 
 @dataclass
 class _Client:
     stream: Stream
     name: str
-    answers: queue.Queue[Answer | None] = field(default_factory=lambda: queue.Queue(_ANSWERS_LIMIT))
+    answers: queue.Queue[Answer | None] = field(default_factory=queue.Queue)
+    room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_ANSWERS_LIMIT))
     scratch: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    def put_counted(self, answer: Answer) -> None:
+        """Queue an answer, and wait while there are too many: then no further request is read."""
+        self.room.acquire()
+        answer.counted = True
+        self.answers.put(answer)
 
 
 class Server:
@@ -51,6 +63,7 @@ class Server:
             raise ValueError("a parameter server needs the job's token")
         self.store, self.counters = store, Counters()
         self._desk = Desk(store, self.counters, lambda: self.clients)
+        self.steps = Steps(lambda address: ServerClient(address, token), store.memory_limit)
         self._token, self._about, self._tls = token, about or {}, tls
         self._listener = socket.create_server((bind, port), backlog=128)
         self.port = int(self._listener.getsockname()[1])
@@ -72,6 +85,7 @@ class Server:
             threads = list(self._threads)
         for client in clients:
             client.stream.abort()
+        self.steps.close()
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(timeout)
@@ -157,6 +171,8 @@ class Server:
                 client.stream.abort()
             finally:
                 answer.done()
+                if answer.counted:
+                    client.room.release()
         client.stream.close()
 
     # ---- requests
@@ -164,18 +180,21 @@ class Server:
     def _read_for_ever(self, client: _Client) -> None:
         while True:
             header, meta = client.stream.receive()
+            in_steps = header.kind in KINDS
+            desk = self.steps if in_steps else self._desk
+            # Answers of steps may wait for other clients, and for this one's own next words.
+            reply = client.answers.put if in_steps else client.put_counted
             taken = False
             try:
-                self._desk.check(header, meta)
+                desk.check(header, meta)
                 payload = self._payload(client, header.payload_bytes)
                 taken = True
-                answer = self._desk.answer(header, meta, payload)
-            except (StoreError, UpdateError, TableError) as error:
+                desk.answer(header, meta, payload, reply)
+            except _REFUSALS as error:
                 if not taken:
                     client.stream.skip(header.payload_bytes)
                 refusal = {"error": type(error).__name__, "message": str(error)}
-                answer = Answer(Frame(Kind.REFUSED, header.request, refusal))
-            client.answers.put(answer)
+                reply(Answer(Frame(Kind.REFUSED, header.request, refusal)))
 
     def _payload(self, client: _Client, nbytes: int) -> torch.Tensor:
         if client.scratch.numel() < nbytes:

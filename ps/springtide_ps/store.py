@@ -104,7 +104,7 @@ class Store:
         self._entries: dict[str, Entry] = {}
         self._tables: dict[str, Table] = {}
         self._update = Update("assign")
-        self._memory_limit = memory_limit
+        self.memory_limit = memory_limit
         self._value_bytes = 0
 
     @property
@@ -116,9 +116,9 @@ class Store:
         """Raise StoreError for a key that is no key, or when there is no memory for `nbytes` more."""
         if not key or len(key) > KEY_LIMIT:
             raise StoreError(f"a key has 1 to {KEY_LIMIT} characters, not {len(key)}")
-        if self._memory_limit and key not in self._entries and self.held_bytes + nbytes > self._memory_limit:
+        if self.memory_limit and key not in self._entries and self.held_bytes + nbytes > self.memory_limit:
             raise StoreError(
-                f"no room for {key!r}: {nbytes} bytes beside {self.held_bytes}, and {self._memory_limit} are "
+                f"no room for {key!r}: {nbytes} bytes beside {self.held_bytes}, and {self.memory_limit} are "
                 "this server's limit: use more servers, or give them more memory"
             )
 
@@ -157,7 +157,7 @@ class Store:
             self.check_room(key, 0)
             there = self._tables.get(key)
             if there is None:
-                self._tables[key] = Table(spec, self._memory_limit)
+                self._tables[key] = Table(spec, self.memory_limit)
                 return True
         if there.spec != spec:
             raise StoreError(f"table {key!r} is there as {there.spec}, and was to be made as {spec}")

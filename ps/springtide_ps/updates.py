@@ -83,14 +83,9 @@ class Update:
             return lambda pushed: _copy(values, pushed)
         if self.name == "sum":
             return lambda pushed: _add(values, pushed)
-        kind, _, extra = _OPTIMIZERS[self.name]
         if not values.is_floating_point():
             raise UpdateError(f"{self.name} needs floating point values, not {values.dtype}")
-        options: dict[str, Any] = {k: tuple(v) if k == "betas" else v for k, v in self.options.items()}
-        try:
-            optimizer = kind([values], **{**options, **extra})
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise UpdateError(f"{self.name}: {error}") from None
+        optimizer = self.make([{"params": [values]}])
 
         def step(pushed: torch.Tensor) -> None:
             values.grad = pushed
@@ -98,6 +93,27 @@ class Update:
             values.grad = None
 
         return step
+
+    def make(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The optimizer itself over parameter groups, whose own options come before this update's.
+
+        Raise UpdateError for what is no optimizer, or what it does not take.
+        """
+        if self.name in _DIRECT:
+            raise UpdateError(f"{self.name} is no optimizer: choose one of {', '.join(_OPTIMIZERS)}")
+        kind, _, extra = _OPTIMIZERS[self.name]
+        options: dict[str, Any] = {k: tuple(v) if k == "betas" else v for k, v in self.options.items()}
+        try:
+            return kind(groups, **{**options, **extra})
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise UpdateError(f"{self.name}: {error}") from None
+
+
+def allowed_options(name: str) -> frozenset[str]:
+    """The options of the optimizer of that name. Raise UpdateError when there is none."""
+    if name not in _OPTIMIZERS:
+        raise UpdateError(f"there is no optimizer {name!r} on servers: {', '.join(_OPTIMIZERS)} are")
+    return _OPTIMIZERS[name][1]
 
 
 def _copy(values: torch.Tensor, pushed: torch.Tensor) -> None:

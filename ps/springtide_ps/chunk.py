@@ -1,0 +1,206 @@
+"""One chunk of a model's parameters with the state of the script's optimizer for it. PURE.
+
+The optimizer is torch's own, over the pieces of parameters that lie in the chunk: parameter groups, the steps
+that a parameter without gradients skips, and what its state is called are as in a single process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from springtide_ps.frames import DTYPE_NAMES, DTYPES, joined
+from springtide_ps.updates import Update, UpdateError
+
+PIECE_FIELDS: Final = 4
+_NAMES_LIMIT: Final = 16
+
+
+class ChunkError(ValueError):
+    """What is no chunk, or does not fit this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a step is applied to the sums of its gradients.
+
+    scale: they are multiplied by it. skip: nothing is applied. groups: the optimizer's options by parameter
+    group. unused: numbers of parameters to which no worker had a gradient.
+    """
+
+    scale: float
+    skip: bool
+    groups: tuple[Mapping[str, Any], ...]
+    unused: frozenset[int] = frozenset()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "scale": self.scale,
+            "skip": self.skip,
+            "groups": [dict(group) for group in self.groups],
+            "unused": sorted(self.unused),
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Recipe:
+        """Raise ChunkError for what is none."""
+        try:
+            scale, skip = float(value["scale"]), bool(value["skip"])
+            groups = tuple(dict(group) for group in value["groups"])
+            unused = frozenset(int(index) for index in value["unused"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ChunkError(f"a step cannot be applied like this: {error!r}") from None
+        return cls(scale, skip, groups, unused)
+
+
+class Chunk:
+    """values: flat, of this chunk's own memory. pieces: int64 [n, 4] of (parameter's number, its group, first
+    element, element after the last); elements in no piece are padding and stay as they are.
+
+    Raise ChunkError for pieces outside of the values, UpdateError for an optimizer that does not exist.
+    """
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        pieces: Sequence[Sequence[int]],
+        optimizer: str,
+        groups: Sequence[Mapping[str, Any]],
+    ) -> None:
+        if not pieces or not groups:
+            raise ChunkError("a chunk has at least one piece of a parameter, and its optimizer a group")
+        self.values = values
+        self.optimizer_name = optimizer
+        self.pieces = [tuple(piece) for piece in pieces]
+        end = 0
+        for _, group, start, stop in self.pieces:
+            if not end <= start <= stop <= values.numel() or not 0 <= group < len(groups):
+                raise ChunkError("a chunk's pieces do not fit its values or its optimizer's groups")
+            end = stop
+        self._groups = [dict(group) for group in groups]
+        used = sorted({group for _, group, _, _ in self.pieces})
+        self._tensors = [values[start:stop] for _, _, start, stop in self.pieces]
+        self._group_numbers = used
+        self._optimizer = Update(optimizer, self._groups[0]).make(
+            [
+                {
+                    **self._groups[number],
+                    "params": [
+                        tensor
+                        for tensor, (_, group, _, _) in zip(self._tensors, self.pieces, strict=True)
+                        if group == number
+                    ],
+                }
+                for number in used
+            ]
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    def apply(self, total: torch.Tensor, recipe: Recipe) -> None:
+        """One optimizer step with the sums of the gradients (like the values), which are used up."""
+        if recipe.skip:
+            return
+        if recipe.scale != 1.0:
+            total.mul_(recipe.scale)
+        if len(recipe.groups) != len(self._groups):
+            raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {len(self._groups)}")
+        self._groups = [dict(group) for group in recipe.groups]
+        for number, group in zip(self._group_numbers, self._optimizer.param_groups, strict=True):
+            group.update(_options(self._groups[number]))
+        for tensor, (parameter, _, start, stop) in zip(self._tensors, self.pieces, strict=True):
+            tensor.grad = None if parameter in recipe.unused else total[start:stop]
+        self._optimizer.step()
+        for tensor in self._tensors:
+            tensor.grad = None
+
+    def square_norm(self, total: torch.Tensor) -> float:
+        """Sum of the squares of the sums, padding left out."""
+        norms = torch._foreach_norm([total[start:stop] for _, _, start, stop in self.pieces])
+        return math.fsum(float(norm) ** 2 for norm in norms)
+
+    def dump(self) -> tuple[dict[str, Any], torch.Tensor]:
+        """(JSON, uint8 [n]) from which `load` makes an equal chunk; the memory is a copy."""
+        states = [self._optimizer.state.get(tensor, {}) for tensor in self._tensors]
+        names = sorted({name for state in states for name in state})
+        fields, parts = [], [self.values, self.piece_table()]
+        for name in names:
+            first = next(state[name] for state in states if name in state)
+            scalar = first.dim() == 0
+            fields.append([name, DTYPE_NAMES[first.dtype], scalar])
+            parts.append(torch.tensor([name in state for state in states], dtype=torch.uint8))
+            held = [state[name].reshape(-1) for state in states if name in state]
+            parts.append(torch.cat(held))
+        return {
+            "dtype": DTYPE_NAMES[self.values.dtype],
+            "elements": self.values.numel(),
+            "pieces": len(self.pieces),
+            "optimizer": self.optimizer_name,
+            "groups": self._groups,
+            "state": fields,
+        }, joined(*parts)
+
+    def piece_table(self) -> torch.Tensor:
+        return torch.tensor(self.pieces, dtype=torch.int64).reshape(-1, PIECE_FIELDS)
+
+    @classmethod
+    def load(cls, meta: Mapping[str, Any], payload: torch.Tensor) -> Chunk:
+        """The chunk that was dumped. Raise ChunkError for what is none."""
+        reader = _Reader(payload)
+        try:
+            dtype = DTYPES[str(meta["dtype"])]
+            values = reader.take(int(meta["elements"]), dtype)
+            pieces = reader.take(int(meta["pieces"]) * PIECE_FIELDS, torch.int64)
+            chunk = cls(
+                values, pieces.reshape(-1, PIECE_FIELDS).tolist(), str(meta["optimizer"]), meta["groups"]
+            )
+            fields = meta.get("state", [])
+            if len(fields) > _NAMES_LIMIT:
+                raise ChunkError(f"an optimizer with {len(fields)} kinds of state is not known")
+            for name, kind, scalar in fields:
+                present = reader.take(len(chunk.pieces), torch.uint8).tolist()
+                for tensor, has in zip(chunk._tensors, present, strict=True):
+                    if has:
+                        held = reader.take(1 if scalar else tensor.numel(), DTYPES[kind])
+                        chunk._optimizer.state[tensor][str(name)] = held[0] if scalar else held
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ChunkError | UpdateError):
+                raise
+            raise ChunkError(f"this is no chunk: {error!r}") from None
+        reader.check_end()
+        return chunk
+
+
+class _Reader:
+    """Takes tensors out of a block of memory, one after another; each is a copy."""
+
+    def __init__(self, payload: torch.Tensor) -> None:
+        self._payload, self._at = payload, 0
+
+    def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        nbytes = count * dtype.itemsize
+        if count < 0 or self._at + nbytes > self._payload.numel():
+            raise ChunkError("a chunk is longer than what was sent of it")
+        part = self._payload[self._at : self._at + nbytes].clone()
+        self._at += nbytes
+        return part.view(dtype)
+
+    def check_end(self) -> None:
+        if self._at != self._payload.numel():
+            raise ChunkError(f"{self._payload.numel() - self._at} bytes follow a chunk")
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if name == "betas" else value for name, value in group.items()}
+
+
+def check_recipe(optimizer: str, groups: Collection[Mapping[str, Any]]) -> None:
+    """Raise UpdateError for options that the optimizer does not have."""
+    for group in groups:
+        Update(optimizer, group)

@@ -1,0 +1,194 @@
+"""Which steps a server makes, in synchronous training: the rules alone, without tensors. PURE.
+
+A step goes through three words of every member: its gradients are *staged* here, it has *prepared* (all of
+them are), it has *committed*. A member prepares on all servers before it enters the step's side reduction,
+and commits after it; so whoever commits a step knows that every server holds all gradients of it, and a
+server that has heard every member commit knows that nobody will ever go back behind it. That is why a server
+keeps one version: a step that some members have committed and some servers have not made is made in the next
+generation, because the greatest state of the survivors names it; but only once all its members hold that
+state (`resolve`), for until then the only one that knows of it may die. Any other staged step is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from springtide_ps.chunk import Recipe
+
+Token = tuple[int, int, int]
+"""(incarnation, restart, generation): who may speak. The greatest one that was heard is the present one."""
+
+MEMBERS_LIMIT: Final = 65536
+
+
+class RoundError(ValueError):
+    """A request that does not belong to the present step."""
+
+
+class StaleError(RoundError):
+    """The request comes from a generation that is over."""
+
+
+class Effect(Enum):
+    """What to do with tensors."""
+
+    FENCE = auto()  # refuse whoever waits: its generation is over
+    DROP = auto()  # forget the staged step
+    APPLY = auto()  # make the staged step with `recipe`; `version` counts it already
+    FORGET = auto()  # forget all chunks: they belong to another state
+    PREPARED = auto()  # all gradients of the step are here
+
+
+@dataclass
+class Rounds:
+    """version: the step whose values this server holds. lineage: names the run of training that they belong
+    to, so that a step number of another one is never taken for it.
+    """
+
+    token: Token | None = None
+    lineage: str = ""
+    version: int = 0
+    members: frozenset[str] = frozenset()
+    recipe: Recipe | None = None
+    staged: dict[str, set[str]] = field(default_factory=dict)
+    prepared: set[str] = field(default_factory=set)
+    committed: set[str] = field(default_factory=set)
+    complete: bool = False
+    """Whether all gradients of the step are here."""
+    unresolved: int | None = None
+    """The step that the generation begins from, while this server still has to be told how to make it."""
+    entered: bool = False
+    """Whether a member that holds the state has said which one it is."""
+
+    def enter(
+        self,
+        token: Token,
+        members: Collection[str],
+        step: int,
+        lineage: str | None,
+    ) -> list[Effect]:
+        """A member of generation `token` begins it from the state after `step`.
+
+        lineage: None from a member that does not hold that state. Raise StaleError for an older generation.
+        """
+        self._refuse_older(token)
+        effects: list[Effect] = []
+        if self.token is None or token > self.token:
+            effects.append(Effect.FENCE)
+            self.token, self.members, self.entered = token, frozenset(members), False
+            self.unresolved = None
+        if lineage is None:
+            return effects
+        if not self.entered:
+            self.entered = True
+            effects += self._begin_from(step, lineage)
+        return effects
+
+    def resolve(self, token: Token, recipe: Recipe | None) -> list[Effect]:
+        """All members of the generation hold the state that it begins from; recipe: of its step.
+
+        Raise RoundError when it is needed and not given.
+        """
+        self.check_token(token)
+        if not self.entered:
+            raise RoundError("nobody has said yet from which state the generation begins")
+        if self.unresolved is None:
+            return []
+        if recipe is None:
+            raise RoundError(f"step {self.unresolved} is still to be made here, and nobody says how")
+        self.version, self.recipe, self.unresolved = self.unresolved, recipe, None
+        self._clear()
+        return [Effect.APPLY]
+
+    def _begin_from(self, step: int, lineage: str) -> list[Effect]:
+        if lineage == self.lineage and step == self.version:
+            self._clear()
+            return [Effect.DROP]
+        if lineage == self.lineage and step == self.version + 1 and self.complete:
+            self.unresolved = step
+            return []
+        self.lineage, self.version = lineage, step
+        self._clear()
+        return [Effect.FORGET]
+
+    def stage(self, token: Token, step: int, member: str, key: str) -> bool:
+        """A gradient for chunk `key` has come; True: the first one of this step.
+
+        Raise RoundError for what does not belong here, above all a second one of the same member.
+        """
+        self._check(token, step, member)
+        if member in self.prepared:
+            raise RoundError(f"{member} has prepared step {step} and sends more of it")
+        who = self.staged.setdefault(key, set())
+        if member in who:
+            raise RoundError(f"{member} sends its gradient of {key} for step {step} twice")
+        who.add(member)
+        return len(who) == 1
+
+    def full(self, key: str) -> bool:
+        """Whether every member's gradient for the chunk is there."""
+        return self.staged.get(key, set()) == self.members
+
+    def prepare(self, token: Token, step: int, member: str, count: int) -> list[Effect]:
+        """The member has sent all its gradients: `count` of them to this server. Raise RoundError if not."""
+        self._check(token, step, member)
+        found = sum(member in who for who in self.staged.values())
+        if found != count:
+            raise RoundError(f"{member} has sent {found} gradients of step {step} and says {count}")
+        self.prepared.add(member)
+        self.complete = self.prepared == self.members
+        return [Effect.PREPARED] if self.complete else []
+
+    def commit(self, token: Token, step: int, member: str, recipe: Recipe) -> list[Effect]:
+        """The member has committed the step, which is made when all have.
+
+        Raise RoundError if somebody has not prepared it.
+        """
+        self._check(token, step, member)
+        if not self.complete:
+            missing = ", ".join(sorted(self.members - self.prepared))
+            raise RoundError(f"{member} commits step {step}, which {missing} did not prepare")
+        self.committed.add(member)
+        if self.committed != self.members:
+            return []
+        self.version, self.recipe = step, recipe
+        self._clear()
+        return [Effect.APPLY]
+
+    def may_fetch(self, token: Token, step: int) -> None:
+        """Raise RoundError unless the values after `step` are or will be here."""
+        self.check_token(token)
+        if step not in (self.version, self.version + 1):
+            raise RoundError(
+                f"the values after step {step} are asked for, and those after {self.version} held"
+            )
+
+    def check_token(self, token: Token) -> None:
+        """Raise StaleError, or RoundError for a generation that has not entered."""
+        self._refuse_older(token)
+        if token != self.token:
+            raise RoundError(f"generation {token} has not entered")
+
+    @property
+    def ready(self) -> bool:
+        """Whether the state that the generation begins from is settled."""
+        return self.entered and self.unresolved is None
+
+    def _check(self, token: Token, step: int, member: str) -> None:
+        self.check_token(token)
+        if not self.ready:
+            raise RoundError("the generation's state is not settled yet")
+        if member not in self.members:
+            raise RoundError(f"{member} is no member of generation {token}")
+        if step != self.version + 1:
+            raise RoundError(f"a word on step {step}, and this server is at {self.version}")
+
+    def _refuse_older(self, token: Token) -> None:
+        if self.token is not None and token < self.token:
+            raise StaleError(f"generation {token} is over: {self.token} is the present one")
+
+    def _clear(self) -> None:
+        self.staged, self.prepared, self.committed, self.complete = {}, set(), set(), False

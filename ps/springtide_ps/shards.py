@@ -1,0 +1,388 @@
+"""The chunks that a server holds for a job's steps: gradients are summed as they come, steps made as decided.
+
+Requests come from the threads that read; one thread of its own makes the steps, chunk by chunk, and answers
+who waits for their values.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.rounds import Effect, RoundError, Rounds, StaleError, Token
+
+log = logging.getLogger("springtide.ps")
+
+_RECIPES_LIMIT: Final = 256
+
+Forward = Callable[[str, int, str, torch.Tensor, Callable[[Exception | None], None]], None]
+"""(address, step, key, sum, done): send a sum to another server; `done` gets None once it is there."""
+Fill = Callable[[str, str, int, dict[str, Any], torch.Tensor], None]
+"""(address, key, version, meta, payload): send a whole chunk to another server."""
+Done = Callable[[Any, Exception | None], None]
+"""(result, error)."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """One chunk, or (chunk None) the sums that wait for it. sums: by step, complete or in the making."""
+
+    chunk: Chunk | None = None
+    version: int = -1
+    sums: dict[int, torch.Tensor] = field(default_factory=dict)
+    spare: torch.Tensor | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    forward: list[str] = field(default_factory=list)
+    waiting: list[tuple[int, Done]] = field(default_factory=list)
+
+
+class Shards:
+    """Raises RoundError for what does not belong to the present step. `close` ends its thread."""
+
+    def __init__(self, forward: Forward, fill: Fill) -> None:
+        self._forward, self._fill = forward, fill
+        self._lock = threading.RLock()
+        self._rounds = Rounds()
+        self._held: dict[str, _Held] = {}
+        self._recipes: dict[int, Recipe] = {}
+        self._prepares: list[tuple[bool, Done]] = []
+        self._commits: list[Done] = []
+        self._unacknowledged = 0
+        self._lost_backup = ""
+        self._todo: list[tuple[str, int]] = []  # chunks to bring to a step
+        self._fills: list[tuple[str, str]] = []
+        self._wake = threading.Condition(self._lock)
+        self._busy = False
+        self._closed = False
+        self.steps = 0
+        self._thread = threading.Thread(target=self._work_for_ever, name="springtide-ps-steps", daemon=True)
+        self._thread.start()
+
+    # ---- what there is
+
+    @property
+    def held_bytes(self) -> int:
+        with self._lock:
+            return sum(h.chunk.nbytes for h in self._held.values() if h.chunk is not None)
+
+    @property
+    def version(self) -> int:
+        return self._rounds.version
+
+    def inventory(self, token: Token) -> list[str]:
+        """Names of the chunks whose values after the generation's first state are here, or can be made."""
+        with self._lock:
+            self._rounds.check_token(token)
+            self._settle()
+            if not self._rounds.entered:
+                raise RoundError("nobody has said yet from which state the generation begins")
+            version, needed = self._rounds.version, self._rounds.unresolved
+            return [
+                key
+                for key, held in self._held.items()
+                if held.chunk is not None
+                and held.version == version
+                and (needed is None or needed in held.sums)
+            ]
+
+    def gradient_bytes(self, key: str) -> int:
+        """What a gradient of the chunk has. Raise RoundError when it is not here."""
+        return self._chunk(key).nbytes
+
+    def element_bytes(self, key: str) -> int:
+        return self.dtype(key).itemsize
+
+    def dtype(self, key: str) -> torch.dtype:
+        return self._chunk(key).values.dtype
+
+    @property
+    def token(self) -> Token:
+        """Of the present generation. Raise RoundError before the first one."""
+        if self._rounds.token is None:
+            raise RoundError("no generation has entered")
+        return self._rounds.token
+
+    # ---- generations
+
+    def enter(self, token: Token, members: Iterable[str], step: int, lineage: str | None) -> int:
+        """See `Rounds.enter`; return the step that this server is at."""
+        with self._lock:
+            self._settle()
+            effects = self._rounds.enter(token, frozenset(members), step, lineage)
+            for effect in effects:
+                if effect is Effect.FENCE:
+                    self._fence(StaleError(f"generation {token} has begun"))
+                elif effect is Effect.DROP:
+                    self._drop_sums()
+                elif effect is Effect.FORGET:
+                    self._held, self._recipes = {}, {}
+            return self._rounds.version
+
+    def resolve(self, token: Token, recipe: Recipe | None) -> None:
+        """See `Rounds.resolve`."""
+        with self._lock:
+            if self._rounds.resolve(token, recipe):
+                self._make_step()
+
+    def load(self, token: Token, key: str, version: int, chunk: Chunk) -> None:
+        """Hold a chunk from now on; sums that came before it are applied."""
+        with self._lock:
+            self._rounds.check_token(token)
+            held = self._held.setdefault(key, _Held())
+            with held.lock:
+                held.chunk, held.version = chunk, version
+                held.sums = {step: total for step, total in held.sums.items() if step > version}
+            self._todo.append((key, self._rounds.version))
+            self._wake.notify_all()
+
+    def arrange(
+        self,
+        token: Token,
+        forward: Mapping[str, list[str]],
+        fill: Mapping[str, list[str]],
+        drop: Iterable[str],
+    ) -> None:
+        """From now on: whom the sums of a chunk go to, whom a copy of the chunk is sent to, what goes."""
+        with self._lock:
+            self._rounds.check_token(token)
+            for key in drop:
+                self._held.pop(key, None)
+            for key in {*forward, *fill}:
+                self._chunk(key)
+            for key, addresses in forward.items():
+                self._held[key].forward = list(addresses)
+            self._fills = [(key, address) for key, addresses in fill.items() for address in addresses]
+            self._wake.notify_all()
+
+    def dump(self, token: Token, key: str) -> tuple[int, dict[str, Any], torch.Tensor]:
+        """(version, JSON, memory) of a chunk."""
+        with self._lock:
+            self._rounds.check_token(token)
+            self._settle()
+            held = self._held[key] if self._chunk(key) else _Held()
+            assert held.chunk is not None
+            return (held.version, *held.chunk.dump())
+
+    # ---- a step
+
+    def stage(self, token: Token, step: int, member: str, key: str, gradient: torch.Tensor) -> None:
+        """Add a gradient (flat, of the chunk's size; its memory is not kept)."""
+        with self._lock:
+            chunk = self._chunk(key)
+            held = self._held[key]
+            first = self._rounds.stage(token, step, member, key)
+            held.lock.acquire()
+        try:
+            if first:
+                total, held.spare = held.spare, None
+                if total is None:
+                    total = torch.empty_like(chunk.values)
+                total.copy_(gradient)
+                held.sums[step] = total
+            else:
+                held.sums[step].add_(gradient)
+        finally:
+            held.lock.release()
+        with self._lock:
+            if held.forward and self._rounds.token == token and self._rounds.full(key):
+                for address in held.forward:
+                    self._send_sum(address, step, key, held.sums[step])
+
+    def take_sum(self, token: Token, step: int, key: str, total: torch.Tensor) -> None:
+        """The sum of all gradients of a chunk, from the server that the workers send them to."""
+        with self._lock:
+            self._rounds.check_token(token)
+            held = self._held.setdefault(key, _Held())
+            with held.lock:
+                held.sums[step] = total.clone()
+
+    def prepare(self, token: Token, step: int, member: str, count: int, norm: bool, done: Done) -> None:
+        """`done` gets the sum of squares over this server's sums (None unless `norm`) when all members have
+        prepared and the copies are where they belong.
+        """
+        with self._lock:
+            self._rounds.prepare(token, step, member, count)
+            self._prepares.append((norm, done))
+            self._answer_prepares()
+
+    def commit(self, token: Token, step: int, member: str, recipe: Recipe, done: Done) -> None:
+        """`done` gets None when the step is decided here."""
+        with self._lock:
+            effects = self._rounds.commit(token, step, member, recipe)
+            self._commits.append(done)
+            if Effect.APPLY in effects:
+                self._make_step()
+                waiting, self._commits = self._commits, []
+                for answer in waiting:
+                    answer(None, None)
+
+    def fetch(self, token: Token, step: int, key: str, done: Done) -> None:
+        """`done` gets the chunk's values once they are those after `step`."""
+        with self._lock:
+            self._rounds.may_fetch(token, step)
+            self._chunk(key)
+            held = self._held[key]
+            if held.version < step:
+                held.waiting.append((step, done))
+                return
+            values = self._chunk(key).values
+        done(values, None)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._fence(StaleError("this server ends"))
+            self._wake.notify_all()
+        self._thread.join(30.0)
+
+    # ---- within
+
+    def _chunk(self, key: str) -> Chunk:
+        held = self._held.get(key)
+        if held is None or held.chunk is None:
+            raise RoundError(f"chunk {key!r} is not held here")
+        return held.chunk
+
+    def _fence(self, error: Exception) -> None:
+        """Send away whoever waits for something of the generation before."""
+        waiting = [done for _, done in self._prepares] + self._commits
+        self._prepares, self._commits, self._fills = [], [], []
+        self._unacknowledged, self._lost_backup = 0, ""
+        for held in self._held.values():
+            waiting += [done for _, done in held.waiting]
+            held.waiting, held.forward = [], []
+        for done in waiting:
+            done(None, error)
+
+    def _drop_sums(self) -> None:
+        version = self._rounds.version
+        for held in self._held.values():
+            with held.lock:
+                held.sums = {step: total for step, total in held.sums.items() if step <= version}
+
+    def _make_step(self) -> None:
+        """The step `rounds.version` is decided: have it made, with the chunks in their order."""
+        version, recipe = self._rounds.version, self._rounds.recipe
+        assert recipe is not None
+        self.steps += 1
+        self._recipes[version] = recipe
+        while len(self._recipes) > _RECIPES_LIMIT:
+            del self._recipes[min(self._recipes)]
+        self._todo += [(key, version) for key in self._held]
+        self._wake.notify_all()
+
+    def _send_sum(self, address: str, step: int, key: str, total: torch.Tensor) -> None:
+        self._unacknowledged += 1
+        token = self._rounds.token
+
+        def done(error: Exception | None) -> None:
+            with self._lock:
+                if self._rounds.token != token:
+                    return
+                self._unacknowledged -= 1
+                if error is not None:
+                    self._lost_backup = f"{address}: {error}"
+                self._answer_prepares()
+
+        self._forward(address, step, key, total, done)
+
+    def _answer_prepares(self) -> None:
+        if not self._rounds.complete or not self._prepares:
+            return
+        error = RoundError(f"a copy could not be made: {self._lost_backup}") if self._lost_backup else None
+        if self._unacknowledged and error is None:
+            return
+        waiting, self._prepares = self._prepares, []
+        norm = None
+        if error is None and any(wanted for wanted, _ in waiting):
+            step = self._rounds.version + 1
+            parts = [
+                self._chunk(key).square_norm(self._held[key].sums[step])
+                for key in sorted(self._rounds.staged)
+            ]
+            norm = sum(parts)
+        for _, done in waiting:
+            done(norm, error)
+
+    def _settle(self) -> None:
+        """Wait until the decided steps are made (in the lock)."""
+        while (self._todo or self._busy) and not self._closed:
+            self._wake.wait(1.0)
+
+    def _work_for_ever(self) -> None:
+        while True:
+            with self._lock:
+                while not self._todo and not self._fills and not self._closed:
+                    self._wake.wait()
+                if self._closed:
+                    return
+                self._busy = True
+                work = self._todo.pop(0) if self._todo else None
+                copy = self._fills.pop(0) if work is None else None
+            try:
+                if work is not None:
+                    self._bring(*work)
+                elif copy is not None:
+                    self._copy(*copy)
+            except Exception:
+                log.exception("a chunk is given up: %s", work or copy)
+                if work is not None:
+                    self._give_up(work[0])
+            finally:
+                with self._lock:
+                    self._busy = False
+                    self._wake.notify_all()
+
+    def _bring(self, key: str, version: int) -> None:
+        """Apply the sums of a chunk up to `version`, and answer who waits for that."""
+        with self._lock:
+            held = self._held.get(key)
+            recipes = (
+                dict(self._recipes) if held is not None and held.version < version - 1 else self._recipes
+            )
+        if held is None or held.chunk is None:
+            return
+        with held.lock:
+            while held.version < version:
+                step = held.version + 1
+                total, recipe = held.sums.pop(step, None), recipes.get(step)
+                if total is None or recipe is None:
+                    break  # a copy in the making that missed a step: it is not in the inventory
+                held.chunk.apply(total, recipe)
+                held.version = step
+                held.spare = total
+            values = held.chunk.values
+        with self._lock:
+            ready = [done for step, done in held.waiting if step <= held.version]
+            held.waiting = [(step, done) for step, done in held.waiting if step > held.version]
+        for done in ready:
+            done(values, None)
+
+    def _copy(self, key: str, address: str) -> None:
+        """Send a chunk to another server, which gets its sums from now on."""
+        with self._lock:
+            held = self._held.get(key)
+            if held is None or held.chunk is None or self._todo:
+                if held is not None and held.chunk is not None:
+                    self._fills.append((key, address))
+                return
+            with held.lock:
+                version, (meta, payload) = held.version, held.chunk.dump()
+            held.forward = [*held.forward, address]
+            step = self._rounds.version + 1
+            if step in held.sums and self._rounds.full(key):
+                self._send_sum(address, step, key, held.sums[step])
+        self._fill(address, key, version, meta, payload)
+
+    def _give_up(self, key: str) -> None:
+        """A chunk that cannot be brought to its step is held no more; the next generation finds that out."""
+        with self._lock:
+            held = self._held.pop(key, None)
+        for _, done in held.waiting if held is not None else ():
+            done(None, RoundError(f"chunk {key!r} was lost by a fault of this server; its log says more"))

@@ -1,0 +1,257 @@
+"""Requests of synchronous training: what each of their frames brings, and how it is answered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final
+
+import torch
+
+from springtide_ps.chunk import Chunk, Recipe, check_recipe
+from springtide_ps.client import ServerClient
+from springtide_ps.desk import Answer
+from springtide_ps.frames import DTYPES, Frame, FrameError, Header, Kind, memory
+from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, Token
+from springtide_ps.shards import Shards
+from springtide_ps.store import KEY_LIMIT
+from springtide_ps.stream import parse_address
+
+KINDS: Final = frozenset(kind for kind in Kind if Kind.ENTER <= kind <= Kind.RESOLVE)
+_PAYLOAD_KINDS: Final = (Kind.LOAD, Kind.STAGE, Kind.SUM)
+_CONNECT_SECONDS: Final = 10.0
+_EMPTY: Final = memoryview(b"")
+
+Reply = Callable[[Answer], None]
+Connect = Callable[[tuple[str, int]], ServerClient]
+
+
+class Steps:
+    """`connect` opens a connection to another server of the job. Raises RoundError, ChunkError or UpdateError
+    for what cannot be done, FrameError for what no client of ours sends.
+    """
+
+    def __init__(self, connect: Connect, memory_limit: int = 0) -> None:
+        self._connect, self._memory_limit = connect, memory_limit
+        self._peers: dict[str, ServerClient] = {}
+        self._lock = threading.Lock()
+        self.shards = Shards(self._forward, self._fill)
+
+    def close(self) -> None:
+        self.shards.close()
+        with self._lock:
+            peers, self._peers = list(self._peers.values()), {}
+        for peer in peers:
+            peer.close()
+
+    def check(self, header: Header, meta: dict[str, Any]) -> None:
+        """Refuse a payload of another size than it must have; nothing is allocated before."""
+        kind, nbytes = header.kind, header.payload_bytes
+        if kind not in _PAYLOAD_KINDS:
+            if nbytes:
+                raise FrameError(f"{kind.name} brings no tensor")
+            return
+        key = _key(meta)
+        if kind is Kind.STAGE:
+            wanted = self.shards.gradient_bytes(key)
+            dtype = DTYPES.get(str(meta["d"])) if "d" in meta else None
+            if dtype is not None:
+                wanted = wanted // self.shards.element_bytes(key) * dtype.itemsize
+            if nbytes != wanted:
+                raise RoundError(f"a gradient of {key} brings {nbytes} bytes, {wanted} belong there")
+        elif (
+            kind is Kind.LOAD and self._memory_limit and self.shards.held_bytes + nbytes > self._memory_limit
+        ):
+            raise RoundError(
+                f"chunk {key!r} ({nbytes} bytes) does not fit: {self.shards.held_bytes} of "
+                f"{self._memory_limit} bytes are taken"
+            )
+
+    def answer(self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply) -> None:
+        """Carry a checked request out; `reply` gets the answer now or later, from any thread."""
+        number, shards, token = header.request, self.shards, _token(meta)
+
+        def done(frame: Frame, payload: memoryview = _EMPTY) -> None:
+            reply(Answer(frame, payload))
+
+        match header.kind:
+            case Kind.ENTER:
+                lineage = meta.get("lineage")
+                version = shards.enter(
+                    token, _members(meta), _step(meta), None if lineage is None else str(lineage)
+                )
+                done(Frame(Kind.DONE, number, {"version": version}))
+            case Kind.RESOLVE:
+                recipe = meta.get("recipe")
+                shards.resolve(token, None if recipe is None else Recipe.from_json(recipe))
+                done(Frame(Kind.DONE, number))
+            case Kind.LOAD:
+                chunk = Chunk.load(meta, payload)
+                check_recipe(chunk.optimizer_name, meta["groups"])
+                shards.load(token, _key(meta), _step(meta), chunk)
+                done(Frame(Kind.DONE, number))
+            case Kind.INVENTORY:
+                names = "\n".join(shards.inventory(token)).encode()
+                done(Frame(Kind.VALUES, number, {"version": shards.version}, len(names)), memoryview(names))
+            case Kind.ARRANGE:
+                self._arrange(token, meta)
+                done(Frame(Kind.DONE, number))
+            case Kind.STAGE:
+                key = _key(meta)
+                dtype = DTYPES[str(meta["d"])] if "d" in meta else shards.dtype(key)
+                shards.stage(token, _step(meta), str(meta.get("me")), key, payload.view(dtype))
+                # A gradient has no answer of its own: PREPARE counts them.
+            case Kind.SUM:
+                key = _key(meta)
+                shards.take_sum(token, _step(meta), key, payload.view(DTYPES[str(meta["d"])]))
+                done(Frame(Kind.DONE, number))
+            case Kind.PREPARE:
+                shards.prepare(
+                    token,
+                    _step(meta),
+                    str(meta.get("me")),
+                    _number(meta, "count"),
+                    bool(meta.get("norm")),
+                    _later(
+                        number, reply, lambda norm: (Frame(Kind.DONE, number, {"square_norm": norm}), None)
+                    ),
+                )
+            case Kind.COMMIT:
+                shards.commit(
+                    token,
+                    _step(meta),
+                    str(meta.get("me")),
+                    Recipe.from_json(meta.get("recipe")),
+                    _later(number, reply, lambda _: (Frame(Kind.DONE, number), None)),
+                )
+            case Kind.FETCH:
+                shards.fetch(
+                    token,
+                    _step(meta),
+                    _key(meta),
+                    _later(
+                        number,
+                        reply,
+                        lambda values: (Frame(Kind.VALUES, number, {}, values.nbytes), memory(values)),
+                    ),
+                )
+            case Kind.DUMP:
+                version, about, block = shards.dump(token, _key(meta))
+                frame = Frame(Kind.VALUES, number, {**about, "version": version}, block.nbytes)
+                done(frame, memory(block))
+            case _:
+                raise FrameError(f"{header.kind.name} is no request of a step")
+
+    # ---- other servers
+
+    def _arrange(self, token: Token, meta: dict[str, Any]) -> None:
+        forward, fill = _lists(meta, "forward"), _lists(meta, "fill")
+        for address in {address for lists in (forward, fill) for item in lists.values() for address in item}:
+            self._peer(address)
+        drop = meta.get("drop", [])
+        if not isinstance(drop, list):
+            raise FrameError("drop is a list of chunks")
+        self.shards.arrange(token, forward, fill, [str(key) for key in drop])
+
+    def _peer(self, address: str) -> ServerClient:
+        with self._lock:
+            peer = self._peers.get(address)
+            if peer is not None and peer.broken is None:
+                return peer
+        try:
+            fresh = self._connect(parse_address(address))
+        except (OSError, ValueError) as error:
+            raise RoundError(f"server {address} cannot be reached for copies: {error}") from None
+        with self._lock:
+            self._peers[address] = fresh
+        if peer is not None:
+            peer.close()
+        return fresh
+
+    def _forward(
+        self, address: str, step: int, key: str, total: torch.Tensor, done: Callable[[Exception | None], None]
+    ) -> None:
+        token = self.shards.token
+        try:
+            future = self._peers[address].ask_step(Kind.SUM, token, {"s": step, "k": key}, total, typed=True)
+        except (KeyError, ConnectionError) as error:
+            done(error)
+            return
+
+        def answered(future: Future[Any]) -> None:
+            error = future.exception()
+            done(error if error is None or isinstance(error, Exception) else RuntimeError(repr(error)))
+
+        future.add_done_callback(answered)
+
+    def _fill(
+        self, address: str, key: str, version: int, meta: dict[str, Any], payload: torch.Tensor
+    ) -> None:
+        about = {**meta, "s": version, "k": key}
+        self._peers[address].ask_step(Kind.LOAD, self.shards.token, about, payload).result(
+            _CONNECT_SECONDS * 6
+        )
+
+
+def _later(
+    number: int, reply: Reply, make: Callable[[Any], tuple[Frame, memoryview | None]]
+) -> Callable[[Any, Exception | None], None]:
+    def done(result: Any, error: Exception | None) -> None:
+        if error is not None:
+            refusal = {"error": type(error).__name__, "message": str(error)}
+            reply(Answer(Frame(Kind.REFUSED, number, refusal)))
+            return
+        frame, payload = make(result)
+        reply(Answer(frame, _EMPTY if payload is None else payload))
+
+    return done
+
+
+def _token(meta: dict[str, Any]) -> Token:
+    value = meta.get("t")
+    if (
+        not isinstance(value, list)
+        or len(value) != 3
+        or not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**63 for n in value)
+    ):
+        raise FrameError("a request names its generation by three numbers")
+    return (value[0], value[1], value[2])
+
+
+def _key(meta: dict[str, Any]) -> str:
+    key = meta.get("k")
+    if not isinstance(key, str) or not 0 < len(key) <= KEY_LIMIT:
+        raise FrameError(f"a chunk is named by 1 to {KEY_LIMIT} characters")
+    return key
+
+
+def _step(meta: dict[str, Any]) -> int:
+    return _number(meta, "s")
+
+
+def _number(meta: dict[str, Any], name: str) -> int:
+    value = meta.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
+        raise FrameError(f"{name!r} is no count")
+    return value
+
+
+def _members(meta: dict[str, Any]) -> list[str]:
+    members = meta.get("members")
+    if (
+        not isinstance(members, list)
+        or not 0 < len(members) <= MEMBERS_LIMIT
+        or not all(isinstance(m, str) for m in members)
+    ):
+        raise FrameError("a generation has at least one member")
+    return members
+
+
+def _lists(meta: dict[str, Any], name: str) -> dict[str, list[str]]:
+    value = meta.get(name, {})
+    if not isinstance(value, dict) or not all(
+        isinstance(item, list) and all(isinstance(a, str) for a in item) for item in value.values()
+    ):
+        raise FrameError(f"{name} gives servers by chunk")
+    return value

@@ -1,0 +1,253 @@
+"""The rules of synchronous steps on servers: several servers, members that die, words that get lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from springtide_ps.chunk import Recipe
+from springtide_ps.rounds import Effect, RoundError, Rounds, StaleError
+
+SERVERS = 2
+RECIPE = Recipe(1.0, False, ({},))
+
+
+def entered(token: tuple[int, int, int] = (1, 0, 1), members: tuple[str, ...] = ("a", "b")) -> Rounds:
+    rounds = Rounds()
+    for _ in members:
+        rounds.enter(token, members, 0, "L")
+    return rounds
+
+
+def prepare_all(rounds: Rounds, token: tuple[int, int, int], step: int) -> None:
+    for member in sorted(rounds.members):
+        rounds.stage(token, step, member, "k")
+    for member in sorted(rounds.members):
+        rounds.prepare(token, step, member, 1)
+
+
+def test_a_step_is_made_when_all_have_committed() -> None:
+    rounds, token = entered(), (1, 0, 1)
+    assert rounds.stage(token, 1, "a", "k")
+    assert rounds.prepare(token, 1, "a", 1) == []
+    with pytest.raises(RoundError, match="which b did not prepare"):
+        rounds.commit(token, 1, "a", RECIPE)
+    assert not rounds.stage(token, 1, "b", "k")
+    assert rounds.full("k")
+    assert rounds.prepare(token, 1, "b", 1) == [Effect.PREPARED]
+    assert rounds.commit(token, 1, "a", RECIPE) == []
+    assert rounds.version == 0
+    assert rounds.commit(token, 1, "b", RECIPE) == [Effect.APPLY]
+    assert rounds.version == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda r, t: r.stage((1, 0, 0), 1, "a", "k"), "is over"),
+        (lambda r, t: r.stage((2, 0, 0), 1, "a", "k"), "has not entered"),
+        (lambda r, t: r.stage(t, 2, "a", "k"), "this server is at 0"),
+        (lambda r, t: r.stage(t, 1, "z", "k"), "no member"),
+        (lambda r, t: [r.stage(t, 1, "a", "k") for _ in range(2)], "twice"),
+        (lambda r, t: r.prepare(t, 1, "a", 3), "has sent 0 gradients of step 1 and says 3"),
+        (lambda r, t: r.may_fetch(t, 2), "asked for"),
+    ],
+)
+def test_words_that_do_not_belong_to_the_step(call, message) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(RoundError, match=message):
+        call(entered(), (1, 0, 1))
+
+
+def test_a_new_generation_refuses_the_old_one() -> None:
+    rounds = entered()
+    assert rounds.enter((1, 0, 2), ("b",), 0, "L") == [Effect.FENCE, Effect.DROP]
+    with pytest.raises(StaleError):
+        rounds.enter((1, 0, 1), ("a", "b"), 0, "L")
+    assert rounds.enter((1, 1, 0), ("b",), 0, None) == [Effect.FENCE]
+    assert not rounds.ready
+
+
+def test_a_step_that_one_survivor_committed_is_made_by_the_next_generation() -> None:
+    rounds = entered()
+    prepare_all(rounds, (1, 0, 1), 1)
+    assert rounds.enter((1, 0, 2), ("b", "c"), 1, None) == [Effect.FENCE]
+    with pytest.raises(RoundError, match="nobody has said yet"):
+        rounds.resolve((1, 0, 2), RECIPE)
+    assert rounds.enter((1, 0, 2), ("b", "c"), 1, "L") == []
+    assert not rounds.ready
+    with pytest.raises(RoundError, match="nobody says how"):
+        rounds.resolve((1, 0, 2), None)
+    assert rounds.resolve((1, 0, 2), RECIPE) == [Effect.APPLY]
+    assert rounds.resolve((1, 0, 2), RECIPE) == []
+    assert rounds.ready
+    assert rounds.version == 1
+
+
+def test_another_run_of_training_is_forgotten_even_at_the_same_step() -> None:
+    rounds = entered()
+    assert rounds.enter((1, 0, 2), ("a",), 0, "other") == [Effect.FENCE, Effect.FORGET]
+    prepare_all(rounds, (1, 0, 2), 1)
+    # All gradients are here, but not those that made the other run's step 1.
+    assert rounds.enter((1, 0, 3), ("a",), 1, "third") == [Effect.FENCE, Effect.FORGET]
+    # Incomplete gradients are no step.
+    rounds.stage((1, 0, 3), 2, "a", "k")
+    assert rounds.enter((1, 0, 4), ("a",), 2, "third") == [Effect.FENCE, Effect.FORGET]
+
+
+class Training(RuleBasedStateMachine):
+    """Members and servers exchange words one by one; members die and new generations begin at any moment.
+
+    The side reduction is modelled as it is: it completes for a member only if all members of the generation
+    have entered it, and then some may hear the result and others not. What a server has made of a step is
+    kept as the set of members whose gradients are in it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.servers = [Rounds() for _ in range(SERVERS)]
+        self.made: list[dict[int, frozenset[str]]] = [{} for _ in range(SERVERS)]
+        self.sums: list[set[str]] = [set() for _ in range(SERVERS)]
+        self.number = 0
+        self.born = 0
+        self.truth: dict[int, frozenset[str]] = {}  # step -> members whose gradients are in it
+        self.step: dict[str, int] = {}  # of living members: last committed step
+        self.begin({"m1", "m2", "m3"}, 0)
+
+    def begin(self, members: set[str], step: int) -> None:
+        self.number += 1
+        self.token = (1, 0, self.number)
+        self.members = members
+        self.base = step
+        self.first = self.number == 1
+        if self.first:
+            self.step = dict.fromkeys(members, 0)
+        self.to_enter = {(m, s) for m in members for s in range(SERVERS)}
+        self.resolving = False
+        self.to_resolve: set[tuple[str, int]] = set()
+        self.in_reduction: set[str] = set()
+        self.to_commit: set[tuple[str, int]] = set()
+        self.sent: set[tuple[str, int]] = set()
+
+    def apply(self, s: int) -> None:
+        self.made[s][self.servers[s].version] = frozenset(self.sums[s])
+        self.sums[s] = set()
+
+    @property
+    def formed(self) -> bool:
+        return not self.to_enter and all(self.step.get(m) == self.base for m in self.members)
+
+    @precondition(lambda self: self.to_enter)
+    @rule(data=st.data())
+    def enter(self, data: st.DataObject) -> None:
+        member, s = data.draw(st.sampled_from(sorted(self.to_enter)))
+        self.to_enter.discard((member, s))
+        lineage = "L" if self.step.get(member) == self.base else None
+        effects = self.servers[s].enter(self.token, self.members, self.base, lineage)
+        if Effect.DROP in effects:
+            self.sums[s] = set()
+        if Effect.FORGET in effects:
+            assert self.first, "a server forgot the state that survivors name"
+
+    @precondition(lambda self: not self.to_enter and not self.resolving and not self.formed)
+    @rule(data=st.data())
+    def receive_the_state(self, data: st.DataObject) -> None:
+        member = data.draw(st.sampled_from(sorted(m for m in self.members if self.step.get(m) != self.base)))
+        self.step[member] = self.base
+
+    @precondition(lambda self: self.to_resolve)
+    @rule(data=st.data())
+    def resolve(self, data: st.DataObject) -> None:
+        member, s = data.draw(st.sampled_from(sorted(self.to_resolve)))
+        self.to_resolve.discard((member, s))
+        if Effect.APPLY in self.servers[s].resolve(self.token, RECIPE if self.base else None):
+            self.apply(s)
+
+    @precondition(lambda self: self.formed and not self.to_resolve and not self.resolving)
+    @rule()
+    def pass_the_barrier(self) -> None:
+        """After the transfers: nobody passes before all hold the state."""
+        self.resolving = True
+        self.to_resolve = {(m, s) for m in self.members for s in range(SERVERS)}
+
+    @precondition(lambda self: self.resolving)
+    @rule(data=st.data())
+    def send(self, data: st.DataObject) -> None:
+        """A member stages and prepares on one server."""
+        can = [
+            (m, s)
+            for m in sorted(self.members)
+            for s in range(SERVERS)
+            if (m, s) not in self.sent
+            and m not in self.in_reduction
+            and not any((m, other) in self.to_resolve for other in range(SERVERS))
+            and all(server.version == self.step[m] for server in self.servers)
+        ]
+        if not can:
+            return
+        member, s = data.draw(st.sampled_from(can))
+        step = self.step[member] + 1
+        self.servers[s].stage(self.token, step, member, "k")
+        self.sums[s].add(member)
+        self.servers[s].prepare(self.token, step, member, 1)
+        self.sent.add((member, s))
+        if all((member, other) in self.sent for other in range(SERVERS)):
+            self.in_reduction.add(member)
+
+    @precondition(lambda self: self.resolving and self.in_reduction == self.members)
+    @rule(data=st.data())
+    def reduction_completes_for(self, data: st.DataObject) -> None:
+        waiting = sorted(m for m in self.members if (m, 0) in self.sent)
+        if not waiting:
+            return
+        member = data.draw(st.sampled_from(waiting))
+        self.step[member] += 1
+        self.truth[self.step[member]] = frozenset(self.members)
+        for s in range(SERVERS):
+            self.sent.discard((member, s))
+            self.to_commit.add((member, s))
+        if not self.sent:
+            self.in_reduction = set()
+
+    @precondition(lambda self: self.to_commit)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        member, s = data.draw(st.sampled_from(sorted(self.to_commit)))
+        self.to_commit.discard((member, s))
+        effects = self.servers[s].commit(self.token, self.step[member], member, RECIPE)
+        if Effect.APPLY in effects:
+            self.apply(s)
+
+    @rule(data=st.data(), joins=st.booleans())
+    def generation_changes(self, data: st.DataObject, joins: bool) -> None:
+        """Any proper subset dies; the survivors' greatest state counts."""
+        if self.number == 1 and self.to_enter:
+            return  # the first generation makes the chunks; until then there is nothing to go on with
+        members = sorted(self.members)
+        dead = data.draw(st.sets(st.sampled_from(members), max_size=len(members) - 1))
+        alive = set(members) - dead
+        # Only a member that holds a state can hand it on.
+        holders = {m for m in alive if m in self.step}
+        if not holders:
+            return
+        self.step = {m: s for m, s in self.step.items() if m in alive}
+        if joins and len(alive) < 4:
+            self.born += 1
+            alive.add(f"j{self.born}")
+        self.begin(alive, max(self.step.values()))
+
+    @invariant()
+    def servers_hold_what_was_committed(self) -> None:
+        for s, server in enumerate(self.servers):
+            for step, members in self.made[s].items():
+                if step <= max(self.step.values(), default=0):
+                    assert members == self.truth[step], f"server {s} made step {step} from {members}"
+            if self.step and (self.resolving and not self.to_resolve):
+                low, high = min(self.step.values()), max(self.step.values())
+                assert low - 1 <= server.version <= high
+                assert server.version >= high - 1
+
+
+Training.TestCase.settings = settings(deadline=None, max_examples=150, stateful_step_count=60)
+TestTraining = Training.TestCase
