@@ -60,30 +60,23 @@ class Rounds:
     """Whether all gradients of the step are here."""
     unresolved: int | None = None
     """The step that the generation begins from, while this server still has to be told how to make it."""
-    entered: bool = False
-    """Whether a member that holds the state has said which one it is."""
 
     def enter(
         self,
         token: Token,
         members: Collection[str],
         step: int,
-        lineage: str | None,
+        lineage: str,
     ) -> list[Effect]:
-        """A member of generation `token` begins it from the state after `step`.
+        """A member of generation `token` that holds the state after `step` begins the generation from it.
 
-        lineage: None from a member that does not hold that state. Raise StaleError for an older generation.
+        Raise StaleError for an older generation.
         """
         self._refuse_older(token)
         effects: list[Effect] = []
         if self.token is None or token > self.token:
             effects.append(Effect.FENCE)
-            self.token, self.members, self.entered = token, frozenset(members), False
-            self.unresolved = None
-        if lineage is None:
-            return effects
-        if not self.entered:
-            self.entered = True
+            self.token, self.members, self.unresolved = token, frozenset(members), None
             effects += self._begin_from(step, lineage)
         return effects
 
@@ -93,8 +86,6 @@ class Rounds:
         Raise RoundError when it is needed and not given.
         """
         self.check_token(token)
-        if not self.entered:
-            raise RoundError("nobody has said yet from which state the generation begins")
         if self.unresolved is None:
             return []
         if recipe is None:
@@ -175,7 +166,7 @@ class Rounds:
     @property
     def ready(self) -> bool:
         """Whether the state that the generation begins from is settled."""
-        return self.entered and self.unresolved is None
+        return self.token is not None and self.unresolved is None
 
     def _check(self, token: Token, step: int, member: str) -> None:
         self.check_token(token)

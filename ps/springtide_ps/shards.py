@@ -80,8 +80,6 @@ class Shards:
         with self._lock:
             self._rounds.check_token(token)
             self._settle()
-            if not self._rounds.entered:
-                raise RoundError("nobody has said yet from which state the generation begins")
             version, needed = self._rounds.version, self._rounds.unresolved
             return [
                 key
@@ -110,7 +108,7 @@ class Shards:
 
     # ---- generations
 
-    def enter(self, token: Token, members: Iterable[str], step: int, lineage: str | None) -> int:
+    def enter(self, token: Token, members: Iterable[str], step: int, lineage: str) -> int:
         """See `Rounds.enter`; return the step that this server is at."""
         with self._lock:
             self._settle()

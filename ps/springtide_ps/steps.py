@@ -77,10 +77,7 @@ class Steps:
 
         match header.kind:
             case Kind.ENTER:
-                lineage = meta.get("lineage")
-                version = shards.enter(
-                    token, _members(meta), _step(meta), None if lineage is None else str(lineage)
-                )
+                version = shards.enter(token, _members(meta), _step(meta), str(meta.get("lineage")))
                 done(Frame(Kind.DONE, number, {"version": version}))
             case Kind.RESOLVE:
                 recipe = meta.get("recipe")

@@ -20,7 +20,9 @@ from springtide.exact.settings import prepare
 from springtide.exchange.device import tame_nccl
 from springtide.loop import deal_batches
 from springtide.runtime import Runtime
+from springtide.servers.wiring import exchange_for, wait_in_forward
 from springtide.training import Trainer
+from springtide_ps.placement import CHUNK_BYTES
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -67,15 +69,21 @@ def distribute(
     settings = runtime.settings
     exact = bool(settings.logical_workers)
     _check(model, optimizer, clip_norm, tracked, in_job=not settings.alone, exact=exact)
+    on_servers = settings.strategy == "ParameterServer" and not settings.alone
+    if on_servers:
+        _check_on_servers(model)
     runtime.trainer = Trainer(
         model,
         optimizer,
         tracked,
         clip_norm=clip_norm,
-        bucket_bytes=int(runtime.settings.bucket_mib * (1 << 20)),
+        bucket_bytes=min(int(settings.bucket_mib * (1 << 20)), CHUNK_BYTES if on_servers else 1 << 62),
         logical_workers=runtime.settings.logical_workers,
         backend=runtime.settings.backend,
+        make_servers=exchange_for(settings) if on_servers else None,
     )
+    if on_servers:
+        wait_in_forward(model, runtime.settle)
     if runtime.membership is not None:
         runtime.membership.layout_hash = runtime.trainer.layout_hash
     return model, optimizer
@@ -228,6 +236,15 @@ def _check(
             f"distribute(): {places}: a model lies on one device, the CPU or a GPU, and each worker has one; "
             "ask for one GPU for each worker"
         )
+
+
+def _check_on_servers(model: torch.nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "cpu":
+            raise UsageError(
+                f"distribute(): parameter {name} is on {parameter.device}: strategy.type ParameterServer "
+                "trains on the CPU so far; use strategy.type AllReduce for GPUs"
+            )
 
 
 def _log_to_stderr() -> None:

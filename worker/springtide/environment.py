@@ -32,6 +32,8 @@ class Settings:
     local_world_size: int = 1
     bucket_mib: float = 25.0
     backend: str = "Auto"
+    strategy: str = "AllReduce"
+    replication: int = 1
     termination_log: str = "/dev/termination-log"
     metrics_port: int = 9400
     metrics_file: str = ""
@@ -115,6 +117,8 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         local_rank=int(number("LOCAL_RANK", 0, 0)),
         local_world_size=int(number("LOCAL_WORLD_SIZE", 1, 1)),
         backend=choice("BACKEND", ("Auto", "Gloo", "NCCL")),
+        strategy=choice("STRATEGY", ("AllReduce", "ParameterServer")),
+        replication=int(number("SPRINGTIDE_REPLICATION", 1, 1)),
         bucket_mib=number("SPRINGTIDE_BUCKET_MIB", 25.0, 0.001),
         termination_log=text("TERMINATION_LOG", "/dev/termination-log"),
         metrics_port=int(number("SPRINGTIDE_METRICS_PORT", 9400, 0)),

@@ -71,6 +71,7 @@ class Membership:
         self.standing = pb.STARTING
         self.generation: Generation | None = None
         self.members: list[pb.Member] = []
+        self.servers: list[pb.Server] = []
         self.state: StateName | None = None
         self.layout_hash = ""
         self.leaving = ""
@@ -98,6 +99,7 @@ class Membership:
                 member=self.me,
                 newest_incarnation=pb.Incarnation(number=self._newest[0], restart=self._newest[1]),
                 members=self.members,
+                servers=self.servers,
                 standing=self.standing,
                 layout_hash=self.layout_hash,
                 leaving=bool(self.leaving),
@@ -184,6 +186,7 @@ class Membership:
                 return
             self.generation = generation
             self.members = list(message.members)
+            self.servers = list(message.servers)
             # From here on the process may train in the new generation: the promise is kept and over.
             self.standing = pb.ACTIVE
             self._promise = None

@@ -10,6 +10,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+import torch
+
 from springtide import faults
 from springtide.data.loop import LoopPlan
 from springtide.errors import SpringtideError
@@ -17,6 +19,7 @@ from springtide.exchange.groups import Group, form
 from springtide.exchange.transfer import receive_state, send_state
 from springtide.membership import Begin, Depart, Membership
 from springtide.names import StateName
+from springtide.servers.exchange import Place, ServerExchange, ServersLackState
 from springtide.state import Position
 from springtide_coordinator import coordinator_pb2 as pb
 
@@ -38,6 +41,7 @@ class Recovery:
         self._runtime = runtime
         self._membership = membership
         self._formation_error = ""
+        self._lacking = ""
         self._awaited: tuple[int, dict[str, object]] | None = None
 
     def stand(self, stage: int) -> None:
@@ -71,6 +75,8 @@ class Recovery:
             return pb.STANDBY, "", []
         if over := membership.over:
             return pb.DROPPED, over, []
+        if self._lacking:
+            return pb.SERVERS_LACK_STATE, self._lacking, []
         if self._formation_error:
             return pb.FORMATION_FAILED, self._formation_error, []
         if trainer.failure is not None:
@@ -108,6 +114,9 @@ class Recovery:
             self._form(answer, stage)
         except SpringtideError:
             raise
+        except ServersLackState as error:
+            self._lacking = str(error)
+            runtime.group.shut()
         except (RuntimeError, OSError, ValueError) as error:
             self._formation_error = f"{type(error).__name__}: {error}"
             runtime.group.shut()
@@ -135,6 +144,9 @@ class Recovery:
         faults.reach("formed", runtime.position.cursor.step + 1)
         receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in begin.message.transfers]
         lacking = {receiver for receiver, _ in receivers}
+        servers = runtime.ready("batches()").servers
+        if servers is not None:
+            self._enter_on(servers, begin, group, lacking)
         if rank not in lacking:
             begin.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
         moved = self._transfer(begin, group, receivers, stage)
@@ -143,6 +155,10 @@ class Recovery:
             json.loads(begin.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
         ]
         membership.stages_ended(max(ended))
+        if servers is not None:
+            if group.size > 1:
+                group.start_sum(torch.zeros(1)).wait()
+            servers.resolve()
         now = time.monotonic()
         membership.formed(formed - began, now - formed, moved)
         runtime.generations += 1
@@ -157,6 +173,27 @@ class Recovery:
             formed - began,
             now - formed,
             begin.message.reason,
+        )
+
+    def _enter_on(self, servers: ServerExchange, begin: Begin, group: Group, lacking: set[int]) -> None:
+        message = begin.message
+        known = [*message.servers, *message.leaving_servers]
+        generation = begin.generation
+        place = Place(
+            (generation.incarnation, generation.restart, generation.number),
+            tuple(member.id for member in message.members),
+            {server.id: server.address for server in known},
+            frozenset(server.id for server in message.leaving_servers),
+            message.state.step,
+        )
+        leader = min(rank for rank in range(group.size) if rank not in lacking)
+        servers.begin_generation(
+            place,
+            group,
+            begin.store,
+            holds=group.rank not in lacking,
+            leader=0 if message.fresh else leader,
+            fresh=message.fresh,
         )
 
     def _transfer(self, begin: Begin, group: Group, receivers: list[tuple[int, int]], stage: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -21,6 +21,7 @@ from springtide.exchange import side
 from springtide.exchange.buckets import Buckets
 from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, Work, peers_in
+from springtide.servers.exchange import ServerExchange
 from springtide.transaction import Phase, Transaction
 
 
@@ -32,6 +33,8 @@ class Reduced:
     result: side.Result
     correction: float
     combined: dict[int, torch.Tensor]
+    norm: float | None = None
+    """Of the sums of gradients on the parameter servers, without the correction."""
 
 
 class Reduction:
@@ -43,9 +46,15 @@ class Reduction:
     """
 
     def __init__(
-        self, buckets: Buckets, buffers: Buffers, exact: ExactStep | None, transaction: Transaction
+        self,
+        buckets: Buckets,
+        buffers: Buffers,
+        exact: ExactStep | None,
+        transaction: Transaction,
+        servers: ServerExchange | None = None,
     ) -> None:
         self._buckets = buckets
+        self._servers = servers
         self._buffers = buffers
         self._exact = exact
         self._transaction = transaction
@@ -58,6 +67,8 @@ class Reduction:
     def begin(self, body: Body) -> None:
         """What is summed from here on belongs to this body."""
         self._body = body
+        if self._servers is not None:
+            self._servers.begin_step()
 
     def start_sum(self, tensor: torch.Tensor) -> Work:
         """Begin to replace the tensor by its sum over the members. Raise Dropped when the group is broken."""
@@ -68,6 +79,27 @@ class Reduction:
             return body.deal.group.start_sum(tensor)
         except RuntimeError as error:
             self._fail(error)
+
+    def start_gradients(self, tensor: torch.Tensor) -> Work:
+        """As `start_sum`, for the next bucket of gradients, which may go to the parameter servers instead."""
+        if self._servers is None:
+            return self.start_sum(tensor)
+        body = self._running()
+        body.sums_began = body.sums_began or time.perf_counter()
+        body.reduced_bytes += tensor.nbytes
+        try:
+            return self._servers.push(tensor)
+        except RuntimeError as error:
+            self._fail(error)
+
+    def settle(self, parameters: Collection[int] | None = None) -> None:
+        """Wait for the values of these parameters (None: all) from the servers, in an open step.
+
+        Raise Dropped when they do not come.
+        """
+        if self._servers is not None:
+            servers = self._servers
+            self._wait(lambda: servers.settle(parameters))
 
     def complete(self, body: Body, parts: list[Kept]) -> Reduced:
         """Wait for all sums of the step. parts: what this member's bodies have put in.
@@ -84,6 +116,11 @@ class Reduction:
         fields = side.encode(part)
         expected = self._expected_buffers(deal.group)
         vector = torch.cat((fields, self._packed(expected, deal)))
+        norm = None
+        if self._servers is not None:
+            # Before all gradients of all members are on the servers, nobody may learn that the step counts.
+            self._wait(self._buckets.wait)
+            norm = self._prepare(self._servers)
         work = self.start_sum(vector)
         self._wait(self._buckets.wait)
         self._wait(work.wait)
@@ -107,7 +144,7 @@ class Reduction:
         body.exposed_seconds = ended - started
         body.communication_seconds = ended - (body.sums_began or started)
         faults.reach("reduced", deal.number)
-        return Reduced(result, correction, combined)
+        return Reduced(result, correction, combined, norm)
 
     def _combined(
         self, result: side.Result, expected: list[int], riders: torch.Tensor, deal: Deal
@@ -177,6 +214,11 @@ class Reduction:
         exact.do_again(deal.group, deal.number, needed)
         self._transaction.drop("a gradient did not fit its block's exponent; the step is done again")
         raise Dropped(self._transaction.reason)
+
+    def _prepare(self, servers: ServerExchange) -> float | None:
+        found: list[float | None] = []
+        self._wait(lambda: found.append(servers.prepare()))
+        return found[0]
 
     def _wait(self, wait: Callable[[], object]) -> None:
         self.waiting_since = time.monotonic()

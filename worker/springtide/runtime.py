@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -141,6 +141,7 @@ class Runtime:
         False: the loop goes on, since the state is an earlier one now.
         """
         faults.reach("ended", self.position.cursor.step)
+        self.settle(None)
         if self.recovery is not None and not self.recovery.end_loop(stage):
             return False
         self.close_loop(stage)
@@ -149,6 +150,19 @@ class Runtime:
     def close_loop(self, stage: int) -> None:
         self.ended_loops = stage + 1
         self.plan = None
+
+    def settle(self, parameters: Collection[int] | None) -> None:
+        """Wait until the values of these parameters (None: all) have come from servers, if there are any.
+
+        In a step, raise what leaves it when they do not come; between steps, wait for the next generation.
+        """
+        trainer = self.trainer
+        if trainer is None or trainer.servers is None or self.recovery is None:
+            return
+        while (error := trainer.settle(parameters)) is not None:
+            if self.plan is None:
+                raise SpringtideError(f"the parameters of the last step are not all here: {error}")
+            self.recovery.stand(self.loops - 1)
 
     # ---- the step
 
@@ -324,6 +338,8 @@ class Runtime:
         if self.session is not None:
             self.session.close(self.outcome)
         self.group.release()
+        if self.trainer is not None and self.trainer.servers is not None:
+            self.trainer.servers.close()
         self._stop_metrics()
         with contextlib.suppress(OSError):
             self.step_log.close()

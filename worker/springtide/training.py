@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
@@ -26,7 +26,8 @@ from springtide.exchange.device import choose_backend
 from springtide.exchange.layout import Field, layout_hash, plan_layout
 from springtide.gradients import Gradients
 from springtide.randomness import seed_part
-from springtide.reduction import Reduction
+from springtide.reduction import Reduced, Reduction
+from springtide.servers.exchange import MakeServers, ServerExchange
 from springtide.state import State
 from springtide.transaction import Phase, Transaction
 from springtide.undo import Undo
@@ -49,6 +50,7 @@ class Trainer:
         bucket_bytes: int,
         logical_workers: int = 0,
         backend: str = "Auto",
+        make_servers: MakeServers | None = None,
     ) -> None:
         named = dict(model.named_parameters())
         trained = [_field(name, item) for name, item in named.items() if item.requires_grad]
@@ -67,16 +69,30 @@ class Trainer:
         else:
             self.buckets = Buckets(layout, self.device)
         self._gradients = Gradients(named, self.buckets, clip_norm)
+        self.servers: ServerExchange | None = None
+        # A scheduler does not look at the parameters; an average of them does.
+        self._values_are_read = any(
+            not isinstance(item, torch.optim.lr_scheduler.LRScheduler) for item in tracked.values()
+        )
+        if make_servers is not None:
+            on_servers = {name: item for name, item in named.items() if item.requires_grad}
+            self.servers = make_servers(on_servers, layout, optimizer, clip_norm is not None)
         self._undo = Undo(self._gradients.parameters, self._buffers, optimizer, tracked)
         if logical_workers:
             tracked = {**tracked, "exact mode": exact.exponents}
-        self.state = State(named, self._buffers, optimizer, tracked)
-        self._reduction = Reduction(self.buckets, self._buffers, self._exact, self.transaction)
+        held_here = named
+        if self.servers is not None:
+            tracked = {**tracked, "parameter servers": self.servers}
+            held_here = {name: item for name, item in named.items() if not item.requires_grad}
+        self.state = State(held_here, self._buffers, optimizer, tracked)
+        self._reduction = Reduction(self.buckets, self._buffers, self._exact, self.transaction, self.servers)
+        self._clip_norm = clip_norm
         buffers = [
             _field(name, item)
             for name, item in zip(self._buffers.names, self._buffers.current(), strict=True)
         ]
-        settings = f"{describe(logical_workers)} {self.device.type} {exchange}"
+        place = "" if self.servers is None else " on servers"
+        settings = f"{describe(logical_workers)} {self.device.type} {exchange}{place}"
         agreed = f"{type(optimizer).__name__} {clip_norm} {settings}"
         self.layout_hash = layout_hash(layout, [*frozen, *buffers], agreed)
         self._body: Body | None = None
@@ -102,6 +118,27 @@ class Trainer:
         """Monotonic time since when a reduction is being waited for. Any thread."""
         return self._reduction.waiting_since
 
+    def settle(self, parameters: Collection[int] | None) -> str | None:
+        """Wait for the values of these parameters (None: all) from the servers.
+
+        In an open step, raise Dropped when they do not come; return why between steps. After optimizer.step()
+        there is no way back: raise SpringtideError.
+        """
+        if self.servers is None:
+            return None
+        phase = self.transaction.phase
+        if phase is Phase.OPEN:
+            self._reduction.settle(parameters)
+            return None
+        try:
+            self.servers.settle(parameters)
+        except RuntimeError as error:
+            if phase is not Phase.IDLE:
+                raise SpringtideError(f"the values of a committed step cannot be had: {error}") from None
+            self._reduction.failure = Failure(str(error), [])
+            return str(error)
+        return None
+
     # ---- the body
 
     def begin(self, deal: Deal) -> None:
@@ -115,7 +152,7 @@ class Trainer:
             self._body.began, self._body.reports = self._earlier.began, self._earlier.reports
         self._reduction.begin(self._body)
         if self._exact is None:
-            self.buckets.begin(self._reduction.start_sum)
+            self.buckets.begin(self._reduction.start_gradients)
         else:
             self._exact.begin(deal.group, deal.number, deal.first, deal.last, self._reduction.start_sum)
         seed_part(deal.seed, deal.number, deal.part)
@@ -241,12 +278,28 @@ class Trainer:
         body.result = reduced.result
         if self._exact is not None:
             self._exact.commit(deal.number)
-        self._gradients.place(reduced.result.used, reduced.correction)
-        self._gradients.clip(reduced.result.used)
+        if self.servers is None:
+            self._gradients.place(reduced.result.used, reduced.correction)
+            self._gradients.clip(reduced.result.used)
+        else:
+            self._commit_on(self.servers, reduced)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.transaction.finish_stepping()
         faults.reach("stepped", self._running().deal.number)
+        if self._values_are_read:
+            self.settle(None)
+
+    def _commit_on(self, servers: ServerExchange, reduced: Reduced) -> None:
+        """The servers make the step; the script's optimizer finds no gradients."""
+        scale = reduced.correction
+        if self._clip_norm is not None and reduced.norm is not None:
+            coefficient = self._clip_norm / (reduced.norm * abs(scale) + 1e-6)
+            if not coefficient >= 1.0:
+                scale *= coefficient
+        servers.commit(scale, [index for index, used in enumerate(reduced.result.used) if not used])
+        for parameter in self._gradients.parameters:
+            parameter.grad = None
 
     # ---- parts
 

@@ -84,6 +84,15 @@ class Group:
         self._shut = False
         self._works: list[Work] = []
         self._device = device
+        self._on_shut: list[Callable[[], None]] = []
+
+    def on_shut(self, call: Callable[[], None]) -> None:
+        """Have `call` made when the group is shut, by the thread that shuts it; at once if it is."""
+        with self._lock:
+            if not self._shut:
+                self._on_shut.append(call)
+                return
+        call()
 
     def start_sum(self, tensor: torch.Tensor) -> Work:
         """Begin to replace `tensor` (contiguous) by its sum over the members."""
@@ -143,8 +152,11 @@ class Group:
                     connection.shutdown(socket.SHUT_RDWR)
                 connection.close()
             self._sockets.clear()
+            calls, self._on_shut = self._on_shut, []
         if self._device is not None:
             self._device.shut()
+        for call in calls:
+            call()
 
     def use_device(self, sums: DeviceSums) -> None:
         """Take over the communicator of a device; a group shut in the meantime shuts it at once."""

@@ -1,0 +1,82 @@
+"""Connections to the servers of the present generation, and waits that end when it is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, TypeVar
+
+from springtide_ps.client import RefusedError, ServerClient, ServerLostError
+from springtide_ps.stream import RejectedError, parse_address
+
+Result = TypeVar("Result")
+
+
+class ServerError(RuntimeError):
+    """A server is lost, or refuses: the step cannot go on in this generation."""
+
+
+class Links:
+    """One connection to each server, kept from generation to generation. `over` is for any thread."""
+
+    def __init__(self, token: str, connect_seconds: float, answer_seconds: float) -> None:
+        self._token = token
+        self._connect_seconds, self._answer_seconds = connect_seconds, answer_seconds
+        self._clients: dict[str, ServerClient] = {}
+        self._over: Future[str] = Future()
+
+    def __getitem__(self, server: str) -> ServerClient:
+        return self._clients[server]
+
+    def __iter__(self) -> Any:
+        return iter(self._clients)
+
+    def connect(self, servers: Mapping[str, str]) -> None:
+        """Have connections to exactly these servers (address by id).
+
+        Raise ServerError that names who fails.
+        """
+        self._over = Future()
+        for server in [s for s in self._clients if s not in servers]:
+            self._clients.pop(server).close()
+        for server, address in servers.items():
+            client = self._clients.get(server)
+            if client is not None and client.broken is None and client.address == address:
+                continue
+            if client is not None:
+                self._clients.pop(server).close()
+            try:
+                self._clients[server] = ServerClient(
+                    parse_address(address), self._token, self._connect_seconds
+                )
+            except (OSError, ValueError, RejectedError) as error:
+                raise ServerError(f"parameter server {address} cannot be reached: {error}") from None
+
+    def over(self, reason: str) -> None:
+        """The generation is over: every wait ends."""
+        if not self._over.done():
+            self._over.set_result(reason)
+
+    def result(self, future: Future[Result], what: Callable[[], str]) -> Result:
+        """What the server answers. Raise ServerError when it does not, or when the generation is over.
+
+        what: says what is being waited for.
+        """
+        if not future.done():
+            started = time.monotonic()
+            either: list[Future[Any]] = [future, self._over]
+            wait(either, timeout=self._answer_seconds, return_when=FIRST_COMPLETED)
+            if not future.done():
+                if self._over.done():
+                    raise ServerError(f"{what()}: {self._over.result()}")
+                raise ServerError(f"{what()}: no answer in {time.monotonic() - started:.0f} s")
+        try:
+            return future.result()
+        except (ServerLostError, RefusedError, ValueError) as error:
+            raise ServerError(f"{what()}: {error}") from None
+
+    def close(self) -> None:
+        self.over("this process ends")
+        while self._clients:
+            self._clients.popitem()[1].close()

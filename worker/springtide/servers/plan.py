@@ -1,0 +1,137 @@
+"""Which part of the parameters is which chunk, and which server has it. PURE."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from springtide.exchange.layout import Layout
+from springtide_ps.placement import CHUNK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChunk:
+    """Elements start to stop of a bucket. pieces: (parameter, its group, start, stop) within the chunk."""
+
+    key: str
+    bucket: int
+    start: int
+    stop: int
+    nbytes: int
+    pieces: tuple[tuple[int, int, int, int], ...]
+
+
+def plan_chunks(
+    layout: Layout, groups: Mapping[str, int], chunk_bytes: int = CHUNK_BYTES
+) -> list[PlannedChunk]:
+    """Cut the buckets into chunks of at most `chunk_bytes`, in the order in which a forward pass needs them.
+
+    groups: parameter group by name; a parameter in none is not updated by the optimizer, and is in no chunk's
+    pieces. Chunks without a piece are left out.
+    """
+    spans: list[list[tuple[int, int, int, int]]] = [[] for _ in layout.sizes]
+    for index, (item, slot) in enumerate(zip(layout.fields, layout.slots, strict=True)):
+        if item.name in groups:
+            spans[slot.bucket].append((index, groups[item.name], slot.offset, slot.offset + item.numel))
+    chunks = []
+    for bucket, size in enumerate(layout.sizes):
+        width = max(1, chunk_bytes // layout.dtypes[bucket].itemsize)
+        for number, start in enumerate(range(0, size, width)):
+            stop = min(start + width, size)
+            pieces = tuple(
+                (index, group, max(first, start) - start, min(last, stop) - start)
+                for index, group, first, last in sorted(spans[bucket], key=lambda span: span[2])
+                if max(first, start) < min(last, stop)
+            )
+            if pieces:
+                nbytes = (stop - start) * layout.dtypes[bucket].itemsize
+                chunks.append(PlannedChunk(f"{bucket}.{number}", bucket, start, stop, nbytes, pieces))
+    # Buckets are filled from the last parameter to the first.
+    return chunks[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """homes: servers of each chunk, first the one that workers speak to. fills: servers that get a copy.
+
+    drops: servers whose copy is not needed. settled: nothing is left to copy, and no server holds more than
+    its part.
+    """
+
+    homes: dict[str, list[str]]
+    fills: dict[str, list[str]] = field(default_factory=dict)
+    drops: dict[str, list[str]] = field(default_factory=dict)
+    settled: bool = True
+
+
+class LackError(ValueError):
+    """No server holds these chunks."""
+
+
+def arrange(
+    sizes: Mapping[str, int],
+    servers: Sequence[str],
+    holders: Mapping[str, Collection[str]],
+    replication: int,
+    leaving: Collection[str] = (),
+) -> Arrangement:
+    """Decide who has what: the present holders serve on, and whoever should hold a chunk gets a copy.
+
+    sizes: bytes by chunk. servers: those that stay. holders: by chunk, of all connected servers. leaving:
+    connected, and to be emptied. Raise LackError, ValueError without a server.
+
+    Chunks are given out from the largest to the smallest (Graham 1969), each to a holder as long as that
+    keeps every server within the mean plus one chunk, else to the server with the least.
+    """
+    if not servers:
+        raise ValueError("no parameter server to place anything on")
+    if lacking := [key for key in sizes if not holders.get(key)]:
+        raise LackError(f"{len(lacking)} of {len(sizes)} chunks are held by no server, {lacking[0]} for one")
+    copies = max(1, min(replication, len(servers)))
+    wanted = _wanted(sizes, servers, holders, copies)
+    homes, fills, drops = {}, {}, {}
+    for key in sizes:
+        holding = set(holders[key])
+        first = next((server for server in wanted[key] if server in holding), None)
+        others = [server for server in wanted[key] if server in holding and server != first]
+        if first is None:
+            # Nobody who should have it has it yet: who has it serves until they do.
+            first = min(holding, key=lambda server: (server in leaving, server))
+        homes[key] = [first, *others]
+        if missing := [server for server in wanted[key] if server not in holding]:
+            fills[key] = missing
+        if surplus := sorted(holding - set(wanted[key]) - {first}):
+            drops[key] = surplus
+    settled = not fills and all(homes[key][0] == wanted[key][0] for key in sizes)
+    return Arrangement(homes, fills, drops, settled)
+
+
+def place_fresh(sizes: Mapping[str, int], servers: Sequence[str], replication: int) -> Arrangement:
+    """Where chunks go that nobody holds yet. Raise ValueError without a server."""
+    if not servers:
+        raise ValueError("no parameter server to place anything on")
+    return Arrangement(
+        _wanted(sizes, servers, dict.fromkeys(sizes, ()), max(1, min(replication, len(servers))))
+    )
+
+
+def _wanted(
+    sizes: Mapping[str, int], servers: Sequence[str], holders: Mapping[str, Collection[str]], copies: int
+) -> dict[str, list[str]]:
+    largest, total = max(sizes.values(), default=0), sum(sizes.values())
+    wanted: dict[str, list[str]] = {key: [] for key in sizes}
+    order = sorted(sizes, key=lambda key: (-sizes[key], key))
+    for _ in range(copies):
+        load = dict.fromkeys(servers, 0)
+        bound = total / len(servers)
+        for key in order:
+            free = [server for server in servers if server not in wanted[key]]
+            fitting = [
+                server
+                for server in free
+                if server in holders[key] and load[server] + sizes[key] <= max(bound, largest)
+            ]
+            choice = min(fitting or free, key=lambda server: (load[server], servers.index(server)))
+            wanted[key].append(choice)
+            load[choice] += sizes[key]
+    return wanted

@@ -1,0 +1,64 @@
+"""A forward pass waits layer by layer for the values that are on their way from the servers.
+
+A module's own parameters are waited for when its forward begins. The first forward shows which modules have
+one: the parameters of those that have none (a projection that its parent uses directly) are waited for by the
+nearest module around them that has. Until that is known the whole model is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+
+Wait = Callable[[Collection[int] | None], None]
+
+
+class ForwardWaits:
+    """Hooks on a model. numbers: of its parameters by id(). wait: by parameter numbers, None for all."""
+
+    def __init__(self, model: torch.nn.Module, numbers: Mapping[int, int], wait: Wait) -> None:
+        self._model, self._wait = model, wait
+        self._own = {
+            name: [numbers[id(item)] for item in module.parameters(recurse=False) if id(item) in numbers]
+            for name, module in model.named_modules()
+        }
+        self._waits: dict[str, list[int]] | None = None
+        self._called: set[str] = set()
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(self._before(name), prepend=True)
+        model.register_forward_hook(self._after_first)
+        model.register_state_dict_pre_hook(lambda *_: wait(None))  # type: ignore[no-untyped-call]
+
+    def _before(self, name: str) -> Callable[[torch.nn.Module, Any], None]:
+        def hook(module: torch.nn.Module, args: Any) -> None:
+            if self._waits is None:
+                self._called.add(name)
+                if name == "":
+                    self._wait(None)
+                return
+            self._wait(self._waits[name])
+
+        return hook
+
+    def _after_first(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if self._waits is None:
+            self._waits = assign_waits(self._own, self._called)
+
+
+def assign_waits(own: Mapping[str, list[int]], called: Collection[str]) -> dict[str, list[int]]:
+    """Which parameters each module waits for: its own, and those of modules in it whose forward never runs.
+
+    own: numbers of parameters by module name ("" is the model). PURE.
+    """
+    waits = {name: list(numbers) for name, numbers in own.items()}
+    for name, numbers in own.items():
+        if name in called or not numbers:
+            continue
+        around = name
+        while around and around not in called:
+            around = around.rpartition(".")[0]
+        if around != name:
+            waits[around] += numbers
+    return waits

@@ -1,0 +1,43 @@
+"""What a runtime gives the exchange with the servers, and the model's hooks."""
+
+from __future__ import annotations
+
+import torch
+
+from springtide.environment import Settings
+from springtide.exchange.layout import Layout
+from springtide.servers.exchange import MakeServers, ServerExchange
+from springtide.servers.waiting import ForwardWaits, Wait
+
+_BEYOND_COORDINATOR = 60.0
+"""An answer may wait for another member for as long as the coordinator lets it live."""
+
+
+def exchange_for(settings: Settings) -> MakeServers:
+    """How a trainer makes its exchange."""
+
+    def make(
+        parameters: dict[str, torch.nn.Parameter],
+        layout: Layout,
+        optimizer: torch.optim.Optimizer,
+        with_norm: bool,
+    ) -> ServerExchange:
+        return ServerExchange(
+            parameters,
+            layout,
+            optimizer,
+            me=settings.process_id,
+            token=settings.token,
+            replication=settings.replication,
+            with_norm=with_norm,
+            connect_seconds=settings.connect_seconds,
+            answer_seconds=settings.collective_seconds + _BEYOND_COORDINATOR,
+        )
+
+    return make
+
+
+def wait_in_forward(model: torch.nn.Module, wait: Wait) -> ForwardWaits:
+    """Have the model's forward wait for what it needs."""
+    trained = [item for item in model.parameters() if item.requires_grad]
+    return ForwardWaits(model, {id(item): number for number, item in enumerate(trained)}, wait)
