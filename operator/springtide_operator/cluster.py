@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from springtide_operator.api import names
 from springtide_operator.kube import APPLY_PATCH, MERGE_PATCH, ApiError, Kube
+from springtide_operator.manifests.kueue import POD_PRIORITY_SOURCE
 
 Object = dict[str, Any]
 
@@ -74,6 +75,26 @@ class Cluster(Protocol):
     async def apply_pod_group(self, group: Object) -> None: ...
 
     async def delete_pod_group(self, api_version: str, namespace: str, name: str) -> None: ...
+
+    async def list_workloads(self) -> Listing:
+        """Kueue's, those that the operator made."""
+        ...
+
+    async def create_workload(self, workload: Object) -> Object: ...
+
+    async def patch_workload(self, namespace: str, name: str, patch: Object, status: bool = False) -> Object:
+        """Merge; `patch` carries uid and resourceVersion. 409 Conflict when it was changed since."""
+        ...
+
+    async def delete_workload(self, namespace: str, name: str, uid: str) -> None: ...
+
+    async def get_flavor(self, name: str) -> Object:
+        """A ResourceFlavor of Kueue."""
+        ...
+
+    async def get_priority(self, source: str, name: str) -> int:
+        """The value of a priority class of pods, or of Kueue's own kind. 404 where there is none."""
+        ...
 
     async def patch_status(
         self, namespace: str, name: str, uid: str, resource_version: str, status: Object
@@ -202,6 +223,32 @@ class KubeCluster:
     async def delete_pod_group(self, api_version: str, namespace: str, name: str) -> None:
         await self._kube.request("DELETE", _custom(api_version, namespace, "podgroups", name))
 
+    async def list_workloads(self) -> Listing:
+        return await self._list_all(f"/apis/{names.KUEUE_API}", "workloads", {"labelSelector": names.OURS})
+
+    async def create_workload(self, workload: Object) -> Object:
+        path = _custom(names.KUEUE_API, workload["metadata"]["namespace"], "workloads")
+        return await self._kube.request("POST", path, workload)
+
+    async def patch_workload(self, namespace: str, name: str, patch: Object, status: bool = False) -> Object:
+        path = _custom(names.KUEUE_API, namespace, "workloads", name) + ("/status" if status else "")
+        return await self._kube.request("PATCH", path, patch, MERGE_PATCH)
+
+    async def delete_workload(self, namespace: str, name: str, uid: str) -> None:
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        path = _custom(names.KUEUE_API, namespace, "workloads", name)
+        await self._kube.request("DELETE", path, body)
+
+    async def get_flavor(self, name: str) -> Object:
+        return await self._kube.request("GET", f"/apis/{names.KUEUE_API}/resourceflavors/{name}")
+
+    async def get_priority(self, source: str, name: str) -> int:
+        kind = f"/apis/{names.KUEUE_API}/workloadpriorityclasses"
+        if source == POD_PRIORITY_SOURCE:
+            kind = "/apis/scheduling.k8s.io/v1/priorityclasses"
+        found = await self._kube.request("GET", f"{kind}/{name}")
+        return int(found.get("value") or 0)
+
     async def _apply(self, path: str, obj: Object) -> Object:
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         return await self._kube.request("PATCH", path, obj, APPLY_PATCH, query)
@@ -233,8 +280,8 @@ def _core(namespace: str, plural: str, name: str | None = None) -> str:
     return f"/api/v1/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
 
 
-def _custom(api_version: str, namespace: str, plural: str, name: str) -> str:
-    return f"/apis/{api_version}/namespaces/{namespace}/{plural}/{name}"
+def _custom(api_version: str, namespace: str, plural: str, name: str | None = None) -> str:
+    return f"/apis/{api_version}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
 
 
 def _job(namespace: str, name: str) -> str:

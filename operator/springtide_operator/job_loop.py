@@ -20,7 +20,7 @@ from springtide_operator.cluster import Cluster, is_gone, merge_patch
 from springtide_operator.kube import ApiError
 from springtide_operator.link import Link, news
 from springtide_operator.perform import Performer
-from springtide_operator.plan import conditions, gang, nodes, progress
+from springtide_operator.plan import conditions, gang, kueue, nodes, progress
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Event, Plan
 from springtide_operator.plan.decide import invalid, plan
@@ -28,6 +28,7 @@ from springtide_operator.plan.elasticity import has_size_of_its_own
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, ServiceSeen
 from springtide_operator.plan.relay import Word, word
+from springtide_operator.queues import Queues
 
 log = logging.getLogger("springtide.operator")
 
@@ -50,6 +51,7 @@ def calm(old: dict[str, Any], decided: Plan, now: float) -> bool:
     settled = new.get("state") in (
         reasons.STATE_RUNNING,
         reasons.STATE_SUSPENDED,
+        reasons.STATE_QUEUED,
         reasons.STATE_SUCCEEDED,
         reasons.STATE_FAILED,
     )
@@ -59,7 +61,7 @@ def calm(old: dict[str, Any], decided: Plan, now: float) -> bool:
         and not decided.actions
         and not decided.events
         and (decided.wake_at is None or decided.wake_at - now > SOON)
-        and (not degraded or new.get("state") == reasons.STATE_SUSPENDED)
+        and (not degraded or new.get("state") in (reasons.STATE_SUSPENDED, reasons.STATE_QUEUED))
         and progress.same_but_progress(old, new)
     )
 
@@ -82,6 +84,7 @@ class JobLoop:
         patience: float = 0.0,
         crowd: Callable[[Key], tuple[str, ...]] = lambda key: (),
         apis: Callable[[Iterable[str]], Mapping[str, bool]] = lambda needed: {},
+        queues: Queues | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.key = key
@@ -96,6 +99,7 @@ class JobLoop:
         self._calm_tick = calm_tick or (lambda: tick)
         self._calm = False  # trains or has ended, and the last round changed nothing
         self._apis = apis
+        self._queues = queues
         self._patience = patience  # see `takeover`
         self._trust_until = 0.0
         self._trusted: ServiceSeen | None = None
@@ -158,7 +162,9 @@ class JobLoop:
             unreachable_since=self.link.unreachable_since,
             unreachable_why=self.link.why,
             refusals=dict(memory.refusals),
-            apis=self._apis(gang.api(job)),
+            apis=self._apis([*kueue.api(job), *gang.api(job)]),
+            workload=self._queues.seen(self.uid) if self._queues is not None else None,
+            workloads_listed=self._queues is not None and self._queues.listed,
             pod_group=memory.pod_group,
             pod_group_gone=memory.pod_group_gone,
             taken=foreign | memory.taken,
@@ -177,7 +183,7 @@ class JobLoop:
         if raw is None:
             return None
         try:
-            return Job.parse(raw)
+            return kueue.limited(Job.parse(raw))
         except InvalidJob:
             return None
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from springtide_operator import workloads
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.cache import Cache, Key
@@ -27,17 +28,24 @@ from springtide_operator.plan.actions import (
     ApplyService,
     CreateCoordinator,
     CreateWorker,
+    CreateWorkload,
     DeleteJob,
     DeletePod,
     DeletePodGroup,
     DeleteService,
+    DeleteWorkload,
     EnsureSecret,
+    ReportWorkload,
+    UpdateWorkload,
 )
 from springtide_operator.plan.observation import Refusal, ServiceSeen
 from springtide_operator.plan.refused import refuse
+from springtide_operator.queues import Queues
 
 log = logging.getLogger("springtide.operator")
 
+_WORKLOAD = (CreateWorkload, UpdateWorkload, ReportWorkload, DeleteWorkload)
+_FIRST = (EnsureSecret, ApplyNetworkPolicy, *_WORKLOAD, ApplyPodGroup, ApplyService, CreateCoordinator)
 PARALLEL = 32  # requests of one job at a time
 
 
@@ -74,6 +82,7 @@ class Performer:
         pod_defaults: PodDefaults | None = None,
         coordinator_pull_policy: str = "IfNotPresent",
         doors: Doors | None = None,
+        queues: Queues | None = None,
     ) -> None:
         self._cluster = cluster
         self._cache = cache
@@ -82,6 +91,7 @@ class Performer:
         self._image = coordinator_image
         self._pull_policy = coordinator_pull_policy
         self._doors = doors
+        self._queues = queues
         self._defaults = pod_defaults or PodDefaults()
         self._may_act = may_act
         self._on_action = on_action
@@ -98,13 +108,7 @@ class Performer:
 
         Returns how many were carried out. Refusals are remembered for the next plan, they are no errors here.
         """
-        first = [
-            a
-            for a in actions
-            if isinstance(
-                a, EnsureSecret | ApplyNetworkPolicy | ApplyPodGroup | ApplyService | CreateCoordinator
-            )
-        ]
+        first = [a for a in actions if isinstance(a, _FIRST)]
         deletions: list[Action] = [a for a in actions if isinstance(a, DeletePod)]
         deletions += [a for a in actions if isinstance(a, DeleteJob | DeleteService | DeletePodGroup)]
         creations = [a for a in actions if isinstance(a, CreateWorker)]
@@ -169,6 +173,8 @@ class Performer:
             self.memory.policy_applied = True
         elif isinstance(action, ApplyService):
             await self._apply_service(job, action)
+        elif isinstance(action, _WORKLOAD):
+            await self._perform_workload(job, action)
         elif isinstance(action, ApplyPodGroup):
             await self._apply_pod_group(job, action)
         elif isinstance(action, DeletePodGroup):
@@ -212,6 +218,13 @@ class Performer:
     ) -> dict[str, Any]:
         pod = worker_pod(job, slot, attempt, address, avoid)
         return with_defaults(pod, self._defaults, main_container_name(job.spec.workers.template))
+
+    async def _perform_workload(self, job: Job, action: workloads.WorkloadAction) -> None:
+        def pods(bare: Job) -> tuple[dict[str, Any], dict[str, Any]]:
+            return self._worker_pod(bare, 0, 0, ""), self._coordinator_pod(bare, 1)
+
+        if self._queues is not None:
+            await workloads.perform(self._cluster, self._queues, job, action, pods, self._clock)
 
     async def _apply_pod_group(self, job: Job, action: ApplyPodGroup) -> None:
         scheduler = gang_scheduler(job)
@@ -293,6 +306,10 @@ def _role(action: Action) -> str:
         "apply_network_policy": "networkpolicy",
         "apply_pod_group": "podgroup",
         "delete_pod_group": "podgroup",
+        "create_workload": "workload",
+        "update_workload": "workload",
+        "report_workload": "workload",
+        "delete_workload": "workload",
         "apply_service": "service",
         "delete_service": "service",
         "create_coordinator": "coordinator",
@@ -310,6 +327,8 @@ def _what(job: Job, action: Action) -> str:
         return "deletes the job"
     if isinstance(action, DeleteService):
         return "deletes the coordinator's Service"
+    if isinstance(action, _WORKLOAD):
+        return f"{action.kind.partition('_')[0]}s the Workload"
     if isinstance(action, ApplyPodGroup):
         return "applies the PodGroup"
     if isinstance(action, DeletePodGroup):

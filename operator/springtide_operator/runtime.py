@@ -13,6 +13,7 @@ from aiohttp import web
 
 from springtide_coordinator.client import SyncClient
 from springtide_operator import rootkey
+from springtide_operator.api import names
 from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster, KubeCluster
 from springtide_operator.crowding import FRESH_SECONDS, LIST_SECONDS, Crowding, may_have_extras
@@ -25,6 +26,7 @@ from springtide_operator.metrics import Metrics
 from springtide_operator.optional_apis import OptionalApis
 from springtide_operator.pace import calm_seconds, resync_seconds
 from springtide_operator.perform import Performer
+from springtide_operator.queues import Queues
 from springtide_operator.settings import Settings
 from springtide_operator.takeover import patience
 from springtide_operator.web import start_web
@@ -60,6 +62,7 @@ class Operator:
         self._crowd_told: asyncio.TimerHandle | None = None
         self._lease = Lease(self._cluster, settings.namespace, settings.identity, self._lease_changed)
         self._apis = OptionalApis(self._cluster, self._meet)
+        self._queues = Queues(self._cluster, self.cache, self._changed, self._may_queue)
         self._loops: dict[Key, JobLoop] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: set[asyncio.Task[None]] = set()
@@ -87,6 +90,7 @@ class Operator:
             asyncio.create_task(self._resync_for_ever(), name="resync"),
             asyncio.create_task(self._look_around_for_ever(), name="crowding"),
             asyncio.create_task(self._apis.run(), name="optional APIs"),
+            asyncio.create_task(self._queues.run(), name="queues"),
         ]
         log.info(
             "started", extra={"fields": {"identity": settings.identity, "namespace": settings.namespace}}
@@ -196,8 +200,12 @@ class Operator:
         self.metrics.nodes_readable(self.cache.nodes() is not None)
         self._nodes_listed_at = now
 
+    def _may_queue(self) -> bool:
+        return self.acting and self._apis.served(names.KUEUE_API)
+
     def _lease_changed(self, held: bool) -> None:
         self._listed = False
+        self._queues.forget()
         self._nodes_listed_at = float("-inf")
         if held:
             self._resync_wanted.set()
@@ -259,6 +267,7 @@ class Operator:
             pod_defaults=self.settings.pod_defaults,
             coordinator_pull_policy=self.settings.coordinator_pull_policy,
             doors=self.settings.doors,
+            queues=self._queues,
         )
         link = Link(token, self.settings.sync_timeout, self._connect)
         return JobLoop(
@@ -275,6 +284,7 @@ class Operator:
             patience(uid, len(self.cache.job_keys())),
             self._crowding.waiting,
             self._apis.known,
+            self._queues,
         )
 
     def _statuses(self) -> Iterator[tuple[str, str, Object]]:

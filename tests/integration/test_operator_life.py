@@ -32,8 +32,7 @@ def job(system: E2ECluster, namespace: str) -> FakeJob:
 
 
 def patch(job: FakeJob, **spec: object) -> None:
-    text = json.dumps({"spec": spec})
-    job.cluster.kubectl("patch", "stj/fake", "-n", job.namespace, "--type=merge", "-p", text)
+    job.cluster.kubectl(*job.patch_of(**spec))
 
 
 def test_a_job_is_suspended_and_resumed(system: E2ECluster, job: FakeJob) -> None:

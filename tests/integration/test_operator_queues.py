@@ -1,14 +1,15 @@
-"""Other schedulers on a cluster: gang start, against a stand-in of their controllers."""
+"""Other schedulers on a cluster: gang start and Kueue, against stand-ins of their controllers."""
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterator
 
+import kueue_standin
 import pytest
 from e2e_cluster import E2ECluster, cluster
 from gang_standin import CRDS, SCHEDULERS, gang_scheduler
+from kueue_standin import Kueue
 from operator_fake_worker import FakeJob, read
 
 pytestmark = pytest.mark.timeout(240)
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.timeout(240)
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[E2ECluster]:
     with cluster(tmp_path_factory.mktemp("queues")) as running:
-        running.kubectl("apply", "-f", str(CRDS))
+        running.kubectl("apply", "-f", str(CRDS), "-f", str(kueue_standin.CRDS))
         yield running
 
 
@@ -43,12 +44,84 @@ def test_pods_start_together_when_the_group_is_whole(
     assert made["spec"]["minResources"]["cpu"] == "50m"  # the coordinator's; the workers ask for nothing
     events = read(system, "events", "-n", job.namespace)["items"]
     assert "GangRequested" in {event["reason"] for event in events}
-    job.cluster.kubectl(
-        *("patch", "stj/fake", "-n", job.namespace, "--type=merge", "-p"),
-        json.dumps({"spec": {"suspend": True}}),
-    )
+    system.kubectl(*job.patch_of(suspend=True))
     system.until(
         60,
         "the PodGroup to go with the pods",
         lambda: not read(system, plural, "-n", job.namespace)["items"] and "gang" not in job.status(),
     )
+
+
+CLASSES = """
+apiVersion: kueue.x-k8s.io/v1beta1
+kind: ResourceFlavor
+metadata: {name: spot}
+spec: {nodeLabels: {pool: spot}, tolerations: [{key: spot, operator: Exists}]}
+---
+apiVersion: kueue.x-k8s.io/v1beta1
+kind: WorkloadPriorityClass
+metadata: {name: urgent}
+value: 1000
+---
+apiVersion: scheduling.k8s.io/v1
+kind: PriorityClass
+metadata: {name: high}
+value: 70
+"""
+
+
+def test_a_queued_job_starts_when_admitted_leaves_when_evicted_and_reports_its_end(
+    system: E2ECluster, job: FakeJob
+) -> None:
+    system.kubectl("apply", "-f", "-", stdin=CLASSES)
+    node = read(system, "nodes")["items"][0]["metadata"]["name"]
+    system.kubectl("label", "node", node, "pool=spot", "--overwrite")
+    queue = Kueue(system, job.namespace)
+    labels = {"kueue.x-k8s.io/queue-name": "team-a", "kueue.x-k8s.io/priority-class": "urgent"}
+    job.start(replicas=3, pod={"priorityClassName": "high"}, labels=labels)
+    asked = queue.until("queued")["spec"]
+    assert [(one["name"], one["count"]) for one in asked["podSets"]] == [("coordinator", 1), ("workers", 3)]
+    assert (asked["queueName"], asked["priority"], asked["podSets"][1]["minCount"]) == ("team-a", 1000, 1)
+    job.until_condition("Suspended", "Queued", seconds=60)
+    assert job.pods() == job.pods("coordinator") == {}
+    system.kubectl(*job.patch_of(workers={"replicas": 2}))
+    system.until(
+        60, "the Workload to follow", lambda: queue.until("queued")["spec"]["podSets"][1]["count"] == 2
+    )
+
+    queue.admit(workers=1, flavor="spot")
+    job.until_running("0-0", seconds=60)
+    worker = job.pods()["fake-worker-0-0"]
+    assert worker["spec"]["nodeName"] == node
+    assert worker["spec"]["nodeSelector"] == {"pool": "spot"}
+    assert job.until_condition("Degraded", "QueueLimitsSize", seconds=60)["message"].startswith(
+        "the queue team-a"
+    )
+
+    queue.evict()
+    system.until(
+        60, "the reservation to be given back", lambda: "admission" not in queue.until("Requeued")["status"]
+    )
+    assert job.pods("coordinator") == {}
+    assert job.condition("Suspended")["reason"] == "EvictedFromQueue"
+    system.kubectl("label", "stj/fake", "-n", job.namespace, "kueue.x-k8s.io/priority-class-")
+    system.until(60, "the pods' priority", lambda: queue.until("queued")["spec"].get("priority") == 70)
+
+    queue.admit()
+    job.until_running("0-1", "1-0", seconds=60)
+    system.kubectl(*job.patch_of(activeDeadlineSeconds=1))
+    told = kueue_standin.condition(queue.until("Finished"), "Finished")
+    assert told["reason"] == "Failed"
+    assert "activeDeadlineSeconds" in told["message"]
+    reasons = {event["reason"] for event in read(system, "events", "-n", job.namespace)["items"]}
+    assert {"Queued", "Admitted", "EvictedFromQueue"} <= reasons
+
+
+def test_a_suspended_job_leaves_the_queue(system: E2ECluster, job: FakeJob) -> None:
+    queue = Kueue(system, job.namespace)
+    job.start(labels={"kueue.x-k8s.io/queue-name": "team-a"})
+    queue.admit()
+    job.until_running("0-0", seconds=60)
+    system.kubectl(*job.patch_of(suspend=True))
+    system.until(60, "the Workload to go", lambda: queue.workload() is None)
+    assert job.pods() == {}

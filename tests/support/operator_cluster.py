@@ -216,6 +216,37 @@ class FakeCluster:
         self._get("podgroups", namespace, name)
         self.remove("podgroups", namespace, name)
 
+    async def list_workloads(self) -> Listing:
+        await self._call("list_workloads")
+        return self._list("workloads")
+
+    async def create_workload(self, workload: Object) -> Object:
+        await self._call("create_workload", workload["metadata"]["name"])
+        return self._create("workloads", workload)
+
+    async def patch_workload(self, namespace: str, name: str, patch: Object, status: bool = False) -> Object:
+        await self._call("patch_workload_status" if status else "patch_workload", name)
+        old = self._get("workloads", namespace, name)
+        for key in ("uid", "resourceVersion"):
+            if old["metadata"][key] != patch["metadata"][key]:
+                raise ApiError(409, "Conflict", f"the {key} is another one")
+        kept = {key: patch[key] for key in (("status",) if status else ("metadata", "spec"))}
+        return self.put("workloads", merged(copy.deepcopy(old), kept))
+
+    async def delete_workload(self, namespace: str, name: str, uid: str) -> None:
+        await self._call("delete_workload", name)
+        if self._get("workloads", namespace, name)["metadata"]["uid"] != uid:
+            raise ApiError(409, "Conflict", "the uid is another one")
+        self.remove("workloads", namespace, name)
+
+    async def get_flavor(self, name: str) -> Object:
+        await self._call("get_flavor", name)
+        return copy.deepcopy(self._get("resourceflavors", "", name))
+
+    async def get_priority(self, source: str, name: str) -> int:
+        await self._call("get_priority", name)
+        return int(self._get(source, "", name)["value"])
+
     async def patch_status(
         self, namespace: str, name: str, uid: str, resource_version: str, status: Object
     ) -> Object:

@@ -39,8 +39,8 @@ elif mode == "run":
 
 
 def fake_job(name: str, image: str, mode: str = "run", replicas: int = 1, **spec: Any) -> Object:
-    """A TrainingJob of pretended workers. `pod` and `container` add to its template; other keywords are
-    fields of the spec.
+    """A TrainingJob of pretended workers. `pod` and `container` add to its template, `labels` are the job's;
+    other keywords are fields of the spec.
     """
     container = {
         "name": "worker",
@@ -60,7 +60,7 @@ def fake_job(name: str, image: str, mode: str = "run", replicas: int = 1, **spec
     return {
         "apiVersion": "springtide.dev/v1alpha1",
         "kind": "TrainingJob",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "labels": spec.pop("labels", {})},
         "spec": {"workers": workers, **spec},
     }
 
@@ -84,6 +84,18 @@ class FakeJob:
             fake_job(self.name, self.cluster.image, mode, replicas, **spec), namespace=self.namespace
         )
         return self
+
+    def patch_of(self, **spec: Any) -> tuple[str, ...]:
+        """kubectl's arguments for a change of the spec."""
+        return (
+            "patch",
+            f"stj/{self.name}",
+            "-n",
+            self.namespace,
+            "--type=merge",
+            "-p",
+            json.dumps({"spec": spec}),
+        )
 
     def read(self) -> Object:
         return read(self.cluster, "trainingjobs.springtide.dev", self.name, "-n", self.namespace)

@@ -13,6 +13,7 @@ from typing import Any
 
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
+from springtide_operator.manifests import kueue
 from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan import observe
@@ -21,17 +22,23 @@ from springtide_operator.plan.actions import (
     ApplyService,
     CreateCoordinator,
     CreateWorker,
+    CreateWorkload,
     DeleteJob,
     DeletePod,
     DeletePodGroup,
     DeleteService,
+    DeleteWorkload,
     EnsureSecret,
     Plan,
+    ReportWorkload,
+    UpdateWorkload,
 )
 from springtide_operator.plan.decide import plan
+from springtide_operator.plan.kueue import limited
 from springtide_operator.plan.ledger import timestamp
 from springtide_operator.plan.observation import MemberReport, Node, Observation, Refusal, Report, ServiceSeen
 from springtide_operator.plan.refused import refuse
+from springtide_operator.plan.workload import workload_seen
 
 Object = dict[str, Any]
 
@@ -91,6 +98,9 @@ class World:
     pod_group: str = ""  # the version that was applied
     pod_group_gone: bool = False
     pod_groups: dict[str, int] = field(default_factory=dict)  # minMember by name
+    workload: Object | None = None  # Kueue's
+    workloads_listed: bool = True
+    flavors: dict[str, Object | str] = field(default_factory=dict)
     secret_made: bool = False
     secret_made_at: float = 0.0
     refusals: dict[str, Refusal] = field(default_factory=dict)
@@ -108,6 +118,10 @@ class World:
 
     def parsed(self) -> Job:
         return Job.parse(self.job)
+
+    def observe_job(self) -> Job:
+        """As the operator's loop reads it, with the sizes that its queue admitted."""
+        return limited(self.parsed())
 
     @property
     def status(self) -> Object:
@@ -127,6 +141,8 @@ class World:
             service_gone=self.service_gone,
             secret_made=self.secret_made,
             apis=dict(self.apis),
+            workload=workload_seen(self.workload, self.flavors) if self.workload is not None else None,
+            workloads_listed=self.workloads_listed,
             pod_group=self.pod_group,
             pod_group_gone=self.pod_group_gone,
             secret_made_at=self.secret_made_at,
@@ -194,6 +210,8 @@ class World:
         elif isinstance(action, DeletePodGroup):
             self.pod_group, self.pod_group_gone = "", True
             self.pod_groups.pop(action.name, None)
+        elif isinstance(action, CreateWorkload | UpdateWorkload | ReportWorkload | DeleteWorkload):
+            self.act_on_workload(action)
         elif isinstance(action, DeleteService):
             self.service, self.service_gone = None, True
         elif isinstance(action, DeletePod):
@@ -205,6 +223,32 @@ class World:
                     action.because
                 )
                 self.ask_deletion(pod)
+
+    def act_on_workload(
+        self, action: CreateWorkload | UpdateWorkload | ReportWorkload | DeleteWorkload
+    ) -> None:
+        job = kueue.unplaced(self.parsed())
+        made = kueue.workload(job, worker_pod(job, 0, 0, ""), coordinator_pod(job, 1), None)
+        old, now = self.workload, timestamp(self.now)
+        if isinstance(action, CreateWorkload):
+            self.counter += 1
+            made["metadata"] |= {"uid": f"uid-{self.counter}", "resourceVersion": "1"}
+            self.workload = made
+            return
+        assert old is not None
+        if isinstance(action, DeleteWorkload):
+            assert action.uid == old["metadata"]["uid"]
+            self.workload = None
+        elif isinstance(action, UpdateWorkload):
+            assert not old.get("status", {}).get("admission"), "pod sets cannot be changed while admitted"
+            old["metadata"]["annotations"] = made["metadata"]["annotations"]
+            old["spec"] = made["spec"]
+        elif action.what == "Finished":
+            old["status"].update(kueue.finished(old, action.succeeded, action.message, now))
+        elif action.what == "PodsReady":
+            old["status"].update(kueue.pods_ready(old, now))
+        else:
+            old["status"].update(kueue.released(old, action.evicted, action.message, now))
 
     def add(self, pod: Object) -> Object:
         self.counter += 1

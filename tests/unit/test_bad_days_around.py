@@ -5,13 +5,26 @@ What happens, what the operator does, what it says; each through the real plan()
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import kueue_standin
 import pytest
-from operator_bad_days import ALL_GO, Day, live_through, refused, stalled, unschedulable, waits, worker
+from operator_bad_days import (
+    ALL_GO,
+    Day,
+    Object,
+    live_through,
+    refused,
+    stalled,
+    unschedulable,
+    waits,
+    worker,
+)
 from operator_world import World
 
 from springtide_operator.api import names
+from springtide_operator.plan.actions import CreateWorkload
 
 REFUSAL = ("Degraded", "PodCreationRefused")
 FORBIDDEN = 'pods "digits-worker-3-0" is forbidden: '
@@ -213,12 +226,49 @@ def gang(world: World, served: bool, *refusal: object) -> None:
         refused(world, *refusal, role="podgroup")
 
 
+def queued(world: World, served: bool, then: Callable[[Object], Object] | None = None) -> None:
+    """The job names a queue; one more worker is wanted. `then`: what Kueue does after admitting it."""
+    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "team-a"}
+    world.apis[names.KUEUE_API] = served
+    if then is None:
+        world.job["spec"]["workers"]["replicas"] = 4
+        return
+    world.act_on_workload(CreateWorkload("", ""))
+    assert world.workload is not None
+    world.workload = then(kueue_standin.admitted(world.workload))
+
+
 SCHEDULERS = [
     Day(
         "gang scheduler's API missing",
         lambda w: gang(w, False),
         "+3-0",
         ("Degraded", "GangSchedulingUnavailable", names.VOLCANO_API),
+    ),
+    Day(
+        "Kueue's API missing",
+        lambda w: queued(w, False),
+        "+3-0",
+        ("Degraded", "QueueUnavailable", "team-a"),
+    ),
+    Day(
+        "Kueue installed under a job that runs",
+        lambda w: queued(w, True),
+        "-0-0:Suspended -1-0:Suspended -2-0:Suspended",
+        ("Suspended", "Queued", "team-a"),
+    ),
+    Day(
+        "evicted by Kueue",
+        lambda w: queued(w, True, kueue_standin.evicted),
+        "-0-0:Suspended -1-0:Suspended -2-0:Suspended",
+        ("Suspended", "EvictedFromQueue", "Preempted"),
+        event="EvictedFromQueue",
+    ),
+    Day(
+        "Workload refused",
+        lambda w: (queued(w, True), refused(w, 403, "workloads is forbidden", role="workload")),
+        "-0-0:Suspended -1-0:Suspended -2-0:Suspended",
+        ("Degraded", "WorkloadRefused", "workloads is forbidden"),
     ),
     Day("gang scheduler there, its PodGroup not yet", lambda w: gang(w, True), event="GangRequested"),
     Day(

@@ -162,7 +162,13 @@ def test_named_namespaces_need_no_cluster_wide_right() -> None:
     }
     nodes = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}
     assert named["Role", "a"] == named["Role", "b"]
-    assert everywhere["ClusterRole", ""] == [*named["Role", "a"], nodes, crds]
+    flavors = {
+        "apiGroups": ["kueue.x-k8s.io"],
+        "resources": ["resourceflavors", "workloadpriorityclasses"],
+        "verbs": ["get"],
+    }
+    classes = {"apiGroups": ["scheduling.k8s.io"], "resources": ["priorityclasses"], "verbs": ["get"]}
+    assert everywhere["ClusterRole", ""] == [*named["Role", "a"], nodes, flavors, classes, crds]
 
 
 @EACH_FILE

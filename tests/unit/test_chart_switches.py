@@ -182,6 +182,21 @@ CASES: list[Case] = [
         False,
     ),
     (
+        "rbac.kueue",
+        False,
+        lambda o: sorted(right for right in granted(o, OPERATOR) if right[1] == "kueue.x-k8s.io"),
+        [
+            ("create", "kueue.x-k8s.io", "workloads"),
+            ("delete", "kueue.x-k8s.io", "workloads"),
+            ("get", "kueue.x-k8s.io", "resourceflavors"),
+            ("get", "kueue.x-k8s.io", "workloadpriorityclasses"),
+            ("list", "kueue.x-k8s.io", "workloads"),
+            ("patch", "kueue.x-k8s.io", "workloads"),
+            ("patch", "kueue.x-k8s.io", "workloads/status"),
+        ],
+        [],
+    ),
+    (
         "rbac.aggregateToUserRoles",
         False,
         lambda o: sorted(x["metadata"]["name"] for x in o if x["kind"] == "ClusterRole"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,6 +28,7 @@ class Job:
     status: dict[str, Any]
     deleting: bool = False
     resource_version: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, obj: dict[str, Any]) -> Job:
@@ -49,6 +51,7 @@ class Job:
             status=obj.get("status") or {},
             deleting="deletionTimestamp" in meta,
             resource_version=meta.get("resourceVersion", ""),
+            labels=meta.get("labels") or {},
         )
 
     @property

@@ -34,10 +34,20 @@ ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"
 # The cluster autoscaler spares nodes whose pods have an emptyDir or an owner unknown to it, unless told.
 ANNOTATION_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
-# APIs that a cluster may have: gang schedulers.
+# APIs that a cluster may have: gang schedulers, Kueue.
 VOLCANO_API = "scheduling.volcano.sh/v1beta1"
 COSCHEDULING_API = "scheduling.x-k8s.io/v1alpha1"
-OPTIONAL_APIS = {VOLCANO_API: "podgroups", COSCHEDULING_API: "podgroups"}  # with the resource that counts
+KUEUE_API = "kueue.x-k8s.io/v1beta1"
+OPTIONAL_APIS = {  # with the resource that counts
+    VOLCANO_API: "podgroups",
+    COSCHEDULING_API: "podgroups",
+    KUEUE_API: "workloads",
+}
+
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+LABEL_QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
+LABEL_QUEUE_JOB_UID = "kueue.x-k8s.io/job-uid"
+ANNOTATION_WORKLOAD_VERSION = f"{GROUP}/workload-version"
 
 ROLE_COORDINATOR = "coordinator"
 ROLE_WORKER = "worker"
@@ -88,6 +98,11 @@ def server_budget_name(job: str) -> str:
 
 def pod_group_name(job: str, uid: str) -> str:
     """With the uid: a PodGroup that somebody else made is never taken for this job's."""
+    return f"{job}-{uid[:8]}"
+
+
+def workload_name(job: str, uid: str) -> str:
+    """Of Kueue's Workload; with the uid, as above."""
     return f"{job}-{uid[:8]}"
 
 

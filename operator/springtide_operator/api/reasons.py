@@ -23,6 +23,9 @@ COORDINATOR_STARTING: Final = "CoordinatorStarting"
 # Suspended
 JOB_SUSPENDED: Final = "JobSuspended"
 JOB_RESUMED: Final = "JobResumed"
+QUEUED: Final = "Queued"
+EVICTED: Final = "EvictedFromQueue"
+ADMITTED: Final = "Admitted"
 
 # Rescaling
 SCALING_UP: Final = "ScalingUp"
@@ -35,6 +38,9 @@ HEALTHY: Final = "Healthy"
 POD_CREATION_REFUSED: Final = "PodCreationRefused"
 SERVICE_REFUSED: Final = "ServiceRefused"
 NETWORK_POLICY_REFUSED: Final = "NetworkPolicyRefused"
+QUEUE_UNAVAILABLE: Final = "QueueUnavailable"
+QUEUE_LIMITS_SIZE: Final = "QueueLimitsSize"
+WORKLOAD_REFUSED: Final = "WorkloadRefused"
 POD_GROUP_REFUSED: Final = "PodGroupRefused"
 GANG_UNAVAILABLE: Final = "GangSchedulingUnavailable"
 NAMESPACE_TERMINATING: Final = "NamespaceTerminating"
@@ -101,6 +107,7 @@ STATE_RUNNING: Final = "Running"
 STATE_RESCALING: Final = "Rescaling"
 STATE_RECOVERING: Final = "Recovering"
 STATE_SUSPENDED: Final = "Suspended"
+STATE_QUEUED: Final = "Queued"
 STATE_SUCCEEDED: Final = "Succeeded"
 STATE_FAILED: Final = "Failed"
 STATES: Final = (
@@ -110,6 +117,7 @@ STATES: Final = (
     STATE_RESCALING,
     STATE_RECOVERING,
     STATE_SUSPENDED,
+    STATE_QUEUED,
     STATE_SUCCEEDED,
     STATE_FAILED,
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from springtide_operator.api.base import ApiModel
 from springtide_operator.api.names import MAX_WORKERS
@@ -13,6 +13,11 @@ Text = Annotated[str, Field(max_length=1024)]
 Short = Annotated[str, Field(max_length=128)]
 Time = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
 Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
+
+
+PlacementsOfSets = Annotated[
+    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+]
 
 
 class Condition(ApiModel):
@@ -129,6 +134,26 @@ class SlowWorkerStatus(ApiModel):
     median_seconds: Short = Field(description="The other workers' median.")
 
 
+class QueueStatus(ApiModel):
+    """What Kueue has decided about the job."""
+
+    name: Short = Field(description="The queue that the job's label names.")
+    workload: Short = Field(description="The job's Workload.")
+    admitted: bool = Field(description="Whether the job may have pods.")
+    reason: Short = Field(description="Queued, Admitted, EvictedFromQueue or JobSuspended.")
+    message: Text = Field(description="Kueue's word on it.")
+    cluster_queue: Annotated[str, Field(max_length=253)] | None = Field(
+        default=None, description="The ClusterQueue whose quota is used."
+    )
+    workers: Count | None = Field(default=None, description="Workers admitted: the job has no more.")
+    asked: Count | None = Field(default=None, description="Workers that the job asks for.")
+    pod_sets: PlacementsOfSets | None = Field(
+        default=None,
+        description="By pod set (coordinator, workers): node selector, tolerations, labels and annotations"
+        " that the admission gives to pods.",
+    )
+
+
 class GangStatus(ApiModel):
     """The PodGroup by which pods are started together."""
 
@@ -241,6 +266,7 @@ class TrainingJobStatus(ApiModel):
         json_schema_extra={"maxProperties": 8},
     )
     coordinator: CoordinatorStatus | None = Field(default=None, description="The job's coordinator pod.")
+    queue: QueueStatus | None = Field(default=None, description="What Kueue has decided about the job.")
     gang: GangStatus | None = Field(
         default=None, description="The PodGroup by which pods are started together."
     )

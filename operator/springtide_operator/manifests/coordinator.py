@@ -10,7 +10,7 @@ from typing import Any
 
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
-from springtide_operator.manifests import gang
+from springtide_operator.manifests import gang, kueue
 from springtide_operator.manifests.worker import common_environment
 
 STATE_DIR = "/var/run/springtide"
@@ -166,4 +166,5 @@ def coordinator_pod(
         "spec": spec,
     }
     gang.mark(job, pod["metadata"])
+    kueue.place(job, pod, kueue.COORDINATOR)
     return pod

@@ -9,7 +9,8 @@ from typing import Any
 
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
-from springtide_operator.manifests import gang
+from springtide_operator.manifests import gang, kueue
+from springtide_operator.manifests.errors import TemplateError as TemplateError
 
 GRACE_SECONDS = 120
 COLLECTIVE_SECONDS = 1800  # the workers' own default
@@ -17,10 +18,6 @@ SHM_VOLUME = "springtide-shm"
 SHM_PATH = "/dev/shm"
 
 Object = dict[str, Any]
-
-
-class TemplateError(Exception):
-    """The template cannot be worked with: the message says where, what is wrong and what to do."""
 
 
 def template_hash(job: Job) -> str:
@@ -83,6 +80,7 @@ def worker_pod(
         "spec": spec,
     }
     gang.mark(job, pod["metadata"])
+    kueue.place(job, pod, kueue.WORKERS)
     return pod
 
 

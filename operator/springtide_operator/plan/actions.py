@@ -63,6 +63,46 @@ class DeletePodGroup:
 
 
 @dataclass(frozen=True)
+class CreateWorkload:
+    """POST the job's Workload; AlreadyExists is as good."""
+
+    version: str
+    reason: str
+    kind: ClassVar[str] = "create_workload"
+
+
+@dataclass(frozen=True)
+class UpdateWorkload:
+    """Write the Workload's spec anew, unless somebody else has changed it."""
+
+    version: str
+    reason: str
+    kind: ClassVar[str] = "update_workload"
+
+
+@dataclass(frozen=True)
+class ReportWorkload:
+    """Write the Workload's status: Finished, PodsReady, or Released (no pod of an evicted job is left)."""
+
+    what: str
+    reason: str
+    succeeded: bool = False
+    evicted: str = ""  # with Released: Kueue's reason of the eviction
+    message: str = ""
+    kind: ClassVar[str] = "report_workload"
+
+
+@dataclass(frozen=True)
+class DeleteWorkload:
+    """DELETE with its uid as precondition."""
+
+    name: str
+    uid: str
+    reason: str
+    kind: ClassVar[str] = "delete_workload"
+
+
+@dataclass(frozen=True)
 class CreateCoordinator:
     """POST. The number stands in status before this is carried out."""
 
@@ -111,6 +151,10 @@ Action = (
     | DeleteService
     | ApplyPodGroup
     | DeletePodGroup
+    | CreateWorkload
+    | UpdateWorkload
+    | ReportWorkload
+    | DeleteWorkload
     | CreateCoordinator
     | CreateWorker
     | DeletePod

@@ -176,7 +176,8 @@ def state(truths: dict[str, Truth], observation: Observation, started: bool) -> 
     if reasons.FAILED in truths:
         return reasons.STATE_FAILED
     if is_suspended(truths):
-        return reasons.STATE_SUSPENDED
+        by_user = truths[reasons.SUSPENDED].reason == reasons.JOB_SUSPENDED
+        return reasons.STATE_SUSPENDED if by_user else reasons.STATE_QUEUED
     if truths[reasons.RUNNING].true:
         return reasons.STATE_RESCALING if truths[reasons.RESCALING].true else reasons.STATE_RUNNING
     if started:
@@ -209,6 +210,11 @@ def is_true(status: dict[str, Any], kind: str) -> bool:
 def reason_of(status: dict[str, Any], kind: str) -> str | None:
     condition = _find(status, kind)
     return None if condition is None else condition.get("reason")
+
+
+def message_of(status: dict[str, Any], kind: str) -> str:
+    condition = _find(status, kind)
+    return "" if condition is None else str(condition["message"])
 
 
 def _find(status: dict[str, Any], kind: str) -> dict[str, Any] | None:

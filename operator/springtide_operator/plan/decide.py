@@ -17,6 +17,7 @@ from springtide_operator.plan import (
     elasticity,
     gang,
     hangs,
+    kueue,
     nodes,
     problems,
     progress,
@@ -50,8 +51,9 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
         return _after_the_end(job, observation, ended, now)
     ledger = Ledger.from_status(old)
     observation = hangs.judged(job, nodes.judged(observation, now))
-    job = gang.informed(job, observation)
-    observation = replace(observation, pods_wait=gang.waits(job, observation))
+    asked, job = job, gang.informed(kueue.informed(job, observation), observation)
+    waits = kueue.waits(job, observation) or gang.waits(job, observation)
+    observation = replace(observation, pods_wait=waits)
     if conditions.is_true(old, reasons.RUNNING):
         observation = coordinator_policy.without_hasty_word(observation, ledger, now)
     events = restarts.account(job, observation, ledger, now)
@@ -61,7 +63,8 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     sized = _size(job, observation, ledger, now)
     job = sized.job
     events += sized.events
-    actions = gang.decide(job, observation, now)
+    actions = kueue.decide(job, asked, observation, now)
+    actions += gang.decide(job, observation, now)
     if halted(job):
         actions += sizing.decide(job, observation, ledger, now)
         actions += nodes.move(job, observation, ledger, actions, now)
@@ -113,10 +116,10 @@ def _truths(job: Job, observation: Observation, ledger: Ledger, now: float) -> d
     running = conditions.running(job, observation, ledger, old, now)
     started = running.true or bool(old.get("generation"))
     if halted(job):
-        return suspend.truths(job, observation)
+        return suspend.truths(job, observation, problems.summary(problems.of_halted(job, observation)))
     problem = problems.summary(problems.find(job, observation, ledger, now))
     return {
-        **suspend.over(old),
+        **suspend.over(job, old),
         reasons.RUNNING: running,
         reasons.RESCALING: conditions.rescaling(job, observation, ledger, started),
         reasons.DEGRADED: conditions.degraded(problem),
@@ -149,7 +152,7 @@ def _status(
 
 def _kept(status: Status) -> Status:
     """What other schedulers were asked for."""
-    return {key: status[key] for key in ("gang",) if key in status}
+    return {key: status[key] for key in ("queue", "gang") if key in status}
 
 
 def _workers(job: Job, observation: Observation, ledger: Ledger, over: bool = False) -> Status:
@@ -203,12 +206,14 @@ def _changes(old: Status, new: Status) -> list[Event]:
     """Events of what changed in status."""
     events = []
     if conditions.is_true(new, reasons.RUNNING) and not conditions.is_true(old, reasons.RUNNING):
-        events.append(Event(reasons.TRAINING, _message(new, reasons.RUNNING)))
+        events.append(Event(reasons.TRAINING, conditions.message_of(new, reasons.RUNNING)))
     reason = conditions.reason_of(new, reasons.DEGRADED)
     if conditions.is_true(new, reasons.DEGRADED) and (
         not conditions.is_true(old, reasons.DEGRADED) or reason != conditions.reason_of(old, reasons.DEGRADED)
     ):
-        events.append(Event(reason or reasons.DEGRADED, _message(new, reasons.DEGRADED), warning=True))
+        events.append(
+            Event(reason or reasons.DEGRADED, conditions.message_of(new, reasons.DEGRADED), warning=True)
+        )
     events += suspend.events(old, new)
     events += gang.events(old, new)
     before, want = ((status.get("workers") or {}).get("desired") for status in (old, new))
@@ -219,10 +224,6 @@ def _changes(old: Status, new: Status) -> list[Event]:
         text = "no worker with the job's state survived: training starts again"
         events.append(Event(reasons.STATE_LOST, text, warning=True))
     return events
-
-
-def _message(status: Status, kind: str) -> str:
-    return next(str(c["message"]) for c in status["conditions"] if c["type"] == kind)
 
 
 def _ended(status: Status) -> bool | None:
@@ -276,6 +277,7 @@ def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: flo
     ledger = Ledger.from_status(old)
     job = gang.informed(job, observation, over=True)
     actions += gang.decide(job, observation, now, over=True)
+    actions += kueue.finish(job, observation, succeeded, now)
     status = {
         **job.status,
         "observedGeneration": job.generation,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from springtide_operator.plan.workload import WorkloadSeen
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -242,6 +244,8 @@ class Observation:
     )  # by role: worker, coordinator, service, secret
     taken: frozenset[str] = frozenset()  # pod names that somebody else holds
     apis: Mapping[str, bool] = field(default_factory=dict)  # optional ones: served or not; absent: unknown
+    workload: WorkloadSeen | None = None  # Kueue's
+    workloads_listed: bool = False  # since this process acts
     pod_group: str = ""  # version of the PodGroup that this process has applied
     pod_group_gone: bool = False  # this process has deleted it, or found it gone
     pods_wait: str = ""  # what must be there before any pod is made; set by the plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import coordinator as coordinator_policy
-from springtide_operator.plan import elasticity, gang, hangs, restarts, sizing
+from springtide_operator.plan import elasticity, gang, hangs, kueue, restarts, sizing
 from springtide_operator.plan.backoff import LOOP_COUNT
 from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.ledger import Ledger
@@ -19,6 +19,7 @@ _REFUSED = {
     "service": reasons.SERVICE_REFUSED,
     "networkpolicy": reasons.NETWORK_POLICY_REFUSED,
     "podgroup": reasons.POD_GROUP_REFUSED,
+    "workload": reasons.WORKLOAD_REFUSED,
 }
 
 
@@ -27,6 +28,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
     return [
         *_coordinator(observation, ledger, now),
         *_refused(job, observation),
+        *_queue(job, observation),
         *_gang(job, observation),
         *_hung(job, observation),
         *_workers(job, observation),
@@ -34,6 +36,11 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_backing_off(job, observation, ledger, now),
         *_unreachable(observation, ledger, now),
     ]
+
+
+def of_halted(job: Job, observation: Observation) -> list[Problem]:
+    """What keeps a job from being admitted by its queue."""
+    return [*_refused(job, observation), *_queue(job, observation)]
 
 
 def summary(problems: list[Problem]) -> Problem | None:
@@ -71,6 +78,7 @@ def _refused(job: Job, observation: Observation) -> list[Problem]:
     what = {
         "secret": "the job's Secret",
         "networkpolicy": "the job's NetworkPolicy",
+        "workload": "the job's Workload",
         "podgroup": "the job's PodGroup",
         "service": "the coordinator's Service",
         "coordinator": "the coordinator's pod",
@@ -85,6 +93,11 @@ def _refused(job: Job, observation: Observation) -> list[Problem]:
         reason = _REFUSED.get(role, reasons.POD_CREATION_REFUSED)
         result.append(Problem(reason, f"the API server refuses {text}: {refusal.message[:1000]}"))
     return result
+
+
+def _queue(job: Job, observation: Observation) -> list[Problem]:
+    found = kueue.problem(job, observation)
+    return [found] if found is not None else []
 
 
 def _gang(job: Job, observation: Observation) -> list[Problem]:

@@ -8,7 +8,7 @@ import math
 
 from springtide_operator.plan.observation import Observation, Refusal
 
-NOT_PODS = ("secret", "service", "networkpolicy", "podgroup")
+NOT_PODS = ("secret", "service", "networkpolicy", "podgroup", "workload")
 RETRY_LIMIT_SECONDS = 60.0
 TRANSIENT_LIMIT_SECONDS = 5.0
 

@@ -107,7 +107,7 @@ def _give_back(job: Job, live: list[WorkerPod], observation: Observation, ledger
         text += f": {said}"
     because = reasons.DELETE_SCALE_DOWN
     if halted(job):
-        text, because = "the job is suspended", reasons.DELETE_SUSPENDED
+        text, because = halted(job), reasons.DELETE_SUSPENDED
     victims = order[: len(live) - target(job)]
     for pod in victims:
         ledger.end(pod.slot, reasons.END_SCALED_DOWN)

@@ -11,11 +11,11 @@ from typing import Any
 
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
-from springtide_operator.plan import conditions
+from springtide_operator.plan import conditions, halt
 from springtide_operator.plan.actions import Action, DeletePod, Event
 from springtide_operator.plan.conditions import Truth
 from springtide_operator.plan.halt import halted
-from springtide_operator.plan.observation import Observation
+from springtide_operator.plan.observation import Observation, Problem
 
 
 def put_away(observation: Observation) -> list[Action]:
@@ -29,41 +29,49 @@ def put_away(observation: Observation) -> list[Action]:
     ]
 
 
-def truths(job: Job, observation: Observation) -> dict[str, Truth]:
-    """All conditions of a halted job."""
+def truths(job: Job, observation: Observation, problem: Problem | None = None) -> dict[str, Truth]:
+    """All conditions of a halted job. `problem`: what keeps it halted that a person must act on."""
     left = sum(pod.end is None for pod in observation.workers)
-    text = f"the job is suspended: {halted(job)}"
+    text = f"the job {'is suspended' if job.spec.suspend else 'has no pods'}: {halted(job)}"
     if left:
         text += f"; {left} worker{' leaves' if left == 1 else 's leave'}"
-    degraded = conditions.degraded(None)
-    if job.status.get("generation"):
+    degraded = conditions.degraded(problem)
+    if problem is None and job.status.get("generation"):
         degraded = Truth(
             True,
             reasons.PROGRESS_NOT_SAVED,
             "no process holds the job's state while it is suspended: it trains from the beginning when it is"
             " resumed, unless the script saved its own progress",
         )
-    stopped = Truth(False, reasons.JOB_SUSPENDED, text)
+    why = halt.reason(job)
+    stopped = Truth(False, why, text)
     return {
         reasons.RUNNING: stopped,
         reasons.RESCALING: stopped,
         reasons.DEGRADED: degraded,
-        reasons.SUSPENDED: Truth(True, reasons.JOB_SUSPENDED, text),
+        reasons.SUSPENDED: Truth(True, why, text),
     }
 
 
-def over(old: dict[str, Any]) -> dict[str, Truth]:
-    """The condition of a job that goes on: False if it ever was suspended, else none."""
-    if conditions.reason_of(old, reasons.SUSPENDED) is None:
+def over(job: Job, old: dict[str, Any]) -> dict[str, Truth]:
+    """The condition of a job that goes on: False if it ever was halted, else none."""
+    before = conditions.reason_of(old, reasons.SUSPENDED)
+    if before is None:
         return {}
+    queue = job.status.get("queue")
+    if queue and before != reasons.JOB_RESUMED:
+        return {reasons.SUSPENDED: Truth(False, reasons.ADMITTED, queue.get("message") or "")}
     return {reasons.SUSPENDED: Truth(False, reasons.JOB_RESUMED, "the job was resumed")}
 
 
 def events(old: dict[str, Any], new: dict[str, Any]) -> list[Event]:
-    """What is told when a job is suspended or resumed."""
+    """What is told when a job is halted, for another reason, or goes on."""
     was, now = (conditions.is_true(status, reasons.SUSPENDED) for status in (old, new))
-    if was == now:
+    before, why = (conditions.reason_of(status, reasons.SUSPENDED) for status in (old, new))
+    if why is None or (was, before if was else None) == (now, why if now else None):
         return []
-    if now:
-        return [Event(reasons.JOB_SUSPENDED, "the job is suspended: its workers leave")]
-    return [Event(reasons.JOB_RESUMED, "the job is resumed")]
+    if why == reasons.JOB_SUSPENDED:
+        return [Event(why, "the job is suspended: its workers leave")]
+    if why == reasons.JOB_RESUMED:
+        return [Event(why, "the job is resumed")]
+    return [Event(why, conditions.message_of(new, reasons.SUSPENDED), warning=why == reasons.EVICTED)]

@@ -31,6 +31,17 @@
   resources: [podgroups]
   verbs: [create, patch, delete]
 {{- end }}
+{{- if .Values.rbac.kueue }}
+# Kueue, where it is installed and a job names a queue. create, patch: what the job asks for. list: whether it is admitted
+# or evicted. delete: when the job is suspended or leaves its queue.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [list, create, patch, delete]
+# That training has started, that an evicted job has left, that a job has ended.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [patch]
+{{- end }}
 # The token of each job. It is computed from the root key, so no Secret of a job is ever read.
 - apiGroups: [""]
   resources: [secrets]

@@ -1,0 +1,161 @@
+"""Kueue's Workloads of all jobs, as last heard of: listed every few seconds while a job names a queue, and
+taken from the answers to own writes.
+
+Listed rather than watched: Kueue may be installed or removed at any time, and nothing is asked of a cluster
+without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from springtide_operator.api import names
+from springtide_operator.cache import Cache, Key
+from springtide_operator.cluster import Cluster
+from springtide_operator.kube import ApiError
+from springtide_operator.plan import kueue
+from springtide_operator.plan.workload import WorkloadSeen, flavors_named, workload_seen
+
+log = logging.getLogger("springtide.operator")
+
+Object = dict[str, Any]
+
+LIST_SECONDS = 2.0
+LIST_SHARE = 0.05  # of the time may go into listing
+FLAVOR_SECONDS = 300.0  # until a flavor is read again
+FLAVOR_RETRY_SECONDS = 10.0
+
+
+class Queues:
+    """`changed(key)` is called for the job whose Workload changed; `ready()`: Kueue is served, and this
+    process acts.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        jobs: Cache,
+        changed: Callable[[Key], None],
+        ready: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._jobs = jobs
+        self._changed = changed
+        self._ready = ready
+        self._clock = clock
+        self._raw: dict[str, Object] = {}  # by uid of the job
+        self._seen: dict[str, WorkloadSeen] = {}
+        self._flavors: dict[str, Object | str] = {}
+        self._flavors_due: dict[str, float] = {}
+        self._trouble = ""
+        self.listed = False
+
+    def seen(self, job_uid: str) -> WorkloadSeen | None:
+        return self._seen.get(job_uid)
+
+    def raw(self, job_uid: str) -> Object | None:
+        return self._raw.get(job_uid)
+
+    def put(self, workload: Object) -> None:
+        """Take one as the API server gave it, unless a newer one is known."""
+        uid = _controller(workload)
+        if uid is None:
+            return
+        known = self._raw.get(uid)
+        if known is not None and _same(known, workload) and _version(workload) <= _version(known):
+            return
+        self._raw[uid] = workload
+        self._read(uid)
+
+    def drop(self, job_uid: str) -> None:
+        """It was deleted."""
+        gone = self._raw.pop(job_uid, None)
+        self._seen.pop(job_uid, None)
+        if gone is not None:
+            self._tell(gone)
+
+    def forget(self) -> None:
+        """Another process has acted meanwhile, or will."""
+        self.listed = False
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            began = self._clock()
+            await self.look()
+            await asyncio.sleep(max(LIST_SECONDS, (self._clock() - began) / LIST_SHARE))
+
+    async def look(self) -> None:
+        """List what there is, and read the flavors that it names. A failure is tried again."""
+        if not self._ready() or not self._anybody_queues():
+            return
+        try:
+            found = await self._cluster.list_workloads()
+        except ApiError as error:
+            if str(error) != self._trouble:
+                log.warning("cannot list Workloads, so no queued job starts: %s", error)
+            self._trouble = str(error)
+            return
+        self._trouble = ""
+        first, self.listed = not self.listed, True
+        for workload in found.items:
+            self.put(workload)
+        there = {_controller(workload) for workload in found.items}
+        for uid, known in list(self._raw.items()):
+            if uid not in there and _version(known) <= int(found.resource_version):
+                self.drop(uid)
+        for name in sorted({name for raw in self._raw.values() for name in flavors_named(raw)}):
+            await self._read_flavor(name)
+        if first:
+            for key in self._jobs.job_keys():
+                self._changed(key)
+
+    async def _read_flavor(self, name: str) -> None:
+        if self._clock() < self._flavors_due.get(name, float("-inf")):
+            return
+        before = self._flavors.get(name)
+        try:
+            self._flavors[name] = await self._cluster.get_flavor(name)
+            self._flavors_due[name] = self._clock() + FLAVOR_SECONDS
+        except ApiError as error:
+            self._flavors_due[name] = self._clock() + FLAVOR_RETRY_SECONDS
+            if not isinstance(before, dict):
+                self._flavors[name] = f"the ResourceFlavor {name} cannot be read: {error}"
+        if self._flavors.get(name) != before:
+            for uid, raw in list(self._raw.items()):
+                if name in flavors_named(raw):
+                    self._read(uid)
+
+    def _read(self, uid: str) -> None:
+        seen = workload_seen(self._raw[uid], self._flavors)
+        if self._seen.get(uid) != seen:
+            self._seen[uid] = seen
+            self._tell(self._raw[uid])
+
+    def _tell(self, workload: Object) -> None:
+        meta = workload["metadata"]
+        self._changed((meta["namespace"], (meta.get("labels") or {}).get(names.LABEL_JOB, "")))
+
+    def _anybody_queues(self) -> bool:
+        return any(
+            kueue.concerns(job) for key in self._jobs.job_keys() if (job := self._jobs.job(key)) is not None
+        )
+
+
+def _controller(obj: Object) -> str | None:
+    references = obj["metadata"].get("ownerReferences") or []
+    return next((str(one["uid"]) for one in references if one.get("controller")), None)
+
+
+def _same(one: Object, other: Object) -> bool:
+    return bool(one["metadata"]["uid"] == other["metadata"]["uid"])
+
+
+def _version(obj: Object) -> int:
+    text = obj["metadata"].get("resourceVersion", "0")
+    return int(text) if text.isdigit() else 0

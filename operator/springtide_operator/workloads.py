@@ -1,0 +1,99 @@
+"""Carry out what a plan asks for about the job's Workload."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from springtide_operator.api.job import Job
+from springtide_operator.cluster import Cluster, is_gone
+from springtide_operator.kube import ApiError
+from springtide_operator.manifests import kueue
+from springtide_operator.plan.actions import (
+    CreateWorkload,
+    DeleteWorkload,
+    ReportWorkload,
+    UpdateWorkload,
+)
+from springtide_operator.plan.clock import timestamp
+from springtide_operator.queues import Queues
+
+Object = dict[str, Any]
+WorkloadAction = CreateWorkload | UpdateWorkload | ReportWorkload | DeleteWorkload
+MakePods = Callable[[Job], tuple[Object, Object]]  # a worker, a coordinator
+
+
+async def perform(
+    cluster: Cluster,
+    queues: Queues,
+    job: Job,
+    action: WorkloadAction,
+    pods: MakePods,
+    clock: Callable[[], float] = time.time,
+) -> None:
+    """Raises ApiError: 409 where somebody else has changed it; TemplateError."""
+    if isinstance(action, DeleteWorkload):
+        try:
+            await cluster.delete_workload(job.namespace, action.name, action.uid)
+        except ApiError as error:
+            if not is_gone(error):
+                raise
+        queues.drop(job.uid)
+    elif isinstance(action, ReportWorkload):
+        await _report(cluster, queues, job, action, timestamp(clock()))
+    else:
+        await _write(cluster, queues, job, action, pods)
+
+
+async def _write(
+    cluster: Cluster, queues: Queues, job: Job, action: CreateWorkload | UpdateWorkload, pods: MakePods
+) -> None:
+    bare = kueue.unplaced(job)
+    source, name = kueue.priority_class(job)
+    try:
+        priority = await cluster.get_priority(source, name) if name else None
+    except ApiError as error:
+        if not is_gone(error):
+            raise
+        raise ApiError(404, error.reason, f"its priority class does not exist: {error.message}") from error
+    worker, coordinator = pods(bare)
+    wanted = kueue.workload(bare, worker, coordinator, priority)
+    raw = queues.raw(job.uid)
+    if isinstance(action, CreateWorkload) or raw is None:
+        try:
+            queues.put(await cluster.create_workload(wanted))
+        except ApiError as error:
+            if error.reason != "AlreadyExists":  # then the next list brings it
+                raise
+        return
+    for key in ("priorityClassName", "priorityClassSource", "priority"):
+        wanted["spec"].setdefault(key, None)
+    patch = {
+        "metadata": {**_precondition(raw), "annotations": wanted["metadata"]["annotations"]},
+        "spec": wanted["spec"],
+    }
+    queues.put(await cluster.patch_workload(job.namespace, raw["metadata"]["name"], patch))
+
+
+async def _report(cluster: Cluster, queues: Queues, job: Job, action: ReportWorkload, now: str) -> None:
+    raw = queues.raw(job.uid)
+    if raw is None:
+        return
+    if action.what == "Finished":
+        status = kueue.finished(raw, action.succeeded, action.message, now)
+    elif action.what == "PodsReady":
+        status = kueue.pods_ready(raw, now)
+    else:
+        status = kueue.released(raw, action.evicted, action.message, now)
+    patch = {"metadata": _precondition(raw), "status": status}
+    try:
+        queues.put(await cluster.patch_workload(job.namespace, raw["metadata"]["name"], patch, status=True))
+    except ApiError as error:
+        if not is_gone(error):
+            raise
+        queues.drop(job.uid)
+
+
+def _precondition(raw: Object) -> Object:
+    return {"uid": raw["metadata"]["uid"], "resourceVersion": raw["metadata"]["resourceVersion"]}

@@ -1,0 +1,201 @@
+"""Jobs in a queue of Kueue through anything: no pod without an admission, the right number when all is calm.
+
+And the operator's process over a cluster that has Kueue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import Any
+
+import kueue_standin as kueue
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kueue_worlds import FLAVOR, admit, evict, queued_world
+from operator_cluster import FakeCluster
+from operator_running import operator, until
+
+from springtide_operator.api import names
+from springtide_operator.plan.actions import CreateCoordinator, CreateWorker
+
+Object = dict[str, Any]
+PODS = (CreateWorker, CreateCoordinator)
+
+
+class Life(RuleBasedStateMachine):
+    """Kueue, the user and accidents in any order; the operator may die between any two of its steps."""
+
+    @initialize(replicas=st.integers(2, 5))
+    def begin(self, replicas: int) -> None:
+        self.world = queued_world(replicas)
+
+    @rule(steps=st.sampled_from([0, 1, 2, 3, 5, 99]))
+    def operate(self, steps: int) -> None:
+        self.world.round(steps)
+        if steps < 99:
+            self.world.die()
+
+    @rule(listed=st.booleans())
+    def see(self, listed: bool) -> None:
+        self.world.workloads_listed = listed
+
+    @rule()
+    def kubelets(self) -> None:
+        self.world.kubelet()
+        self.world.now += 2
+
+    @precondition(lambda self: self.world.workload is not None)
+    @rule(short=st.booleans())
+    def kueue_admits(self, short: bool) -> None:
+        found = self.world.workload
+        if (
+            kueue.condition(found, "QuotaReserved").get("status") == "True"
+            or found["spec"].get("active") is False
+        ):
+            return
+        admit(self.world, found["spec"]["podSets"][1].get("minCount") if short else None)
+
+    @precondition(lambda self: self.world.workload is not None)
+    @rule()
+    def kueue_evicts(self) -> None:
+        if kueue.condition(self.world.workload, "Admitted").get("status") == "True":
+            evict(self.world)
+
+    @rule()
+    def somebody_deletes_the_workload(self) -> None:
+        self.world.workload = None
+
+    @rule(replicas=st.integers(2, 6))
+    def scale(self, replicas: int) -> None:
+        self.world.scale(replicas)
+
+    @rule(value=st.booleans())
+    def suspend(self, value: bool) -> None:
+        self.world.job["spec"]["suspend"] = value
+
+    @invariant()
+    def no_more_pods_than_kueue_has_ever_allowed(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        queue = self.world.status.get("queue") or {}
+        if queue.get("admitted"):
+            return
+        made = [a for a in self.world.plan().actions if isinstance(a, PODS)]
+        found = self.world.workload
+        if found is None or kueue.condition(found, "Admitted").get("status") != "True":
+            assert not made
+
+    def teardown(self) -> None:
+        """When all is calm, the job has what was admitted, or nothing."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.workloads_listed, world.job["spec"]["suspend"] = True, False
+        for _ in range(60):
+            world.round()
+            world.kubelet()
+            world.now += 10
+        assert world.workload is not None
+        told = kueue.condition(world.workload, "Admitted").get("status") == "True"
+        evicted = kueue.condition(world.workload, "Evicted").get("status") == "True"
+        if not told or evicted:
+            assert world.pods == {}
+            admit(world)
+        for _ in range(60):
+            world.round()
+            world.kubelet()
+            world.now += 10
+        assigned = world.workload["status"]["admission"]["podSetAssignments"][1]["count"]
+        asked = world.job["spec"]["workers"]["replicas"]
+        assert len(world.workers()) == min(assigned, asked)
+        assert world.status["restarts"]["failures"] == 0
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+class Lab:
+    """The operator's process over a cluster in memory that has Kueue."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.cluster.apis.add(names.KUEUE_API)
+        self.cluster.objects["resourceflavors", "", "spot"] = copy.deepcopy(FLAVOR)
+        job = self.cluster.add_job(replicas=3)
+        job["metadata"]["labels"] = {names.LABEL_QUEUE: "team-a", names.LABEL_QUEUE_PRIORITY: "urgent"}
+        job["spec"]["workers"]["minReplicas"] = 1
+        self.cluster.put("trainingjobs", job)
+
+    def workload(self) -> Object | None:
+        found = [o for (plural, _, _), o in self.cluster.objects.items() if plural == "workloads"]
+        return found[0] if found else None
+
+    def condition(self, kind: str) -> str:
+        found = self.workload()
+        return str(kueue.condition(found, kind).get("status")) if found else ""
+
+    def degraded(self) -> str:
+        conditions = (self.cluster.job().get("status") or {}).get("conditions") or []
+        return next((str(c["message"]) for c in conditions if c["type"] == "Degraded"), "")
+
+
+def test_the_operator_lists_workloads_reads_flavors_and_writes_what_kueue_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("springtide_operator.queues.LIST_SECONDS", 0.05)
+    lab = Lab()
+
+    async def story() -> None:
+        cluster = lab.cluster
+        async with operator(cluster):
+            await until(
+                lambda: "priority class does not exist" in lab.degraded(), "the missing class to be told"
+            )
+            assert cluster.pods() == []
+            key = ("kueue.x-k8s.io/workloadpriorityclass", "", "urgent")
+            cluster.objects[key] = {"value": 1000, "metadata": {"name": "urgent"}}
+            await until(lambda: lab.workload() is not None, "the Workload", 30)
+            spec = lab.workload()["spec"]  # type: ignore[index]
+            assert (spec["priorityClassName"], spec["priority"]) == ("urgent", 1000)
+            cluster.put("workloads", kueue.admitted(lab.workload(), 2, "spot"))  # type: ignore[arg-type]
+            await until(lambda: len(cluster.pods()) == 2, "the admitted workers", 30)
+            assert all(pod["spec"]["nodeSelector"] == {"pool": "spot"} for pod in cluster.pods())
+            cluster.put("workloads", kueue.evicted(lab.workload()))  # type: ignore[arg-type]
+            await until(
+                lambda: all("deletionTimestamp" in p["metadata"] for p in cluster.pods()), "leaving", 30
+            )
+            for pod in [*cluster.pods(), *cluster.pods(names.ROLE_COORDINATOR)]:
+                cluster.remove("pods", "default", pod["metadata"]["name"])
+            for _ in range(200):
+                for pod in cluster.pods(names.ROLE_COORDINATOR):
+                    cluster.remove("pods", "default", pod["metadata"]["name"])
+                if lab.condition("QuotaReserved") == "False":
+                    break
+                await asyncio.sleep(0.05)
+            assert lab.condition("QuotaReserved") == "False"
+            assert lab.workload()["status"].get("admission") is None  # type: ignore[index]
+            before = cluster.calls["get_flavor"]
+            job = cluster.job()
+            job["spec"]["suspend"] = True
+            cluster.put("trainingjobs", job)
+            await until(lambda: lab.workload() is None, "the Workload to go", 30)
+            assert cluster.calls["get_flavor"] == before == 1  # read once
+
+    asyncio.run(story())
+
+
+def test_without_jobs_in_queues_kueue_is_not_asked_for_anything() -> None:
+    cluster = FakeCluster()
+    cluster.apis.add(names.KUEUE_API)
+    cluster.add_job()
+
+    async def story() -> None:
+        async with operator(cluster):
+            await until(lambda: len(cluster.pods()) == 2, "the job's workers")
+            assert cluster.calls["serves"] == cluster.calls["list_workloads"] == 0
+
+    asyncio.run(story())
