@@ -24,6 +24,7 @@ from .membership import (
 from .membership.events import Cut, Effect, LoopEnded, Made, MemberLost, Send
 from .membership.messages import Refused, ServerLeaving
 from .membership.names import Incarnation
+from .rates import Rates
 from .rendezvous import Rendezvous, TooMuchError
 from .reply import sync_reply
 from .settings import Options
@@ -67,6 +68,7 @@ class Hub:
         self.history = History()
         self.slowness = Slowness()
         self.motion = Motion()
+        self.rates = Rates()
         self.hang_seconds = 0.0  # the operator's limit; 0: not told
         self.rendezvous = Rendezvous()
         self.data = pb.Data()
@@ -206,6 +208,9 @@ class Hub:
                 self.slowness.keep([member.id for member in effect.start.members])
                 self.motion.keep({member.id for member in effect.start.members})
                 self.motion.moved_at = None
+                self.rates.begun(
+                    effect.start.generation, len({member.pod_uid for member in effect.start.members})
+                )
                 self.history.held_up = 0.0
                 self.history.generation_made(effect.start, effect.cause, now)
                 names = ", ".join(
@@ -294,6 +299,10 @@ class Hub:
         current = self.membership.current
         if commits and current is not None and commits[-1].state.generation == current.name:
             self.motion.moved(self.clock())
+            size = len({member.pod_uid for member in current.members})
+            for done in commits:
+                if done.state.generation == current.name:
+                    self.rates.committed(current.name, size, done.state.step, done.unix_time, done.samples)
         self.history.total_steps = progress.total_steps or self.history.total_steps
         if progress.HasField("data"):
             self.data = progress.data

@@ -83,6 +83,13 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
     stalled = hub.motion.stall(m, known, hub.hang_seconds, now)
     if stalled is not None:
         reply.stall.CopyFrom(stall.to_proto(stalled, m, now))
+    for size, rate in hub.rates.by_size.items():
+        reply.rates.add(
+            workers=size,
+            samples_per_second=rate.samples_per_second,
+            seconds=rate.seconds,
+            steps=int(rate.steps),
+        )
     last = history.last_recovery
     if last is not None:
         reply.last_recovery.CopyFrom(

@@ -17,6 +17,7 @@ from springtide_operator.plan.observation import (
     CoordinatorPod,
     LateReport,
     MemberReport,
+    RateReport,
     Report,
     SlowReport,
     StallReport,
@@ -196,6 +197,10 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         ),
         silent=frozenset(reply.silent),
         stall=to_stall(reply.stall) if reply.HasField("stall") else None,
+        rates=tuple(
+            RateReport(rate.workers, rate.samples_per_second, rate.seconds, rate.steps)
+            for rate in reply.rates
+        ),
     )
 
 
@@ -232,6 +237,7 @@ def news(before: Report | None, after: Report | None) -> bool:
             step_seconds=0.0,
             lost_seconds={},
             slow=None,
+            rates=(),
             stall=replace(report.stall, seconds=0.0) if report.stall is not None else None,
         )
 

@@ -12,6 +12,7 @@ from springtide_operator.api.base import ApiModel
 class ElasticityPolicy(StrEnum):
     MANUAL = "Manual"
     CAPACITY = "Capacity"
+    THROUGHPUT = "Throughput"
 
 
 class Elasticity(ApiModel):
@@ -21,7 +22,8 @@ class Elasticity(ApiModel):
         default=ElasticityPolicy.MANUAL,
         description="Manual: workers.replicas. Capacity: workers.replicas, and extra workers up to"
         " maxReplicas as long as nodes take them; extras are given back first, as soon as another pod waits"
-        " for a node.",
+        " for a node. Throughput: between minReplicas and workers.replicas, as long as a worker more brings"
+        " enough samples per second.",
     )
     patience_seconds: int = Field(
         default=30,
@@ -29,5 +31,18 @@ class Elasticity(ApiModel):
         le=3600,
         description="How long extra workers may wait for a node before they are given back. The next try"
         " comes after twice as long, then after four times, ... at most ten minutes; at once when a node"
-        " is added.",
+        " is added. With Throughput: how long workers of a size that is to be measured may wait.",
+    )
+    min_gain_percent: int = Field(
+        default=50,
+        ge=1,
+        le=100,
+        description="Throughput: what each added worker must bring at least, in percent of what a worker"
+        " brought on average before.",
+    )
+    measure_seconds: int = Field(
+        default=30,
+        ge=1,
+        le=3600,
+        description="Throughput: how long a number of workers is measured, and at least ten steps.",
     )

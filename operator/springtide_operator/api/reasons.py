@@ -72,6 +72,9 @@ SIZE_NO_ROOM: Final = "NoRoom"
 SIZE_YIELDED: Final = "OthersWait"
 SIZE_WAITING: Final = "WaitingForWorkers"
 SIZE_MAXIMUM: Final = "AtMaximum"
+SIZE_MEASURING: Final = "Measuring"
+SIZE_GAIN: Final = "AllWorkersGain"
+SIZE_NO_GAIN: Final = "GainTooSmall"
 
 # How a worker pod's life ended (slots in status)
 END_FINISHED: Final = "Finished"

@@ -180,6 +180,14 @@ class SlotStatus(ApiModel):
     )
 
 
+class MeasuredStatus(ApiModel):
+    """What one number of workers brought."""
+
+    workers: Count = Field(description="Number of workers.")
+    samples_per_second: Short = Field(description="Samples per second of all of them; 0: no node took them.")
+    time: Time = Field(description="When it was measured.")
+
+
 class ElasticityStatus(ApiModel):
     """What elasticity.policy has decided; absent with Manual."""
 
@@ -189,13 +197,22 @@ class ElasticityStatus(ApiModel):
     extra: Count | None = Field(
         default=None, description="Capacity: workers asked for beyond workers.replicas."
     )
+    target: Count | None = Field(
+        default=None,
+        description="Throughput: workers asked for, while sizes are measured not those settled on.",
+    )
+    target_time: Time | None = Field(default=None, description="Throughput: since when.")
+    measured: list[MeasuredStatus] | None = Field(
+        default=None, max_length=32, description="Throughput: what sizes brought."
+    )
     trying_since: Time | None = Field(
         default=None, description="Capacity: since when extra workers wait for a node."
     )
     failures: Count | None = Field(
-        default=None, description="Capacity: tries in a row that the cluster had no room for."
+        default=None,
+        description="Tries in a row without success: no room (Capacity), or no other size (Throughput).",
     )
-    retry_time: Time | None = Field(default=None, description="Capacity: the next try is not before this.")
+    retry_time: Time | None = Field(default=None, description="The next try is not before this.")
     open_nodes: Count | None = Field(
         default=None,
         description="Capacity: nodes that took pods when the last try failed; more of them bring the next"

@@ -12,11 +12,12 @@ from typing import Any
 from springtide_operator.api import reasons
 from springtide_operator.api.elasticity import ElasticityPolicy
 from springtide_operator.api.job import Job
-from springtide_operator.plan import capacity
+from springtide_operator.plan import capacity, throughput
 from springtide_operator.plan.actions import Event
 from springtide_operator.plan.capacity import Extras, Room
 from springtide_operator.plan.halt import halted
 from springtide_operator.plan.observation import Observation, WorkerPod
+from springtide_operator.plan.throughput import Scene, Search
 
 STATUS = "elasticity"
 
@@ -31,8 +32,11 @@ class Sized:
 
 
 def size(job: Job) -> int:
-    """Workers asked for, by the decision in status; more than settled on while extras are tried."""
+    """Workers asked for, by the decision in status; not those settled on while others are tried."""
     workers = job.spec.workers
+    if job.spec.elasticity.policy is ElasticityPolicy.THROUGHPUT:
+        target = int(_entry(job).get("target") or 0)
+        return min(max(target, workers.min_replicas), workers.replicas)
     if job.spec.elasticity.policy is ElasticityPolicy.CAPACITY:
         extra = int(_entry(job).get("extra", 0))
         return min(max(workers.maximum, workers.replicas), workers.replicas + extra)
@@ -46,11 +50,14 @@ def has_size_of_its_own(job: Job) -> bool:
 
 def needed(job: Job) -> int:
     """Workers that the job does not do without: pods beyond are given back for others."""
-    return min(size(job), job.spec.workers.replicas)
+    least = job.spec.workers.replicas
+    if job.spec.elasticity.policy is ElasticityPolicy.THROUGHPUT:
+        least = max(int(_entry(job).get("workers") or 0), job.spec.workers.min_replicas)
+    return min(size(job), least)
 
 
 def expected(job: Job, live: Sequence[WorkerPod]) -> int:
-    """Workers that are to train: not the extras that no node has taken yet."""
+    """Workers that are to train: not those that are only tried and that no node has taken yet."""
     placed = sum(pod.placed for pod in live)
     return max(needed(job), min(size(job), placed))
 
@@ -66,14 +73,43 @@ def decide(
     """Decide anew. `live`: one pod per slot. `held_back`: failed workers wait to be made again."""
     if halted(job) or job.spec.elasticity.policy is ElasticityPolicy.MANUAL:
         return Sized(_with(job, None))
+    if job.spec.elasticity.policy is ElasticityPolicy.THROUGHPUT:
+        return _by_throughput(job, live, observation, now)
     room = _room(job, live, observation, held_back, now)
     before = Extras.from_status(_entry(job))
     after = capacity.step(before, room, now)
-    events = []
-    if before.workers and after.workers != before.workers:
-        text = f"from {before.workers} to {after.workers} workers: {after.message}"
-        events.append(Event(reasons.EVENT_SCALED, text))
-    return Sized(_with(job, after.to_status()), tuple(events), tuple(after.wakes(room, now)))
+    events = _scaled(before.workers, after.workers, after.message)
+    return Sized(_with(job, after.to_status()), events, tuple(after.wakes(room, now)))
+
+
+def _by_throughput(job: Job, live: Sequence[WorkerPod], observation: Observation, now: float) -> Sized:
+    workers, policy = job.spec.workers, job.spec.elasticity
+    incarnation = (job.status.get("coordinator") or {}).get("incarnation", 0)
+    report = observation.report_of(incarnation)
+    trains = report is not None and report.phase == "RUNNING" and observation.unreachable_since is None
+    active: set[str] = set()
+    if report is not None and trains:
+        active = {member.pod_uid for member in report.members if member.active}
+    scene = Scene(
+        minimum=workers.min_replicas,
+        replicas=max(workers.replicas, workers.min_replicas),
+        gain=policy.min_gain_percent / 100,
+        measure=float(policy.measure_seconds),
+        patience=float(policy.patience_seconds),
+        placed=sum(pod.placed for pod in live),
+        active=len(active),
+        rates=report.rates if report is not None else (),
+    )
+    before = Search.from_status(_entry(job))
+    after = throughput.step(before, scene, now)
+    events = _scaled(before.workers, after.workers, after.message)
+    return Sized(_with(job, after.to_status()), events, tuple(after.wakes(scene, now)))
+
+
+def _scaled(before: int, after: int, why: str) -> tuple[Event, ...]:
+    if not before or before == after:
+        return ()
+    return (Event(reasons.EVENT_SCALED, f"from {before} to {after} workers: {why}"),)
 
 
 def _room(job: Job, live: Sequence[WorkerPod], observation: Observation, held_back: bool, now: float) -> Room:

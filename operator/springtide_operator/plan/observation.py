@@ -163,6 +163,16 @@ class StallReport:
 
 
 @dataclass(frozen=True)
+class RateReport:
+    """What a number of workers brought: samples/s, measured over so many seconds and steps."""
+
+    workers: int
+    samples_per_second: float
+    seconds: float
+    steps: int
+
+
+@dataclass(frozen=True)
 class Report:
     """The coordinator's last answer."""
 
@@ -190,6 +200,7 @@ class Report:
     lost_seconds: Mapping[str, float] = field(default_factory=dict)  # by cause, since its process began
     slow: SlowReport | None = None
     stall: StallReport | None = None  # None: it moves
+    rates: tuple[RateReport, ...] = ()
     silent: frozenset[str] = frozenset()  # pod uids that run and have not said Hello
 
     @property
