@@ -126,7 +126,7 @@ class Server(_message.Message):
     def __init__(self, id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_name: _Optional[str] = ..., slot: _Optional[int] = ..., address: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "activity", "times")
+    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "activity", "times", "checkpoint")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
     STORE_SET_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,7 @@ class WorkerMessage(_message.Message):
     BYE_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     parked: Parked
     store_set: StoreEntry
@@ -149,10 +150,11 @@ class WorkerMessage(_message.Message):
     bye: Bye
     activity: Activity
     times: Times
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ...) -> None: ...
+    checkpoint: Checkpoint
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "servers")
+    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "servers", "checkpoints")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     NEWEST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +166,7 @@ class Hello(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     ENDED_STAGE_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     member: Member
     newest_incarnation: Incarnation
@@ -175,7 +178,8 @@ class Hello(_message.Message):
     leaving: bool
     ended_stage: int
     servers: _containers.RepeatedCompositeFieldContainer[Server]
-    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ...) -> None: ...
+    checkpoints: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: _Optional[bool] = ...) -> None: ...
 
 class Parked(_message.Message):
     __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step")
@@ -206,16 +210,52 @@ class StoreEntry(_message.Message):
     def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class Formed(_message.Message):
-    __slots__ = ("generation", "group_seconds", "transfer_seconds", "transfer_bytes")
+    __slots__ = ("generation", "group_seconds", "transfer_seconds", "transfer_bytes", "restored")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     GROUP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     generation: GenerationName
     group_seconds: float
     transfer_seconds: float
     transfer_bytes: int
-    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., group_seconds: _Optional[float] = ..., transfer_seconds: _Optional[float] = ..., transfer_bytes: _Optional[int] = ...) -> None: ...
+    restored: Restored
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., group_seconds: _Optional[float] = ..., transfer_seconds: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ...) -> None: ...
+
+class Restored(_message.Message):
+    __slots__ = ("state", "name", "uri", "skipped")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    URI_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    state: StateName
+    name: str
+    uri: str
+    skipped: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, state: _Optional[_Union[StateName, _Mapping]] = ..., name: _Optional[str] = ..., uri: _Optional[str] = ..., skipped: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Checkpoint(_message.Message):
+    __slots__ = ("state", "name", "uri", "error", "bytes", "seconds", "stall_seconds", "written_unix", "reason")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    URI_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_UNIX_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    state: StateName
+    name: str
+    uri: str
+    error: str
+    bytes: int
+    seconds: float
+    stall_seconds: float
+    written_unix: float
+    reason: str
+    def __init__(self, state: _Optional[_Union[StateName, _Mapping]] = ..., name: _Optional[str] = ..., uri: _Optional[str] = ..., error: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., stall_seconds: _Optional[float] = ..., written_unix: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("state", "unix_time", "step_seconds", "exposed_communication_seconds", "samples", "values", "skipped", "data_seconds", "checkpoint_seconds")
@@ -344,7 +384,7 @@ class Bye(_message.Message):
     def __init__(self, outcome: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "prepare", "start", "store_entry", "boundary", "leave", "end_ok", "refused", "known")
+    __slots__ = ("welcome", "prepare", "start", "store_entry", "boundary", "leave", "end_ok", "refused", "known", "save")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -354,6 +394,7 @@ class CoordinatorMessage(_message.Message):
     END_OK_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     prepare: Prepare
     start: Start
@@ -363,7 +404,8 @@ class CoordinatorMessage(_message.Message):
     end_ok: EndOk
     refused: Refused
     known: Known
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ...) -> None: ...
+    save: Save
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("incarnation", "protocol_version", "known")
@@ -392,7 +434,7 @@ class Transfer(_message.Message):
     def __init__(self, receiver: _Optional[str] = ..., holder: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("generation", "members", "state", "transfers", "fresh", "known", "reason", "servers", "leaving_servers")
+    __slots__ = ("generation", "members", "state", "transfers", "fresh", "known", "reason", "servers", "leaving_servers", "had_state")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -402,6 +444,7 @@ class Start(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    HAD_STATE_FIELD_NUMBER: _ClassVar[int]
     generation: GenerationName
     members: _containers.RepeatedCompositeFieldContainer[Member]
     state: StateName
@@ -411,7 +454,18 @@ class Start(_message.Message):
     reason: str
     servers: _containers.RepeatedCompositeFieldContainer[Server]
     leaving_servers: _containers.RepeatedCompositeFieldContainer[Server]
-    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., fresh: _Optional[bool] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., reason: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., leaving_servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ...) -> None: ...
+    had_state: bool
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., fresh: _Optional[bool] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., reason: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., leaving_servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., had_state: _Optional[bool] = ...) -> None: ...
+
+class Save(_message.Message):
+    __slots__ = ("state", "writers", "attempt")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WRITERS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    state: StateName
+    writers: _containers.RepeatedScalarFieldContainer[str]
+    attempt: int
+    def __init__(self, state: _Optional[_Union[StateName, _Mapping]] = ..., writers: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Boundary(_message.Message):
     __slots__ = ("generation", "reason")
@@ -506,7 +560,7 @@ class Pod(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., slot: _Optional[int] = ..., started: _Optional[bool] = ..., leave_by: _Optional[float] = ...) -> None: ...
 
 class SyncRequest(_message.Message):
-    __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation", "hang_seconds", "hung", "pause_seconds", "servers", "living_servers")
+    __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation", "hang_seconds", "hung", "pause_seconds", "servers", "living_servers", "suspend", "suspend_by", "saved")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     MINIMUM_FIELD_NUMBER: _ClassVar[int]
     MAXIMUM_FIELD_NUMBER: _ClassVar[int]
@@ -520,6 +574,9 @@ class SyncRequest(_message.Message):
     PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     LIVING_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    SUSPEND_FIELD_NUMBER: _ClassVar[int]
+    SUSPEND_BY_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     target: int
     minimum: int
     maximum: int
@@ -533,7 +590,10 @@ class SyncRequest(_message.Message):
     pause_seconds: float
     servers: int
     living_servers: _containers.RepeatedCompositeFieldContainer[Pod]
-    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., hung: _Optional[_Iterable[str]] = ..., pause_seconds: _Optional[float] = ..., servers: _Optional[int] = ..., living_servers: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ...) -> None: ...
+    suspend: bool
+    suspend_by: float
+    saved: str
+    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., hung: _Optional[_Iterable[str]] = ..., pause_seconds: _Optional[float] = ..., servers: _Optional[int] = ..., living_servers: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., suspend: _Optional[bool] = ..., suspend_by: _Optional[float] = ..., saved: _Optional[str] = ...) -> None: ...
 
 class ServerStatus(_message.Message):
     __slots__ = ("server", "connected", "serving", "leaving")
@@ -630,7 +690,7 @@ class Recovery(_message.Message):
     def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., cause: _Optional[str] = ..., seconds: _Optional[float] = ..., at_unix: _Optional[float] = ...) -> None: ...
 
 class SyncReply(_message.Message):
-    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "stall", "rates", "lost_seconds", "slow", "servers", "servers_settled")
+    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "stall", "rates", "lost_seconds", "slow", "servers", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "all_saved")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -671,6 +731,11 @@ class SyncReply(_message.Message):
     SLOW_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     SERVERS_SETTLED_FIELD_NUMBER: _ClassVar[int]
+    PUT_AWAY_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_ERROR_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
+    ALL_SAVED_FIELD_NUMBER: _ClassVar[int]
     incarnation: Incarnation
     phase: Phase
     generation: GenerationName
@@ -697,4 +762,9 @@ class SyncReply(_message.Message):
     slow: Slow
     servers: _containers.RepeatedCompositeFieldContainer[ServerStatus]
     servers_settled: bool
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., servers_settled: _Optional[bool] = ...) -> None: ...
+    put_away: bool
+    checkpoint: Checkpoint
+    checkpoint_error: str
+    restored: Restored
+    all_saved: bool
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., servers_settled: _Optional[bool] = ..., put_away: _Optional[bool] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., all_saved: _Optional[bool] = ...) -> None: ...

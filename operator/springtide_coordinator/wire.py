@@ -223,6 +223,7 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
                     fresh=message.fresh,
                     known=from_state(known),
                     reason=message.reason,
+                    had_state=message.had_state,
                     servers=[from_server(server) for server in message.servers],
                     leaving_servers=[from_server(server) for server in message.leaving_servers],
                 )

@@ -84,6 +84,7 @@ def distribute(
     )
     if on_servers:
         wait_in_forward(model, runtime.settle)
+    runtime.trainer.on_save_wish(lambda rank: runtime.checkpoints.wish(rank == 0))
     if runtime.membership is not None:
         runtime.membership.layout_hash = runtime.trainer.layout_hash
     return model, optimizer

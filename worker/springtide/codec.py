@@ -57,7 +57,8 @@ def _aligned(offset: int) -> int:
 
 
 class _Encoder:
-    def __init__(self) -> None:
+    def __init__(self, move: bool) -> None:
+        self._move = move
         self.tensors: list[torch.Tensor] = []
         self._known: dict[tuple[Any, ...], int] = {}
         self._alive: list[torch.Tensor] = []
@@ -123,7 +124,7 @@ class _Encoder:
             return self._known[known]
         self._known[known] = len(self.tensors)
         self._alive.append(plain)  # so that no later temporary gets the same address
-        self.tensors.append(plain.to("cpu").contiguous())
+        self.tensors.append((plain.to("cpu") if self._move else plain).contiguous())
         return len(self.tensors) - 1
 
     def _numpy(self, value: Any, path: str) -> dict[str, Any]:
@@ -148,14 +149,14 @@ def _below(path: str, key: Any) -> str:
     return f"{path}[{key!r}]"
 
 
-def flatten(tree: Any, name: str = "") -> tuple[bytes, list[torch.Tensor]]:
+def flatten(tree: Any, name: str = "", *, move: bool = True) -> tuple[bytes, list[torch.Tensor]]:
     """(header, tensors) of a tree; `name` begins the paths in errors.
 
-    The tensors are contiguous and on the CPU. Those that already were share memory with the tree: send them
-    before the tree changes, or use `pack`. Raise TypeError with the path of the first value that cannot be
-    encoded.
+    The tensors are contiguous, and on the CPU unless `move` is False. Those that already were share memory
+    with the tree: send them before the tree changes, or use `pack`. Raise TypeError with the path of the
+    first value that cannot be encoded.
     """
-    encoder = _Encoder()
+    encoder = _Encoder(move)
     node = encoder.node(tree, name, 0)
     described = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in encoder.tensors]
     header = {"version": VERSION, "tensors": described, "tree": node}

@@ -12,9 +12,12 @@ import time
 from types import FrameType, TracebackType
 
 from springtide import outcome
+from springtide.checkpoint.keeper import FLUSH_SECONDS
 from springtide.runtime import Runtime
 
 log = logging.getLogger("springtide")
+
+_FAILED_FLUSH_SECONDS = 10.0
 
 
 def install(runtime: Runtime) -> None:
@@ -41,6 +44,8 @@ def _at_exit(runtime: Runtime, process: int) -> None:
         runtime.outcome = runtime.finished()
         if isinstance(runtime.outcome, outcome.Failed) and not runtime.settings.alone:
             log.error("%s", runtime.outcome.message)
+    failed = isinstance(runtime.outcome, outcome.Failed)
+    runtime.checkpoints.flush(_FAILED_FLUSH_SECONDS if failed else FLUSH_SECONDS)
     runtime.write_outcome()
     runtime.close()
 

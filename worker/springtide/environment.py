@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from springtide.checkpoint.place import Place
 from springtide.errors import SpringtideError
 
 PREFIX = "SPRINGTIDE_"
@@ -20,6 +21,7 @@ class Settings:
 
     job: str = ""
     namespace: str = ""
+    job_uid: str = ""
     coordinator: str = ""
     token: str = ""
     pod_name: str = ""
@@ -48,6 +50,7 @@ class Settings:
     logical_workers: int = 0
     """Parts that the global batch is cut into for exact sums; 0: sums are not exact."""
     mkl_cbwr: str = ""
+    checkpoint: Place = dataclasses.field(default_factory=Place)
     process_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
@@ -106,6 +109,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     return Settings(
         job=text("JOB"),
         namespace=text("NAMESPACE"),
+        job_uid=text("JOB_UID"),
         coordinator=coordinator,
         token=text("TOKEN"),
         pod_name=text("POD_NAME"),
@@ -129,4 +133,11 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         threads=int(number("OMP_NUM_THREADS", 0, 0)),
         logical_workers=int(number("SPRINGTIDE_LOGICAL_WORKERS", 0, 0)),
         mkl_cbwr=environ.get("MKL_CBWR", ""),
+        checkpoint=Place(
+            uri=text("CHECKPOINT_URI"),
+            folder=f"{text('NAMESPACE', 'default')}-{text('JOB', 'job')}-{text('JOB_UID', 'alone')[:8]}",
+            interval=number("SPRINGTIDE_CHECKPOINT_SECONDS", 60.0, 0),
+            keep=int(number("SPRINGTIDE_CHECKPOINT_KEEP", 3, 1)),
+            restore_from=text("RESTORE_FROM"),
+        ),
     )

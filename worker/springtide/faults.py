@@ -7,7 +7,10 @@ means any, and each fault happens once. ACTION: kill (SIGKILL), stop (SIGSTOP), 
 Points: body (a step's body begins), backward (half of the gradients are there), gradients (all are there,
 before the reductions are awaited), reduced (all reductions done, not yet stepping), stepping (before the
 optimizer changes parameters), stepped (after it), committed, formed (the group of a generation stands),
-transfer (before a piece of the state is sent or received), ended (at a loop's end).
+transfer (before a piece of the state is sent or received), ended (at a loop's end). Of a checkpoint, with the
+step that it holds: staged (the share is copied), share (half of it is written), shared (all of it), manifest
+(before the manifest is), saved (after it), pruned (an old one is deleted); restore (before one is
+read, with the step before which the process stands).
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ POINTS = frozenset(
         "ended",
     ]
 )
+CHECKPOINT_POINTS = frozenset(["staged", "share", "shared", "manifest", "saved", "pruned", "restore"])
 
 
 @dataclass(slots=True)
@@ -47,9 +51,10 @@ def parse(text: str) -> list[Fault]:
     for entry in filter(None, text.split(";")):
         point, step, action = [*entry.split(":"), "", ""][:3]
         known = action in ("kill", "stop", "term", "raise") or action.startswith("sleep=")
-        if point not in POINTS or not known or not (step == "*" or step.isdigit()):
+        if point not in POINTS | CHECKPOINT_POINTS or not known or not (step == "*" or step.isdigit()):
             raise ValueError(
-                f"SPRINGTIDE_FAULT: expected POINT:STEP:ACTION with a point of {sorted(POINTS)}, got "
+                f"SPRINGTIDE_FAULT: expected POINT:STEP:ACTION with a point of "
+                f"{sorted(POINTS | CHECKPOINT_POINTS)}, got "
                 f"{entry!r}"
             )
         faults.append(Fault(point, None if step == "*" else int(step), action))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from springtide.checkpoint.shares import Share
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
 from springtide.exchange.store import StreamStore
@@ -35,6 +36,14 @@ class Begin:
     message: pb.Start
     generation: Generation
     store: StreamStore
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAsked:
+    """This parked process is to write its share of a checkpoint of the state that it holds."""
+
+    state: StateName
+    share: Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,7 @@ class Membership:
         self.leaving = ""
         self.ended_stages = 0
         self.connected = False
+        self.checkpoints = False
         self.known: StateName | None = None
         self.on_wait: Callable[[], None] = lambda: None
         self._newest = (0, 0)
@@ -87,6 +97,8 @@ class Membership:
         self._begin: Begin | None = None
         self._depart: Depart | None = None
         self._store: StreamStore | None = None
+        self._save: SaveAsked | None = None
+        self._checkpoint: pb.Checkpoint | None = None
         self._early: list[pb.StoreEntry] = []
 
     # ---- the stream's thread
@@ -104,6 +116,7 @@ class Membership:
                 layout_hash=self.layout_hash,
                 leaving=bool(self.leaving),
                 ended_stage=self.ended_stages,
+                checkpoints=self.checkpoints,
             )
             if self.generation is not None:
                 message.generation.CopyFrom(self.generation.to_proto())
@@ -132,6 +145,8 @@ class Membership:
                     if self.standing == pb.PARKED:
                         self._depart = Depart(message.leave.reason)
                         self._changed.notify_all()
+            case "save":
+                self._save_asked(message.save)
             case "end_ok":
                 self._end_ok(message.end_ok)
             case "refused":
@@ -159,6 +174,20 @@ class Membership:
                 self._send(pb.WorkerMessage(ended=self._ended))
             if self.leaving:
                 self._send(pb.WorkerMessage(leaving=pb.Leaving(reason=self.leaving)))
+            if self._checkpoint is not None:
+                self._send(pb.WorkerMessage(checkpoint=self._checkpoint))
+            self._changed.notify_all()
+
+    def _save_asked(self, message: pb.Save) -> None:
+        with self._changed:
+            state = StateName.from_proto(message.state)
+            if self.standing != pb.PARKED or state != self.state or self.me.id not in message.writers:
+                log.warning("ignoring the wish for a checkpoint of %s: this process does not hold it", state)
+                return
+            known = {member.id: _label(member) for member in self.members}
+            writers = tuple(known.get(writer, writer) for writer in message.writers)
+            index = list(message.writers).index(self.me.id)
+            self._save = SaveAsked(state, Share(index, writers, f"-leaving-{message.attempt}"))
             self._changed.notify_all()
 
     def _prepare(self, message: pb.Prepare) -> None:
@@ -298,22 +327,34 @@ class Membership:
                 promise.state.CopyFrom(self.state.to_proto())
             self.standing = pb.PARKED
             self._promise, self._begin, self._depart, self._store = promise, None, None, None
+            self._save = None
             self._send(pb.WorkerMessage(parked=promise))
 
-    def await_start(self) -> Begin | Depart:
-        """Wait until the coordinator starts a generation with this process, or lets it go.
+    def await_start(self, can_save: Callable[[], bool] = lambda: False) -> Begin | Depart | SaveAsked:
+        """Wait until the coordinator starts a generation with this process, or lets it go, or wants its state
+        saved first (and can_save).
 
         Raise SpringtideError if refused.
         """
-        with self._changed:
-            self._wait_for(lambda: self._begin is not None or self._depart is not None, "the next generation")
-            # A Start that was accepted ends the promise, so it comes first.
-            answer = self._begin or self._depart
-            assert answer is not None
-            self._begin = None
-            return answer
 
-    def formed(self, group_seconds: float, transfer_seconds: float, transfer_bytes: int) -> None:
+        def answer() -> Begin | Depart | SaveAsked | None:
+            # A Start that was accepted ends the promise, so it comes first.
+            return self._begin or self._depart or (self._save if self._save and can_save() else None)
+
+        with self._changed:
+            self._wait_for(lambda: answer() is not None, "the next generation")
+            found = answer()
+            assert found is not None
+            self._begin = self._save = None
+            return found
+
+    def formed(
+        self,
+        group_seconds: float,
+        transfer_seconds: float,
+        transfer_bytes: int,
+        restored: pb.Restored | None = None,
+    ) -> None:
         with self._changed:
             assert self.generation is not None
             self._store = None
@@ -324,6 +365,7 @@ class Membership:
                         group_seconds=group_seconds,
                         transfer_seconds=transfer_seconds,
                         transfer_bytes=transfer_bytes,
+                        restored=restored,
                     )
                 )
             )
@@ -362,6 +404,17 @@ class Membership:
             self.leaving = self.leaving or reason
             self._send(pb.WorkerMessage(leaving=pb.Leaving(reason=self.leaving)))
 
+    def tell_checkpoint(self, message: pb.Checkpoint) -> None:
+        """Tell the coordinator, and the next one, what became of the last checkpoint. Any thread."""
+        with self._changed:
+            self._checkpoint = message
+            self._send(pb.WorkerMessage(checkpoint=message))
+
+    def labels(self) -> list[str]:
+        """Names of all members of the generation, in rank order. Any thread."""
+        with self._changed:
+            return [_label(member) for member in self.members]
+
     def others(self) -> list[str]:
         """Names of the other members of the generation."""
         with self._changed:
@@ -390,3 +443,9 @@ class Membership:
     def _check_fatal(self) -> None:
         if self._fatal:
             raise SpringtideError(self._fatal)
+
+
+def _label(member: pb.Member) -> str:
+    """The name that people know a process by."""
+    name = member.pod_name or member.id
+    return f"{name}/{member.local_rank}" if member.local_rank else name

@@ -55,6 +55,16 @@ class Metrics:
         self.transfer_bytes = counter(
             "state_transfer_bytes", "Bytes of state that this process sent or received."
         )
+        self.checkpoint = seconds(
+            "checkpoint", "Writing this process's share of a checkpoint, and waiting for it."
+        )
+        self.checkpoint_stall = seconds(
+            "checkpoint_stall", "Training stood still for the copy that a checkpoint is written from."
+        )
+        self.checkpoint_bytes = counter("checkpoint_bytes", "Bytes of checkpoints that this process wrote.")
+        self.checkpoint_failures = counter(
+            "checkpoint_failures", "Checkpoints that failed in this process, or could not be completed by it."
+        )
         self.reduced_bytes = counter(
             "reduced_bytes", "Bytes that this process put into the reductions of committed steps."
         )

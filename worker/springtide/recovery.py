@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,7 @@ from springtide.data.loop import LoopPlan
 from springtide.errors import SpringtideError
 from springtide.exchange.groups import Group, form
 from springtide.exchange.transfer import receive_state, send_state
-from springtide.membership import Begin, Depart, Membership
+from springtide.membership import Begin, Depart, Membership, SaveAsked
 from springtide.names import StateName
 from springtide.servers.exchange import Place, ServerExchange, ServersLackState
 from springtide.state import Position
@@ -103,7 +104,10 @@ class Recovery:
             trainer.buckets.allocate()
         trainer.forget_failure()
         runtime.boundary, self._formation_error = False, ""
-        answer = membership.await_start()
+        can_save = lambda: not runtime.checkpoints.busy  # noqa: E731
+        while isinstance(answer := membership.await_start(can_save), SaveAsked):
+            log.info("saving %s before leaving", answer.state)
+            runtime.save(answer.state, answer.share, "leaving")
         if at_boundary and not runtime.group.release():
             # All members are parked, so nobody needs the old group any more.
             trainer.buckets.allocate()
@@ -149,6 +153,7 @@ class Recovery:
             self._enter_on(servers, begin, group, lacking)
         if rank not in lacking:
             begin.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
+        restored = self._restore(begin, stage) if begin.message.fresh and rank == 0 else None
         moved = self._transfer(begin, group, receivers, stage)
         membership.hold(StateName.from_proto(begin.message.state))
         ended = [
@@ -160,7 +165,8 @@ class Recovery:
                 group.start_sum(torch.zeros(1)).wait()
             servers.resolve()
         now = time.monotonic()
-        membership.formed(formed - began, now - formed, moved)
+        membership.formed(formed - began, now - formed, moved, restored)
+        runtime.checkpoints.started()
         runtime.generations += 1
         runtime.metrics.generation.set(begin.generation.number)
         runtime.ring.rewind(membership.known)
@@ -194,6 +200,41 @@ class Recovery:
             holds=group.rank not in lacking,
             leader=0 if message.fresh else leader,
             fresh=message.fresh,
+        )
+
+    def _restore(self, begin: Begin, stage: int) -> pb.Restored | None:
+        """Nobody holds state: go on from the newest checkpoint, if there is one. The others receive it.
+
+        Raise SpringtideError when it belongs to another script, or cannot be read although it must be there.
+        """
+        runtime, plan = self._runtime, self._runtime.plan
+        assert plan is not None
+        faults.reach("restore", runtime.position.cursor.step + 1)
+        began = time.monotonic()
+        found, skipped = runtime.checkpoints.newest(begin.message.had_state)
+        if found is None:
+            if begin.message.had_state:
+                log.warning("there is no checkpoint to go on from: training begins again")
+            return pb.Restored(skipped=skipped) if skipped else None
+        manifest = found.manifest
+        try:
+            position = self._accept(found.tree, stage, plan)
+        except SpringtideError as error:
+            raise SpringtideError(f"checkpoint {found.uri}/{manifest.name}: {error}") from None
+        if manifest.reason == "leaving":
+            # The time in which the job was put away is no loss.
+            away = max(0.0, time.time() - manifest.written)
+            position = replace(position, began_unix=position.began_unix and position.began_unix + away)
+        runtime.position = position
+        log.info(
+            "restored %s/%s (step %d) in %.3f s",
+            found.uri,
+            manifest.name,
+            position.cursor.step,
+            time.monotonic() - began,
+        )
+        return pb.Restored(
+            state=manifest.state.to_proto(), name=manifest.name, uri=found.uri, skipped=skipped
         )
 
     def _transfer(self, begin: Begin, group: Group, receivers: list[tuple[int, int]], stage: int) -> int:

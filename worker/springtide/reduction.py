@@ -42,7 +42,7 @@ class Reduction:
     others.
 
     change_wanted: whether this member asks all to stop after the running step. waiting_since: monotonic time
-    since when a sum is being waited for.
+    since when a sum is being waited for. save_wish: what it puts in for a checkpoint, by the group's rank.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Reduction:
         self.failure: Failure | None = None
         self.waiting_since: float | None = None
         self.change_wanted = False
+        self.save_wish: Callable[[int], float] = lambda rank: 0.0
 
     def begin(self, body: Body) -> None:
         """What is summed from here on belongs to this body."""
@@ -179,6 +180,7 @@ class Reduction:
             changed=[any(flags) for flags in zip(*(part.moved for part in parts), strict=True)],
             values=body.values(),
             values_weight=weight,
+            save=self.save_wish(deal.group.rank),
             extra=[] if self._exact is None else self._exact.extra(),
         )
 

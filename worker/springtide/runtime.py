@@ -13,6 +13,11 @@ import torch
 
 from springtide import faults, outcome
 from springtide.body import Deal
+from springtide.checkpoint import names as checkpoint_names
+from springtide.checkpoint.keeper import Checkpoints
+from springtide.checkpoint.place import Place
+from springtide.checkpoint.shares import Share
+from springtide.checkpoint.writer import Written
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.data.loop import LoopPlan
@@ -29,6 +34,7 @@ from springtide.state import Position
 from springtide.timing import Timing
 from springtide.training import Trainer
 from springtide.transaction import Phase
+from springtide_coordinator import coordinator_pb2 as pb
 
 log = logging.getLogger("springtide")
 
@@ -61,10 +67,17 @@ class Runtime:
         self.membership: Membership | None = None
         self.session: Session | None = None
         self.recovery: Recovery | None = None
+        self.checkpoints = Checkpoints(
+            Place() if settings.alone or settings.strategy != "AllReduce" else settings.checkpoint,
+            {"namespace": settings.namespace, "name": settings.job, "uid": settings.job_uid},
+            self._members_besides,
+            self._on_checkpoint,
+        )
         self._stop_metrics: Callable[[], None] = lambda: None
         if not settings.alone:
             self.session = Session(settings, self)
             self.membership = self.session.membership
+            self.membership.checkpoints = self.checkpoints.able
             self.recovery = Recovery(self, self.membership)
 
     def begin(self) -> None:
@@ -114,12 +127,27 @@ class Runtime:
 
     def stand(self, stage: int) -> None:
         """Be a member of a running generation, with its state, at loop `stage` or past it."""
+        if self.checkpoints.due and self.membership is not None and self.membership.state is not None:
+            share = Share(self.group.rank, tuple(self.membership.labels()))
+            ended = self.plan is not None and self.plan.ended(self.position.cursor)
+            self.save(self.membership.state, share, "end" if ended else "interval")
         if self.recovery is not None:
             self.recovery.stand(stage)
         cursor = self.position.cursor
         while cursor.stage < stage:
             cursor = cursor.next_stage()
         self.position = replace(self.position, cursor=cursor)
+
+    def save(self, state: StateName, share: Share, reason: str) -> None:
+        """Copy this member's share of the state, which is named so, and have it written."""
+        trainer, plan = self.ready("batches()"), self.plan
+        assert plan is not None
+        seconds = self.checkpoints.take(
+            state, lambda: trainer.state.read(self.position, plan.fingerprint()), share, reason
+        )
+        self.timing.paused(seconds)
+        self.metrics.checkpoint_stall.observe(seconds)
+        faults.reach("staged", state.step)
 
     def deal(self, deal: Deal) -> None:
         if deal.first:
@@ -240,6 +268,7 @@ class Runtime:
             self.membership.hold(state)
         trainer.transaction.end()
         self.boundary = self.boundary or result.change
+        self.checkpoints.committed(result.save, self.plan.ended(cursor))
         if result.values is None and not self._warned_of_names:
             self._warned_of_names = True
             log.warning(
@@ -268,6 +297,35 @@ class Runtime:
         self.metrics.steps.inc()
         self.metrics.samples.inc(body.samples)
         faults.reach("committed", cursor.step)
+
+    # ---- from the thread that writes checkpoints
+
+    def _members_besides(self, state: StateName) -> list[str] | None:
+        """Who is in the current generation; None if that is the state's own."""
+        if self.membership is None or self.generation == state.generation:
+            return None
+        return self.membership.labels()
+
+    def _on_checkpoint(self, result: Written) -> None:
+        self.metrics.checkpoint.observe(result.seconds)
+        if result.error:
+            self.metrics.checkpoint_failures.inc()
+        else:
+            self.metrics.checkpoint_bytes.inc(result.share_bytes)
+        if self.membership is not None and (result.whole or result.error):
+            self.membership.tell_checkpoint(
+                pb.Checkpoint(
+                    state=result.state.to_proto(),
+                    name=checkpoint_names.folder(result.state),
+                    uri=result.uri,
+                    error=result.error[:1000],
+                    bytes=result.bytes,
+                    seconds=result.seconds,
+                    stall_seconds=result.stall_seconds,
+                    written_unix=result.written,
+                    reason=result.reason,
+                )
+            )
 
     # ---- facts
 
@@ -335,6 +393,7 @@ class Runtime:
 
     def close(self) -> None:
         """End threads and sockets; the process is about to exit."""
+        self.checkpoints.close()
         if self.session is not None:
             self.session.close(self.outcome)
         self.group.release()

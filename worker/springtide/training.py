@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
@@ -181,6 +181,10 @@ class Trainer:
         Any thread.
         """
         self._reduction.change_wanted = wanted
+
+    def on_save_wish(self, wish: Callable[[int], float]) -> None:
+        """What each side reduction asks, with the rank: this member's word on a checkpoint after the step."""
+        self._reduction.save_wish = wish
 
     def end_dropped(self) -> None:
         """Put back what the dropped body moved. Raise UsageError when it cannot be."""

@@ -59,6 +59,7 @@ def compose(
     reason: str,
     servers: tuple[ServerInfo, ...] = (),
     leaving_servers: tuple[ServerInfo, ...] = (),
+    had_state: bool = False,
 ) -> Start:
     """Make the Start of generation `name`: ranks, the state, and who sends it to whom.
 
@@ -66,12 +67,13 @@ def compose(
         participants: parked members, in any order; not empty.
         chosen: the state all begin from, held by at least one participant; None starts anew from the
             initial state of the first member.
+        had_state: with None: the job had state.
     """
     members = tuple(sorted((record.info for record in participants), key=lambda info: info.rank_key))
     if chosen is None:
         source = members[0].id
         transfers = tuple(Transfer(info.id, source) for info in members[1:])
-        return Start(name, members, StateName(name, 0), transfers, True, reason, servers)
+        return Start(name, members, StateName(name, 0), transfers, True, reason, servers, had_state=had_state)
     held = {record.info.id: record.state for record in participants}
     holders = [info.id for info in members if held[info.id] == chosen]
     receivers = [info.id for info in members if held[info.id] != chosen]

@@ -207,6 +207,7 @@ class Start:
     reason: str
     servers: tuple[ServerInfo, ...] = ()  # in slot order, one per slot
     leaving_servers: tuple[ServerInfo, ...] = ()  # connected, not in `servers`, may hold the state
+    had_state: bool = False  # with fresh: the job had state, which may be on storage
 
 
 @dataclass(frozen=True, slots=True)

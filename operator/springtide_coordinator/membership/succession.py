@@ -246,7 +246,7 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
         return effects  # the only holder was cut off: decide again
     name = m.next_name()
     leaving = still_holding(m, plan.servers)
-    start = compose(name, participants, plan.chosen, plan.reason, plan.servers, leaving)
+    start = compose(name, participants, plan.chosen, plan.reason, plan.servers, leaving, m.state_existed)
     m.current = Generation(name, start.members, made_at=now, base=start.state, start=start)
     m.current.servers, m.current.leaving_servers = start.servers, start.leaving_servers
     m.minimum_since = None

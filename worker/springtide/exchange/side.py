@@ -14,7 +14,7 @@ import torch
 
 MOST_VALUES = 16
 _DIGITS = 1 << 20
-_SCALARS = 12  # step x2, weight, count, lo, hi, change, seconds, names low x2, names high x2
+_SCALARS = 13  # step x2, weight, count, lo, hi, change, seconds, names low x2, names high x2, save
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Contribution:
     step: number of the step that it is about to commit. weight: denominator of its gradients' mean. count,
     hash_lo, hash_hi: of the ids that went in. change: it wants a new generation after this step. seconds:
     that the step has taken so far. used: by parameter. changed: by buffer. values: reported means with the
-    weight they count with (0 for a stand-in). extra: whatever else is summed, equally long on all.
+    weight they count with (0 for a stand-in). save: its wish for a checkpoint after this step
+    (`checkpoint.schedule`). extra: whatever else is summed, equally long on all.
     """
 
     step: int
@@ -38,6 +39,7 @@ class Contribution:
     changed: Sequence[bool]
     values: Mapping[str, float] = field(default_factory=dict)
     values_weight: float = 0.0
+    save: float = 0.0
     extra: Sequence[float] = ()
 
 
@@ -55,11 +57,12 @@ class Result:
     used: list[bool]
     changed: list[bool]
     values: dict[str, float] | None
+    save: float
     extra: list[float]
 
 
 def encode(part: Contribution) -> torch.Tensor:
-    """float64 of shape (12 + 17 + parameters + buffers + extra,).
+    """float64 of shape (13 + 17 + parameters + buffers + extra,).
 
     Raise ValueError for more than 16 values.
     """
@@ -72,7 +75,7 @@ def encode(part: Contribution) -> torch.Tensor:
     ]
     vector = [
         *(step, step * step, part.weight, part.count, part.hash_lo, part.hash_hi, part.change, part.seconds),
-        *(low, low * low, high, high * high),
+        *(low, low * low, high, high * high, part.save),
         *(part.values_weight, *values, *[0.0] * (MOST_VALUES - len(values))),
         *part.used,
         *part.changed,
@@ -84,7 +87,7 @@ def encode(part: Contribution) -> torch.Tensor:
 def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
     """Read the sum over `size` members; part: what this member put in (its names and the lengths)."""
     numbers = total.tolist()
-    step, step2, weight, count, lo, hi, change, seconds, low, low2, high, high2 = numbers[:_SCALARS]
+    step, step2, weight, count, lo, hi, change, seconds, low, low2, high, high2, save = numbers[:_SCALARS]
     values_weight, *values = numbers[_SCALARS : _SCALARS + 1 + MOST_VALUES]
     rest = numbers[_SCALARS + 1 + MOST_VALUES :]
     lists = len(part.used), len(part.used) + len(part.changed)
@@ -103,6 +106,7 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
         used=[number > 0 for number in rest[: lists[0]]],
         changed=[number > 0 for number in rest[lists[0] : lists[1]]],
         values=agreed,
+        save=save,
         extra=rest[lists[1] :],
     )
 

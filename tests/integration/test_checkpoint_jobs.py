@@ -1,0 +1,141 @@
+"""Real processes, the real coordinator, checkpoints in a folder: when nobody is left, the next ones go on
+from the newest, with the numbers of an undisturbed run; whoever dies while writing one leaves the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_checks import check
+from worker_cluster import Worker, WorkerCluster, Zygote
+from worker_reference import Reference, train_alone
+
+from springtide.checkpoint import names, restore
+from springtide.checkpoint.storage import Storage
+
+OPTIONS: dict[str, Any] = {
+    "samples": 230,
+    "batch": 32,
+    "epochs": 5,
+    "pace": 0.03,
+    "optimizer": "adam",
+    "lr": 0.01,
+}
+STEPS = 40
+FOLDER = "default-test-alone"
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture(scope="module")
+def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
+
+
+class Place:
+    """The folder of the job's checkpoints."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir()
+        self.root = root
+        self.folder = root / FOLDER
+        self.storage = Storage(str(root), FOLDER)
+
+    def steps(self) -> list[int]:
+        """Of the whole ones, the newest first."""
+        return [state.step for name in restore.candidates(self.storage) if (state := names.parse(name))]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "volume")
+
+
+@pytest.fixture
+def make_cluster(zygote: Zygote, tmp_path: Path, place: Place) -> Iterator[Callable[..., WorkerCluster]]:
+    clusters: list[WorkerCluster] = []
+
+    def make(**settings: Any) -> WorkerCluster:
+        options = OPTIONS | settings.pop("options", {})
+        environment = {
+            "SPRINGTIDE_CHECKPOINT_URI": str(place.root),
+            "SPRINGTIDE_CHECKPOINT_SECONDS": "0.1",
+            "SPRINGTIDE_CHECKPOINT_KEEP": "2",
+        } | settings.pop("environment", {})
+        clusters.append(WorkerCluster(zygote, tmp_path, options, environment=environment, **settings))
+        return clusters[-1]
+
+    yield make
+    for cluster in clusters:
+        cluster.close()
+
+
+def went_on_from(workers: list[Worker]) -> int:
+    """The step after which these processes' first own commit came."""
+    return min(worker.commits()[0]["step"] for worker in workers if worker.commits()) - 1
+
+
+def test_when_all_are_killed_others_go_on_from_the_newest_checkpoint_at_any_number(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
+) -> None:
+    cluster = make_cluster()
+    first = cluster.start(3)
+    cluster.until(lambda: place.steps()[:1] >= [8], "a checkpoint")
+    for worker in first:
+        worker.kill()
+    cluster.until_done()
+    newest = place.steps()[0]
+    second = [cluster.add(), cluster.add()]
+    cluster.until(lambda: place.steps()[0] > newest, "a checkpoint of the second pair")
+    assert went_on_from(second) == newest
+    for worker in second:
+        worker.kill()
+    cluster.until_done()
+    last = cluster.add()
+    cluster.until_done()
+    check(cluster, reference, [last])
+    # The last state is saved too, and no more than two are kept.
+    assert place.steps()[0] == STEPS
+    assert len(place.steps()) == 2
+    assert restore.verify(place.storage, restore.candidates(place.storage)[0]).reason == "end"
+    assert went_on_from([last]) > newest
+
+
+def test_killed_at_every_point_of_a_checkpoint(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
+) -> None:
+    """The first of two members dies there, each time at another point, and the next two go on from what is
+    whole. The second one cannot go on alone, so that no other checkpoint is made.
+    """
+    cluster = make_cluster(minimum=2)
+    pair = cluster.start(2)
+    cluster.until(lambda: bool(place.steps()), "a checkpoint")
+    for point in ("restore", "staged", "share", "shared", "manifest", "saved", "pruned"):
+        for worker in pair:
+            worker.kill()
+        cluster.until_done()
+        before = place.steps()[0]
+        pair = [cluster.add(fault=f"{point}:*:kill"), cluster.add()]
+        cluster.until(lambda doomed=pair[0]: not doomed.running, f"the death at {point}")
+        for name in restore.candidates(place.storage):
+            restore.verify(place.storage, name)
+        assert (place.steps()[0] > before) == (point in ("saved", "pruned"))
+        assert pair[0].code == -9
+        assert point == "restore" or went_on_from(pair) == before
+    pair[1].kill()
+    cluster.until_done()
+    newest = place.steps()[0]
+    last = [cluster.add(), cluster.add()]
+    cluster.until_done()
+    assert went_on_from(last) == newest
+    check(cluster, reference, last)

@@ -1,0 +1,343 @@
+"""Writing a state in shares and reading it again, on a folder: what comes back, and what is noticed."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from springtide.checkpoint import names, restore
+from springtide.checkpoint.keeper import Checkpoints
+from springtide.checkpoint.manifest import CorruptError
+from springtide.checkpoint.place import Place
+from springtide.checkpoint.shares import Share
+from springtide.checkpoint.storage import Storage, StorageError
+from springtide.checkpoint.writer import Written
+from springtide.errors import SpringtideError
+from springtide.names import Generation, StateName
+
+FOLDER = "space-job-12345678"
+
+
+def state(step: int, number: int = 1, incarnation: int = 1) -> StateName:
+    return StateName(Generation(incarnation, 0, number), step)
+
+
+def tree(seed: int = 0) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    shared = torch.randn(7, generator=generator)
+    return {
+        "parameters": {
+            "a": torch.randn(33, 5, generator=generator),
+            "b": torch.randn(3, 4, generator=generator).to(torch.bfloat16).t(),
+            "none": torch.empty(0, 3),
+        },
+        "optimizer": [{"step": torch.tensor(3.0), "mask": torch.tensor([True, False])}],
+        "tracked": OrderedDict(x=shared, y=shared, z=torch.tensor([1 + 2j]), lr=0.1, worst=math.inf),
+    }
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, dict):
+        return type(one) is type(other) and all(equal(one[key], other[key]) for key in {**one, **other})
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other)
+
+
+class Members:
+    """Some processes that write to one place, in one process."""
+
+    def __init__(self, root: Path, count: int, *, keep: int = 3, uri: str = "") -> None:
+        self.told: list[Written] = []
+        self.share = tuple(f"w{index}" for index in range(count))
+        self.present: list[str] | None = None
+        place = Place(uri or str(root), FOLDER, 60.0, keep)
+        self.all = [
+            Checkpoints(place, {"name": "job"}, lambda _: self.present, self.told.append)
+            for _ in range(count)
+        ]
+
+    def save(self, name: StateName, content: Any, *, reason: str = "interval", attempt: str = "") -> Written:
+        """All take it; the outcome of the first, or the first error."""
+        before = len(self.told)
+        for index, member in enumerate(self.all):
+            member.take(name, lambda: content, Share(index, self.share, attempt), reason)
+        self.flush()
+        told = self.told[before:]
+        return next((t for t in told if t.error), told[-1])
+
+    def flush(self) -> None:
+        for member in self.all:
+            assert member.flush(30)
+
+    def close(self) -> None:
+        for member in self.all:
+            member.close()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_a_state_comes_back_whoever_wrote_it(root: Path, count: int) -> None:
+    members = Members(root, count)
+    members.save(state(5), tree())
+    found, skipped = members.all[0].newest(must_read=True)
+    assert found is not None
+    assert skipped == []
+    assert equal(found.tree, tree())
+    assert found.tree["tracked"]["x"] is found.tree["tracked"]["y"]
+    assert found.manifest.state == state(5)
+    assert [t.whole for t in members.told].count(True) == 1
+    members.close()
+    # Any safetensors library reads the files.
+    folder = root / FOLDER / names.folder(state(5))
+    files = sorted(folder.glob("*.safetensors"))
+    assert len(files) == count
+    read = {key: value for path in files for key, value in safetensors.torch.load_file(path).items()}
+    assert (
+        torch.cat([read[k] for k in sorted(read, key=lambda k: int(k[7:])) if k[:7] == "000000."]).numel()
+        == 165
+    )
+
+
+def test_a_step_waits_for_the_copy_only(root: Path) -> None:
+    """What changes after `take` does not get into the checkpoint."""
+    members = Members(root, 1)
+    content = tree()
+    members.all[0].take(state(1), lambda: content, Share(0, ("w0",)), "interval")
+    content["parameters"]["a"].zero_()
+    assert members.all[0].flush(30)
+    found, _ = members.all[0].newest(must_read=True)
+    assert found is not None
+    assert equal(found.tree, tree())
+    members.close()
+
+
+def test_the_newest_is_of_the_latest_generation(root: Path) -> None:
+    members = Members(root, 2)
+    for name, seed in ((state(9, 1), 1), (state(4, 2), 2), (state(3, 1, 2), 3), (state(11, 5), 4)):
+        members.save(name, tree(seed))
+    found, _ = members.all[0].newest(must_read=True)
+    assert found is not None
+    assert found.manifest.state == state(3, 1, 2)
+    assert equal(found.tree, tree(3))
+    members.close()
+
+
+def test_so_many_are_kept(root: Path) -> None:
+    members = Members(root, 2, keep=2)
+    storage = Storage(str(root), FOLDER)
+    storage.make_folder(names.folder(state(2)))  # of somebody who died
+    storage.make_folder(names.folder(state(99)))  # of somebody who is ahead
+    for step in range(1, 6):
+        members.save(state(step), tree(step))
+    assert set(storage.checkpoints()) == {names.folder(state(step)) for step in (4, 5, 99)}
+    members.close()
+
+
+def test_a_fenced_members_late_one_replaces_and_deletes_nothing(root: Path) -> None:
+    newer, late = Members(root, 2, keep=1), Members(root, 2, keep=1)
+    newer.save(state(7, 1, 2), tree(1))
+    assert late.save(state(9, 6, 1), tree(2)).error == ""
+    found, _ = newer.all[0].newest(must_read=True)
+    assert found is not None
+    assert found.manifest.state == state(7, 1, 2)
+    newer.close()
+    late.close()
+
+
+def damage(folder: Path, how: str) -> None:
+    share = next(folder.glob("*00001-of-00002.safetensors"))
+    raw = bytearray(share.read_bytes())
+    match how:
+        case "a bit":
+            raw[-3] ^= 4
+            share.write_bytes(raw)
+        case "the header":
+            raw[20] ^= 1
+            share.write_bytes(raw)
+        case "the end":
+            share.write_bytes(raw[:-1])
+        case "more":
+            share.write_bytes(raw + b"x")
+        case "all":
+            share.write_bytes(b"")
+        case "gone":
+            share.unlink()
+        case "the tree":
+            (folder / "workers.json").write_bytes(b"{}")
+        case "no tree":
+            (folder / "workers.json").unlink()
+        case "the manifest":
+            (folder / names.MANIFEST).write_text("{")
+        case "servers":
+            text = (folder / names.MANIFEST).read_text()
+            (folder / names.MANIFEST).write_text(text.replace('"workers": {', '"servers": {'))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "a bit",
+        "the header",
+        "the end",
+        "more",
+        "all",
+        "gone",
+        "the tree",
+        "no tree",
+        "the manifest",
+        "servers",
+    ],
+)
+def test_a_damaged_one_is_passed_over_with_its_reason(
+    root: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    members = Members(root, 2)
+    members.save(state(1), tree(1))
+    members.save(state(2), tree(2))
+    damage(root / FOLDER / names.folder(state(2)), how)
+    found, skipped = members.all[0].newest(must_read=True)
+    assert found is not None
+    assert equal(found.tree, tree(1))
+    assert len(skipped) == 1
+    assert skipped[0].startswith(names.folder(state(2)))
+    assert "cannot be used" in caplog.text
+    with pytest.raises(CorruptError):
+        restore.verify(Storage(str(root), FOLDER), names.folder(state(2)))
+    restore.verify(Storage(str(root), FOLDER), names.folder(state(1)))
+    members.close()
+
+
+def test_without_a_manifest_there_is_no_checkpoint(root: Path) -> None:
+    members = Members(root, 2)
+    members.save(state(1), tree(1))
+    (root / FOLDER / names.folder(state(1)) / names.MANIFEST).unlink()
+    assert members.all[0].newest(must_read=True) == (None, [])
+    members.close()
+
+
+def test_a_share_that_never_comes_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("springtide.checkpoint.waiting.GRACE_SECONDS", 0.0)
+    members = Members(root, 2)
+    members.present = ["w0"]
+    members.all[0].take(state(1), tree, Share(0, members.share), "interval")
+    assert members.all[0].flush(30)
+    assert members.told[-1].error == "w1 did not live to write its share"
+    assert not (root / FOLDER / names.folder(state(1)) / names.MANIFEST).exists()
+    members.close()
+
+
+def test_members_with_other_tensors_make_no_checkpoint(root: Path) -> None:
+    members = Members(root, 2)
+    members.all[1].take(state(1), lambda: {"x": torch.zeros(4)}, Share(1, members.share), "interval")
+    members.all[0].take(state(1), tree, Share(0, members.share), "interval")
+    members.flush()
+    assert [t.error for t in members.told if t.error] == ["the state of w1 has other tensors than that of w0"]
+    members.close()
+
+
+@pytest.mark.parametrize("kind", ["absent", "a file", "not ours"])
+def test_a_place_that_cannot_be_written_is_told(root: Path, kind: str) -> None:
+    place = root / "volume"
+    if kind == "a file":
+        place.write_text("")
+    if kind == "not ours":
+        if os.geteuid() == 0:
+            pytest.skip("root may write anywhere")
+        place.mkdir(mode=0o500)
+    members = Members(place, 1)
+    told = members.save(state(1), tree())
+    assert str(place) in told.error
+    assert kind == "not ours" or "is the volume mounted?" in told.error
+    assert not (kind == "absent" and place.exists())
+    members.close()
+
+
+def test_storage_that_does_not_answer_is_no_reason_to_begin_anew(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("springtide.checkpoint.keeper.READ_PAUSE_SECONDS", 0.0)
+    members = Members(root / "absent", 1)
+    assert members.all[0].newest(must_read=False) == (None, [])
+    with pytest.raises(SpringtideError, match="does not begin again from nothing"):
+        members.all[0].newest(must_read=True)
+    members.close()
+
+
+def test_a_protocol_that_nobody_knows_is_told() -> None:
+    with pytest.raises(StorageError, match="nonsense"):
+        Storage("nonsense://bucket/x")
+
+
+def test_a_state_that_cannot_be_saved_is_told_and_training_goes_on(root: Path) -> None:
+    members = Members(root, 1)
+    told = members.save(state(1), {"tracked": {"x": object()}})
+    assert "tracked.x" in told.error
+    assert members.save(state(2), tree()).error == ""
+    members.close()
+
+
+def test_another_jobs_checkpoint_is_restored_only_when_it_is_named(root: Path) -> None:
+    first = Members(root, 2)
+    first.save(state(1), tree(1))
+    first.save(state(2), tree(2))
+    first.close()
+    told: list[Written] = []
+
+    def other(restore_from: str) -> Checkpoints:
+        place = Place(str(root), "space-job-87654321", 60.0, 3, restore_from)
+        return Checkpoints(place, {}, lambda _: None, told.append)
+
+    assert other("").newest(must_read=False) == (None, [])
+    job = f"{root}/{FOLDER}"
+    for uri, seed in ((job, 2), (f"{job}/", 2), (f"{job}/{names.folder(state(1))}", 1)):
+        found, _ = other(uri).newest(must_read=False)
+        assert found is not None
+        assert equal(found.tree, tree(seed))
+    with pytest.raises(SpringtideError, match="no whole checkpoint"):
+        other(str(root)).newest(must_read=False)
+    with pytest.raises(SpringtideError, match=r"manifest\.json"):
+        other(f"{job}/{names.folder(state(3))}").newest(must_read=False)
+
+
+def test_the_interval_runs_from_the_last_one(root: Path) -> None:
+    now = [100.0]
+    member = Checkpoints(
+        Place(str(root), FOLDER, 60.0), {}, lambda _: None, lambda _: None, clock=lambda: now[0]
+    )
+    assert member.wish(first=True) == 0.0
+    now[0] += 60
+    assert member.wish(first=True) == 1.0
+    assert member.wish(first=False) == 0.0
+    member.committed(1.0, ended=False)
+    assert member.due
+    member.take(state(1), tree, Share(0, ("w0",)), "interval")
+    assert not member.due
+    assert member.flush(30)
+    now[0] += 59
+    assert member.wish(first=True) == 0.0
+    member.close()
+
+
+def test_nothing_is_left_running(root: Path) -> None:
+    members = Members(root, 2)
+    members.save(state(1), tree())
+    members.close()
+    assert not [t for t in threading.enumerate() if t.name == "springtide-checkpoint" and t.is_alive()]
+    assert not list(root.rglob("*.new"))
+    shutil.rmtree(root / FOLDER)

@@ -1,0 +1,162 @@
+"""What a process knows of checkpoints: whether to take one, taking it, and getting one back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from springtide.checkpoint import names, restore, schedule
+from springtide.checkpoint.manifest import CorruptError
+from springtide.checkpoint.place import Place
+from springtide.checkpoint.restore import Restored
+from springtide.checkpoint.shares import Share
+from springtide.checkpoint.staging import Stage
+from springtide.checkpoint.storage import Storage, StorageError
+from springtide.checkpoint.writer import Writer, Written
+from springtide.errors import SpringtideError
+from springtide.names import StateName
+
+log = logging.getLogger("springtide")
+
+FLUSH_SECONDS = 600.0
+READ_TRIES = 5
+READ_PAUSE_SECONDS = 2.0
+
+
+class Checkpoints:
+    """All methods are called from the script's thread, `wish` also in a step's reductions.
+
+    report: told of each share and checkpoint, from the writing thread.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        job: Mapping[str, str],
+        present: Callable[[StateName], Collection[str] | None],
+        report: Callable[[Written], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.place = place
+        self._clock = clock
+        self._tell = report
+        self._stage = Stage()
+        self._writer = Writer(
+            place.uri, place.folder, keep=place.keep, job=job, present=present, report=self._written
+        )
+        self._last = clock()
+        self._failures = 0
+        self._taken: tuple[StateName, Share] | None = None
+        self.due = False
+
+    @property
+    def able(self) -> bool:
+        return bool(self.place.uri)
+
+    @property
+    def busy(self) -> bool:
+        return self._writer.busy
+
+    def started(self) -> None:
+        """A generation begins: the interval of the first one counts from here."""
+        if self._taken is None:
+            self._last = self._clock()
+
+    def wish(self, first: bool) -> float:
+        """For the side reduction. first: this process is the first member, whose clock counts."""
+        interval = self.place.interval
+        wanted = first and interval > 0
+        due = wanted and schedule.due(self._clock(), self._last, interval, self._failures)
+        return schedule.contribution(self.able, self.busy, due)
+
+    def committed(self, total: float, ended: bool) -> None:
+        """A step is committed; total: of the wishes. ended: it is the last one of its loop."""
+        self.due = self.able and schedule.take(total, ended)
+
+    def take(self, state: StateName, tree: Callable[[], Any], share: Share, reason: str) -> float:
+        """Copy this member's share and let it be written; return the seconds that this took."""
+        began = self._clock()
+        self.due = False
+        self._last = began
+        if self._taken == (state, share):
+            return 0.0
+        if not self._writer.wait(FLUSH_SECONDS):
+            self._written(Written(state, self.place.uri, reason, error="the last one is still being written"))
+            return self._clock() - began
+        try:
+            staged = self._stage.take(state, tree(), share, reason)
+        except TypeError as problem:
+            self._written(Written(state, self.place.uri, reason, error=str(problem)))
+            return self._clock() - began
+        self._taken = state, share
+        seconds = self._clock() - began
+        self._writer.begin(replace(staged, seconds=seconds))
+        return seconds
+
+    def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
+        """Wait until what was taken is written, or given up; whether it is."""
+        if self.busy:
+            log.info("waiting for the checkpoint to be written")
+        return self._writer.wait(seconds)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def newest(self, must_read: bool) -> tuple[Restored | None, list[str]]:
+        """The checkpoint to go on from, if there is one, and what is wrong with newer ones.
+
+        must_read: the job had state before. Raise SpringtideError when storage does not answer and the job
+        must not begin anew for that.
+        """
+        if self.able:
+            found, skipped = self._read(self.place.uri, self.place.folder, must_read)
+            if found is not None or must_read or not self.place.restore_from:
+                return found, skipped
+        if not self.place.restore_from:
+            return None, []
+        wanted = f"checkpoint.restoreFrom {self.place.restore_from}"
+        uri, _, last = self.place.restore_from.rstrip("/").rpartition("/")
+        if names.parse(last) is not None:
+            try:
+                storage = Storage(uri)
+                tree, manifest = restore.read(storage, last)
+            except (StorageError, CorruptError) as problem:
+                raise SpringtideError(f"{wanted}: {problem}") from None
+            return Restored(tree, manifest, storage.uri), []
+        found, skipped = self._read(self.place.restore_from, "", True)
+        if found is None:
+            raise SpringtideError(
+                f"{wanted}: there is no whole checkpoint"
+                + (
+                    f" ({'; '.join(skipped)})"
+                    if skipped
+                    else "; name a job's folder, or one checkpoint in it"
+                )
+            )
+        return found, skipped
+
+    def _read(self, uri: str, folder: str, must_read: bool) -> tuple[Restored | None, list[str]]:
+        for attempt in range(READ_TRIES if must_read else 1):
+            try:
+                return restore.newest(Storage(uri, folder))
+            except StorageError as problem:
+                log.error("%s", problem)
+                error = problem
+                if must_read and attempt < READ_TRIES - 1:
+                    time.sleep(READ_PAUSE_SECONDS)
+        if must_read:
+            raise SpringtideError(
+                f"{error}; the job had state, and does not begin again from nothing while its checkpoints "
+                "cannot be read"
+            )
+        return None, []
+
+    def _written(self, result: Written) -> None:
+        if result.error:
+            self._failures += 1
+        elif result.whole:
+            self._failures = 0
+        self._tell(result)

@@ -1,0 +1,143 @@
+"""The manifest of a checkpoint: written last, it makes a checkpoint of files. One format for the state of
+workers and for the snapshots of parameter servers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from springtide.checkpoint import names
+from springtide.names import Generation, StateName
+
+FORMAT = "springtide-checkpoint"
+VERSION = 1
+LIMIT_BYTES = 64 << 20
+_SHA256 = re.compile("[0-9a-f]{64}")
+_PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+
+
+class CorruptError(Exception):
+    """A checkpoint cannot be used; the text says what is wrong with which file."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file of a checkpoint; path: its name in the checkpoint's folder."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one kind of process saved: "workers" (header: the tree's description; files: its tensors)."""
+
+    header: File
+    files: tuple[File, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """written: unix seconds. reason: why it was taken (interval, end, leaving).
+
+    parts: by kind of process, "workers" or "servers".
+    """
+
+    state: StateName
+    job: Mapping[str, str]
+    written: float
+    reason: str
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return names.folder(self.state)
+
+    @property
+    def files(self) -> list[File]:
+        return [file for part in self.parts.values() for file in (part.header, *part.files)]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.bytes for file in self.files)
+
+    def to_json(self) -> bytes:
+        value = {
+            "format": FORMAT,
+            "version": VERSION,
+            "state": {**self.state.generation._asdict(), "step": self.state.step},
+            "job": dict(self.job),
+            "written": self.written,
+            "reason": self.reason,
+            "parts": {kind: asdict(part) for kind, part in self.parts.items()},
+        }
+        return json.dumps(value, indent=1).encode()
+
+
+def parse(raw: bytes, name: str) -> Manifest:
+    """The manifest of the checkpoint in folder `name`. Raise CorruptError."""
+    try:
+        value = json.loads(raw)
+        if value["format"] != FORMAT or value["version"] != VERSION:
+            found = f"{value['format']!r} version {value['version']!r}"
+            raise ValueError(f"format {found}, not {FORMAT} {VERSION}")
+        state = dict(value["state"])
+        step = _whole(state.pop("step"))
+        manifest = Manifest(
+            StateName(Generation(**{key: _whole(number) for key, number in state.items()}), step),
+            {str(key): str(text) for key, text in value["job"].items()},
+            float(value["written"]),
+            str(value["reason"]),
+            {
+                str(kind): Part(_file(part["header"]), tuple(_file(file) for file in part["files"]))
+                for kind, part in value["parts"].items()
+            },
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptError(
+            f"{names.MANIFEST} is malformed: {type(error).__name__}: {str(error)[:200]}"
+        ) from None
+    if manifest.name != name:
+        raise CorruptError(f"{names.MANIFEST} is that of {manifest.name}")
+    return manifest
+
+
+def _file(value: Any) -> File:
+    path, digest = value["path"], value["sha256"]
+    if not (isinstance(path, str) and _PATH.fullmatch(path)):
+        raise ValueError(f"impossible file name {path!r}")
+    if not (isinstance(digest, str) and _SHA256.fullmatch(digest)):
+        raise ValueError(f"impossible checksum of {path}")
+    return File(path, _whole(value["bytes"]), digest)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"expected a whole number, got {value!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Says that a share's file is whole. layout: what its writer takes the state for (`shares.layout`)."""
+
+    file: File
+    layout: str
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+def parse_receipt(raw: bytes) -> Receipt:
+    """Raise CorruptError."""
+    try:
+        value = json.loads(raw)
+        return Receipt(_file(value["file"]), str(value["layout"]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptError(f"a receipt is malformed: {error}") from None

@@ -1,0 +1,41 @@
+"""Names of checkpoints, which are those of the states in them, and of their files."""
+
+from __future__ import annotations
+
+import re
+
+from springtide.names import Generation, StateName
+
+MANIFEST = "manifest.json"
+_FOLDER = re.compile(r"step-(\d{12,})-g(\d+)\.(\d+)\.(\d+)")
+
+
+def folder(state: StateName) -> str:
+    """step-STEP-gINCARNATION.RESTART.GENERATION: the folder of a checkpoint, below that of its job."""
+    generation = state.generation
+    return f"step-{state.step:012d}-g{generation.incarnation}.{generation.restart}.{generation.number}"
+
+
+def parse(name: str) -> StateName | None:
+    """The state that a folder's name tells; None for any other name."""
+    match = _FOLDER.fullmatch(name)
+    if match is None:
+        return None
+    step, incarnation, restart, number = (int(group) for group in match.groups())
+    state = StateName(Generation(incarnation, restart, number), step)
+    return state if folder(state) == name else None
+
+
+def share_file(attempt: str, index: int, count: int) -> str:
+    """The file of share `index` of `count`; another attempt at the same state writes other files."""
+    return f"workers{attempt}-{index:05d}-of-{count:05d}.safetensors"
+
+
+def receipt_file(share: str) -> str:
+    """Written when a share's file is whole: its size and checksum."""
+    return share.removesuffix(".safetensors") + ".json"
+
+
+def header_file(attempt: str) -> str:
+    """The description of the tree (`springtide.codec`), without its tensors."""
+    return f"workers{attempt}.json"

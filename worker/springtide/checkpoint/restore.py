@@ -1,0 +1,144 @@
+"""The way back: the newest checkpoint that is whole, or the one before."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from springtide import codec
+from springtide.checkpoint import files, names, shares
+from springtide.checkpoint.manifest import CorruptError, File, Manifest, Part, parse
+from springtide.checkpoint.storage import Storage
+
+log = logging.getLogger("springtide")
+
+READERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A state from storage. skipped: newer checkpoints that could not be used, and why."""
+
+    tree: Any
+    manifest: Manifest
+    uri: str
+    skipped: list[str] = field(default_factory=list)
+
+
+def candidates(storage: Storage) -> list[str]:
+    """Names of the checkpoints that have a manifest, the newest first. Raise StorageError."""
+    whole = [name for name, complete in storage.checkpoints().items() if complete]
+    return sorted(whole, key=_state, reverse=True)
+
+
+def newest(storage: Storage) -> tuple[Restored | None, list[str]]:
+    """The newest checkpoint that can be read, and what is wrong with those that were passed over.
+
+    Raise StorageError when storage does not answer: that is no proof of anything.
+    """
+    skipped: list[str] = []
+    for name in candidates(storage):
+        try:
+            tree, manifest = read(storage, name)
+        except CorruptError as problem:
+            skipped.append(f"{name}: {problem}")
+            log.error("checkpoint %s cannot be used: %s", name, problem)
+            continue
+        return Restored(tree, manifest, storage.uri, skipped), skipped
+    return None, skipped
+
+
+def manifest_of(storage: Storage, name: str) -> Manifest:
+    """Raise CorruptError, StorageError."""
+    try:
+        return parse(storage.read(f"{name}/{names.MANIFEST}"), name)
+    except FileNotFoundError:
+        raise CorruptError(f"there is no {names.MANIFEST}: it was never completed") from None
+
+
+def read(storage: Storage, name: str) -> tuple[Any, Manifest]:
+    """(state tree, manifest) of a checkpoint, all of it checked. Raise CorruptError, StorageError."""
+    manifest = manifest_of(storage, name)
+    part = workers_part(manifest)
+    header, specs = read_header(storage, name, part)
+    tensors = [torch.empty(spec.shape, dtype=spec.dtype) for spec in specs]
+    memory = [codec.as_bytes(tensor) for tensor in tensors]
+
+    def place(piece: shares.Piece) -> torch.Tensor:
+        size = specs[piece.tensor].dtype.itemsize
+        return memory[piece.tensor][piece.start * size : piece.stop * size]
+
+    read_shares(storage, name, part, specs, place)
+    try:
+        return codec.unflatten(header, tensors), manifest
+    except ValueError as error:
+        raise CorruptError(f"{part.header.path}: {error}") from None
+
+
+def verify(storage: Storage, name: str) -> Manifest:
+    """Read all of a checkpoint and keep nothing. Raise CorruptError, StorageError."""
+    manifest = manifest_of(storage, name)
+    part = workers_part(manifest)
+    _, specs = read_header(storage, name, part)
+    read_shares(storage, name, part, specs, None)
+    return manifest
+
+
+def workers_part(manifest: Manifest) -> Part:
+    """Raise CorruptError for a checkpoint of something else."""
+    unknown = sorted(set(manifest.parts) - {"workers"})
+    if unknown or "workers" not in manifest.parts:
+        raise CorruptError(
+            f"it holds the state of {', '.join(unknown) or 'nobody'}, which this version cannot restore"
+        )
+    return manifest.parts["workers"]
+
+
+def read_header(storage: Storage, name: str, part: Part) -> tuple[bytes, list[codec.TensorSpec]]:
+    """The tree's description. Raise CorruptError, StorageError."""
+    try:
+        header = storage.read(f"{name}/{part.header.path}", part.header.bytes)
+    except FileNotFoundError:
+        raise CorruptError(f"{part.header.path} is missing") from None
+    if len(header) != part.header.bytes or hashlib.sha256(header).hexdigest() != part.header.sha256:
+        raise CorruptError(f"{part.header.path} is not what was written")
+    try:
+        limit = sum(file.bytes for file in part.files) * codec.ALIGNMENT + (1 << 20)
+        specs = codec.specs(header, limit)
+    except ValueError as error:
+        raise CorruptError(f"{part.header.path}: {error}") from None
+    if sum(spec.nbytes for spec in specs) > sum(file.bytes for file in part.files):
+        raise CorruptError(f"{part.header.path} describes more than the files hold")
+    return header, specs
+
+
+def read_shares(
+    storage: Storage,
+    name: str,
+    part: Part,
+    specs: list[codec.TensorSpec],
+    place: Callable[[shares.Piece], torch.Tensor] | None,
+) -> None:
+    """Read all shares, several at a time. Raise CorruptError, StorageError."""
+
+    def one(file: File) -> list[shares.Piece]:
+        try:
+            with storage.open(f"{name}/{file.path}") as stream:
+                return files.read(stream, file, specs, place)
+        except FileNotFoundError:
+            raise CorruptError(f"{file.path} is missing") from None
+
+    with ThreadPoolExecutor(min(READERS, max(1, len(part.files)))) as pool:
+        pieces = [piece for found in pool.map(one, part.files) for piece in found]
+    if problem := shares.missing(specs, pieces):
+        raise CorruptError(problem)
+
+
+def _state(name: str) -> Any:
+    return names.parse(name)

@@ -1,0 +1,37 @@
+"""When a checkpoint is taken: by all members after the same step, or by none.
+
+Each member puts one number into the side reduction: a wish, or that it cannot. The sum decides, alike on all.
+The last step of a loop is saved without a wish.
+"""
+
+from __future__ import annotations
+
+WISH = 1.0
+BUSY = -float(1 << 12)
+"""It still writes the last one. More than all wishes together."""
+UNABLE = -float(1 << 30)
+"""It was not told where to: no checkpoint can be whole. More than all that are busy together."""
+FIRST_RETRY_SECONDS = 15.0
+
+
+def contribution(able: bool, busy: bool, due: bool) -> float:
+    """What a member puts in."""
+    if not able:
+        return UNABLE
+    return BUSY if busy else WISH * due
+
+
+def take(total: float, ended: bool) -> bool:
+    """Whether all save the state after this step. ended: it is the last one of its loop."""
+    return total > 0 or (ended and total > UNABLE / 2)
+
+
+def due(now: float, last: float, interval: float, failures: int) -> bool:
+    """Whether the first member wishes for one. last: when the last one was taken, or training began.
+
+    After a failure it comes sooner than the interval, and then less and less often.
+    """
+    wait = interval
+    if failures:
+        wait = min(interval, FIRST_RETRY_SECONDS * 2.0 ** min(failures - 1, 20))
+    return now - last >= wait

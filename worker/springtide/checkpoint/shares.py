@@ -1,0 +1,90 @@
+"""Who writes what: the tensors of a state, cut into shares of equal size."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from springtide.codec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements start..stop-1 of tensor number `tensor`, in memory order."""
+
+    tensor: int
+    start: int
+    stop: int
+
+    @property
+    def key(self) -> str:
+        """Its name in a file: TENSOR.START."""
+        return f"{self.tensor:06d}.{self.start}"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which part of the state a member writes. attempt: part of the files' names, "" or begins with a dash.
+
+    members: who writes the shares, in their order, for people.
+    """
+
+    index: int
+    members: tuple[str, ...]
+    attempt: str = ""
+
+    @property
+    def count(self) -> int:
+        return len(self.members)
+
+
+def cut(specs: Sequence[TensorSpec], index: int, count: int) -> list[Piece]:
+    """Share `index` of `count`: together they are every element once; sizes differ by less than an element
+    of the widest type."""
+    if not 0 <= index < count:
+        raise ValueError(f"share {index} of {count}")
+    total = sum(spec.nbytes for spec in specs)
+    begin, end = total * index // count, total * (index + 1) // count
+    pieces, offset = [], 0
+    for number, spec in enumerate(specs):
+        size = spec.dtype.itemsize
+        start = min(max(begin - offset, 0), spec.nbytes) // size
+        stop = min(max(end - offset, 0), spec.nbytes) // size
+        if start < stop:
+            pieces.append(Piece(number, start, stop))
+        offset += spec.nbytes
+    # The widest first, so that every piece of a file is aligned.
+    return sorted(pieces, key=lambda piece: (-specs[piece.tensor].dtype.itemsize, piece.tensor))
+
+
+def parse_key(key: str) -> tuple[int, int]:
+    """(tensor, start) of a piece's name. Raise ValueError."""
+    number, dot, start = key.partition(".")
+    if not (dot and number.isdecimal() and start.isdecimal()):
+        raise ValueError(f"{key!r} is no name of a piece")
+    return int(number), int(start)
+
+
+def missing(specs: Sequence[TensorSpec], pieces: Sequence[Piece]) -> str:
+    """What is not there exactly once; "" when the pieces are the whole state."""
+    by_tensor: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        by_tensor.setdefault(piece.tensor, []).append(piece)
+    for number, spec in enumerate(specs):
+        elements, at = spec.nbytes // spec.dtype.itemsize, 0
+        for piece in sorted(by_tensor.pop(number, []), key=lambda piece: piece.start):
+            if piece.start != at or piece.stop > elements:
+                break
+            at = piece.stop
+        else:
+            if at == elements:
+                continue
+        return f"tensor {number} is not whole: elements from {at} on are missing or there twice"
+    return f"there are pieces of unknown tensors: {sorted(by_tensor)[:5]}" if by_tensor else ""
+
+
+def layout(specs: Sequence[TensorSpec]) -> str:
+    """What members must agree on before their shares fit together: dtypes and shapes, as 16 hex digits."""
+    text = ";".join(f"{spec.dtype}{tuple(spec.shape)}" for spec in specs)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,230 @@
+"""Writing beside training: each member its share, then the first of them the manifest, then what is too old
+goes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from springtide import faults
+from springtide.checkpoint import files, names, shares
+from springtide.checkpoint.keep import expendable
+from springtide.checkpoint.manifest import CorruptError, File, Manifest, Part, Receipt, parse_receipt
+from springtide.checkpoint.staging import Staged
+from springtide.checkpoint.storage import Storage, StorageError
+from springtide.checkpoint.waiting import give_up
+from springtide.names import StateName
+
+log = logging.getLogger("springtide")
+
+_POLL_SECONDS = 0.05
+_MOST_POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a checkpoint. error: "" when it (or this member's share of it) is whole.
+
+    whole: it has a manifest; then bytes: of all its files. share_bytes: of this member's. seconds: of
+    writing, here. written: unix seconds.
+    """
+
+    state: StateName
+    uri: str
+    reason: str
+    whole: bool = False
+    error: str = ""
+    bytes: int = 0
+    share_bytes: int = 0
+    seconds: float = 0.0
+    stall_seconds: float = 0.0
+    written: float = 0.0
+
+
+class Writer:
+    """Writes staged shares one after the other in a thread of its own.
+
+    keep: checkpoints to leave on storage. job: for the manifest. present(generation): names of the members of
+    the current generation, None while it is that one. report: called from the thread, once for each share.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        folder: str,
+        *,
+        keep: int,
+        job: Mapping[str, str],
+        present: Callable[[StateName], Collection[str] | None],
+        report: Callable[[Written], None],
+    ) -> None:
+        self._uri, self._folder = uri, folder
+        self._keep = keep
+        self._job = dict(job)
+        self._present = present
+        self._report = report
+        self._storage: Storage | None = None
+        self._changed = threading.Condition()
+        self._staged: Staged | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a share is being written, or the others' shares are waited for."""
+        return self._staged is not None
+
+    def begin(self, staged: Staged) -> None:
+        """Write it in the thread. Only while not busy."""
+        with self._changed:
+            assert self._staged is None
+            self._staged = staged
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="springtide-checkpoint", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Until it is not busy, at most so long; whether it is not."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._staged is None, seconds)
+
+    def close(self) -> None:
+        """End the thread if it is idle; what it writes is not waited for."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            thread = self._thread if self._staged is None else None
+        if thread is not None:
+            thread.join(2.0)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._staged is not None or self._closing)
+                staged = self._staged
+            if staged is None:
+                return
+            result = self._written(staged)
+            if result.error:
+                log.error("checkpoint %s: %s", names.folder(staged.state), result.error)
+            elif result.whole:
+                log.info(
+                    "checkpoint %s: %d bytes in %.3f s (%s)",
+                    names.folder(staged.state), result.bytes, result.seconds, staged.reason,
+                )  # fmt: skip
+            try:
+                self._report(result)
+            finally:
+                with self._changed:
+                    self._staged = None
+                    self._changed.notify_all()
+
+    def _written(self, staged: Staged) -> Written:
+        began = time.monotonic()
+        uri, whole, size, error = self._uri, False, 0, ""
+        try:
+            if self._storage is None:
+                self._storage = Storage(self._uri, self._folder)
+            uri = self._storage.uri
+            receipt = self._write_share(self._storage, staged)
+            if staged.share.index == 0:
+                manifest = self._commit(self._storage, staged, receipt, began)
+                whole, size = True, manifest.size
+                self._prune(self._storage, staged.state)
+        except (StorageError, CorruptError) as problem:
+            error = str(problem)
+        except Exception as problem:  # a thread must not end without a word
+            log.exception("checkpoint %s", names.folder(staged.state))
+            error = f"{type(problem).__name__}: {problem}"
+        return Written(
+            staged.state,
+            uri,
+            staged.reason,
+            whole,
+            error,
+            size,
+            staged.memory.numel(),
+            time.monotonic() - began,
+            staged.seconds,
+            time.time(),
+        )
+
+    def _write_share(self, storage: Storage, staged: Staged) -> Receipt:
+        folder, share, step = names.folder(staged.state), staged.share, staged.state.step
+        storage.make_folder(folder)
+        name = names.share_file(share.attempt, share.index, share.count)
+        with storage.create(f"{folder}/{name}") as stream:
+            head = files.header(staged.pieces, staged.specs)
+            file = files.write(stream, name, head, staged.memory, lambda: faults.reach("share", step))
+        receipt = Receipt(file, shares.layout(staged.specs))
+        storage.put(f"{folder}/{names.receipt_file(name)}", receipt.to_json())
+        faults.reach("shared", step)
+        return receipt
+
+    def _commit(self, storage: Storage, staged: Staged, own: Receipt, began: float) -> Manifest:
+        """Wait for the others' shares, and write the manifest."""
+        folder, share = names.folder(staged.state), staged.share
+        own_seconds = time.monotonic() - began
+        receipts = {0: own}
+        pause, since = _POLL_SECONDS, time.monotonic()
+        while missing := [index for index in range(share.count) if index not in receipts]:
+            for index in missing:
+                path = names.receipt_file(names.share_file(share.attempt, index, share.count))
+                try:
+                    receipts[index] = parse_receipt(storage.read(f"{folder}/{path}"))
+                except FileNotFoundError:
+                    continue
+            missing = [index for index in missing if index not in receipts]
+            people = [share.members[index] for index in missing]
+            waited = time.monotonic() - since
+            if why := give_up(people, waited, own_seconds, self._present(staged.state)):
+                raise CorruptError(why)
+            if missing:
+                time.sleep(pause)
+                pause = min(1.5 * pause, _MOST_POLL_SECONDS)
+        for index, receipt in receipts.items():
+            path, who = f"{folder}/{receipt.file.path}", share.members[index]
+            if receipt.layout != own.layout:
+                raise CorruptError(f"the state of {who} has other tensors than that of {share.members[0]}")
+            try:
+                size = storage.size(path)
+            except FileNotFoundError:
+                size = -1
+            if size != receipt.file.bytes:
+                seen = "none" if size < 0 else str(size)
+                raise CorruptError(
+                    f"the share of {who} ({receipt.file.path}) has {receipt.file.bytes} bytes, and "
+                    f"{share.members[0]} sees {seen}: all workers must reach the same storage at the "
+                    "checkpoint's URI"
+                )
+        header = names.header_file(share.attempt)
+        storage.put(f"{folder}/{header}", staged.header)
+        part = Part(
+            File(header, len(staged.header), hashlib.sha256(staged.header).hexdigest()),
+            tuple(receipts[index].file for index in range(share.count)),
+        )
+        manifest = Manifest(staged.state, self._job, time.time(), staged.reason, {"workers": part})
+        faults.reach("manifest", staged.state.step)
+        storage.put(f"{folder}/{names.MANIFEST}", manifest.to_json())
+        faults.reach("saved", staged.state.step)
+        return manifest
+
+    def _prune(self, storage: Storage, own: StateName) -> None:
+        """A checkpoint that cannot be deleted is no reason to call the new one a failure."""
+        try:
+            found = {
+                state: whole
+                for name, whole in storage.checkpoints().items()
+                if (state := names.parse(name)) is not None
+            }
+            for state in expendable(found, own, self._keep):
+                storage.delete(names.folder(state))
+                faults.reach("pruned", own.step)
+        except StorageError as problem:
+            log.warning("old checkpoints stay: %s", problem)
