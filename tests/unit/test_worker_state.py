@@ -23,7 +23,7 @@ def make(seed: int, kind: type[torch.optim.Optimizer] = torch.optim.Adam) -> tup
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     optimizer = kind(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3])
-    state = State(dict(model.named_parameters()), Buffers(model), optimizer, {"scheduler": scheduler})
+    state = State(dict(model.named_parameters()), Buffers(model), [optimizer], {"scheduler": scheduler})
     return model, optimizer, scheduler, state
 
 

@@ -220,7 +220,7 @@ def test_closure(runtime: Runtime) -> None:
         script.loss(batch).backward()
         script.optimizer.step(lambda: 0.0)
 
-    with pytest.raises(springtide.UsageError, match="closure"):
+    with pytest.raises(springtide.UsageError, match=r"step\(closure\) has to be declared.*lists"):
         one_step(script, body)
 
 
@@ -356,14 +356,13 @@ def test_calls_before_init_and_distribute() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": [torch.nn.Linear(1, 1)]}, "ModuleDict"),
-        ({"model": 3}, "must be a torch.nn.Module, got int"),
-        ({"optimizer": 3}, "must be a torch.optim.Optimizer, got int"),
-        ({"optimizer": torch.optim.LBFGS(torch.nn.Linear(1, 1).parameters())}, "LBFGS"),
+        ({"model": []}, "list of models is empty"),
+        ({"optimizer": []}, "list of optimizers is empty"),
+        ({"model": 3}, "must be a torch.nn.Module or a list.*got int"),
+        ({"optimizer": 3}, "must be a torch.optim.Optimizer or a list.*got int"),
         ({"optimizer": torch.optim.SGD(torch.nn.Linear(1, 1).parameters())}, "not in the model"),
         ({"clip_norm": -1.0}, "clip_norm must be a positive number"),
-        ({"scaler": torch.amp.GradScaler("cpu")}, "scaler is a GradScaler"),
-        ({"other": torch.optim.SGD(torch.nn.Linear(1, 1).parameters())}, "second optimizer"),
+        ({"other": torch.optim.SGD(torch.nn.Linear(1, 1).parameters())}, "other is another optimizer.*list"),
         ({"average": object()}, "no state_dict"),
     ],
 )

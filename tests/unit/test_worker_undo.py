@@ -35,7 +35,7 @@ def make() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any, Average, Undo]:
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     average = Average()
     undo = Undo(
-        list(model.parameters()), Buffers(model), optimizer, {"scheduler": scheduler, "average": average}
+        list(model.parameters()), Buffers(model), [optimizer], {"scheduler": scheduler, "average": average}
     )
     return model, optimizer, scheduler, average, undo
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ import torch
 from springtide import ending, faults
 from springtide.data.batch import Batch
 from springtide.data.loop import plan_loop
+from springtide.declared import declare
 from springtide.environment import read_settings
 from springtide.errors import UsageError
 from springtide.exact.settings import prepare
@@ -24,8 +25,8 @@ from springtide.servers.wiring import exchange_for, wait_in_forward
 from springtide.training import Trainer
 from springtide_ps.placement import CHUNK_BYTES
 
-Model = TypeVar("Model", bound=torch.nn.Module)
-Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+Models = TypeVar("Models", bound=torch.nn.Module | Sequence[torch.nn.Module])
+Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 
 _runtime: Runtime | None = None
 
@@ -54,28 +55,39 @@ def init() -> None:
 
 
 def distribute(
-    model: Model, optimizer: Optimizer, *, clip_norm: float | None = None, **tracked: Any
-) -> tuple[Model, Optimizer]:
+    model: Models, optimizer: Optimizers, *, clip_norm: float | None = None, **tracked: Any
+) -> tuple[Models, Optimizers]:
     """Make the model and its optimizer part of the job; the same objects are returned, instrumented.
 
-    clip_norm: clip the gradients to this global norm, taken over the average of all workers. tracked: objects
-    with state_dict and load_state_dict (learning-rate schedulers, averages of weights) that are committed,
-    put back and transferred along. Raise UsageError for what cannot be distributed; the message says what to
-    do.
+    Several models and optimizers are given as lists. With a list of optimizers (of one, too) a body may make
+    several optimizer steps and step(closure), which costs a copy of what they change. clip_norm: clip the
+    gradients to this global norm, taken over the average of all workers (with several optimizers: each one's
+    by themselves). tracked: objects with state_dict and load_state_dict (learning-rate schedulers, averages
+    of weights, a GradScaler) that are committed, put back and transferred along. Raise UsageError for what
+    cannot be distributed; the message says what to do.
     """
     runtime = _get("distribute()")
     if runtime.trainer is not None:
-        raise UsageError("distribute() was called already: one model and one optimizer per script so far")
+        raise UsageError(
+            "distribute() was called already: give all models and optimizers in one call, as lists"
+        )
     settings = runtime.settings
     exact = bool(settings.logical_workers)
-    _check(model, optimizer, clip_norm, tracked, in_job=not settings.alone, exact=exact)
     on_servers = settings.strategy == "ParameterServer" and not settings.alone
-    if on_servers:
-        _check_on_servers(model)
-    runtime.trainer = Trainer(
+    declared = declare(
         model,
         optimizer,
+        clip_norm,
         tracked,
+        in_job=not settings.alone,
+        exact=exact,
+        on_servers=on_servers,
+    )
+    runtime.trainer = Trainer(
+        declared.models,
+        declared.optimizers,
+        tracked,
+        several=declared.several,
         clip_norm=clip_norm,
         bucket_bytes=min(int(settings.bucket_mib * (1 << 20)), CHUNK_BYTES if on_servers else 1 << 62),
         logical_workers=runtime.settings.logical_workers,
@@ -83,7 +95,7 @@ def distribute(
         make_servers=exchange_for(settings) if on_servers else None,
     )
     if on_servers:
-        wait_in_forward(model, runtime.settle)
+        wait_in_forward(declared.models[0], runtime.settle)
     runtime.trainer.on_save_wish(lambda rank: runtime.checkpoints.wish(rank == 0))
     if runtime.membership is not None:
         runtime.membership.layout_hash = runtime.trainer.layout_hash
@@ -168,84 +180,6 @@ def _get(call: str) -> Runtime:
             f"springtide.{call} before springtide.init(): call springtide.init() at the script's begin"
         )
     return _runtime
-
-
-def _check(
-    model: Any, optimizer: Any, clip_norm: Any, tracked: dict[str, Any], in_job: bool, exact: bool
-) -> None:
-    if isinstance(model, list | tuple | dict) or isinstance(optimizer, list | tuple | dict):
-        raise UsageError(
-            "distribute(): one model and one optimizer so far; put several models into one "
-            "torch.nn.ModuleDict"
-        )
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"distribute(): model must be a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise UsageError(
-            "distribute(): give the model itself, not DistributedDataParallel(model): springtide reduces "
-            "gradients"
-        )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(
-            f"distribute(): optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}"
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise UsageError(
-            "distribute(): LBFGS evaluates the model several times per step, which is not supported"
-        )
-    if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
-        raise UsageError(f"distribute(): clip_norm must be a positive number, got {clip_norm!r}")
-    for name, item in tracked.items():
-        if isinstance(item, torch.amp.GradScaler):
-            raise UsageError(
-                f"distribute(): {name} is a GradScaler, which is not supported yet: train in float32 or "
-                "bfloat16, without a scaler"
-            )
-        if isinstance(item, torch.optim.Optimizer):
-            raise UsageError(f"distribute(): {name} is a second optimizer; one optimizer per script so far")
-        if not (
-            callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None))
-        ):
-            raise UsageError(
-                f"distribute(): {name} has no state_dict() and load_state_dict(), so it cannot be put back "
-                "or transferred"
-            )
-    parameters = dict(model.named_parameters())
-    known = {id(parameter) for parameter in parameters.values()}
-    for group in optimizer.param_groups:
-        if any(id(parameter) not in known for parameter in group["params"]):
-            raise UsageError(
-                "distribute(): the optimizer holds a parameter that is not in the model, so its gradient "
-                "would not be reduced; make it a parameter of the model"
-            )
-    if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise UsageError("distribute(): no parameter of the model requires a gradient")
-    for name, parameter in parameters.items():
-        if type(parameter.data) is not torch.Tensor or parameter.layout != torch.strided:
-            raise UsageError(
-                f"distribute(): parameter {name} is a {type(parameter).__name__}, not a plain dense tensor"
-            )
-    devices = {parameter.device: name for name, parameter in parameters.items()}
-    if exact and {device.type for device in devices} - {"cpu"}:
-        raise UsageError(
-            "distribute(): exact mode sums on the CPU so far: leave the model there, or set "
-            "strategy.allReduce.exact to false"
-        )
-    if in_job and (len(devices) > 1 or {device.type for device in devices} - {"cpu", "cuda"}):
-        places = ", ".join(f"{name} is on {device}" for device, name in devices.items())
-        raise UsageError(
-            f"distribute(): {places}: a model lies on one device, the CPU or a GPU, and each worker has one; "
-            "ask for one GPU for each worker"
-        )
-
-
-def _check_on_servers(model: torch.nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.device.type != "cpu":
-            raise UsageError(
-                f"distribute(): parameter {name} is on {parameter.device}: strategy.type ParameterServer "
-                "trains on the CPU so far; use strategy.type AllReduce for GPUs"
-            )
 
 
 def _log_to_stderr() -> None:

@@ -33,13 +33,23 @@ class Deal:
 class Body:
     """Account of the running body; times in seconds.
 
-    result: of the side reduction, once all reductions are complete.
+    round: of backward and reductions, from 0; more than one only where several optimizer steps were declared.
+    reduced: the round's reductions are complete and its gradients are in place. result: of the last side
+    reduction. change: a member wants a new generation after this step. weight: with which this worker's
+    loss counted. steps: optimizer steps begun. told: reported values that a reduction has taken along.
     """
 
     deal: Deal
     began: float
     reports: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    round: int = 0
+    reduced: bool = False
     result: side.Result | None = None
+    change: bool = False
+    weight: float = 0.0
+    steps: int = 0
+    told: int = 0
+    skipped: bool = False
     exposed_seconds: float = 0.0
     backward_seconds: float = 0.0
     sums_began: float = 0.0
@@ -47,6 +57,11 @@ class Body:
     reduced_bytes: int = 0
     gradients: int = 0
     samples: int = 0
+
+    @property
+    def entries(self) -> int:
+        """How many values have been reported."""
+        return sum(len(entries) for entries in self.reports.values())
 
     def values(self) -> dict[str, float]:
         """By name: the mean of what was reported, by weight."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -23,6 +23,13 @@ class Gradients:
         self.parameters = list(trained.values())
         self._buckets = buckets
         self._clip_norm = clip_norm
+        self._used: list[bool] = []
+        self._index = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        self._aside: dict[int, torch.Tensor] = {}
+
+    def begin(self) -> None:
+        """A body begins."""
+        self._aside = {}
 
     def check_gone(self) -> None:
         """At a body's begin: raise UsageError when the script holds gradients that would be lost."""
@@ -56,6 +63,14 @@ class Gradients:
                     "distribute(..., clip_norm=) for clipping"
                 )
 
+    def set_aside(self) -> None:
+        """Another backward begins in the same body: keep what the script has not zeroed, to be added to."""
+        for index, parameter in enumerate(self.parameters):
+            if parameter.grad is not None:
+                ours = parameter.grad is self._buckets.views[index]
+                self._aside[index] = parameter.grad.clone() if ours else parameter.grad
+                parameter.grad = None
+
     def place(self, used: list[bool], correction: float) -> None:
         """The sums are complete: make them the parameters' gradients, multiplied by the correction.
 
@@ -63,16 +78,32 @@ class Gradients:
         """
         if correction != 1.0:
             self._buckets.scale(correction)
+        self._used = used
         for index, parameter in enumerate(self.parameters):
             parameter.grad = self._buckets.views[index] if used[index] else None
+        for index, earlier in self._aside.items():
+            view = self._buckets.views[index]
+            self.parameters[index].grad = view.add_(earlier) if used[index] else view.copy_(earlier)
+        self._aside = {}
 
-    def clip(self, used: list[bool]) -> None:
-        """Clip the placed gradients to the global norm that was asked for, if any."""
+    def clip(self, optimizers_own: Iterable[torch.Tensor] | None, scale: float = 1.0) -> None:
+        """Clip the placed gradients to the global norm that was asked for, if any.
+
+        optimizers_own: the parameters whose gradients are meant; None: all. scale: they are still multiplied
+        by it.
+        """
         if self._clip_norm is None:
             return
-        norm = math.sqrt(
-            float(self._buckets.square_norm([index for index, is_used in enumerate(used) if is_used]))
-        )
+        if optimizers_own is None:
+            indices = [index for index, is_used in enumerate(self._used) if is_used]
+        else:
+            own = (self._index.get(id(item)) for item in optimizers_own)
+            indices = [i for i in own if i is not None and self.parameters[i].grad is self._buckets.views[i]]
+        norm = math.sqrt(float(self._buckets.square_norm(indices))) / scale
         coefficient = self._clip_norm / (norm + 1e-6)
-        if not coefficient >= 1.0:
+        if coefficient >= 1.0:
+            return
+        if optimizers_own is None:
             self._buckets.scale(coefficient)
+        elif indices:
+            torch._foreach_mul_([self._buckets.views[index] for index in indices], coefficient)

@@ -32,6 +32,7 @@ class Commit:
     values: dict[str, float]
     data_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
+    skipped: bool = False
 
     def to_proto(self) -> pb.Commit:
         return pb.Commit(
@@ -43,6 +44,7 @@ class Commit:
             values=self.values,
             data_seconds=self.data_seconds,
             checkpoint_seconds=self.checkpoint_seconds,
+            skipped=self.skipped,
         )
 
 

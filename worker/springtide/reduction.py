@@ -24,6 +24,8 @@ from springtide.exchange.groups import Group, Work, peers_in
 from springtide.servers.exchange import ServerExchange
 from springtide.transaction import Phase, Transaction
 
+_MOST_ROUNDS = 64  # told apart in the side reduction's step number
+
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
@@ -103,7 +105,7 @@ class Reduction:
             self._wait(lambda: servers.settle(parameters))
 
     def complete(self, body: Body, parts: list[Kept]) -> Reduced:
-        """Wait for all sums of the step. parts: what this member's bodies have put in.
+        """Wait for all sums of the round. parts: what this member's bodies have put in.
 
         Raise Dropped when one fails or the step has to be done again, SpringtideError or UsageError when it
         cannot be committed.
@@ -111,7 +113,7 @@ class Reduction:
         deal = body.deal
         faults.reach("gradients", deal.number)
         started = time.perf_counter()
-        body.backward_seconds = started - body.began
+        body.backward_seconds = started - body.began - body.exposed_seconds
         self._buckets.flush()
         part = self._contribution(body, parts)
         fields = side.encode(part)
@@ -128,8 +130,9 @@ class Reduction:
         result = side.decode(vector[: len(fields)], part, deal.group.size)
         if not result.same_step:
             raise SpringtideError(
-                f"this worker is at step {deal.number} and another member of its group is not; this must "
-                "not happen: please report it with the logs of all workers"
+                f"this worker is at optimizer.step() number {body.round + 1} of step {deal.number} and "
+                "another member of its group is not: all workers have to make the same optimizer steps, "
+                "whatever their samples are"
             )
         weight = result.weight
         if self._exact is not None:
@@ -142,10 +145,20 @@ class Reduction:
             raise UsageError(str(error)) from None
         combined = self._combined(result, expected, vector[len(fields) :], deal)
         ended = time.perf_counter()
-        body.exposed_seconds = ended - started
-        body.communication_seconds = ended - (body.sums_began or started)
+        body.exposed_seconds += ended - started
+        body.communication_seconds += ended - (body.sums_began or started)
+        body.sums_began = 0.0
+        body.weight, body.told = math.fsum(kept.weight for kept in parts), body.entries
+        body.result, body.change = result, body.change or result.change
         faults.reach("reduced", deal.number)
         return Reduced(result, correction, combined, norm)
+
+    def mean(self, value: float, body: Body) -> float:
+        """The mean over the samples of all members. Raise Dropped when that fails."""
+        weight = body.weight
+        sums = torch.tensor([value * weight if weight > 0 else 0.0, weight], dtype=torch.float64)
+        self._wait(self.start_sum(sums).wait)
+        return float(sums[0] / sums[1])
 
     def _combined(
         self, result: side.Result, expected: list[int], riders: torch.Tensor, deal: Deal
@@ -169,7 +182,7 @@ class Reduction:
         weight = math.fsum(part.weight for part in parts)
         body.samples = ids.samples
         return side.Contribution(
-            step=deal.number,
+            step=deal.number * _MOST_ROUNDS + body.round % _MOST_ROUNDS,
             weight=weight,
             count=ids.samples,
             hash_lo=ids.hash_lo,

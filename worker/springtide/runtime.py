@@ -22,7 +22,7 @@ from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.data.loop import LoopPlan
 from springtide.environment import Settings
-from springtide.errors import SpringtideError, UsageError
+from springtide.errors import Dropped, SpringtideError, UsageError
 from springtide.exchange.groups import Group
 from springtide.membership import Depart, Membership
 from springtide.metrics import Metrics
@@ -213,6 +213,14 @@ class Runtime:
     def leave_body(self, error: BaseException | None) -> bool:
         """End the body; True: `error` is swallowed."""
         trainer = self.ready("step()")
+        if error is None:
+            try:
+                trainer.finish()
+            except Dropped:
+                pass  # as if it had been found a moment earlier
+            except SpringtideError as problem:
+                self._break_off(str(problem))
+                raise
         self.part_kept = trainer.transaction.phase is Phase.SET_ASIDE
         if self.part_kept:
             try:
@@ -254,7 +262,12 @@ class Runtime:
         assert result is not None
         assert self.plan is not None
         cursor, ledger = self.plan.commit(
-            self.position.ledger, self.position.cursor, result.count, result.hash_lo, result.hash_hi
+            self.position.ledger,
+            self.position.cursor,
+            result.count,
+            result.hash_lo,
+            result.hash_hi,
+            skipped=body.skipped,
         )
         seconds = time.perf_counter() - body.began
         self.position = Position(
@@ -267,7 +280,7 @@ class Runtime:
         if self.membership is not None:
             self.membership.hold(state)
         trainer.transaction.end()
-        self.boundary = self.boundary or result.change
+        self.boundary = self.boundary or body.change
         self.checkpoints.committed(result.save, self.plan.ended(cursor))
         if result.values is None and not self._warned_of_names:
             self._warned_of_names = True
@@ -286,6 +299,7 @@ class Runtime:
             result.values or {},
             data,
             paused,
+            body.skipped,
         )
         self.ring.add(commit)
         self.step_log.write(commit)
@@ -397,8 +411,8 @@ class Runtime:
         if self.session is not None:
             self.session.close(self.outcome)
         self.group.release()
-        if self.trainer is not None and self.trainer.servers is not None:
-            self.trainer.servers.close()
+        if self.trainer is not None:
+            self.trainer.close()
         self._stop_metrics()
         with contextlib.suppress(OSError):
             self.step_log.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ class Position:
 
 
 class State:
-    """Reads and writes the whole state of one (model, optimizer, tracked objects).
+    """Reads and writes the whole state of one script: parameters, buffers, optimizers, tracked objects.
 
     Tensors are copied raw: `Optimizer.load_state_dict` would cast the optimizer's state to the parameters'
     type.
@@ -40,12 +41,12 @@ class State:
         self,
         parameters: Mapping[str, torch.nn.Parameter],
         buffers: Buffers,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         tracked: Mapping[str, Any],
     ) -> None:
         self._parameters = parameters
         self._buffers = buffers
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._tracked = tracked
 
     def size_bytes(self) -> int:
@@ -63,10 +64,12 @@ class State:
             "parameters": {name: parameter.detach() for name, parameter in self._parameters.items()},
             "buffers": dict(zip(self._buffers.names, self._buffers.current(), strict=True)),
             "optimizer": {
-                "state": [dict(self._optimizer.state.get(parameter, {})) for parameter in self._in_order()],
+                "state": [
+                    dict(optimizer.state.get(parameter, {})) for optimizer, parameter in self._in_order()
+                ],
                 "groups": [
                     {name: value for name, value in group.items() if name != "params"}
-                    for group in self._optimizer.param_groups
+                    for group in self._groups()
                 ],
             },
             "tracked": {name: item.state_dict() for name, item in self._tracked.items()},
@@ -96,7 +99,7 @@ class State:
             shapes=False,
         )
         groups, states = tree["optimizer"]["groups"], tree["optimizer"]["state"]
-        if len(groups) != len(self._optimizer.param_groups) or len(states) != len(self._in_order()):
+        if len(groups) != len(self._groups()) or len(states) != len(self._in_order()):
             raise SpringtideError(
                 "the job's optimizer has other parameter groups than this worker's: is the script the same?"
             )
@@ -121,33 +124,46 @@ class State:
             self._buffers.write(
                 list(range(len(self._buffers.names))), [tree["buffers"][name] for name in self._buffers.names]
             )
-            for parameter, state in zip(self._in_order(), tree["optimizer"]["state"], strict=True):
-                self._write_parameter_state(parameter, state)
-        for group, values in zip(self._optimizer.param_groups, tree["optimizer"]["groups"], strict=True):
+            for (optimizer, parameter), state in zip(
+                self._in_order(), tree["optimizer"]["state"], strict=True
+            ):
+                _write_parameter_state(optimizer, parameter, state)
+        for group, values in zip(self._groups(), tree["optimizer"]["groups"], strict=True):
             group.update(values)
         for name, item in self._tracked.items():
             item.load_state_dict(tree["tracked"][name])
         self._buffers.remember()
 
-    def _in_order(self) -> list[torch.nn.Parameter]:
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
-    def _write_parameter_state(self, parameter: torch.nn.Parameter, values: Mapping[str, Any]) -> None:
-        if not values:
-            self._optimizer.state.pop(parameter, None)
-            return
-        state = self._optimizer.state[parameter]
-        for name in set(state) - set(values):
-            del state[name]
-        for name, value in values.items():
-            old = state.get(name)
-            if not isinstance(value, torch.Tensor):
-                state[name] = value
-            elif isinstance(old, torch.Tensor) and old.shape == value.shape and old.dtype == value.dtype:
-                old.copy_(value)
-            else:
-                # An optimizer that has not stepped yet; scalars such as Adam's step count stay on the CPU.
-                state[name] = value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
+    def _in_order(self) -> list[tuple[torch.optim.Optimizer, torch.nn.Parameter]]:
+        return [
+            (optimizer, parameter)
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+
+
+def _write_parameter_state(
+    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, values: Mapping[str, Any]
+) -> None:
+    if not values:
+        optimizer.state.pop(parameter, None)
+        return
+    state = optimizer.state[parameter]
+    for name in set(state) - set(values):
+        del state[name]
+    for name, value in values.items():
+        old = state.get(name)
+        if not isinstance(value, torch.Tensor):
+            state[name] = copy.deepcopy(value)
+        elif isinstance(old, torch.Tensor) and old.shape == value.shape and old.dtype == value.dtype:
+            old.copy_(value)
+        else:
+            # An optimizer that has not stepped yet; scalars such as Adam's step count stay on the CPU.
+            state[name] = value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
 
 
 def _same_tensors(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -25,33 +25,38 @@ from springtide.exchange.buckets import Buckets
 from springtide.exchange.device import choose_backend
 from springtide.exchange.layout import Field, layout_hash, plan_layout
 from springtide.gradients import Gradients
+from springtide.optimizers import closure_of, parameters_of, scale_of, with_closure
 from springtide.randomness import seed_part
 from springtide.reduction import Reduced, Reduction
+from springtide.scaling import Scaling
 from springtide.servers.exchange import MakeServers, ServerExchange
 from springtide.state import State
+from springtide.strangers import DECLARE, Strangers
 from springtide.transaction import Phase, Transaction
 from springtide.undo import Undo
 
 
 class Trainer:
-    """One model and its optimizer.
+    """The models of a script and their optimizers.
 
-    Hooks and calls of a body come from the script's thread, `drop` from any. logical_workers: 0 unless sums
-    are to be exact.
+    Hooks and calls of a body come from the script's thread, `drop` from any. several: a body may make more
+    than one optimizer step, and is committed when it ends. logical_workers: 0 unless sums are to be exact.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
         tracked: Mapping[str, Any],
         *,
+        several: bool = False,
         clip_norm: float | None,
         bucket_bytes: int,
         logical_workers: int = 0,
         backend: str = "Auto",
         make_servers: MakeServers | None = None,
     ) -> None:
+        model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
         named = dict(model.named_parameters())
         trained = [_field(name, item) for name, item in named.items() if item.requires_grad]
         frozen = [_field(name, item) for name, item in named.items() if not item.requires_grad]
@@ -60,7 +65,9 @@ class Trainer:
         exchange = choose_backend(backend, self.device.type, dist.is_nccl_available())
         self.nccl_device = self.device if exchange == "nccl" else None
         self._exact: ExactStep | None = None
-        self._optimizer = optimizer
+        self._optimizers = optimizers
+        self._several = several
+        self._depth = 0
         self._buffers = Buffers(model)
         self.transaction = Transaction()
         if logical_workers:
@@ -76,16 +83,21 @@ class Trainer:
         )
         if make_servers is not None:
             on_servers = {name: item for name, item in named.items() if item.requires_grad}
-            self.servers = make_servers(on_servers, layout, optimizer, clip_norm is not None)
-        self._undo = Undo(self._gradients.parameters, self._buffers, optimizer, tracked)
+            self.servers = make_servers(on_servers, layout, optimizers[0], clip_norm is not None)
+        self._undo = Undo(self._gradients.parameters, self._buffers, optimizers, tracked, several)
+        scalers = [item for item in tracked.values() if isinstance(item, torch.amp.GradScaler)]
+        self._scalings = [
+            Scaling(item, optimizers, self._before_unscale, self._after_skip) for item in scalers
+        ]
         if logical_workers:
             tracked = {**tracked, "exact mode": exact.exponents}
         held_here = named
         if self.servers is not None:
             tracked = {**tracked, "parameter servers": self.servers}
             held_here = {name: item for name, item in named.items() if not item.requires_grad}
-        self.state = State(held_here, self._buffers, optimizer, tracked)
+        self.state = State(held_here, self._buffers, optimizers, tracked)
         self._reduction = Reduction(self.buckets, self._buffers, self._exact, self.transaction, self.servers)
+        self._reduced: Reduced | None = None
         self._clip_norm = clip_norm
         buffers = [
             _field(name, item)
@@ -93,17 +105,31 @@ class Trainer:
         ]
         place = "" if self.servers is None else " on servers"
         settings = f"{describe(logical_workers)} {self.device.type} {exchange}{place}"
-        agreed = f"{type(optimizer).__name__} {clip_norm} {settings}"
+        kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
+        agreed = f"{kinds} {clip_norm} {settings}{' several' if several else ''}"
         self.layout_hash = layout_hash(layout, [*frozen, *buffers], agreed)
         self._body: Body | None = None
         self._earlier: Body | None = None
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))  # type: ignore[no-untyped-call]
-            for index, parameter in enumerate(self._gradients.parameters)
-        ]
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
-        model.register_forward_pre_hook(lambda *_: self.transaction.check_alive())
+        self._handles: list[Any] = []
+        for index, parameter in enumerate(self._gradients.parameters):
+            hook = partial(self._on_gradient, index)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+            if several:
+                self._handles.append(parameter.register_hook(self._before_gradient))  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._before_step)
+            optimizer.register_step_post_hook(self._after_step)
+        for part in models:
+            part.register_forward_pre_hook(lambda *_: self.transaction.check_alive())
+        self._strangers = Strangers(optimizers, scalers, self.transaction)
+
+    def close(self) -> None:
+        """Take the hooks away that reach beyond the script's own objects."""
+        for handle in self._handles:
+            handle.remove()
+        self._strangers.close()
+        if self.servers is not None:
+            self.servers.close()
 
     @property
     def failure(self) -> Failure | None:
@@ -147,6 +173,11 @@ class Trainer:
         self._gradients.check_frozen()
         self.transaction.begin()
         self._undo.begin()
+        self._gradients.begin()
+        for scaling in self._scalings:
+            scaling.begin()
+        self._depth = 0
+        self._strangers.begin()
         self._body = Body(deal, time.perf_counter())
         if self._earlier is not None and not deal.first:
             self._body.began, self._body.reports = self._earlier.began, self._earlier.reports
@@ -186,10 +217,30 @@ class Trainer:
         """What each side reduction asks, with the rank: this member's word on a checkpoint after the step."""
         self._reduction.save_wish = wish
 
+    def finish(self) -> None:
+        """The script's code of the body has ended: the step cannot be dropped any more.
+
+        Only where several steps were declared; otherwise that is so since optimizer.step(). Raise Dropped if
+        it was dropped before, UsageError when something in it would be lost.
+        """
+        if not self._several or self.transaction.phase is not Phase.OPEN:
+            return
+        body = self._running()
+        if not body.reduced or not body.steps:
+            return  # end_stepped() tells
+        if body.entries != body.told:
+            raise UsageError(
+                "report() after the last optimizer.step() of the body comes too late, because values travel "
+                "with the gradients: call report() before optimizer.step(), or after the body"
+            )
+        self._cross(body)
+        self.transaction.finish_stepping()
+
     def end_dropped(self) -> None:
         """Put back what the dropped body moved. Raise UsageError when it cannot be."""
         self._undo.put_back()
         self._body = self._earlier = None
+        self._strangers.end()
         self.transaction.end()
 
     def end_part(self) -> None:
@@ -199,6 +250,7 @@ class Trainer:
         """
         self._undo.put_back()
         self._body, self._earlier = None, self._body
+        self._strangers.end()
         self.transaction.end()
 
     def end_stepped(self) -> Body:
@@ -212,6 +264,8 @@ class Trainer:
             missing = (
                 "without backward() and optimizer.step()"
                 if not any(self.buckets.used)
+                else "without optimizer.step() after its last backward()"
+                if body.round
                 else "without optimizer.step()"
             )
             raise UsageError(
@@ -224,7 +278,9 @@ class Trainer:
                 f"optimizer.step() of step {body.deal.number} raised an exception that the script caught: "
                 "the parameters may be half updated; let the exception end the process"
             )
+        body.skipped = any(scaling.found() for scaling in self._scalings)
         self._body = self._earlier = None
+        self._strangers.end()
         return body
 
     def drop(self, reason: str) -> bool:
@@ -237,6 +293,11 @@ class Trainer:
             return  # gradients outside of a step are the script's own affair
         self.transaction.require_open("backward()")
         body = self._running()
+        if body.reduced:
+            raise UsageError(
+                "backward() after the gradients were summed (by optimizer.step() or scaler.unscale_()): a "
+                f"body holds one optimizer step. {DECLARE}"
+            )
         micro = body.deal.batch.micro
         try:
             micro.contribute()
@@ -255,15 +316,91 @@ class Trainer:
         if body.gradients == (len(self._gradients.parameters) + 1) // 2:
             faults.reach("backward", body.deal.number)
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_gradient(self, gradient: torch.Tensor) -> None:
+        """Several steps in a body: the first gradient of the next backward is about to be accumulated."""
+        if self._body is not None and self._body.reduced and self.transaction.phase is Phase.OPEN:
+            if self._exact is not None:
+                raise UsageError(
+                    "exact mode takes one backward of each sample and optimizer steps after it: a second "
+                    "backward() in the same body needs strategy.allReduce.exact: false"
+                )
+            self._gradients.set_aside()
+            self.buckets.begin(self._reduction.start_sum)
+            self._body.round += 1
+            self._body.reduced = False
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         self.transaction.require_open("optimizer.step()")
         body = self._running()
-        if kwargs.get("closure") is not None or any(callable(item) for item in args[1:]):
+        closure = closure_of(args, kwargs)
+        if not self._several:
+            if closure is not None:
+                raise UsageError(f"optimizer.step(closure) has to be declared. {DECLARE}")
+            self._complete(body)
+            self._cross(body)
+            if self.servers is None:
+                self._gradients.clip(None, scale_of(optimizer))
+            return None
+        self._depth += 1
+        if self._depth > 1:  # an optimizer that uses another one
+            self._undo.keep(optimizer)
+            return None
+        if not body.reduced and (closure is None or any(self.buckets.used)):
+            self._complete(body)
+        self._undo.keep(optimizer)
+        body.steps += 1
+        if body.reduced:
+            self._gradients.clip(parameters_of(optimizer), scale_of(optimizer))
+        if closure is None:
+            return None
+        return with_closure(args, kwargs, partial(self._evaluate, optimizer, closure))
+
+    def _evaluate(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Any:
+        """The closure's loss, as the mean over all members, with the sums of its gradients in place."""
+        if self._exact is not None:
             raise UsageError(
-                "optimizer.step(closure) is not supported: call backward() in the body, then optimizer.step()"
+                "exact mode takes no optimizer.step(closure): set strategy.allReduce.exact to false"
             )
-        deal = body.deal
-        micro = deal.batch.micro
+        body = self._running()
+        loss = closure()
+        if not body.reduced:
+            self._complete(body)
+            self._gradients.clip(parameters_of(optimizer))
+        if loss is None:
+            return None
+        if not isinstance(loss, torch.Tensor):
+            return self._reduction.mean(float(loss), body)
+        mean = self._reduction.mean(float(loss.detach()), body)
+        return torch.full_like(loss.detach(), mean)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._several:
+            self._depth -= 1
+        else:
+            self.transaction.finish_stepping()
+        faults.reach("stepped", self._running().deal.number)
+        if self._values_are_read:
+            self.settle(None)
+
+    def _before_unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        self.transaction.require_open("scaler.unscale_()")
+        body = self._running()
+        if not body.reduced:
+            self._complete(body)
+
+    def _after_skip(self, optimizer: torch.optim.Optimizer) -> None:
+        """A GradScaler has left the optimizer's step out, here and at all other members."""
+        body = self._running()
+        body.steps += 1
+        if not self._several:
+            self._cross(body)
+            self.transaction.finish_stepping()
+
+    def _complete(self, body: Body) -> None:
+        """Wait for the sums of what the body has put in, and make them the gradients."""
+        if body.reduced:
+            return
+        deal, micro = body.deal, body.deal.batch.micro
         if micro.remaining_samples or (deal.batch.standin and not any(self.buckets.used)):
             raise UsageError(
                 f"optimizer.step() before backward() of all samples of the batch ({micro.remaining_samples} "
@@ -276,23 +413,22 @@ class Trainer:
         if not deal.last:
             self._end_gradients()
         reduced = self._reduction.complete(body, parts)
-        self.transaction.start_stepping()
-        faults.reach("stepping", deal.number)
         self._buffers.write(list(reduced.combined), reduced.combined)
-        body.result = reduced.result
-        if self._exact is not None:
-            self._exact.commit(deal.number)
         if self.servers is None:
             self._gradients.place(reduced.result.used, reduced.correction)
-            self._gradients.clip(reduced.result.used)
-        else:
-            self._commit_on(self.servers, reduced)
+        self._reduced = reduced
+        body.reduced = True
+        if self._several:
+            micro.begin_round()
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.transaction.finish_stepping()
-        faults.reach("stepped", self._running().deal.number)
-        if self._values_are_read:
-            self.settle(None)
+    def _cross(self, body: Body) -> None:
+        """From here on the step cannot be dropped. Raise Dropped if it has been."""
+        self.transaction.start_stepping()
+        faults.reach("stepping", body.deal.number)
+        if self._exact is not None:
+            self._exact.commit(body.deal.number)
+        if self.servers is not None and self._reduced is not None:
+            self._commit_on(self.servers, self._reduced)
 
     def _commit_on(self, servers: ServerExchange, reduced: Reduced) -> None:
         """The servers make the step; the script's optimizer finds no gradients."""

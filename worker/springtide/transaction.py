@@ -98,7 +98,8 @@ class Transaction:
             )
         raise UsageError(
             f"{call} after optimizer.step() in the same body: a body holds one optimizer step; use "
-            "batch.split() for micro-batches, and one `with springtide.step():` per batch"
+            "batch.split() for micro-batches, and one `with springtide.step():` per batch. Several steps are "
+            "declared as lists: distribute([model, ...], [optimizer, ...])"
         )
 
     def start_stepping(self) -> None:

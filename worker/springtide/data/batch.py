@@ -135,8 +135,14 @@ class Micro:
     def go_to(self, index: int) -> None:
         self._index, self._weight = index, None
 
-    def end_split(self) -> None:
-        self._finished = True
+    def end_split(self, parts: list[Part]) -> None:
+        if self._parts is parts:
+            self._finished = True
+
+    def begin_round(self) -> None:
+        """The gradients so far are in a sum that is complete; all samples go in once more, if any do."""
+        self._parts, self._index, self._finished = [Part(0, self.part_samples)], 0, False
+        self._weight, self._contributed = None, {}
 
 
 class Batch:
@@ -217,7 +223,7 @@ class Batch:
             self.micro.go_to(index)
             ids = self.ids[part.start : part.start + part.size]
             yield Batch(self.micro, ids, self._fetch, standin_ids=self._standin_ids, piece=index)
-        self.micro.end_split()
+        self.micro.end_split(parts)
 
     def weight(self, n: float | torch.Tensor) -> None:
         """Say, before backward(), that the loss is a mean over n items (such as tokens), not samples.

@@ -1,0 +1,128 @@
+"""Several workers as threads of the test's own process, with real groups and without a coordinator.
+
+Each rank has a runtime of its own: what a script says through `springtide.` it says here through a `Rank`.
+Bodies must draw no random numbers: the process has one generator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from worker_groups import form_groups, together
+
+from springtide.data.loop import plan_loop
+from springtide.declared import declare
+from springtide.environment import Settings
+from springtide.exchange.groups import Group
+from springtide.loop import deal_batches
+from springtide.runtime import Runtime
+from springtide.training import Trainer
+
+_seeding = threading.Lock()
+
+
+@contextlib.contextmanager
+def seeded(number: int) -> Iterator[None]:
+    """Random numbers that belong to the caller, whatever other ranks draw."""
+    with _seeding:
+        torch.manual_seed(number)
+        yield
+
+
+class Rank:
+    """One worker: rank, and the library's calls."""
+
+    def __init__(self, group: Group, settings: Mapping[str, Any], ready: threading.Barrier) -> None:
+        self.rank = group.rank
+        self._ready = ready
+        self.runtime = Runtime(Settings(**settings))
+        self.runtime.group = group
+
+    @property
+    def trainer(self) -> Trainer:
+        assert self.runtime.trainer is not None
+        return self.runtime.trainer
+
+    @property
+    def step_number(self) -> int:
+        """Of the step that the running body would commit, from 1."""
+        return self.runtime.position.cursor.step + 1
+
+    def distribute(
+        self, model: Any, optimizer: Any, *, clip_norm: float | None = None, **tracked: Any
+    ) -> None:
+        settings = self.runtime.settings
+        exact = bool(settings.logical_workers)
+        declared = declare(model, optimizer, clip_norm, tracked, in_job=True, exact=exact)
+        self.runtime.trainer = Trainer(
+            declared.models,
+            declared.optimizers,
+            tracked,
+            several=declared.several,
+            clip_norm=clip_norm,
+            bucket_bytes=2048,
+            logical_workers=settings.logical_workers,
+        )
+        # Bodies seed the process's generator: models have to be made before.
+        self._ready.wait(30)
+
+    def batches(self, dataset: Any, **arguments: Any) -> Iterator[Any]:
+        return deal_batches(self.runtime, plan_loop(dataset, **arguments))
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        self.runtime.enter_body()
+        try:
+            yield
+        except BaseException as error:
+            if not self.runtime.leave_body(error):
+                raise
+            self._settle()
+        else:
+            self.runtime.leave_body(None)
+
+    def report(self, **values: Any) -> None:
+        self.runtime.report(values)
+
+    def drop(self, reason: str = "the test says so") -> None:
+        """Drop the running body; all ranks have to do so at the same place of it."""
+        self.trainer.drop(reason)
+
+    def _settle(self) -> None:
+        """A dropped body is followed by another group, which has waited for the old one's sums; here not."""
+        if self.trainer.failure is not None:
+            raise RuntimeError(f"rank {self.rank}: {self.trainer.failure.detail}")
+        deadline = time.monotonic() + 30
+        while not all(work.is_completed() for work in self.runtime.group._works):
+            assert time.monotonic() < deadline, "the sums of a dropped body did not end in 30 s"
+            time.sleep(0.001)
+
+
+def on_ranks(size: int, script: Callable[[Rank], Any], **settings: Any) -> list[Any]:
+    """Run the script on `size` ranks at once; return its results by rank, or raise the first exception."""
+    ready = threading.Barrier(size)
+    ranks = [Rank(group, settings, ready) for group in form_groups(size)]
+
+    def run(rank: Rank) -> Any:
+        try:
+            return script(rank)
+        except BaseException as error:
+            failures.append(error)
+            # So that nobody waits for it.
+            ready.abort()
+            rank.runtime.group.shut()
+            raise
+
+    failures: list[BaseException] = []
+    try:
+        return together([lambda rank=rank: run(rank) for rank in ranks])
+    except BaseException:
+        raise failures[0] from None
+    finally:
+        for rank in ranks:
+            rank.runtime.close()

@@ -1,0 +1,144 @@
+"""What a script gives to `distribute()`, checked; an error says what to do about what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from springtide.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """several: a body may make more than one optimizer step, or step(closure)."""
+
+    models: list[torch.nn.Module]
+    optimizers: list[torch.optim.Optimizer]
+    several: bool
+
+
+def declare(
+    model: Any,
+    optimizer: Any,
+    clip_norm: Any,
+    tracked: Mapping[str, Any],
+    *,
+    in_job: bool,
+    exact: bool,
+    on_servers: bool = False,
+) -> Declared:
+    """Check the arguments of `distribute()`; models and optimizers may be one or a list.
+
+    in_job: there are other workers. exact: sums are to be exact. on_servers: parameters lie on servers.
+    Raise UsageError.
+    """
+    models = list(model) if isinstance(model, list | tuple) else [model]
+    optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    _check_models(models)
+    _check_optimizers(optimizers, models)
+    _check_tracked(tracked, clip_norm)
+    _check_parameters(_named(models), in_job=in_job, exact=exact)
+    several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
+    if on_servers:
+        _check_on_servers(models, several, tracked)
+    return Declared(models, optimizers, several)
+
+
+def _named(models: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
+    return dict((models[0] if len(models) == 1 else torch.nn.ModuleList(models)).named_parameters())
+
+
+def _check_models(models: Sequence[Any]) -> None:
+    if not models:
+        raise UsageError("distribute(): the list of models is empty")
+    for model in models:
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(
+                f"distribute(): model must be a torch.nn.Module or a list of them, got {type(model).__name__}"
+            )
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise UsageError(
+                "distribute(): give the model itself, not DistributedDataParallel(model): springtide reduces "
+                "gradients"
+            )
+
+
+def _check_optimizers(optimizers: Sequence[Any], models: Sequence[torch.nn.Module]) -> None:
+    if not optimizers:
+        raise UsageError("distribute(): the list of optimizers is empty")
+    known = {id(parameter) for model in models for parameter in model.parameters()}
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                "distribute(): optimizer must be a torch.optim.Optimizer or a list of them, got "
+                f"{type(optimizer).__name__}"
+            )
+        for group in optimizer.param_groups:
+            if any(id(parameter) not in known for parameter in group["params"]):
+                raise UsageError(
+                    "distribute(): an optimizer holds a parameter that is not in the model, so its gradient "
+                    "would not be reduced; make it a parameter of the model, or give all models as a list"
+                )
+
+
+def _check_tracked(tracked: Mapping[str, Any], clip_norm: Any) -> None:
+    if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
+        raise UsageError(f"distribute(): clip_norm must be a positive number, got {clip_norm!r}")
+    for name, item in tracked.items():
+        if isinstance(item, torch.optim.Optimizer):
+            raise UsageError(
+                f"distribute(): {name} is another optimizer: give all of them as a list, "
+                "distribute(model, [optimizer, ...])"
+            )
+        if not (
+            callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None))
+        ):
+            raise UsageError(
+                f"distribute(): {name} has no state_dict() and load_state_dict(), so it cannot be put back "
+                "or transferred"
+            )
+
+
+def _check_parameters(parameters: Mapping[str, torch.nn.Parameter], *, in_job: bool, exact: bool) -> None:
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise UsageError("distribute(): no parameter of the model requires a gradient")
+    for name, parameter in parameters.items():
+        if type(parameter.data) is not torch.Tensor or parameter.layout != torch.strided:
+            raise UsageError(
+                f"distribute(): parameter {name} is a {type(parameter).__name__}, not a plain dense tensor"
+            )
+    devices = {parameter.device: name for name, parameter in parameters.items()}
+    if exact and {device.type for device in devices} - {"cpu"}:
+        raise UsageError(
+            "distribute(): exact mode sums on the CPU so far: leave the model there, or set "
+            "strategy.allReduce.exact to false"
+        )
+    if in_job and (len(devices) > 1 or {device.type for device in devices} - {"cpu", "cuda"}):
+        places = ", ".join(f"{name} is on {device}" for device, name in devices.items())
+        raise UsageError(
+            f"distribute(): {places}: a model lies on one device, the CPU or a GPU, and each worker has one; "
+            "ask for one GPU for each worker"
+        )
+
+
+def _check_on_servers(models: Sequence[torch.nn.Module], several: bool, tracked: Mapping[str, Any]) -> None:
+    if several or len(models) > 1:
+        raise UsageError(
+            "distribute(): strategy.type ParameterServer takes one model and one optimizer, which makes one "
+            "step per body, so far: give them without lists, or use strategy.type AllReduce"
+        )
+    for name, item in tracked.items():
+        if isinstance(item, torch.amp.GradScaler):
+            raise UsageError(
+                f"distribute(): {name} is a GradScaler, which strategy.type ParameterServer does not take so "
+                "far: train in float32 or bfloat16, or use strategy.type AllReduce"
+            )
+    for name, parameter in models[0].named_parameters():
+        if parameter.device.type != "cpu":
+            raise UsageError(
+                f"distribute(): parameter {name} is on {parameter.device}: strategy.type ParameterServer "
+                "trains on the CPU so far; use strategy.type AllReduce for GPUs"
+            )

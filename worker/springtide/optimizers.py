@@ -1,0 +1,36 @@
+"""What the step needs to know of an optimizer and of the arguments of its step()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """All parameters, in the order of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def scale_of(optimizer: torch.optim.Optimizer) -> float:
+    """With what the gradients are still multiplied: a fused optimizer takes a GradScaler's scale itself."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else float(scale)
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """The closure among the arguments of a step; args[0] is the optimizer."""
+    if kwargs.get("closure") is not None:
+        closure: Callable[[], Any] = kwargs["closure"]
+        return closure
+    return args[1] if len(args) > 1 and callable(args[1]) else None
+
+
+def with_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], closure: Callable[[], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with another closure in its place."""
+    if kwargs.get("closure") is not None:
+        return args, {**kwargs, "closure": closure}
+    return (*args[:1], closure, *args[2:]), kwargs

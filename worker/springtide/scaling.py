@@ -1,0 +1,123 @@
+"""GradScaler as a part of the step: it sees gradients only when they are complete, and a dropped body leaves
+no trace in it.
+
+`unscale_` and `step` look for infinities in the gradients that are there. These have to be the averages of
+all members: then all members find the same, and a step is skipped by all of them or by none.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.amp import GradScaler
+from torch.amp.grad_scaler import _refresh_per_optimizer_state
+
+_ATTRIBUTES = ("grad_scale", "found_inf")
+
+Watcher = Callable[[GradScaler, torch.optim.Optimizer], None]
+_watchers: list[Watcher] = []
+
+
+def watch(watcher: Watcher) -> Callable[[], None]:
+    """Call the watcher before any scaler of this process looks at an optimizer's gradients; return how to
+    stop that.
+
+    The library has to know of scalers that it was not given: they write gradients without moving their
+    version.
+    """
+    _watchers.append(watcher)
+    if GradScaler._unscale_grads_ is not _watched:
+        GradScaler._unscale_grads_ = _watched  # type: ignore[method-assign,assignment]
+    return lambda: _watchers.remove(watcher)
+
+
+_unscale = GradScaler._unscale_grads_
+
+
+def _watched(scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    for watcher in list(_watchers):
+        watcher(scaler, optimizer)
+    return _unscale(scaler, optimizer, *args, **kwargs)
+
+
+class Scaling:
+    """Hooks into one scaler's calls for our optimizers.
+
+    reduce: called before gradients are looked at. skipped: called when the optimizer's step has been left
+    out.
+    """
+
+    def __init__(
+        self,
+        scaler: GradScaler,
+        optimizers: Sequence[torch.optim.Optimizer],
+        reduce: Callable[[torch.optim.Optimizer], None],
+        skipped: Callable[[torch.optim.Optimizer], None],
+    ) -> None:
+        ours = {id(optimizer) for optimizer in optimizers}
+        self._found: list[torch.Tensor] = []
+        unscale, maybe_step = scaler._unscale_grads_, scaler._maybe_opt_step
+
+        def unscale_complete(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if id(optimizer) in ours:
+                reduce(optimizer)
+            found = unscale(optimizer, *args, **kwargs)
+            self._found.extend(found.values())
+            return found
+
+        def step_or_skip(
+            optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+        ) -> Any:
+            result = maybe_step(optimizer, optimizer_state, *args, **kwargs)
+            if id(optimizer) in ours and _any(optimizer_state["found_inf_per_device"].values()):
+                skipped(optimizer)
+            return result
+
+        scaler._unscale_grads_ = unscale_complete  # type: ignore[method-assign]
+        scaler._maybe_opt_step = step_or_skip  # type: ignore[method-assign]
+
+    def begin(self) -> None:
+        """A body begins."""
+        self._found = []
+
+    def found(self) -> bool:
+        """Whether a gradient was not finite in this body."""
+        return _any(self._found)
+
+
+class ScalerState:
+    """What a body moves in a scaler: scale and growth, and at which stage it is with each optimizer.
+
+    Not by state_dict(), which would wait for the device.
+    """
+
+    def __init__(self, scaler: GradScaler) -> None:
+        self._scaler = scaler
+        self._scale: torch.Tensor | None = None
+        self._growth: torch.Tensor | None = None
+
+    def remember(self) -> None:
+        if not self._scaler.is_enabled():
+            return
+        scale, growth = self._scaler._scale, self._scaler._growth_tracker
+        self._scale = None if scale is None else scale.clone()
+        self._growth = None if growth is None else growth.clone()
+
+    def put_back(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        if not self._scaler.is_enabled():
+            return
+        # As update() does: clones, so that the remembered ones stay what they are.
+        self._scaler._scale = None if self._scale is None else self._scale.clone()
+        self._scaler._growth_tracker = None if self._growth is None else self._growth.clone()
+        self._scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+        for optimizer in optimizers:
+            # A body that was left inside of scaler.step() has not taken them away.
+            for name in _ATTRIBUTES:
+                vars(optimizer).pop(name, None)
+
+
+def _any(found: Any) -> bool:
+    return any(bool(value.item()) for value in found)
