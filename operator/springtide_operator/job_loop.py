@@ -34,6 +34,8 @@ log = logging.getLogger("springtide.operator")
 
 FIRST_RETRY = 0.2
 SOON = 10.0  # what is to be looked at again within it keeps a job from being calm
+# Reasons of Degraded that only an event changes: the job may be calm.
+LASTING = (reasons.QUEUE_LIMITS_SIZE, reasons.QUEUE_UNAVAILABLE, reasons.GANG_UNAVAILABLE)
 SETTLE = 0.005  # events of one cause come in bunches
 
 
@@ -48,20 +50,24 @@ def calm(old: dict[str, Any], decided: Plan, now: float) -> bool:
     anything to look at again soon.
     """
     new = decided.status
-    settled = new.get("state") in (
-        reasons.STATE_RUNNING,
-        reasons.STATE_SUSPENDED,
-        reasons.STATE_QUEUED,
-        reasons.STATE_SUCCEEDED,
-        reasons.STATE_FAILED,
+    training, rescaling, halted, degraded, *ended = (
+        conditions.is_true(new, kind)
+        for kind in (
+            reasons.RUNNING,
+            reasons.RESCALING,
+            reasons.SUSPENDED,
+            reasons.DEGRADED,
+            reasons.SUCCEEDED,
+            reasons.FAILED,
+        )
     )
-    degraded = conditions.is_true(new, reasons.DEGRADED)
+    settled = halted or any(ended) or (training and not rescaling)
     return (
         settled
         and not decided.actions
         and not decided.events
         and (decided.wake_at is None or decided.wake_at - now > SOON)
-        and (not degraded or new.get("state") in (reasons.STATE_SUSPENDED, reasons.STATE_QUEUED))
+        and (not degraded or halted or conditions.reason_of(new, reasons.DEGRADED) in LASTING)
         and progress.same_but_progress(old, new)
     )
 

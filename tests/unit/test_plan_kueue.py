@@ -11,6 +11,7 @@ from kueue_worlds import FLAVOR, admit, evict, queued_world, running_world, wait
 from operator_world import World, finished_message
 
 from springtide_operator.api import names
+from springtide_operator.job_loop import calm
 from springtide_operator.manifests.errors import TemplateError
 from springtide_operator.manifests.kueue import place, released, workload_version
 from springtide_operator.manifests.worker import worker_pod
@@ -139,6 +140,7 @@ def test_fewer_workers_may_be_admitted_and_all_hear_of_it() -> None:
     degraded = condition(world, "Degraded")
     assert degraded["reason"] == "QueueLimitsSize"
     assert "3 of 4 workers" in degraded["message"]
+    assert calm(world.status, world.plan(), world.now)  # only an event changes that
     world.scale(6)  # more than was admitted
     world.settle()
     assert len(world.workers()) == 3
