@@ -154,7 +154,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "servers", "checkpoints")
+    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     NEWEST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +165,7 @@ class Hello(_message.Message):
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     ENDED_STAGE_FIELD_NUMBER: _ClassVar[int]
+    OPAQUE_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
@@ -177,9 +178,10 @@ class Hello(_message.Message):
     layout_hash: str
     leaving: bool
     ended_stage: int
+    opaque: bool
     servers: _containers.RepeatedCompositeFieldContainer[Server]
     checkpoints: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: _Optional[bool] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., opaque: _Optional[bool] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: _Optional[bool] = ...) -> None: ...
 
 class Parked(_message.Message):
     __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step")
@@ -690,7 +692,7 @@ class Recovery(_message.Message):
     def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., cause: _Optional[str] = ..., seconds: _Optional[float] = ..., at_unix: _Optional[float] = ...) -> None: ...
 
 class SyncReply(_message.Message):
-    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "stall", "rates", "lost_seconds", "slow", "servers", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "all_saved")
+    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "stall", "rates", "lost_seconds", "slow", "servers", "opaque", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "all_saved")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -730,6 +732,7 @@ class SyncReply(_message.Message):
     LOST_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SLOW_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
+    OPAQUE_FIELD_NUMBER: _ClassVar[int]
     SERVERS_SETTLED_FIELD_NUMBER: _ClassVar[int]
     PUT_AWAY_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -761,10 +764,11 @@ class SyncReply(_message.Message):
     lost_seconds: _containers.ScalarMap[str, float]
     slow: Slow
     servers: _containers.RepeatedCompositeFieldContainer[ServerStatus]
+    opaque: bool
     servers_settled: bool
     put_away: bool
     checkpoint: Checkpoint
     checkpoint_error: str
     restored: Restored
     all_saved: bool
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., servers_settled: _Optional[bool] = ..., put_away: _Optional[bool] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., all_saved: _Optional[bool] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., opaque: _Optional[bool] = ..., servers_settled: _Optional[bool] = ..., put_away: _Optional[bool] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., all_saved: _Optional[bool] = ...) -> None: ...

@@ -40,6 +40,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         last_commit_unix=history.last_commit_unix,
         silent=[uid for uid, _ in silent_pods(m)],
         lost_seconds=history.lost_seconds,
+        opaque=any(record.opaque for record in m.members.values() if m.in_current(record.info.id)),
     )
     for record in sorted(m.members.values(), key=lambda record: record.info.rank_key):
         if not record.connected and not m.in_current(record.info.id):

@@ -78,11 +78,13 @@ class Motion:
             del self.activities[member]
 
     def stall(self, m: Membership, known: StateName | None, limit: float, now: float) -> Stall | None:
-        """None while it moves, or has not stood still for `limit` seconds (0: never)."""
+        """None while it moves, or has not stood still for `limit` seconds (0: never), or cannot be told."""
         current = m.current
         if limit <= 0 or self.moved_at is None or now - self.moved_at < limit or current is None:
             return None
         records = [m.members[member] for member in current.ids if member in m.members]
+        if any(record.opaque for record in records):
+            return None  # scripts that commit no steps of ours
         ending = any(record.standing is Standing.ENDED for record in records)
         step = 0 if ending else _awaited(current, known)
         late = []

@@ -101,6 +101,7 @@ def to_hello(hello: pb.Hello) -> say.Hello:
         leaving=hello.leaving,
         ended_stage=hello.ended_stage,
         servers=tuple(to_server(server) for server in hello.servers),
+        opaque=hello.opaque,
     )
 
 

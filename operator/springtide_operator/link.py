@@ -201,6 +201,7 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
             RateReport(rate.workers, rate.samples_per_second, rate.seconds, rate.steps)
             for rate in reply.rates
         ),
+        opaque=reply.opaque,
     )
 
 

@@ -52,7 +52,7 @@ def script(name: str, code: str) -> Object:
 def job(name: str, image: str, workers: int = 1, epochs: int = 25, **spec: Any) -> Object:
     """A TrainingJob that runs `train.py` of the ConfigMap of its name; an epoch is four steps, 10 ms each.
 
-    Keywords: `command`, `minimum`, `maximum`; all others are fields of the spec.
+    Keywords: `command`, `minimum`, `maximum`, `processes` (of each pod); all others are fields of the spec.
     """
     container = {
         "name": "worker",
@@ -68,6 +68,7 @@ def job(name: str, image: str, workers: int = 1, epochs: int = 25, **spec: Any) 
         "replicas": workers,
         "minReplicas": spec.pop("minimum", 1),
         "maxReplicas": spec.pop("maximum", 4),
+        "processesPerPod": spec.pop("processes", 1),
     }
     return {
         "apiVersion": "springtide.dev/v1alpha1",

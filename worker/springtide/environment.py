@@ -87,6 +87,11 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
             )
         return value
 
+    if text("LAUNCHER") == "torchrun":
+        raise SpringtideError(
+            "this process was started by `springtide launch --torchrun-env`, which is for scripts that do not"
+            " use springtide: leave --torchrun-env out, or springtide.init()"
+        )
     coordinator = text("COORDINATOR")
     if coordinator:
         host, _, port = coordinator.rpartition(":")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from springtide.checkpoint.shares import Share
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
-from springtide.exchange.store import StreamStore
+from springtide.exchange.entries import Entries, Publish
 from springtide.names import Generation, StateName
 from springtide_coordinator import coordinator_pb2 as pb
 
@@ -35,7 +35,7 @@ class Begin:
 
     message: pb.Start
     generation: Generation
-    store: StreamStore
+    store: Entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,18 @@ class Membership:
 
     send: queues a message on the stream; what is queued while there is no stream may be lost, since Hello
     repeats what matters. on_over(reason): the current generation is over (called from the stream's thread).
-    on_boundary(): stop after the step.
+    on_boundary(): stop after the step. make_store: of a generation, through which its members meet.
     """
 
     def __init__(
-        self, settings: Settings, send: Send, on_over: Callable[[str], None], on_boundary: Callable[[], None]
+        self,
+        settings: Settings,
+        send: Send,
+        on_over: Callable[[str], None],
+        on_boundary: Callable[[], None],
+        make_store: Callable[[Publish, Sequence[str], float], Entries] = Entries,
     ) -> None:
+        self._make_store = make_store
         self._settings = settings
         self._send = send
         self._on_over = on_over
@@ -96,7 +102,7 @@ class Membership:
         self._ended: pb.Ended | None = None
         self._begin: Begin | None = None
         self._depart: Depart | None = None
-        self._store: StreamStore | None = None
+        self._store: Entries | None = None
         self._save: SaveAsked | None = None
         self._checkpoint: pb.Checkpoint | None = None
         self._early: list[pb.StoreEntry] = []
@@ -222,7 +228,7 @@ class Membership:
             self._over = ""
             owners = [member.pod_name or member.id for member in self.members]
             name = generation.to_proto()
-            self._store = StreamStore(
+            self._store = self._make_store(
                 lambda key, value: self._send(
                     pb.WorkerMessage(store_set=pb.StoreEntry(generation=name, key=key, value=value))
                 ),
@@ -370,10 +376,10 @@ class Membership:
                 )
             )
 
-    def await_end(self, stage: int) -> bool:
+    def await_end(self, stage: int, unless: Callable[[], bool] = lambda: False) -> bool:
         """Wait at the end of loop `stage` until all members stand there.
 
-        False: the generation is over instead.
+        False: the generation is over instead, or `unless` holds (asked twice a second).
         """
         with self._changed:
             if self.ended_stages > stage:
@@ -389,7 +395,7 @@ class Membership:
             )
             self._send(pb.WorkerMessage(ended=self._ended))
             self._wait_for(
-                lambda: self.ended_stages > stage or bool(self._over),
+                lambda: self.ended_stages > stage or bool(self._over) or unless(),
                 "the other members at the end of the loop",
             )
             if self.ended_stages > stage:

@@ -17,6 +17,7 @@ from springtide import faults
 from springtide.data.loop import LoopPlan
 from springtide.errors import SpringtideError
 from springtide.exchange.groups import Group, form
+from springtide.exchange.store import StreamStore
 from springtide.exchange.transfer import receive_state, send_state
 from springtide.membership import Begin, Depart, Membership, SaveAsked
 from springtide.names import StateName
@@ -131,6 +132,7 @@ class Recovery:
         members = list(begin.message.members)
         ids = [member.id for member in members]
         rank = ids.index(membership.me.id)
+        assert isinstance(begin.store, StreamStore)
         began = time.monotonic()
         group = form(
             begin.store,
@@ -193,6 +195,7 @@ class Recovery:
             message.state.step,
         )
         leader = min(rank for rank in range(group.size) if rank not in lacking)
+        assert isinstance(begin.store, StreamStore)
         servers.begin_generation(
             place,
             group,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from springtide.activity import Activity, doing, main_thread_place
 from springtide.environment import Settings
+from springtide.exchange.store import StreamStore
 from springtide.membership import Membership
 from springtide.outcome import Failed, Left, Outcome
 from springtide.records import data_message
@@ -38,7 +39,7 @@ class Session:
 
     def __init__(self, settings: Settings, runtime: Runtime) -> None:
         self._runtime = runtime
-        self.membership = Membership(settings, self.send, runtime.on_over, runtime.on_boundary)
+        self.membership = Membership(settings, self.send, runtime.on_over, runtime.on_boundary, StreamStore)
         self._client = SessionClient(
             settings.coordinator,
             settings.token,

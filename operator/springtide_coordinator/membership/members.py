@@ -33,6 +33,7 @@ class Record:
     ended_stages: int = 0  # loops it knows to be ended
     dismissed: str = ""  # Leave was said; the reason
     goodbye: str = ""  # the outcome it said Bye with
+    opaque: bool = False  # it has no state of ours that could be lost
     replaced: bool = False  # another process has its place
     voided: bool = False  # it held a state that the servers have lost: it cannot begin anew
     sent: set[Hashable] = field(default_factory=set)  # what was said once on this stream

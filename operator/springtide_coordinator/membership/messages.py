@@ -98,6 +98,7 @@ class Hello:
     leaving: bool = False
     ended_stage: int = 0
     servers: tuple[ServerInfo, ...] = ()
+    opaque: bool = False  # commits no steps and holds no state: its script keeps its own
 
 
 @dataclass(frozen=True, slots=True)

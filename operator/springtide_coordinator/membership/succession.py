@@ -82,7 +82,8 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
     if waiting is not None:
         return waiting
     assert not isinstance(servers, Status)
-    lost = m.state_existed and (chosen is None or rolls_back(m, pool))
+    opaque = all(record.opaque for record in participants)
+    lost = m.state_existed and not opaque and (chosen is None or rolls_back(m, pool))
     cause, reason = why(m, participants, chosen, lost, servers)
     return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, lost, servers)
 

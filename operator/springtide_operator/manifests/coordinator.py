@@ -100,9 +100,9 @@ def coordinator_pod(
         "SPRINGTIDE_METRICS_PORT": names.COORDINATOR_METRICS_PORT,
         "SPRINGTIDE_INCARNATION": incarnation,
         "SPRINGTIDE_STATE_DIR": STATE_DIR,
-        "SPRINGTIDE_TARGET": workers.replicas,
-        "SPRINGTIDE_MINIMUM": workers.min_replicas,
-        "SPRINGTIDE_MAXIMUM": workers.maximum,
+        "SPRINGTIDE_TARGET": workers.replicas * workers.processes_per_pod,
+        "SPRINGTIDE_MINIMUM": workers.min_replicas * workers.processes_per_pod,
+        "SPRINGTIDE_MAXIMUM": workers.maximum * workers.processes_per_pod,
     }
     probe = {"httpGet": {"path": "/healthz", "port": names.COORDINATOR_METRICS_PORT}, "timeoutSeconds": 5}
     spec |= {

@@ -202,6 +202,7 @@ class Report:
     stall: StallReport | None = None  # None: it moves
     rates: tuple[RateReport, ...] = ()
     silent: frozenset[str] = frozenset()  # pod uids that run and have not said Hello
+    opaque: bool = False  # its members run scripts that commit no steps of ours: no progress is no hang
 
     @property
     def training(self) -> bool:

@@ -38,9 +38,9 @@ def numbers(
         result["generation"] = report.generation
     if report.step is not None:
         result["step"] = max(report.step, old.get("step", 0)) if report.states_lost == 0 else report.step
-    if report.phase == "RUNNING":
+    if report.phase == "RUNNING" and not report.opaque:
         result["samplesPerSecond"] = rounded(report.samples_per_second)
-    if report.training:
+    if report.training and not report.opaque:
         result["goodput"] = f"{min(1.0, max(0.0, report.goodput)):.3f}"
     if report.data is not None:
         result["data"] = data(report.data)

@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from springtide.environment import read_settings
+from springtide.environment import Settings, read_settings
 from springtide.errors import SpringtideError, UsageError
 from springtide.launch import devices
 from springtide.launch.options import Options, parse
 from springtide.launch.pod import Pod
+from springtide.launch.solo import Solo
 
 log = logging.getLogger("springtide")
 
@@ -27,15 +28,29 @@ def main(arguments: Sequence[str]) -> int:
         settings = read_settings()
         _log_to_stderr()
         count = _count(options)
+        if options.torchrun_env and settings.alone:
+            return Solo(options, count, os.environ).run()
+        if options.torchrun_env:
+            return _crew(options, settings, count)
         if settings.alone and count > 1:
             raise UsageError(
                 f"--processes {count} outside of a job: there is no coordinator that makes"
-                " the processes one job. Apply a TrainingJob with workers.processesPerPod"
+                " the processes one job. Apply a TrainingJob with workers.processesPerPod, or say"
+                " --torchrun-env for a script that uses torch.distributed by itself"
             )
         return Pod(options, settings, count, os.environ).run()
     except SpringtideError as error:
         print(f"springtide launch: {error}", file=sys.stderr)
         return _BAD_ARGUMENTS
+
+
+def _crew(options: Options, settings: Settings, count: int) -> int:
+    environ = dict(os.environ)
+    # What is forked here becomes another program at once; read when gRPC is imported.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    from springtide.launch.crew import Crew
+
+    return Crew(options, settings, count, environ, settings.job_uid or settings.job).run()
 
 
 def _count(options: Options) -> int:

@@ -11,6 +11,8 @@ from springtide.errors import UsageError
 
 PROCESSES_VARIABLE = "SPRINGTIDE_PROCESSES"
 MOST_PROCESSES = 64
+MOST_SCRIPT_GRACE = 20.0
+"""The coordinator cuts off a member that takes 30 s to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,9 @@ class Options:
     processes: int = 0
     restarts: int = 3
     backoff: float = 1.0
-    grace: float = 60.0
+    grace: float | None = None
+    """None: as long as the way of launching has it."""
+    torchrun_env: bool = False
     numa: bool = True
     prefix: bool | None = None
     """Whether output lines carry the process's number; None: where there are several."""
@@ -58,9 +62,16 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     parser.add_argument(
         "--grace",
         type=_seconds,
-        default=60.0,
+        default=None,
         metavar="SECONDS",
-        help="for the other processes to end when the pod gives up (60)",
+        help="between SIGTERM and SIGKILL: for the other processes when the pod gives up (60), and with"
+        f" --torchrun-env for scripts whose members change (10, at most {MOST_SCRIPT_GRACE:g})",
+    )
+    parser.add_argument(
+        "--torchrun-env",
+        action="store_true",
+        help="the script knows nothing of springtide: it gets RANK, WORLD_SIZE, MASTER_ADDR ... as from"
+        " torchrun, and is started again when members come or go; without a job on this machine alone",
     )
     parser.add_argument(
         "--numa",
@@ -81,12 +92,18 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         raise UsageError(f"{found.command[0]!r} is no option: see springtide launch --help")
     if not command:
         raise UsageError("no command: say springtide launch --processes 2 -- python train.py")
+    if found.torchrun_env and found.grace is not None and found.grace > MOST_SCRIPT_GRACE:
+        raise UsageError(
+            f"--grace must be at most {MOST_SCRIPT_GRACE:g} with --torchrun-env, got {found.grace:g}:"
+            " the other members wait meanwhile"
+        )
     return Options(
         command=tuple(command),
         processes=_processes(found.processes),
         restarts=found.restarts,
         backoff=found.backoff,
         grace=found.grace,
+        torchrun_env=found.torchrun_env,
         numa=found.numa == "auto",
         prefix={"auto": None, "on": True, "off": False}[found.prefix],
     )

@@ -26,6 +26,7 @@ log = logging.getLogger("springtide")
 
 _LONGEST_WAIT = 5.0
 _CANNOT_START = 127
+_GRACE = 60.0
 
 
 def machine(count: int, numa: bool) -> tuple[int | None, Sequence[frozenset[int] | None]]:
@@ -43,9 +44,8 @@ class Pod:
 
     def __init__(self, options: Options, settings: Settings, count: int, environ: Mapping[str, str]) -> None:
         self._options, self._settings, self._environ = options, settings, dict(environ)
-        self._supervisor = Supervisor(
-            count, Policy(options.restarts, backoff=options.backoff, grace=options.grace)
-        )
+        grace = _GRACE if options.grace is None else options.grace
+        self._supervisor = Supervisor(count, Policy(options.restarts, backoff=options.backoff, grace=grace))
         self._prefixed = count > 1 if options.prefix is None else options.prefix
         self._children: dict[int, Child] = {}
         self._killed: set[int] = set()

@@ -59,11 +59,13 @@ def spawn(
     environment: Mapping[str, str],
     *,
     prefix: str = "",
+    relayed: bool = False,
     cpus: frozenset[int] | None = None,
 ) -> Child:
     """Start a process. It is killed when the calling thread ends.
 
-    prefix: before each line of its output; "": its output is not touched. cpus: that it may run on. Raise
+    prefix: before each line of its output; "": its output is not touched, unless relayed, so that its last
+    lines are known. cpus: that it may run on. Raise
     CannotStart.
     """
     parent = os.getpid()
@@ -76,7 +78,7 @@ def spawn(
         if cpus is not None:
             os.sched_setaffinity(0, cpus)
 
-    pipe = subprocess.PIPE if prefix else None
+    pipe = subprocess.PIPE if prefix or relayed else None
     try:
         popen = subprocess.Popen(
             list(command),
@@ -91,7 +93,7 @@ def spawn(
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise CannotStart(f"cannot start {command[0]!r}: {reason}") from error
     child = Child(rank, popen)
-    if prefix:
+    if pipe is not None:
         assert popen.stdout is not None
         assert popen.stderr is not None
         mark = prefix.encode()
