@@ -154,6 +154,26 @@ class Worker:
         return path.read_text() if path.exists() else ""
 
 
+@dataclasses.dataclass(slots=True)
+class ServerPod:
+    """One parameter server's process in its imagined pod."""
+
+    name: str
+    slot: int
+    uid: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    leave_by: float = 0.0
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+
 class WorkerCluster:
     """One job. sizes: (target, minimum, maximum) in pods. environment: of the workers, besides their
     own."""
@@ -186,6 +206,8 @@ class WorkerCluster:
         self.hang_seconds = 0.0
         self.hung: set[str] = set()  # uids of pods that the operator replaces since they hang
         self.workers: list[Worker] = []
+        self.servers: list[ServerPod] = []
+        self.servers_wanted = 0
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._incarnation = 0
         self._closing = threading.Event()
@@ -221,6 +243,31 @@ class WorkerCluster:
         self._coordinator.kill()
         self._coordinator.wait(10)
 
+    def add_server(self, slot: int) -> ServerPod:
+        """Start a parameter server in a new pod of that slot."""
+        number = len(self.servers)
+        name, address = f"ps-{slot}-{number}", f"{self._net}.{200 + number}"
+        env = os.environ | {
+            "PYTHONPATH": os.pathsep.join(_ROOTS),
+            "OMP_NUM_THREADS": "1",
+            "SPRINGTIDE_COORDINATOR": f"{self._net}.1:7070",
+            "SPRINGTIDE_TOKEN": _TOKEN,
+            "SPRINGTIDE_POD_NAME": name,
+            "SPRINGTIDE_POD_UID": f"uid-{name}",
+            "SPRINGTIDE_POD_IP": address,
+            "SPRINGTIDE_BIND": address,
+            "SPRINGTIDE_SLOT": str(slot),
+            "SPRINGTIDE_METRICS_PORT": "0",
+        }
+        path = self._folder / f"{name}.log"
+        with path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-W", "error", "-m", "springtide_ps"], env=env, stdout=log, stderr=log
+            )
+        server = ServerPod(name, slot, f"uid-{name}", process, path)
+        self.servers.append(server)
+        return server
+
     def add(self, fault: str = "", **options: Any) -> Worker:
         """Start a worker in a new pod; options override the script's."""
         number = len(self.workers)
@@ -254,6 +301,8 @@ class WorkerCluster:
         minimum, self._minimum = self._minimum, max(count, self._minimum)
         self.target = count
         self.start_coordinator()
+        for slot in range(self.servers_wanted):
+            self.add_server(slot)
         workers = [self.add((faults or {}).get(number, ""), **(options or {})) for number in range(count)]
         self._operator.start()
         self.until(
@@ -296,12 +345,15 @@ class WorkerCluster:
             f"--- {w.name} (code {w.code}, {len(w.commits())} commits)\n{w.log()[-3000:]}"
             for w in self.workers
         ]
+        texts += [f"--- {s.name} ({s.process.poll()})\n{s.log.read_text()[-3000:]}" for s in self.servers]
         return "\n".join(texts)
 
     def close(self) -> None:
         self._closing.set()
         for worker in self.workers:
             worker.kill()
+        for server in self.servers:
+            server.kill()
         if self._coordinator is not None:
             self.kill_coordinator()
         if self._operator.ident is not None:
@@ -334,8 +386,15 @@ class WorkerCluster:
             for w in self.workers
             if w.running and w.uid not in self.hung
         ]
+        living_servers = [
+            pb.Pod(uid=s.uid, name=s.name, slot=s.slot, started=True, leave_by=s.leave_by)
+            for s in self.servers
+            if s.running
+        ]
         each = self.processes_per_pod
         return pb.SyncRequest(
+            servers=self.servers_wanted,
+            living_servers=living_servers,
             target=self.target * each,
             minimum=self._minimum * each,
             maximum=self._maximum * each,

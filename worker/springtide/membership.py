@@ -321,6 +321,7 @@ class Membership:
         """
         with self._changed:
             suspects = [m.id for m in self.members if m.address in addresses and m.id != self.me.id]
+            suspects += [s.id for s in self.servers if s.address.rpartition(":")[0].strip("[]") in addresses]
             promise = pb.Parked(
                 reason=reason,  # type: ignore[arg-type]
                 layout_hash=self.layout_hash,

@@ -123,7 +123,9 @@ class Reduction:
         if self._servers is not None:
             # Before all gradients of all members are on the servers, nobody may learn that the step counts.
             self._wait(self._buckets.wait)
+            faults.reach("pushed", deal.number)
             norm = self._prepare(self._servers)
+            faults.reach("prepared", deal.number)
         work = self.start_sum(vector)
         self._wait(self._buckets.wait)
         self._wait(work.wait)

@@ -1,0 +1,140 @@
+"""Jobs with parameters on servers: real processes, and the numbers of an undisturbed run without servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_checks import check
+from worker_cluster import WorkerCluster, Zygote
+from worker_reference import Reference, train_alone
+
+from springtide import outcome
+
+OPTIONS: dict[str, Any] = {
+    "samples": 230,
+    "batch": 32,
+    "epochs": 7,
+    "pace": 0.015,
+    "clip_norm": 0.5,
+    "model": "norm",
+}
+STEPS = 56
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., WorkerCluster]]:
+    clusters: list[WorkerCluster] = []
+
+    def make(servers: int, replication: int = 1, **options: Any) -> WorkerCluster:
+        environment = {
+            "SPRINGTIDE_STRATEGY": "ParameterServer",
+            "SPRINGTIDE_REPLICATION": str(replication),
+            "SPRINGTIDE_BUCKET_MIB": "0.002",
+        }
+        cluster = WorkerCluster(zygote, tmp_path, OPTIONS | options, environment=environment)
+        cluster.servers_wanted = servers
+        clusters.append(cluster)
+        return cluster
+
+    yield make
+    for cluster in clusters:
+        cluster.close()
+
+
+@pytest.fixture(scope="module")
+def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
+
+
+def test_workers_are_killed_and_come_at_every_point_of_a_step(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    points = ["body", "backward", "gradients", "pushed", "prepared", "reduced", "stepping", "stepped"]
+    cluster = make_cluster(2, pace=0.03)
+    steady, victim = cluster.start(2, faults={1: f"{points[0]}:4:kill"})
+    for point in points[1:]:
+        cluster.until(lambda dying=victim: not dying.running, f"the death before {point}")
+        victim = cluster.add(fault=f"{point}:*:kill")
+    cluster.until_done()
+    assert [worker.code for worker in cluster.workers] == [0] + [-9] * len(points)
+    check(cluster, reference, [steady])
+
+
+def test_a_server_with_copies_is_killed_again_and_again(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster(2, replication=2, pace=0.03)
+    workers = cluster.start(2)
+    for slot, step in ((0, 5), (1, 20), (0, 35)):
+        cluster.until_step(step)
+        # A copy on another server is needed before the next one goes.
+        cluster.until(lambda: cluster.reply is not None and cluster.reply.servers_settled, "copies", 30)
+        next(s for s in cluster.servers if s.slot == slot and s.running).kill()
+        cluster.add_server(slot)
+    cluster.until_done()
+    check(cluster, reference, workers)
+
+
+def test_servers_come_and_go_while_training(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster(1, pace=0.03)
+    workers = cluster.start(2)
+    cluster.until_step(4)
+    for slot in (1, 2):
+        cluster.add_server(slot)
+    cluster.servers_wanted = 3
+    cluster.until(
+        lambda: cluster.reply is not None
+        and len(cluster.reply.servers) == 3
+        and cluster.reply.servers_settled,
+        "three servers",
+    )
+    cluster.until_step(20)
+    cluster.servers_wanted = 1
+    cluster.until(
+        lambda: not any(s.running for s in cluster.servers if s.slot > 0), "the end of two servers", 30
+    )
+    cluster.until_done()
+    check(cluster, reference, workers)
+
+
+def test_a_server_without_copies_takes_the_state_along(make_cluster: Callable[..., WorkerCluster]) -> None:
+    cluster = make_cluster(2)
+    workers = cluster.start(2)
+    cluster.until_step(5)
+    cluster.servers[1].kill()
+    cluster.add_server(1)
+    cluster.until_done()
+    for worker in workers:
+        end = worker.outcome()
+        assert isinstance(end, outcome.Left)
+        assert "StateLost" in end.reason
+        assert cluster.servers[1].name in end.reason
+
+
+def test_a_coordinator_is_killed(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster(2, pace=0.03)
+    workers = cluster.start(2)
+    cluster.until_step(5)
+    cluster.kill_coordinator()
+    cluster.until_step(10)
+    cluster.start_coordinator(same_pod=True)
+    cluster.until_step(14)
+    joiner = cluster.add()
+    cluster.until_done()
+    check(cluster, reference, [*workers, joiner])
