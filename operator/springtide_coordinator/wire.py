@@ -119,7 +119,12 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
                 tuple(parked.suspects),
             )
         case "formed":
-            return say.Formed(_needed(to_generation(message.formed.generation), "Formed.generation"))
+            formed = message.formed
+            return say.Formed(
+                _needed(to_generation(formed.generation), "Formed.generation"),
+                tuple(formed.needed_servers),
+                formed.servers_unsettled,
+            )
         case "progress":
             states = [state for c in message.progress.commits if (state := to_state(c.state)) is not None]
             return say.Progressed(max(states)) if states else None

@@ -17,6 +17,7 @@ from springtide_ps.metrics import ServerCollector
 from springtide_ps.server import Server
 from springtide_ps.settings import Settings, read
 from springtide_ps.store import Store
+from springtide_ps.updates import Update
 
 log = logging.getLogger("springtide.ps")
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -40,6 +41,7 @@ def main() -> int:
         tls = _tls(settings)
         if settings.threads:
             torch.set_num_threads(settings.threads)
+        _warm_up()
         server = Server(Store(settings.memory_limit), settings.token, settings.bind, settings.port, tls=tls)
         in_job = registration.read(os.environ, server.port)
     except (ValueError, OSError) as error:
@@ -66,6 +68,12 @@ def _serve_until_told(in_job: registration.Settings | None) -> tuple[str, bool]:
         return known.wait(_STOPPING)
     finally:
         known.close()
+
+
+def _warm_up() -> None:
+    """The first optimizer of a process imports much of torch: no step shall wait for that."""
+    for name in ("sgd", "adam"):
+        Update(name).bind(torch.zeros(1))(torch.zeros(1))
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

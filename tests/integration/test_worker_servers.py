@@ -19,7 +19,6 @@ OPTIONS: dict[str, Any] = {
     "epochs": 7,
     "pace": 0.015,
     "clip_norm": 0.5,
-    "model": "norm",
 }
 STEPS = 56
 
@@ -58,6 +57,14 @@ def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Refer
     return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
 
 
+def generation(cluster: WorkerCluster) -> int:
+    return 0 if cluster.reply is None else cluster.reply.generation.number
+
+
+def settled(cluster: WorkerCluster) -> bool:
+    return cluster.reply is not None and cluster.reply.servers_settled
+
+
 def test_workers_are_killed_and_come_at_every_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -80,7 +87,7 @@ def test_a_server_with_copies_is_killed_again_and_again(
     for slot, step in ((0, 5), (1, 20), (0, 35)):
         cluster.until_step(step)
         # A copy on another server is needed before the next one goes.
-        cluster.until(lambda: cluster.reply is not None and cluster.reply.servers_settled, "copies", 30)
+        cluster.until(lambda: settled(cluster), "copies")
         next(s for s in cluster.servers if s.slot == slot and s.running).kill()
         cluster.add_server(slot)
     cluster.until_done()
@@ -90,23 +97,16 @@ def test_a_server_with_copies_is_killed_again_and_again(
 def test_servers_come_and_go_while_training(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
-    cluster = make_cluster(1, pace=0.03)
+    cluster = make_cluster(1, pace=0.04)
+    spare = [cluster.add_server(slot) for slot in (1, 2)]
     workers = cluster.start(2)
-    cluster.until_step(4)
-    for slot in (1, 2):
-        cluster.add_server(slot)
-    cluster.servers_wanted = 3
-    cluster.until(
-        lambda: cluster.reply is not None
-        and len(cluster.reply.servers) == 3
-        and cluster.reply.servers_settled,
-        "three servers",
-    )
-    cluster.until_step(20)
-    cluster.servers_wanted = 1
-    cluster.until(
-        lambda: not any(s.running for s in cluster.servers if s.slot > 0), "the end of two servers", 30
-    )
+    cluster.until(lambda: all("knows this server" in s.log() for s in spare), "the spare servers")
+    for wanted in (3, 1):
+        before = generation(cluster)
+        cluster.servers_wanted = wanted
+        cluster.until(lambda old=before: generation(cluster) > old and settled(cluster), f"{wanted} servers")
+    for server in spare:
+        server.kill()
     cluster.until_done()
     check(cluster, reference, workers)
 
@@ -125,9 +125,7 @@ def test_a_server_without_copies_takes_the_state_along(make_cluster: Callable[..
         assert cluster.servers[1].name in end.reason
 
 
-def test_a_coordinator_is_killed(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference
-) -> None:
+def test_a_coordinator_is_killed(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
     cluster = make_cluster(2, pace=0.03)
     workers = cluster.start(2)
     cluster.until_step(5)

@@ -29,6 +29,7 @@ from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
 
 SCRIPT = Path(__file__).with_name("worker_script.py")
+_SERVER = Path(__file__).with_name("ps_process.py")
 _ZYGOTE = Path(__file__).with_name("worker_zygote.py")
 _TOKEN = "token-of-the-test"
 _SYNC_SECONDS = 0.1
@@ -161,17 +162,26 @@ class ServerPod:
     name: str
     slot: int
     uid: str
-    process: subprocess.Popen[bytes]
-    log: Path
+    pid: int
+    path: Path
+    zygote: Zygote
     leave_by: float = 0.0
 
     @property
+    def code(self) -> int | None:
+        return self.zygote.code(self.pid)
+
+    @property
     def running(self) -> bool:
-        return self.process.poll() is None
+        return self.code is None
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            if self.running:
+                os.kill(self.pid, signal.SIGKILL)
+
+    def log(self) -> str:
+        return self.path.read_text() if self.path.exists() else ""
 
 
 class WorkerCluster:
@@ -247,9 +257,7 @@ class WorkerCluster:
         """Start a parameter server in a new pod of that slot."""
         number = len(self.servers)
         name, address = f"ps-{slot}-{number}", f"{self._net}.{200 + number}"
-        env = os.environ | {
-            "PYTHONPATH": os.pathsep.join(_ROOTS),
-            "OMP_NUM_THREADS": "1",
+        env = {
             "SPRINGTIDE_COORDINATOR": f"{self._net}.1:7070",
             "SPRINGTIDE_TOKEN": _TOKEN,
             "SPRINGTIDE_POD_NAME": name,
@@ -260,11 +268,8 @@ class WorkerCluster:
             "SPRINGTIDE_METRICS_PORT": "0",
         }
         path = self._folder / f"{name}.log"
-        with path.open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "springtide_ps"], env=env, stdout=log, stderr=log
-            )
-        server = ServerPod(name, slot, f"uid-{name}", process, path)
+        pid = self._zygote.fork(env, [str(_SERVER)], path)
+        server = ServerPod(name, slot, f"uid-{name}", pid, path, self._zygote)
         self.servers.append(server)
         return server
 
@@ -345,7 +350,7 @@ class WorkerCluster:
             f"--- {w.name} (code {w.code}, {len(w.commits())} commits)\n{w.log()[-3000:]}"
             for w in self.workers
         ]
-        texts += [f"--- {s.name} ({s.process.poll()})\n{s.log.read_text()[-3000:]}" for s in self.servers]
+        texts += [f"--- {s.name} ({s.code})\n{s.log()[-3000:]}" for s in self.servers]
         return "\n".join(texts)
 
     def close(self) -> None:
@@ -358,7 +363,10 @@ class WorkerCluster:
             self.kill_coordinator()
         if self._operator.ident is not None:
             self._operator.join(10)
-        self.until(lambda: not any(worker.running for worker in self.workers), "the workers' end")
+        self.until(
+            lambda: not any(process.running for process in (*self.workers, *self.servers)),
+            "the processes' end",
+        )
 
     # ---- the operator's part
 

@@ -5,7 +5,8 @@ means any, and each fault happens once. ACTION: kill (SIGKILL), stop (SIGSTOP), 
 (RuntimeError), sleep=SECONDS.
 
 Points: body (a step's body begins), backward (half of the gradients are there), gradients (all are there,
-before the reductions are awaited), reduced (all reductions done, not yet stepping), stepping (before the
+before the reductions are awaited), pushed (they are on their way to the parameter servers), prepared (those
+of all members have come there), reduced (all reductions done, not yet stepping), stepping (before the
 optimizer changes parameters), stepped (after it), committed, formed (the group of a generation stands),
 transfer (before a piece of the state is sent or received), ended (at a loop's end). Of a checkpoint, with the
 step that it holds: staged (the share is copied), share (half of it is written), shared (all of it), manifest
@@ -25,6 +26,8 @@ POINTS = frozenset(
         "body",
         "backward",
         "gradients",
+        "pushed",
+        "prepared",
         "reduced",
         "stepping",
         "stepped",

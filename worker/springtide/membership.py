@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from springtide.checkpoint.shares import Share
@@ -87,6 +87,8 @@ class Membership:
         self.generation: Generation | None = None
         self.members: list[pb.Member] = []
         self.servers: list[pb.Server] = []
+        self._needed_servers: list[str] = []
+        self._unsettled = False
         self.state: StateName | None = None
         self.layout_hash = ""
         self.leaving = ""
@@ -221,7 +223,8 @@ class Membership:
                 return
             self.generation = generation
             self.members = list(message.members)
-            self.servers = list(message.servers)
+            self.servers = [*message.servers, *message.leaving_servers]
+            self._needed_servers, self._unsettled = [], False
             # From here on the process may train in the new generation: the promise is kept and over.
             self.standing = pb.ACTIVE
             self._promise = None
@@ -303,6 +306,16 @@ class Membership:
         with self._changed:
             self.state = state
 
+    def use_servers(self, staying: Collection[str], servers: Collection[str], settled: bool) -> None:
+        """The generation's chunks are on `servers`; settled: nothing is being copied. Before `formed`.
+
+        staying: those that the coordinator wants to keep.
+        """
+        with self._changed:
+            self._needed_servers = [server for server in servers if server not in staying]
+            self._unsettled = not settled
+            self.servers = [s for s in self.servers if s.id in {*staying, *servers}]
+
     def train(self) -> None:
         """The process is in a training loop of its generation again."""
         with self._changed:
@@ -373,6 +386,8 @@ class Membership:
                         transfer_seconds=transfer_seconds,
                         transfer_bytes=transfer_bytes,
                         restored=restored,
+                        needed_servers=self._needed_servers,
+                        servers_unsettled=self._unsettled,
                     )
                 )
             )

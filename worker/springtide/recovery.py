@@ -204,6 +204,9 @@ class Recovery:
             leader=0 if message.fresh else leader,
             fresh=message.fresh,
         )
+        self._membership.use_servers(
+            [server.id for server in message.servers], servers.in_use, servers.settled
+        )
 
     def _restore(self, begin: Begin, stage: int) -> pb.Restored | None:
         """Nobody holds state: go on from the newest checkpoint, if there is one. The others receive it.

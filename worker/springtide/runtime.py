@@ -280,6 +280,8 @@ class Runtime:
         if self.membership is not None:
             self.membership.hold(state)
         trainer.transaction.end()
+        if trainer.servers is not None and trainer.servers.copied():
+            trainer.want_change(True)
         self.boundary = self.boundary or body.change
         self.checkpoints.committed(result.save, self.plan.ended(cursor))
         if result.values is None and not self._warned_of_names:

@@ -32,6 +32,8 @@ class Generation:
     servers: tuple[ServerInfo, ...] = ()  # in slot order
     lost_servers: dict[str, str] = field(default_factory=dict)  # server id -> how that is known
     leaving_servers: tuple[ServerInfo, ...] = ()  # that it may ask for the state while it forms
+    needed_servers: set[str] = field(default_factory=set)  # of those: still serve, until their part is copied
+    unsettled: bool = False  # members say that chunks are still being copied between servers
 
     @property
     def adopted(self) -> bool:
@@ -45,6 +47,11 @@ class Generation:
     def complete(self) -> bool:
         """Whether all members have formed it and hold its state."""
         return self.adopted or len(self.formed) == len(self.members)
+
+    @property
+    def serving(self) -> tuple[ServerInfo, ...]:
+        """The servers that it cannot do without."""
+        return (*self.servers, *(info for info in self.leaving_servers if info.id in self.needed_servers))
 
     def close(self, reason: str, now: float) -> None:
         """Say that it is over; the first reason stays."""

@@ -71,6 +71,8 @@ def on_formed(m: Membership, record: Record, message: Formed) -> None:
     if current is None or message.generation != current.name or record.info.id not in current.ids:
         return
     current.formed.add(record.info.id)
+    current.needed_servers |= set(message.needed_servers)
+    current.unsettled = current.unsettled or message.servers_unsettled
     if current.start is not None:
         hold(m, record, current.start.state)
     m.state_existed = True

@@ -118,6 +118,8 @@ class Formed:
     """The member has the generation's group and the state that Start named."""
 
     generation: GenerationName
+    needed_servers: tuple[str, ...] = ()  # ids of leaving servers that still serve chunks
+    servers_unsettled: bool = False  # chunks are still being copied
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ def note_lost_servers(m: Membership, generation: Generation, now: float) -> list
     effects: list[Effect] = []
     if generation.complete and not generation.closing:
         m.lost_servers.clear()
-    for info in generation.servers:
+    for info in generation.serving:
         if info.id in generation.lost_servers or not (why := why_lost(m, generation, info, now)):
             continue
         generation.lost_servers[info.id] = why
@@ -139,7 +139,7 @@ def note_lost_servers(m: Membership, generation: Generation, now: float) -> list
         effects.append(MemberLost(info.id, f"parameter server {info.label}: {why}"))
     if generation.ended_stage is not None or not m.rules.server_loss_ends:
         return effects  # at the end of a loop all hold the state themselves
-    for info in generation.servers:
+    for info in generation.serving:
         if lost := generation.lost_servers.get(info.id):
             generation.close(f"parameter server {info.label} is lost: {lost}", now)
     return effects
@@ -174,7 +174,7 @@ def holders(m: Membership) -> tuple[ServerInfo, ...]:
     current = m.current
     if current is None:
         return ()
-    return current.servers if current.complete else (*current.servers, *current.leaving_servers)
+    return current.serving if current.complete else (*current.servers, *current.leaving_servers)
 
 
 def may_come_back(m: Membership, info: ServerInfo, now: float) -> bool:
@@ -221,7 +221,7 @@ def is_needed(m: Membership, server: str) -> bool:
     current = m.current
     if current is None or m.finished or all(member in current.lost for member in current.ids):
         return False
-    if any(info.id == server for info in current.servers):
+    if any(info.id == server for info in current.serving):
         return server not in current.lost_servers
     return not current.complete and any(info.id == server for info in current.leaving_servers)
 
@@ -246,8 +246,8 @@ def forget_servers(m: Membership) -> None:
 
 
 def settled(m: Membership) -> bool:
-    """Whether a generation runs with exactly the servers that are wanted."""
+    """Whether a generation runs with exactly the servers that are wanted, and nothing is being copied."""
     current = m.current
-    if current is None or current.closing or not current.complete:
+    if current is None or current.closing or not current.complete or current.unsettled:
         return False
-    return tuple(info.slot for info in current.servers) == tuple(range(m.servers_wanted))
+    return tuple(info.slot for info in current.serving) == tuple(range(m.servers_wanted))

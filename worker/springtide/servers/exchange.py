@@ -8,8 +8,8 @@ that is safe). The values come back in the order in which a forward pass needs t
 from __future__ import annotations
 
 import json
-import logging
 import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import Answer
 from springtide_ps.frames import Kind
 
-log = logging.getLogger("springtide")
+_ASK_SECONDS = 0.2
+"""How long between two questions whether copies are there."""
 
 
 class ServersLackState(Exception):
@@ -89,6 +90,9 @@ class ServerExchange:
         self._counts: dict[str, int] = {}
         self._pushed = 0
         self.settled = True
+        self._awaited: dict[str, set[str]] = {}
+        self._asked: dict[str, Future[Answer]] | None = None
+        self._ask_again = 0.0
 
     # ---- generations
 
@@ -102,6 +106,7 @@ class ServerExchange:
         """
         self._place = place
         self._fetches, self._commits = {}, []
+        self._awaited, self._asked, self._ask_again = {}, None, time.monotonic() + _ASK_SECONDS
         self.links.connect(place.servers)
         group.on_shut(lambda: self.links.over("the generation is over"))
         if not holds:
@@ -122,6 +127,9 @@ class ServerExchange:
             store.set(f"servers/{leader}", json.dumps({"lacks": str(error)}).encode())
             raise ServersLackState(str(error)) from None
         self._homes, self.settled = arrangement.homes, arrangement.settled
+        for key, others in arrangement.fills.items():
+            for other in others:
+                self._awaited.setdefault(other, set()).add(key)
         ids = list(place.servers)
         numbers = {server: number for number, server in enumerate(ids)}
         told = {
@@ -142,9 +150,7 @@ class ServerExchange:
         asked = {s: self._ask(s, Kind.INVENTORY, {}, any_size=True) for s in place.servers}
         for server, future in asked.items():
             answer = self._result(future, server, "what it holds")
-            payload = answer.payload
-            names = b"" if payload is None else payload.numpy().tobytes()
-            for key in names.decode().split("\n") if names else ():
+            for key in _names_in(answer):
                 holders.setdefault(key, []).append(server)
         if place.step == 0 and not all(holders[key] for key in sizes):
             arrangement = place_fresh(sizes, staying, self._replication)
@@ -189,6 +195,38 @@ class ServerExchange:
         ]
         for server, future in asked:
             self._result(future, server, "where copies go")
+
+    @property
+    def in_use(self) -> set[str]:
+        """The servers that this generation's chunks are on."""
+        return {server for home in self._homes.values() for server in home}
+
+    def copied(self) -> bool:
+        """Whether the copies that this member has ordered are there, so that another generation can use them.
+
+        Asks now and then, and does not wait.
+        """
+        if not self._awaited:
+            return False
+        if self._asked is None:
+            now = time.monotonic()
+            if now < self._ask_again:
+                return False
+            self._ask_again = now + _ASK_SECONDS
+            try:
+                self._asked = {
+                    server: self._ask(server, Kind.INVENTORY, {}, any_size=True) for server in self._awaited
+                }
+            except ServerError:
+                return False
+        if not all(future.done() for future in self._asked.values()):
+            return False
+        asked, self._asked = self._asked, None
+        for server, future in asked.items():
+            if future.exception() is None:
+                self._awaited[server] -= _names_in(future.result())
+        self._awaited = {server: keys for server, keys in self._awaited.items() if keys}
+        return not self._awaited
 
     def resolve(self) -> None:
         """All members hold the state: let the servers make what is open of it, and fetch what is not here."""
@@ -364,6 +402,11 @@ def _flatten(parameters: list[torch.nn.Parameter], layout: Layout) -> list[torch
             view.copy_(parameter)
             parameter.data = view
     return flats
+
+
+def _names_in(answer: Answer) -> set[str]:
+    names = b"" if answer.payload is None else answer.payload.numpy().tobytes()
+    return set(names.decode().split("\n")) if names else set()
 
 
 def _cut(order: Mapping[str, Any], most: int = 500) -> list[dict[str, Any]]:
