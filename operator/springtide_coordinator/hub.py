@@ -30,6 +30,7 @@ from .reply import sync_reply
 from .settings import Options
 from .slowness import Slow, Slowness
 from .stall import Motion
+from .storage import Storage
 from .streams import Stream
 
 log = logging.getLogger("springtide.coordinator")
@@ -71,6 +72,7 @@ class Hub:
         self.rates = Rates()
         self.hang_seconds = 0.0  # the operator's limit; 0: not told
         self.rendezvous = Rendezvous()
+        self.storage = Storage()
         self.data = pb.Data()
         self.values: dict[str, float] = {}
         self.streams: dict[int, WorkerStream] = {}
@@ -124,6 +126,10 @@ class Hub:
                 case "activity":
                     if stream.member in self.membership.members:
                         self.motion.heard(stream.member, message.activity, self.clock())
+                case "checkpoint":
+                    self.storage.heard(stream.member, message.checkpoint)
+                case "formed":
+                    self.storage.formed(message.formed)
                 case "values":
                     self.values.update(message.values.values)
                 case "hello":

@@ -8,6 +8,7 @@ from . import coordinator_pb2 as pb
 from . import stall, wire
 from .membership import Phase, describe, serving
 from .membership.liveness import silent_pods
+from .membership.saving import put_away
 
 if TYPE_CHECKING:
     from .hub import Hub
@@ -19,6 +20,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
     phase, status = describe(m, now)
     current = m.current
     rank_zero = current.members[0].id if current is not None else ""
+    away = put_away(m)
     known = history.known or (m.known if not history.commits else None)
     reply = pb.SyncReply(
         incarnation=wire.from_incarnation(m.incarnation),
@@ -41,6 +43,11 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         silent=[uid for uid, _ in silent_pods(m)],
         lost_seconds=history.lost_seconds,
         opaque=any(record.opaque for record in m.members.values() if m.in_current(record.info.id)),
+        checkpoint=hub.storage.newest,
+        checkpoint_error=hub.storage.error,
+        restored=hub.storage.restored,
+        put_away=away.done,
+        all_saved=away.all_saved,
     )
     for record in sorted(m.members.values(), key=lambda record: record.info.rank_key):
         if not record.connected and not m.in_current(record.info.id):

@@ -102,6 +102,7 @@ def to_hello(hello: pb.Hello) -> say.Hello:
         ended_stage=hello.ended_stage,
         servers=tuple(to_server(server) for server in hello.servers),
         opaque=hello.opaque,
+        checkpoints=hello.checkpoints,
     )
 
 
@@ -124,7 +125,14 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
                 _needed(to_generation(formed.generation), "Formed.generation"),
                 tuple(formed.needed_servers),
                 formed.servers_unsettled,
+                formed.restored.name,
             )
+        case "checkpoint":
+            told = message.checkpoint
+            saved = to_state(told.state)
+            if saved is None:
+                raise MalformedError("Checkpoint.state is not set")
+            return say.Checkpointed(saved, told.error, max(0.0, told.seconds), told.reason)
         case "progress":
             states = [state for c in message.progress.commits if (state := to_state(c.state)) is not None]
             return say.Progressed(max(states)) if states else None
@@ -237,6 +245,11 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
         case say.Boundary():
             generation = from_generation(message.generation)
             return pb.CoordinatorMessage(boundary=pb.Boundary(generation=generation, reason=message.reason))
+        case say.Save():
+            state = from_state(message.state)
+            return pb.CoordinatorMessage(
+                save=pb.Save(state=state, writers=message.writers, attempt=message.attempt)
+            )
         case say.Leave():
             return pb.CoordinatorMessage(leave=pb.Leave(reason=message.reason))
         case say.EndOk():
@@ -269,4 +282,7 @@ def to_synced(request: pb.SyncRequest) -> Synced:
         servers=request.servers,
         living_servers=tuple(to_pod(pod) for pod in request.living_servers),
         hung=frozenset(request.hung),
+        suspend=request.suspend,
+        suspend_by=max(0.0, request.suspend_by),
+        saved=request.saved,
     )

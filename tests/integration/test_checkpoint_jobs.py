@@ -4,6 +4,7 @@ from the newest, with the numbers of an undisturbed run; whoever dies while writ
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from worker_checks import check
 from worker_cluster import Worker, WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 
+from springtide import outcome
 from springtide.checkpoint import names, restore
 from springtide.checkpoint.storage import Storage
 
@@ -139,3 +141,89 @@ def test_killed_at_every_point_of_a_checkpoint(
     cluster.until_done()
     assert went_on_from(last) == newest
     check(cluster, reference, last)
+
+
+def put_away(cluster: WorkerCluster, *workers: Worker) -> None:
+    """Suspend the job, and end its coordinator when nobody is left."""
+    cluster.suspend = True
+    cluster.until_done(*workers)
+    cluster.until(lambda: cluster.reply is not None and cluster.reply.put_away, "the job to be put away")
+
+
+def test_a_suspended_job_goes_on_where_it_was(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
+) -> None:
+    cluster = make_cluster(environment={"SPRINGTIDE_CHECKPOINT_SECONDS": "3600"})
+    first = cluster.start(3)
+    cluster.until_step(8)
+    put_away(cluster, *first)
+    last = max(commit["step"] for worker in first for commit in worker.commits())
+    reply = cluster.reply
+    assert reply is not None
+    assert reply.all_saved
+    assert reply.checkpoint.name == restore.candidates(place.storage)[0]
+    assert reply.checkpoint.state.step == last
+    for worker in first:
+        assert worker.outcome() == outcome.Left("the job is suspended")
+        assert worker.code == 0
+    cluster.kill_coordinator()
+    cluster.suspend, cluster.saved = False, reply.checkpoint.name
+    cluster.start_coordinator()
+    second = [cluster.add(), cluster.add()]
+    cluster.until_done()
+    assert went_on_from(second) == last
+    check(cluster, reference, second)
+    assert cluster.reply is not None
+    assert cluster.reply.states_lost == 0
+    assert cluster.reply.restored.name == reply.checkpoint.name
+
+
+def test_when_all_pods_are_deleted_the_state_is_saved_in_time(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
+) -> None:
+    """The coordinator outlives them: the next workers go on from what was saved at the last moment."""
+    cluster = make_cluster(environment={"SPRINGTIDE_CHECKPOINT_SECONDS": "3600"})
+    first = cluster.start(2)
+    cluster.until_step(8)
+    gone_by = time.time() + 15
+    for worker in first:
+        worker.leave_by = gone_by
+    cluster.until_done()
+    last = max(commit["step"] for worker in first for commit in worker.commits())
+    assert place.steps() == [last]
+    third = cluster.add()
+    cluster.until_done()
+    assert went_on_from([third]) == last
+    check(cluster, reference, [third])
+
+
+def test_a_place_that_is_not_there_is_told_and_training_goes_on(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    cluster = make_cluster(environment={"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "not mounted")})
+    (worker,) = cluster.start(1)
+    cluster.until(lambda: cluster.reply is not None and bool(cluster.reply.checkpoint_error), "the message")
+    assert cluster.reply is not None
+    assert "is the volume mounted?" in cluster.reply.checkpoint_error
+    cluster.until_done()
+    check(cluster, reference, [worker])
+
+
+def test_with_a_damaged_one_the_one_before_is_taken(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
+) -> None:
+    cluster = make_cluster()
+    (first,) = cluster.start(1)
+    cluster.until(lambda: len(place.steps()) > 1, "two checkpoints")
+    first.kill()
+    cluster.until_done()
+    newest, before = place.steps()[:2]
+    share = next((place.folder / restore.candidates(place.storage)[0]).glob("*.safetensors"))
+    share.write_bytes(share.read_bytes()[:-1])
+    second = cluster.add()
+    cluster.until(lambda: bool(second.commits()), "a step")
+    assert cluster.reply is not None
+    assert went_on_from([second]) == before < newest
+    cluster.until_done()
+    check(cluster, reference, [second])
+    assert "cut short" in cluster.reply.restored.skipped[0]

@@ -212,6 +212,8 @@ class WorkerCluster:
         self.target = 0
         # As the real operator: a job with a Finished worker is over, and nobody says whose pods are gone.
         self.over_when_finished = False
+        self.suspend = False
+        self.saved = ""  # name of the checkpoint that the job was put away with
         self.coordinator_of: Callable[[str, str], str] = lambda name, address: address
         self.hang_seconds = 0.0
         self.hung: set[str] = set()  # uids of pods that the operator replaces since they hang
@@ -403,7 +405,7 @@ class WorkerCluster:
         return pb.SyncRequest(
             servers=self.servers_wanted,
             living_servers=living_servers,
-            target=self.target * each,
+            target=0 if self.suspend else self.target * each,
             minimum=self._minimum * each,
             maximum=self._maximum * each,
             living=living,
@@ -411,4 +413,8 @@ class WorkerCluster:
             processes_per_pod=each,
             hang_seconds=self.hang_seconds,
             hung=sorted(self.hung),
+            suspend=self.suspend,
+            suspend_by=time.time() + 60 if self.suspend else 0.0,
+            saved=self.saved,
+            generation=1 if self.saved else 0,
         )

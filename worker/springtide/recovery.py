@@ -105,8 +105,7 @@ class Recovery:
             trainer.buckets.allocate()
         trainer.forget_failure()
         runtime.boundary, self._formation_error = False, ""
-        can_save = lambda: not runtime.checkpoints.busy  # noqa: E731
-        while isinstance(answer := membership.await_start(can_save), SaveAsked):
+        while isinstance(answer := membership.await_start(runtime.checkpoints.make_way), SaveAsked):
             log.info("saving %s before leaving", answer.state)
             runtime.save(answer.state, answer.share, "leaving")
         if at_boundary and not runtime.group.release():

@@ -8,6 +8,7 @@ from .generation import Generation
 from .leaving import is_due, may_leave
 from .members import Record
 from .messages import Boundary, Leave, ParkReason, Standing
+from .saving import saves, time_to_go
 from .serving import why_other_servers
 from .state import Membership
 
@@ -51,6 +52,8 @@ def why_leave(m: Membership, trains: list[Record], now: float) -> tuple[str, str
         return "leave", ", ".join(f"{r.info.label} leaves ({r.leave_reason})" for r in going)
     if holders == 0 and waiting:
         return "join", f"{leavers[0].info.label} leaves and hands its state over first"
+    if holders == 0 and any(saves(m, r) and time_to_go(m, r, now) for r in leavers):
+        return "leave", f"all members leave ({leavers[0].leave_reason}), and their state is saved first"
     return None
 
 
@@ -72,6 +75,7 @@ def dismiss(m: Membership, now: float) -> list[Effect]:
     """Leave: to parked processes that nobody needs, and to those whose time is over."""
     effects: list[Effect] = []
     current = m.current
+    relieved = any(not record.leaving for record in m.connected())
     for record in list(m.connected()):
         if record.dismissed and record.standing is Standing.PARKED:
             effects += once(record, "leave", Leave(record.dismissed))
@@ -80,10 +84,11 @@ def dismiss(m: Membership, now: float) -> list[Effect]:
         member = m.in_current(record.info.id)
         idle = not member or (current is not None and current.ended_stage is not None)
         running = current is not None and not current.closing and somebody_trains(m, current)
+        unneeded = record.leaving and not member and (record.state is None or running)
         reason = m.void_reason if record.voided else ""
         if m.finished and idle and record.park_reason is not ParkReason.BOUNDARY:
             reason = "the job is finished"
-        elif (record.leaving and not member and (record.state is None or running)) or is_due(m, record, now):
+        elif unneeded or is_due(m, record, now, relieved):
             reason = record.leave_reason
         if reason:
             effects += send_away(record, reason)

@@ -58,6 +58,9 @@ class Synced:
     number: int = 0  # of the newest incarnation it made; 0: not told
     trained: bool = False  # the job has had a generation, and so a state
     pause: float = 0.0  # seconds until its next word at the latest; 0: not told
+    suspend: bool = False  # all members are to leave
+    suspend_by: float = 0.0  # unix time at which they leave whatever is saved; 0: not told
+    saved: str = ""  # name of the checkpoint that the job was put away with, and that holds all there was
     servers: int = 0  # parameter servers wanted; 0: a strategy without
     living_servers: tuple[PodSeen, ...] = ()
     hung: frozenset[str] = frozenset()  # uids of pods that hang and are replaced; not among the living

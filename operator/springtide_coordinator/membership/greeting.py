@@ -11,6 +11,8 @@ from .messages import PROTOCOL_VERSION, Hello, ParkReason, Refused, Standing, We
 from .state import Membership
 from .voiding import hold
 
+SUSPENDED = "the job is suspended"
+
 
 def greet(m: Membership, session: int, hello: Hello, now: float) -> list[Effect]:
     """Let a process in on a new stream, or refuse it with the reason."""
@@ -139,6 +141,7 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
     record.layout_hash = hello.layout_hash or record.layout_hash
     record.ended_stages = hello.ended_stage
     record.opaque = hello.opaque
+    record.checkpoints = hello.checkpoints
     record.at_stage = hello.ended_stage if hello.standing is Standing.ENDED else None
     record.dismissed = record.goodbye = ""
     record.replaced = False
@@ -148,6 +151,8 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
         record.asked_to_leave(now, "it was asked to leave")
     elif hello.member.pod_uid in m.gone:  # its node came back; only a state that nobody else has is of use
         record.asked_to_leave(now, "its pod is held for gone")
+    if m.suspended:
+        record.asked_to_leave(now, SUSPENDED, m.suspend_by)
     m.state_existed = m.state_existed or hello.state is not None
     m.ended_stages = max(m.ended_stages, hello.ended_stage)
 

@@ -5,7 +5,20 @@ from __future__ import annotations
 from .events import Cut, Effect, Send
 from .greeting import layout_mismatch
 from .members import Record
-from .messages import Bye, Ended, Formed, Incoming, Leaving, Parked, ParkReason, Progressed, Standing
+from .messages import (
+    Bye,
+    Checkpointed,
+    Ended,
+    Formed,
+    Incoming,
+    Leaving,
+    Parked,
+    ParkReason,
+    Progressed,
+    Standing,
+)
+from .names import StateName
+from .saving import hear
 from .state import Membership
 from .voiding import hold, void
 
@@ -17,6 +30,8 @@ def receive(m: Membership, record: Record, message: Incoming, now: float) -> lis
             return on_parked(m, record, message, now)
         case Formed():
             on_formed(m, record, message)
+        case Checkpointed():
+            hear(m, message)
         case Progressed():
             on_progress(m, record, message)
         case Leaving():
@@ -75,7 +90,18 @@ def on_formed(m: Membership, record: Record, message: Formed) -> None:
     current.unsettled = current.unsettled or message.servers_unsettled
     if current.start is not None:
         hold(m, record, current.start.state)
+        if current.start.fresh and record.info.id == current.ids[0]:
+            on_restored(m, current.start.state, message.restored)
     m.state_existed = True
+
+
+def on_restored(m: Membership, state: StateName, name: str) -> None:
+    """A fresh start began from the checkpoint `name`, under which its state is on storage; or from none."""
+    if name:
+        m.saved = state
+    if m.resumes and m.resumes != name:
+        m.states_lost += 1  # of what the job was put away with, something could not be read
+    m.resumes = ""
 
 
 def on_progress(m: Membership, record: Record, message: Progressed) -> None:

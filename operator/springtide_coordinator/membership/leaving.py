@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .members import Record
+from .saving import leave_deadline, saves, time_to_go
 from .state import Membership
 
 
-def is_due(m: Membership, record: Record, now: float) -> bool:
-    """Whether the leaver must be let go now whatever it holds."""
+def is_due(m: Membership, record: Record, now: float, relieved: bool = False) -> bool:
+    """Whether the leaver must be let go now, whatever it holds; relieved: others wait to take that over."""
     if not record.leaving:
         return False
+    if now >= leave_deadline(m, record):
+        return True
     wanted = m.target > 0 or m.operator_heard_at is None
-    return not wanted or now >= record.leave_deadline(
-        m.settings.leave_margin, m.settings.assumed_grace_period
-    )
+    if relieved and wanted and not m.suspended:
+        return False
+    return time_to_go(m, record, now) and not saves(m, record)
 
 
 def may_leave(
@@ -31,4 +34,4 @@ def may_leave(
         return list(leavers)
     if holders > 0 and staying >= max(1, m.minimum):
         return list(leavers)
-    return [record for record in leavers if is_due(m, record, now)]
+    return [record for record in leavers if is_due(m, record, now, relieved=staying > 0)]

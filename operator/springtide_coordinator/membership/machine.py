@@ -11,10 +11,11 @@ from .boundary import ask_for_boundary, dismiss
 from .closing import close_if_over, cut_off_hung, note_losses, tell_to_park
 from .ending import end_loop, reconsider_finish
 from .events import Connected, Cut, Disconnected, Effect, Event, Received, ServerConnected, Synced, Tick
-from .greeting import greet, step_down
+from .greeting import SUSPENDED, greet, step_down
 from .inbox import receive
 from .liveness import proof_of_death
 from .messages import ServerLeaving, Standing
+from .saving import ask_to_save
 from .serving import forget_servers, greet_server, let_servers_go, mark_leaving, note_lost_servers
 from .state import Membership
 from .succession import Plan, carry_out, plan_next
@@ -81,7 +82,10 @@ def hear_operator(m: Membership, event: Synced, now: float) -> list[Effect]:
     m.operator_heard_at, m.operator_pause = now, event.pause
     m.operator_word = m.operator_word or event.observed
     m.state_existed = m.state_existed or event.trained
+    m.suspended, m.suspend_by, m.put_away_with = event.suspend, event.suspend_by, event.saved
     for record in m.members.values():
+        if event.suspend:
+            record.asked_to_leave(now, SUSPENDED, m.suspend_by)
         pod = m.living.get(record.info.pod_uid)
         if pod is not None and pod.leave_by:
             record.asked_to_leave(now, "its pod is going away", pod.leave_by)
@@ -121,6 +125,7 @@ def decide(m: Membership, now: float) -> list[Effect]:
             m.blocked = outcome
             break
         effects += carry_out(m, outcome, now)
+    effects += ask_to_save(m)
     if m.current is not None:
         effects += ask_for_boundary(m, m.current, now)
     effects += let_servers_go(m)

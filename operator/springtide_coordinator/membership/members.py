@@ -36,6 +36,7 @@ class Record:
     opaque: bool = False  # it has no state of ours that could be lost
     replaced: bool = False  # another process has its place
     voided: bool = False  # it held a state that the servers have lost: it cannot begin anew
+    checkpoints: bool = False  # it knows where to write checkpoints
     sent: set[Hashable] = field(default_factory=set)  # what was said once on this stream
 
     @property

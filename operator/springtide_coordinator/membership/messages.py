@@ -99,6 +99,7 @@ class Hello:
     ended_stage: int = 0
     servers: tuple[ServerInfo, ...] = ()
     opaque: bool = False  # commits no steps and holds no state: its script keeps its own
+    checkpoints: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +116,25 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """The member has the generation's group and the state that Start named."""
+    """The member has the generation's group and the state that Start named.
+
+    restored: name of the checkpoint that it took the state of a fresh start from.
+    """
 
     generation: GenerationName
     needed_servers: tuple[str, ...] = ()  # ids of leaving servers that still serve chunks
     servers_unsettled: bool = False  # chunks are still being copied
+    restored: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """What became of a checkpoint: whole, unless there is an error; seconds that it took."""
+
+    state: StateName
+    error: str = ""
+    seconds: float = 0.0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +188,7 @@ class ServerLeaving:
     reason: str = ""
 
 
-Incoming = Parked | Formed | Progressed | Leaving | Ended | Bye | ServerLeaving
+Incoming = Parked | Formed | Checkpointed | Progressed | Leaving | Ended | Bye | ServerLeaving
 
 
 # ---- coordinator -> worker ----
@@ -220,6 +235,15 @@ class Boundary:
 
 
 @dataclass(frozen=True, slots=True)
+class Save:
+    """Only to parked members: write the state that all writers hold; another attempt writes other files."""
+
+    state: StateName
+    writers: tuple[str, ...]
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     reason: str
 
@@ -243,4 +267,4 @@ class ServerLeave:
     reason: str
 
 
-Outgoing = Welcome | Prepare | Start | Boundary | Leave | EndOk | Refused | ServerLeave
+Outgoing = Welcome | Prepare | Start | Boundary | Save | Leave | EndOk | Refused | ServerLeave

@@ -20,6 +20,7 @@ class Settings:
     complaint: float = 0.3  # a failed reduction with all streams alive
     parking: float = 30.0  # a member told to park that does not answer is cut off
     operator_silence: float = 15.0  # after it the operator counts as unreachable
+    save_margin: float = 10.0  # beyond leave_margin, for a checkpoint; and three times what the last one took
     leave_margin: float = 5.0  # a leaver that alone holds the state goes this long before its pod is killed
     assumed_grace_period: float = 25.0  # of a leaver whose end nobody named (SIGTERM only)
     finish: float = 30.0  # the operator takes a Finished within it, or never
@@ -41,6 +42,7 @@ class Rules:
     guard_rollback: bool = True  # older state only with proof that all holders of newer state are dead
     pause_when_deaf: bool = True  # a silent loss without the operator pauses instead of shrinking
     end_together: bool = True  # EndOk only when all members ended at the same state
+    save_before_leaving: bool = True  # the last holders of the state write it to storage before they leave
     leaver_hands_over: bool = True  # a leaver goes when a member that stays holds the state
     all_servers: bool = True  # a generation begins with one connected server in each slot wanted
     server_loss_ends: bool = True  # a lost server ends the generation that it serves

@@ -25,6 +25,17 @@ class Status:
 
 
 @dataclass(slots=True)
+class Saving:
+    """A checkpoint of the state that its last holders write before they leave."""
+
+    state: StateName
+    writers: tuple[str, ...]  # member ids, in rank order
+    attempt: int = 1
+    failed: str = ""
+    given_up: bool = False
+
+
+@dataclass(slots=True)
 class Membership:
     """The coordinator's memory. Times are unix seconds, sizes are processes (0: unknown)."""
 
@@ -66,6 +77,13 @@ class Membership:
     void_found_by: GenerationName | None = None
     void_reason: str = ""
 
+    suspended: bool = False  # the operator wants all members to leave
+    suspend_by: float = 0.0  # unix time at which they leave whatever is saved; 0: not told
+    saved: StateName | None = None  # newest state that is on storage, by name or under another one
+    saving: Saving | None = None
+    save_seconds: float = 0.0  # that the last checkpoint took
+    put_away_with: str = ""  # name of the checkpoint that holds all there was, when the job was put away
+    resumes: str = ""  # the same, of the fresh start that is being made
     minimum_since: float | None = None
     complaints: ComplaintRow = field(default_factory=ComplaintRow)
     excluded: dict[str, str] = field(default_factory=dict)

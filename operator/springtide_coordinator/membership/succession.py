@@ -16,6 +16,7 @@ from .liveness import complaint_in, paused_without_operator, proof_of_death
 from .members import Record
 from .messages import ParkReason, Refused, ServerInfo, Standing
 from .names import StateName
+from .saving import before_leaving
 from .serving import choose_servers, still_holding
 from .startup import enough_to_start, may_start_fresh
 from .state import Membership, Status
@@ -60,6 +61,8 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
     pool = [record for record in m.members.values() if is_candidate(m, record)]
     chosen = choose_state(m, pool)
     staying = [record for record in pool if not record.leaving]
+    if not staying and (saving := before_leaving(m, pool, chosen, now)) is not None:
+        return saving
     holders = sum(record.state == chosen for record in staying)
     leavers = may_leave(m, [r for r in pool if r.leaving], len(staying), holders, now)
     pool = [record for record in pool if record not in leavers]
@@ -84,6 +87,8 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
     assert not isinstance(servers, Status)
     opaque = all(record.opaque for record in participants)
     lost = m.state_existed and not opaque and (chosen is None or rolls_back(m, pool))
+    if chosen is None and m.put_away_with:
+        lost = False
     cause, reason = why(m, participants, chosen, lost, servers)
     return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, lost, servers)
 
@@ -215,6 +220,8 @@ def why(
     if lost:
         what = "starts again from nothing" if chosen is None else f"goes back to {chosen}"
         return "failure", f"StateLost: every holder of newer state is gone, the job {what}"
+    if chosen is None and m.put_away_with:
+        return "start", f"the job goes on from checkpoint {m.put_away_with}"
     if current is None or chosen is None:
         return "start", f"first start with {len(participants)} processes"
     if current.closing:
@@ -250,7 +257,8 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
     start = compose(name, participants, plan.chosen, plan.reason, plan.servers, leaving, m.state_existed)
     m.current = Generation(name, start.members, made_at=now, base=start.state, start=start)
     m.current.servers, m.current.leaving_servers = start.servers, start.leaving_servers
-    m.minimum_since = None
+    m.minimum_since = m.saving = None
+    m.resumes = m.put_away_with if plan.chosen is None else ""
     m.states_lost += plan.state_lost
     for record in participants:
         record.standing, record.generation = Standing.ACTIVE, name

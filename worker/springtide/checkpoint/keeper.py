@@ -60,6 +60,11 @@ class Checkpoints:
     def busy(self) -> bool:
         return self._writer.busy
 
+    def make_way(self) -> bool:
+        """Whether another one can be begun at once: shares of others are not waited for any more."""
+        self._writer.abandon()
+        return not self._writer.busy
+
     def started(self) -> None:
         """A generation begins: the interval of the first one counts from here."""
         if self._taken is None:

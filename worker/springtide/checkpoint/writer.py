@@ -46,6 +46,10 @@ class Written:
     written: float = 0.0
 
 
+class AbandonedError(Exception):
+    """The others' shares are not waited for any more."""
+
+
 class Writer:
     """Writes staged shares one after the other in a thread of its own.
 
@@ -73,6 +77,7 @@ class Writer:
         self._staged: Staged | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._abandoned = False
 
     @property
     def busy(self) -> bool:
@@ -83,7 +88,7 @@ class Writer:
         """Write it in the thread. Only while not busy."""
         with self._changed:
             assert self._staged is None
-            self._staged = staged
+            self._staged, self._abandoned = staged, False
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="springtide-checkpoint", daemon=True)
                 self._thread.start()
@@ -93,6 +98,10 @@ class Writer:
         """Until it is not busy, at most so long; whether it is not."""
         with self._changed:
             return self._changed.wait_for(lambda: self._staged is None, seconds)
+
+    def abandon(self) -> None:
+        """Wait for no others' shares any more: another attempt is wanted."""
+        self._abandoned = True
 
     def close(self) -> None:
         """End the thread if it is idle; what it writes is not waited for."""
@@ -137,6 +146,8 @@ class Writer:
                 manifest = self._commit(self._storage, staged, receipt, began)
                 whole, size = True, manifest.size
                 self._prune(self._storage, staged.state)
+        except AbandonedError:
+            log.info("checkpoint %s is given up for another one", names.folder(staged.state))
         except (StorageError, CorruptError) as problem:
             error = str(problem)
         except Exception as problem:  # a thread must not end without a word
@@ -183,6 +194,8 @@ class Writer:
             missing = [index for index in missing if index not in receipts]
             people = [share.members[index] for index in missing]
             waited = time.monotonic() - since
+            if missing and self._abandoned:
+                raise AbandonedError
             if why := give_up(people, waited, own_seconds, self._present(staged.state)):
                 raise CorruptError(why)
             if missing:
