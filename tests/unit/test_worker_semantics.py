@@ -1,0 +1,172 @@
+"""What DDP's users rely on, on real groups: unused parameters, accumulation, clipping, tracked objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from worker_ranks import Rank, on_ranks, seeded
+
+import springtide
+
+SAMPLES, BATCH, EPOCHS = 24, 8, 2
+X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))
+Y = X[:, :2].sum(1, keepdim=True)
+
+
+class Branches(torch.nn.Module):
+    """One head for most samples, one for the few of the highest numbers, and one that nobody takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with seeded(5):
+            self.body = torch.nn.Linear(4, 6)
+            self.heads = torch.nn.ModuleList([torch.nn.Linear(6, 1) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.body(x))
+        total = torch.zeros(())
+        for kind in (0, 1):
+            mine = (ids >= 20) == (kind == 1)
+            # A head that has no samples here gets no gradient at all: find_unused_parameters in DDP's words.
+            if bool(mine.any()):
+                total = total + (self.heads[kind](hidden[mine]) - Y[ids[mine]]).square().sum()
+        return total / len(ids)
+
+
+def values(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).clone()
+
+
+def test_parameters_used_by_some_members_and_by_none() -> None:
+    """Parts of two samples: in some steps a head has samples on one worker only, or on none."""
+    order: list[torch.Tensor] = []
+    unused: dict[int, set[int]] = {}
+
+    def script(rank: Rank) -> tuple[torch.Tensor, list[list[bool]]]:
+        model = Branches()
+        # Weight decay and momentum would move a parameter that got zeros instead of no gradient.
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        rank.distribute(model, optimizer)
+        seen = []
+        for batch in rank.batches((X, torch.arange(SAMPLES)), batch_size=4, epochs=EPOCHS, seed=0):
+            x, ids = batch
+            number = rank.step_number
+            with rank.step():
+                model(x, ids).backward()
+                optimizer.step()
+                seen.append([head.weight.grad is None for head in model.heads])
+                optimizer.zero_grad()
+            unused.setdefault(number, set()).update(ids.tolist())
+            if rank.rank == 0:
+                order.append(batch.ids)
+        return values(model), seen
+
+    results = on_ranks(2, script)
+    model = Branches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    expected = []
+    for number in sorted(unused):
+        ids = torch.tensor(sorted(unused[number]))
+        model(X[ids], ids).backward()
+        optimizer.step()
+        expected.append([head.weight.grad is None for head in model.heads])
+        optimizer.zero_grad()
+    assert [False, True, True] in expected
+    assert [False, False, True] in expected
+    for parameters, seen in results:
+        assert seen == expected
+        torch.testing.assert_close(parameters, values(model), rtol=0, atol=2e-6)
+
+
+def test_accumulation_clipping_scheduler_and_average_of_weights() -> None:
+    """Three micro-batches, whole steps dropped in between: all as on the whole batch in one process."""
+
+    class Net:
+        def __init__(self) -> None:
+            with seeded(3):
+                self.model = torch.nn.Sequential(
+                    torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+                )
+            self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
+            self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.1, total_steps=12)
+            self.average = torch.optim.swa_utils.AveragedModel(
+                self.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+            )
+
+        def finish(self) -> None:
+            self.optimizer.step()
+            self.scheduler.step()
+            self.average.update_parameters(self.model)
+            self.optimizer.zero_grad()
+
+    def script(rank: Rank) -> tuple[torch.Tensor, torch.Tensor, float]:
+        net = Net()
+        rank.distribute(net.model, net.optimizer, clip_norm=0.2, scheduler=net.scheduler, average=net.average)
+        attempts = 0
+        for batch in rank.batches((X, Y), batch_size=BATCH, epochs=EPOCHS, seed=0):
+            attempts += 1
+            with rank.step():
+                for micro in batch.split(3):
+                    x, y = micro
+                    (net.model(x) - y).square().mean().backward()
+                    if attempts == 3:
+                        rank.drop()
+                net.finish()
+        assert attempts == 7
+        return values(net.model), values(net.average), net.optimizer.param_groups[0]["lr"]
+
+    results = on_ranks(2, script)
+    net = Net()
+
+    def alone(rank: Rank) -> None:
+        for batch in rank.batches((X, Y), batch_size=BATCH, epochs=EPOCHS, seed=0):
+            with rank.step():
+                x, y = batch
+                (net.model(x) - y).square().mean().backward()
+                net.finish()
+
+    def plain(rank: Rank) -> None:
+        rank.distribute(net.model, net.optimizer, clip_norm=0.2, scheduler=net.scheduler, average=net.average)
+        alone(rank)
+
+    on_ranks(1, plain)
+    for parameters, average, rate in results:
+        torch.testing.assert_close(parameters, values(net.model), rtol=0, atol=1e-5)
+        torch.testing.assert_close(average, values(net.average), rtol=0, atol=1e-5)
+        assert rate == net.optimizer.param_groups[0]["lr"]
+
+
+def one_body(body: Any, model: torch.nn.Module) -> None:
+    def script(rank: Rank) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rank.distribute(model, optimizer)
+        for batch in rank.batches((X, torch.arange(SAMPLES)), batch_size=BATCH, seed=0):
+            with rank.step():
+                body(batch, optimizer)
+
+    on_ranks(1, script)
+
+
+def test_sparse_gradients_are_refused_with_the_remedy() -> None:
+    model = torch.nn.Embedding(SAMPLES, 2, sparse=True)
+
+    def body(batch: Any, optimizer: Any) -> None:
+        model(batch[1]).sum().backward()
+
+    with pytest.raises(springtide.UsageError, match=r"weight is sparse.*sparse=False"):
+        one_body(body, model)
+
+
+def test_gradients_scaled_by_hand_are_told() -> None:
+    model = torch.nn.Linear(4, 1)
+
+    def body(batch: Any, optimizer: Any) -> None:
+        model(batch[0]).sum().backward()
+        for parameter in model.parameters():
+            parameter.grad *= 2
+        optimizer.step()
+
+    with pytest.raises(springtide.UsageError, match=r"gradient was changed between backward.*clip_norm"):
+        one_body(body, model)
