@@ -126,7 +126,7 @@ class Server(_message.Message):
     def __init__(self, id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_name: _Optional[str] = ..., slot: _Optional[int] = ..., address: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "activity", "times", "checkpoint")
+    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "activity", "times", "evaluate", "checkpoint")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
     STORE_SET_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,7 @@ class WorkerMessage(_message.Message):
     BYE_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     parked: Parked
@@ -150,8 +151,9 @@ class WorkerMessage(_message.Message):
     bye: Bye
     activity: Activity
     times: Times
+    evaluate: Evaluate
     checkpoint: Checkpoint
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints")
@@ -381,6 +383,42 @@ class Values(_message.Message):
     values: _containers.ScalarMap[str, float]
     def __init__(self, values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
+class Evaluate(_message.Message):
+    __slots__ = ("ask", "state", "index", "samples", "unit", "start", "stop", "sums", "weights")
+    class SumsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ASK_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    ask: int
+    state: StateName
+    index: int
+    samples: int
+    unit: int
+    start: int
+    stop: int
+    sums: _containers.ScalarMap[str, float]
+    weights: _containers.ScalarMap[str, float]
+    def __init__(self, ask: _Optional[int] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., index: _Optional[int] = ..., samples: _Optional[int] = ..., unit: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., sums: _Optional[_Mapping[str, float]] = ..., weights: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
 class Bye(_message.Message):
     __slots__ = ("outcome", "detail")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
@@ -390,7 +428,7 @@ class Bye(_message.Message):
     def __init__(self, outcome: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "prepare", "start", "store_entry", "boundary", "leave", "end_ok", "refused", "known", "save")
+    __slots__ = ("welcome", "prepare", "start", "store_entry", "boundary", "leave", "end_ok", "refused", "known", "evaluation", "save")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -400,6 +438,7 @@ class CoordinatorMessage(_message.Message):
     END_OK_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     prepare: Prepare
@@ -410,8 +449,9 @@ class CoordinatorMessage(_message.Message):
     end_ok: EndOk
     refused: Refused
     known: Known
+    evaluation: Evaluation
     save: Save
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("incarnation", "protocol_version", "known")
@@ -502,6 +542,29 @@ class Refused(_message.Message):
     reason: str
     retry: bool
     def __init__(self, reason: _Optional[str] = ..., retry: _Optional[bool] = ...) -> None: ...
+
+class Evaluation(_message.Message):
+    __slots__ = ("ask", "start", "stop", "values", "samples", "problem")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ASK_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    ask: int
+    start: int
+    stop: int
+    values: _containers.ScalarMap[str, float]
+    samples: int
+    problem: str
+    def __init__(self, ask: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., samples: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Known(_message.Message):
     __slots__ = ("state",)

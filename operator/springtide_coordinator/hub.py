@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from . import coordinator_pb2 as pb
 from . import wire
+from .evaluation import Answer, Evaluations, Total
 from .history import Commit, History
 from .membership import (
     Connected,
@@ -75,6 +76,7 @@ class Hub:
         self.storage = Storage()
         self.data = pb.Data()
         self.values: dict[str, float] = {}
+        self.evaluations = Evaluations()
         self.streams: dict[int, WorkerStream] = {}
         self.server_streams: dict[int, ServerStream] = {}
         self._last_told = ("", "")
@@ -130,6 +132,8 @@ class Hub:
                     self.storage.heard(stream.member, message.checkpoint)
                 case "formed":
                     self.storage.formed(message.formed)
+                case "evaluate":
+                    self._evaluate(stream, message.evaluate)
                 case "values":
                     self.values.update(message.values.values)
                 case "hello":
@@ -148,6 +152,8 @@ class Hub:
         known: list[dict[int, WorkerStream] | dict[int, ServerStream]] = [self.streams, self.server_streams]
         if any(streams.pop(stream.session, None) is not None for streams in known):
             self._take(Disconnected(stream.session))
+            if all(other.member != stream.member for other in self.streams.values()):
+                self._tell_ranges(self.evaluations.gone(stream.member, self._size()))
 
     def server_hello(self, stream: ServerStream, hello: pb.ServerHello) -> None:
         """Let a parameter server in (or refuse it, which ends the stream)."""
@@ -254,6 +260,33 @@ class Hub:
         for other in self.streams.values():
             if other is not stream and other.member in current.ids:
                 other.put(message)
+
+    def _size(self) -> int:
+        current = self.membership.current
+        return len(current.ids) if current is not None else 1
+
+    def _evaluate(self, stream: WorkerStream, message: pb.Evaluate) -> None:
+        asked = wire.to_evaluate(message)
+        self.motion.moved(self.clock())
+        self._tell_ranges(
+            self.evaluations.ask(
+                stream.member,
+                message.ask,
+                asked.key,
+                message.samples,
+                message.unit,
+                asked.finished,
+                self._size(),
+            )
+        )
+
+    def _tell_ranges(self, answers: Mapping[str, tuple[int, Answer]]) -> None:
+        for stream in self.streams.values():
+            if stream.member in answers:
+                number, answer = answers[stream.member]
+                stream.put(wire.from_evaluation(number, answer))
+                if isinstance(answer, Total):
+                    self.values.update(answer.values)
 
     def _times(self, stream: WorkerStream, times: pb.Times) -> None:
         if stream.member not in self.membership.members:

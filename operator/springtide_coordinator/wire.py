@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from . import coordinator_pb2 as pb
+from . import evaluation
 from .membership import messages as say
 from .membership.describe import Phase
 from .membership.events import PodSeen, Synced
@@ -150,6 +153,30 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question in an evaluation loop, and what was finished before it."""
+
+    key: evaluation.Key
+    finished: evaluation.Finished | None
+
+
+def to_evaluate(message: pb.Evaluate) -> Asked:
+    """Raises MalformedError."""
+    state = to_state(message.state)
+    if state is None:
+        raise MalformedError("Evaluate.state is not set")
+    if not message.samples or not message.unit:
+        raise MalformedError("Evaluate needs samples and unit")
+    if len(message.sums) > evaluation.MOST_NAMES:
+        raise MalformedError(f"Evaluate has more than {evaluation.MOST_NAMES} names")
+    finished = None
+    if message.stop:
+        taken = evaluation.Range(message.start, message.stop)
+        finished = evaluation.Finished(taken, dict(message.sums), dict(message.weights))
+    return Asked(evaluation.Key(state, message.index), finished)
+
+
 def _needed(name: GenerationName | None, what: str) -> GenerationName:
     if name is None:
         raise MalformedError(f"{what} is not set")
@@ -196,6 +223,19 @@ def from_order(message: say.Outgoing) -> pb.ServerOrder:
 
 
 # ---- coordinator -> worker ----
+
+
+def from_evaluation(number: int, answer: evaluation.Answer) -> pb.CoordinatorMessage:
+    message = pb.Evaluation(ask=number)
+    match answer:
+        case evaluation.Range():
+            message.start, message.stop = answer.start, answer.stop
+        case evaluation.Total():
+            message.values.update(answer.values)
+            message.samples = answer.samples
+        case evaluation.Mismatch():
+            message.problem = answer.problem
+    return pb.CoordinatorMessage(evaluation=message)
 
 
 def from_member(member: say.MemberInfo) -> pb.Member:

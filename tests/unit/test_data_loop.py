@@ -157,11 +157,6 @@ def test_bad_arguments_are_refused_by_name(options: dict[str, Any], what: str) -
         plan(**options)
 
 
-def test_evaluation_loops_are_refused_with_the_remedy() -> None:
-    with pytest.raises(NotImplementedError, match="plain torch DataLoader"):
-        plan(train=False)
-
-
 def test_one_sample_micro_batches_need_a_min_part_of_one() -> None:
     batch = plan(micro_batch=1, min_part=1, batch_size=3).batch(Cursor(), 0, 1)
     assert [piece.samples for piece in batch.split()] == [1, 1, 1]

@@ -7,16 +7,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 
 from springtide import ending, faults
 from springtide.data.batch import Batch
 from springtide.data.loop import plan_loop
+from springtide.data.source import make_source
 from springtide.declared import declare
 from springtide.environment import read_settings
 from springtide.errors import UsageError
+from springtide.evaluation import Evaluation, evaluate
 from springtide.exact.settings import prepare
 from springtide.exchange.device import tame_nccl
 from springtide.loop import deal_batches
@@ -102,6 +104,23 @@ def distribute(
     return model, optimizer
 
 
+@overload
+def batches(
+    dataset: Any,
+    *,
+    batch_size: int,
+    epochs: int = 1,
+    seed: int = 0,
+    micro_batch: int | None = None,
+    min_part: int = 2,
+    train: Literal[True] = True,
+) -> Iterator[Batch]: ...
+
+
+@overload
+def batches(dataset: Any, *, batch_size: int, train: Literal[False]) -> Evaluation: ...
+
+
 def batches(
     dataset: Any,
     *,
@@ -111,18 +130,24 @@ def batches(
     micro_batch: int | None = None,
     min_part: int = 2,
     train: bool = True,
-) -> Iterator[Batch]:
+) -> Iterator[Batch] | Evaluation:
     """Iterate over this worker's parts of the global batches.
 
     dataset: map-style dataset, TensorDataset, or tensors. batch_size: samples of the global batch over all
     workers. epochs: passes over the data. seed: of the order and of random numbers in a step. micro_batch:
     most samples that one worker computes at once; then use `for micro in batch.split():`. min_part: fewest
     samples that a worker computes at once. Every batch needs one `with springtide.step():`. A worker that
-    joins later skips loops that the job has ended. Raise ValueError, TypeError or NotImplementedError for bad
-    arguments, UsageError for a wrong place.
+    joins later skips loops that the job has ended.
+
+    train=False: evaluate, between two steps or after a training loop. The workers share the samples out, each
+    once; batch_size is what one computes at once. What `report()` is given in the loop is averaged over all
+    samples, whoever dies meanwhile; after the loop it is in `values` of the returned iterator, on all
+    workers. Raise ValueError or TypeError for bad arguments, UsageError for a wrong place.
     """
     runtime = _get("batches()")
     runtime.ready("batches()")
+    if not train:
+        return evaluate(runtime, make_source(dataset), batch_size, epochs)
     plan = plan_loop(
         dataset,
         batch_size=batch_size,
@@ -130,7 +155,6 @@ def batches(
         seed=seed,
         micro_batch=micro_batch,
         min_part=min_part,
-        train=train,
     )
     source = replace(plan.source, fetch=runtime.timing.timed(plan.source.fetch))
     return deal_batches(runtime, replace(plan, source=source))

@@ -23,6 +23,7 @@ from springtide.data.ledger import Ledger
 from springtide.data.loop import LoopPlan
 from springtide.environment import Settings
 from springtide.errors import Dropped, SpringtideError, UsageError
+from springtide.evaluation import Evaluations
 from springtide.exchange.groups import Group
 from springtide.membership import Depart, Membership
 from springtide.metrics import Metrics
@@ -62,6 +63,7 @@ class Runtime:
         self.values: dict[str, float] = {}
         self.outcome: outcome.Outcome | None = None
         self.part_kept = False
+        self.evaluations = Evaluations()
         self._deal: Deal | None = None
         self._warned_of_names = False
         self.membership: Membership | None = None
@@ -114,6 +116,7 @@ class Runtime:
     def open_loop(self, plan: LoopPlan) -> int:
         """A training loop begins; return its ordinal, from 0."""
         trainer = self.ready("batches()")
+        self.evaluations.check_none()
         if trainer.transaction.phase is not Phase.IDLE:
             raise UsageError("batches() inside of a step: start the next training loop after the step's body")
         if self.plan is not None:
@@ -196,6 +199,7 @@ class Runtime:
 
     def enter_body(self) -> None:
         trainer = self.ready("step()")
+        self.evaluations.check_none()
         if self._deal is None:
             if trainer.transaction.phase is Phase.IDLE:
                 raise UsageError(
@@ -368,6 +372,9 @@ class Runtime:
         if self.step_in_body:
             self.ready("report()").report(numbers)
             return
+        if self.evaluations.running is not None:
+            self.evaluations.running.report(numbers)
+            return
         self.values.update(numbers)
         if self.session is not None:
             self.session.send_values(numbers)
@@ -381,6 +388,10 @@ class Runtime:
 
     def finished(self) -> outcome.Outcome:
         """How the process ends when its script ended without an exception."""
+        try:
+            self.evaluations.check_none()
+        except UsageError as problem:
+            return outcome.Failed("UsageError", str(problem))
         if self.plan is not None or self.loops == 0:
             what = (
                 "before its training loop did: do not leave the loop with `break` or `return`"

@@ -109,8 +109,12 @@ class Session:
     def _receive(self, message: pb.CoordinatorMessage) -> None:
         kind = message.WhichOneof("message")
         self.membership.receive(message)
+        if kind == "evaluation":
+            self._runtime.evaluations.questions.answered(message.evaluation)
         if kind == "welcome":
             self._runtime.ring.rewind(self.membership.known)
+            if (question := self._runtime.evaluations.questions.open) is not None:
+                self.send(question)
             # A coordinator that is new may not have heard of commits of this generation's former first
             # member.
             self._resend = self._streams > 0

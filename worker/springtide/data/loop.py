@@ -131,7 +131,6 @@ def plan_loop(
     seed: int = 0,
     micro_batch: int | None = None,
     min_part: int = 2,
-    train: bool = True,
 ) -> LoopPlan:
     """Check the arguments of `batches` and make its plan.
 
@@ -139,14 +138,8 @@ def plan_loop(
     micro_batch: most samples that one worker computes at once, at least 2 * min_part - 1, so that every part
     can be cut.
     min_part: fewest samples that a worker computes at once (BatchNorm raises on one); smaller global batches
-    are exempt. Raise ValueError for a bad value, TypeError for a dataset without samples by number,
-    NotImplementedError for train=False.
+    are exempt. Raise ValueError for a bad value, TypeError for a dataset without samples by number.
     """
-    if not train:
-        raise NotImplementedError(
-            "batches(train=False) does not exist yet: evaluate with a plain torch DataLoader outside of the "
-            "training loop; all workers hold the same parameters, so any one's result is the job's"
-        )
     _at_least("batch_size", batch_size, 1)
     _at_least("epochs", epochs, 0)
     _at_least("min_part", min_part, 1)

@@ -1,0 +1,178 @@
+"""Evaluation loops: who takes which samples, and the mean over all of them. PURE.
+
+Workers that stand at the same committed state ask for ranges of samples. A range counts when its sums arrive;
+one whose worker has gone is given to another, and one that arrives twice counts once. So each sample counts
+exactly once in the mean, whoever dies, and nobody who does not take part is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .membership.names import StateName
+
+KEPT = 16
+MOST_NAMES = 64
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """Which evaluation: the committed state that is evaluated, and how many came before it at this state."""
+
+    state: StateName
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Samples start..stop-1."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a worker found in its range. sums, weights: by name; the mean is their quotient."""
+
+    range: Range
+    sums: Mapping[str, float]
+    weights: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """All ranges have been counted."""
+
+    values: Mapping[str, float]
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The workers do not evaluate the same thing."""
+
+    problem: str
+
+
+Answer = Range | Total | Mismatch
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """One evaluation. unit: samples that a worker takes at once."""
+
+    samples: int
+    unit: int
+    _next: int = 0
+    _returned: list[Range] = field(default_factory=list)
+    _leases: dict[str, Range] = field(default_factory=dict)
+    _done: set[Range] = field(default_factory=set)
+    _counted: int = 0
+    _sums: dict[str, float] = field(default_factory=dict)
+    _weights: dict[str, float] = field(default_factory=dict)
+
+    def finish(self, member: str, finished: Finished) -> None:
+        """Count a range that was given out and has not been counted."""
+        lease = self._leases.get(member)
+        if lease == finished.range:
+            del self._leases[member]
+        elif finished.range in self._returned:
+            self._returned.remove(finished.range)  # given back because its worker seemed to be gone
+        elif finished.range in self._leases.values():
+            self._leases = {who: own for who, own in self._leases.items() if own != finished.range}
+        else:
+            return
+        self._done.add(finished.range)
+        self._counted += finished.range.stop - finished.range.start
+        for name, value in finished.sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+            self._weights[name] = self._weights.get(name, 0.0) + finished.weights.get(name, 0.0)
+
+    def ask(self, member: str, members: int) -> Range | Total | None:
+        """The member's next range; None: wait, others still compute the last ones.
+
+        members: how many may take part.
+        """
+        if member in self._leases:
+            return self._leases[member]
+        if self._returned:
+            taken = self._returned.pop()
+        elif self._next < self.samples:
+            units = -(-(self.samples - self._next) // self.unit)
+            size = self.unit * max(1, units // (2 * max(1, members)))
+            taken = Range(self._next, min(self.samples, self._next + size))
+            self._next = taken.stop
+        elif self._leases:
+            return None
+        else:
+            return self.total()
+        self._leases[member] = taken
+        return taken
+
+    def gone(self, member: str) -> bool:
+        """Whether a range has come back with it."""
+        lease = self._leases.pop(member, None)
+        if lease is not None:
+            self._returned.append(lease)
+        return lease is not None
+
+    def total(self) -> Total:
+        values = {
+            name: value / self._weights[name] for name, value in self._sums.items() if self._weights[name]
+        }
+        return Total(values, self._counted)
+
+
+class Evaluations:
+    """The last evaluations of a job, and who waits for their ends."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, Evaluation] = {}
+        self._waiting: dict[str, tuple[Key, int]] = {}
+
+    def ask(
+        self,
+        member: str,
+        number: int,
+        key: Key,
+        samples: int,
+        unit: int,
+        finished: Finished | None,
+        members: int,
+    ) -> dict[str, tuple[int, Answer]]:
+        """Take in what the member has finished, and give ranges or the total: by member, with the number of
+        the question that is answered."""
+        evaluation = self._known.get(key)
+        if evaluation is None:
+            evaluation = self._known[key] = Evaluation(samples, unit)
+            for old in sorted(self._known)[:-KEPT]:
+                del self._known[old]
+        if (samples, unit) != (evaluation.samples, evaluation.unit):
+            problem = (
+                f"{evaluation.samples} samples, {evaluation.unit} at once, at another worker, and {samples}, "
+                f"{unit} at once, here"
+            )
+            return {member: (number, Mismatch(problem))}
+        if finished is not None:
+            evaluation.finish(member, finished)
+        self._waiting[member] = key, number
+        return self._answers(key, evaluation, members)
+
+    def gone(self, member: str, members: int) -> dict[str, tuple[int, Answer]]:
+        """The member's stream has ended: its ranges go to those who wait."""
+        self._waiting.pop(member, None)
+        answers: dict[str, tuple[int, Answer]] = {}
+        for key, evaluation in self._known.items():
+            if evaluation.gone(member):
+                answers |= self._answers(key, evaluation, members)
+        return answers
+
+    def _answers(self, key: Key, evaluation: Evaluation, members: int) -> dict[str, tuple[int, Answer]]:
+        answers: dict[str, tuple[int, Answer]] = {}
+        for member, (wanted, number) in list(self._waiting.items()):
+            if wanted == key and (answer := evaluation.ask(member, members)) is not None:
+                del self._waiting[member]
+                answers[member] = number, answer
+        return answers
