@@ -64,7 +64,6 @@ def test_each_sample_counts_once(samples: int, unit: int, actions: list[tuple[st
                 ask(who, found(old))
         elif what == "again" and member in holds:
             ask(member, None)  # said again on a new stream
-            assert taken is None or holds[member] == taken
         elif member not in holds and member not in totals:
             ask(member, None)
         elif taken is not None:
