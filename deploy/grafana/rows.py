@@ -225,6 +225,39 @@ SHARES = Row(
     ),
 )
 
+SERVERS = Row(
+    "Parameter servers",
+    (
+        Panel(
+            "Servers wanted, there, ready",
+            ((greatest("springtide_job_parameter_servers", f"{PER_JOB}, state"), NAME + " {{state}}"),),
+            about="A job trains when all are ready.",
+            marks=True,
+        ),
+        Panel(
+            "Values held",
+            ((f"sum by ({PER_JOB}) (springtide_ps_value_bytes{{{JOB}}})", NAME),),
+            unit="bytes",
+            about="On all servers of a job, second copies included.",
+        ),
+        Panel(
+            "Received and sent",
+            (
+                (
+                    per_second("springtide_ps_received_bytes_total"),
+                    NAME + " received",
+                ),
+                (
+                    per_second("springtide_ps_sent_bytes_total"),
+                    NAME + " sent",
+                ),
+            ),
+            unit="Bps",
+            about="By all servers of a job.",
+        ),
+    ),
+)
+
 OPERATOR = Row(
     "Operator",
     (
@@ -277,4 +310,4 @@ OPERATOR = Row(
     ),
 )
 
-ROWS = (JOBS, WORKERS, RECOVERIES, RESCALING, TIMES, SHARES, OPERATOR)
+ROWS = (JOBS, WORKERS, RECOVERIES, RESCALING, TIMES, SHARES, SERVERS, OPERATOR)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from springtide_operator.api import names
 from springtide_operator.plan import observe
-from springtide_operator.plan.observation import CoordinatorPod, Node, WorkerPod
+from springtide_operator.plan.observation import CoordinatorPod, Node, ServerPod, WorkerPod
 
 Object = dict[str, Any]
 Key = tuple[str, str]  # namespace, name of the job
@@ -23,6 +23,7 @@ class View(NamedTuple):
 
     workers: tuple[WorkerPod, ...] = ()
     coordinators: tuple[CoordinatorPod, ...] = ()
+    servers: tuple[ServerPod, ...] = ()
     foreign: frozenset[str] = frozenset()
 
 
@@ -33,6 +34,7 @@ class Pods:
         self.raw: dict[str, Object] = {}  # by uid
         self.workers: dict[str, WorkerPod] = {}
         self.coordinators: dict[str, CoordinatorPod] = {}
+        self.servers: dict[str, ServerPod] = {}
         self._views: dict[str, View] = {}
 
     def changed(self) -> None:
@@ -46,12 +48,15 @@ class Pods:
             self._views[job_uid] = View(
                 tuple(pod for uid, pod in self.workers.items() if uid in own),
                 tuple(pod for uid, pod in self.coordinators.items() if uid in own),
+                tuple(pod for uid, pod in self.servers.items() if uid in own),
                 frozenset(raw["metadata"]["name"] for uid, raw in self.raw.items() if uid not in own),
             )
         return self._views[job_uid]
 
     def nodes(self) -> set[str | None]:
-        return {pod.node for pod in self.workers.values()} | {pod.node for pod in self.coordinators.values()}
+        found = {pod.node for pod in self.workers.values()}
+        found |= {pod.node for pod in self.coordinators.values()}
+        return found | {pod.node for pod in self.servers.values()}
 
 
 class Cache:
@@ -100,6 +105,11 @@ class Cache:
         view = found.view(job_uid) if found is not None else View()
         return view.workers, view.coordinators
 
+    def servers(self, key: Key, job_uid: str) -> tuple[ServerPod, ...]:
+        """The parameter servers that this very job controls."""
+        found = self._pods.get(key)
+        return found.view(job_uid).servers if found is not None else ()
+
     def crowded_jobs(self) -> list[Key]:
         """Those with a pod that no node takes."""
         return list(self._stuck)
@@ -126,6 +136,8 @@ class Cache:
             pods.workers[uid] = worker
         elif role == names.ROLE_COORDINATOR and (coordinator := observe.coordinator_pod(pod)) is not None:
             pods.coordinators[uid] = coordinator
+        elif role == names.ROLE_PARAMETER_SERVER and (server := observe.server_pod(pod)) is not None:
+            pods.servers[uid] = server
         self._mark_stuck(key, uid, observe.unplaced(pod) is not None)
         pods.changed()
         self._on_change(key)
@@ -203,6 +215,7 @@ class Cache:
         self._mark_stuck(key, uid, False)
         pods.workers.pop(uid, None)
         pods.coordinators.pop(uid, None)
+        pods.servers.pop(uid, None)
         pods.changed()
         if not pods.raw:
             del self._pods[key]

@@ -96,6 +96,8 @@ class Cluster(Protocol):
         """The value of a priority class of pods, or of Kueue's own kind. 404 where there is none."""
         ...
 
+    async def apply_disruption_budget(self, budget: Object) -> None: ...
+
     async def patch_status(
         self, namespace: str, name: str, uid: str, resource_version: str, status: Object
     ) -> Object:
@@ -248,6 +250,11 @@ class KubeCluster:
             kind = "/apis/scheduling.k8s.io/v1/priorityclasses"
         found = await self._kube.request("GET", f"{kind}/{name}")
         return int(found.get("value") or 0)
+
+    async def apply_disruption_budget(self, budget: Object) -> None:
+        meta = budget["metadata"]
+        path = f"/apis/policy/v1/namespaces/{meta['namespace']}/poddisruptionbudgets/{meta['name']}"
+        await self._apply(path, budget)
 
     async def _apply(self, path: str, obj: Object) -> Object:
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}

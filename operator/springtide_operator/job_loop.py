@@ -159,6 +159,8 @@ class JobLoop:
         found = Observation(
             workers=workers,
             coordinators=coordinators,
+            servers=self._cache.servers(self.key, self.uid),
+            server_budget=memory.server_budget,
             service=memory.service,
             service_gone=memory.service_gone,
             secret_made=memory.secret_made,

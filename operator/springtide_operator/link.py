@@ -19,10 +19,11 @@ from springtide_operator.plan.observation import (
     MemberReport,
     RateReport,
     Report,
+    ServerReport,
     SlowReport,
     StallReport,
 )
-from springtide_operator.plan.relay import Word
+from springtide_operator.plan.relay import LivingPod, Word
 
 log = logging.getLogger("springtide.operator")
 
@@ -137,11 +138,14 @@ def to_request(word: Word) -> pb.SyncRequest:
         processes_per_pod=word.processes_per_pod,
         hang_seconds=word.hang_seconds,
         hung=word.hung,
-        living=[
-            pb.Pod(uid=pod.uid, name=pod.name, slot=pod.slot, started=pod.started, leave_by=pod.leave_by)
-            for pod in word.living
-        ],
+        living=[_pod(pod) for pod in word.living],
+        servers=word.servers,
+        living_servers=[_pod(pod) for pod in word.living_servers],
     )
+
+
+def _pod(pod: LivingPod) -> pb.Pod:
+    return pb.Pod(uid=pod.uid, name=pod.name, slot=pod.slot, started=pod.started, leave_by=pod.leave_by)
 
 
 def to_report(reply: pb.SyncReply, at: float) -> Report:
@@ -195,6 +199,10 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
             if reply.HasField("slow")
             else None
         ),
+        servers=tuple(
+            ServerReport(server.server.pod_uid, server.connected, server.serving) for server in reply.servers
+        ),
+        servers_settled=reply.servers_settled,
         silent=frozenset(reply.silent),
         stall=to_stall(reply.stall) if reply.HasField("stall") else None,
         rates=tuple(

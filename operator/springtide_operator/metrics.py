@@ -43,7 +43,7 @@ class Metrics:
         self._actions = Counter(
             "springtide_operator_actions",
             "Actions carried out, by kind: ensure_secret, apply_network_policy, apply_service,"
-            " create_coordinator, create_worker, delete_pod.",
+            " create_coordinator, create_worker, create_server, apply_server_budget, delete_pod.",
             ["kind"],
             registry=self.registry,
         )
@@ -98,6 +98,11 @@ def _per_job(jobs: list[tuple[str, str, Status]]) -> Iterator[Metric]:
         "Workers of the job by state: desired, existing, ready, active (train in the current generation).",
         labels=[*JOB_LABELS, "state"],
     )
+    serving = GaugeMetricFamily(
+        "springtide_job_parameter_servers",
+        "Parameter servers of the job by state: desired, existing, ready.",
+        labels=[*JOB_LABELS, "state"],
+    )
     restarts = CounterMetricFamily(
         "springtide_job_restarts",
         "Restarts, by reason: failure (counted against backoffLimit), preemption, ignored (by a rule)."
@@ -138,6 +143,9 @@ def _per_job(jobs: list[tuple[str, str, Status]]) -> Iterator[Metric]:
             ("active", "active"),
         ):
             workers.add_metric([*labels, state], float(counts.get(key, 0)))
+        if counts := status.get("parameterServers"):
+            for state, key in (("desired", "desired"), ("existing", "replicas"), ("ready", "ready")):
+                serving.add_metric([*labels, state], float(counts.get(key, 0)))
         ended = status.get("restarts") or {}
         restarts.add_metric([*labels, "failure"], float(ended.get("failures", 0)))
         restarts.add_metric([*labels, "preemption"], float(ended.get("preemptions", 0)))
@@ -150,7 +158,7 @@ def _per_job(jobs: list[tuple[str, str, Status]]) -> Iterator[Metric]:
         for key, family in plain.items():
             if key in status:
                 family.add_metric(labels, float(status[key]))
-    yield from (workers, restarts, recoveries, samples, lost, *plain.values())
+    yield from (workers, serving, restarts, recoveries, samples, lost, *plain.values())
 
 
 def _gauge(name: str, text: str) -> GaugeMetricFamily:

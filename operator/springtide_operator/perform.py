@@ -18,15 +18,19 @@ from springtide_operator.kube import ApiError
 from springtide_operator.manifests.coordinator import coordinator_pod, secret, service
 from springtide_operator.manifests.defaults import PodDefaults, with_defaults
 from springtide_operator.manifests.gang import gang_scheduler, pod_group
-from springtide_operator.manifests.protection import Doors, network_policy
+from springtide_operator.manifests.protection import Doors, network_policy, server_disruption_budget
+from springtide_operator.manifests.server import CONTAINER as SERVER_CONTAINER
+from springtide_operator.manifests.server import server_pod
 from springtide_operator.manifests.worker import TemplateError, main_container_name, worker_pod
 from springtide_operator.plan import observe
 from springtide_operator.plan.actions import (
     Action,
     ApplyNetworkPolicy,
     ApplyPodGroup,
+    ApplyServerBudget,
     ApplyService,
     CreateCoordinator,
+    CreateServer,
     CreateWorker,
     CreateWorkload,
     DeleteJob,
@@ -45,7 +49,16 @@ from springtide_operator.queues import Queues
 log = logging.getLogger("springtide.operator")
 
 _WORKLOAD = (CreateWorkload, UpdateWorkload, ReportWorkload, DeleteWorkload)
-_FIRST = (EnsureSecret, ApplyNetworkPolicy, *_WORKLOAD, ApplyPodGroup, ApplyService, CreateCoordinator)
+_FIRST = (
+    EnsureSecret,
+    ApplyNetworkPolicy,
+    *_WORKLOAD,
+    ApplyPodGroup,
+    ApplyServerBudget,
+    ApplyService,
+    CreateCoordinator,
+    CreateServer,
+)
 PARALLEL = 32  # requests of one job at a time
 
 
@@ -60,6 +73,7 @@ class Memory:
     secret_made: bool = False
     secret_made_at: float = 0.0
     policy_applied: bool = False
+    server_budget: int | None = None
     pod_group: str = ""
     pod_group_gone: bool = False
     refusals: dict[str, Refusal] = field(default_factory=dict)
@@ -83,6 +97,7 @@ class Performer:
         coordinator_pull_policy: str = "IfNotPresent",
         doors: Doors | None = None,
         queues: Queues | None = None,
+        server_image: str = names.PARAMETER_SERVER_IMAGE,
     ) -> None:
         self._cluster = cluster
         self._cache = cache
@@ -92,6 +107,7 @@ class Performer:
         self._pull_policy = coordinator_pull_policy
         self._doors = doors
         self._queues = queues
+        self._server_image = server_image
         self._defaults = pod_defaults or PodDefaults()
         self._may_act = may_act
         self._on_action = on_action
@@ -186,6 +202,11 @@ class Performer:
             self.memory.pod_group, self.memory.pod_group_gone = "", True
         elif isinstance(action, CreateCoordinator):
             await self._create(job, self._coordinator_pod(job, action.incarnation))
+        elif isinstance(action, CreateServer):
+            await self._create(job, self._server_pod(job, action.slot, action.attempt, action.address))
+        elif isinstance(action, ApplyServerBudget):
+            await self._cluster.apply_disruption_budget(server_disruption_budget(job, action.servers))
+            self.memory.server_budget = action.servers
         elif isinstance(action, CreateWorker):
             pod = self._worker_pod(job, action.slot, action.attempt, action.address, action.avoid)
             await self._create(job, pod)
@@ -220,11 +241,16 @@ class Performer:
         return with_defaults(pod, self._defaults, main_container_name(job.spec.workers.template))
 
     async def _perform_workload(self, job: Job, action: workloads.WorkloadAction) -> None:
-        def pods(bare: Job) -> tuple[dict[str, Any], dict[str, Any]]:
-            return self._worker_pod(bare, 0, 0, ""), self._coordinator_pod(bare, 1)
+        def pods(bare: Job) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
+            server = self._server_pod(bare, 0, 0, "") if bare.spec.servers else None
+            return self._worker_pod(bare, 0, 0, ""), self._coordinator_pod(bare, 1), server
 
         if self._queues is not None:
             await workloads.perform(self._cluster, self._queues, job, action, pods, self._clock)
+
+    def _server_pod(self, job: Job, slot: int, attempt: int, address: str) -> dict[str, Any]:
+        pod = server_pod(job, slot, attempt, address, self._server_image, self._pull_policy)
+        return with_defaults(pod, self._defaults, SERVER_CONTAINER)
 
     async def _apply_pod_group(self, job: Job, action: ApplyPodGroup) -> None:
         scheduler = gang_scheduler(job)
@@ -233,6 +259,8 @@ class Performer:
                 (self._worker_pod(job, 0, 0, ""), job.spec.workers.min_replicas),
                 (self._coordinator_pod(job, 1), 1),
             ]
+            if job.spec.servers:
+                pods.append((self._server_pod(job, 0, 0, ""), job.spec.servers))
             await self._cluster.apply_pod_group(pod_group(job, scheduler, action.min_member, pods))
         self.memory.pod_group, self.memory.pod_group_gone = action.version, False
 
@@ -313,12 +341,18 @@ def _role(action: Action) -> str:
         "apply_service": "service",
         "delete_service": "service",
         "create_coordinator": "coordinator",
+        "create_server": "server",
+        "apply_server_budget": "serverbudget",
     }.get(action.kind, "worker")
 
 
 def _what(job: Job, action: Action) -> str:
     if isinstance(action, CreateWorker):
         return f"creates {names.worker_name(job.name, action.slot, action.attempt)}"
+    if isinstance(action, CreateServer):
+        return f"creates {names.server_name(job.name, action.slot, action.attempt)}"
+    if isinstance(action, ApplyServerBudget):
+        return "applies the disruption budget of the parameter servers"
     if isinstance(action, CreateCoordinator):
         return f"creates {names.coordinator_name(job.name, action.incarnation)}"
     if isinstance(action, DeletePod):

@@ -268,6 +268,7 @@ class Operator:
             coordinator_pull_policy=self.settings.coordinator_pull_policy,
             doors=self.settings.doors,
             queues=self._queues,
+            server_image=self.settings.server_image,
         )
         link = Link(token, self.settings.sync_timeout, self._connect)
         return JobLoop(

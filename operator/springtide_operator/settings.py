@@ -31,7 +31,8 @@ class Settings:
     log_level: str = "INFO"
     identity: str = "operator"
     coordinator_image: str = names.OPERATOR_IMAGE
-    coordinator_pull_policy: str = "IfNotPresent"
+    server_image: str = names.PARAMETER_SERVER_IMAGE
+    coordinator_pull_policy: str = "IfNotPresent"  # and of parameter servers
     pod_defaults: PodDefaults = field(default_factory=PodDefaults)
     doors: Doors | None = None  # None: no NetworkPolicies are made for jobs
     bind: str = ""
@@ -57,6 +58,7 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         log_level=_log_level(env),
         identity=_identity(env),
         coordinator_image=env.get("SPRINGTIDE_COORDINATOR_IMAGE") or names.OPERATOR_IMAGE,
+        server_image=env.get("SPRINGTIDE_PARAMETER_SERVER_IMAGE") or names.PARAMETER_SERVER_IMAGE,
         coordinator_pull_policy=_pull_policy(env),
         pod_defaults=_pod_defaults(env),
         doors=_doors(env),

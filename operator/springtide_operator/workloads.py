@@ -21,7 +21,7 @@ from springtide_operator.queues import Queues
 
 Object = dict[str, Any]
 WorkloadAction = CreateWorkload | UpdateWorkload | ReportWorkload | DeleteWorkload
-MakePods = Callable[[Job], tuple[Object, Object]]  # a worker, a coordinator
+MakePods = Callable[[Job], tuple[Object, Object, Object | None]]  # worker, coordinator, parameter server
 
 
 async def perform(
@@ -57,8 +57,8 @@ async def _write(
         if not is_gone(error):
             raise
         raise ApiError(404, error.reason, f"its priority class does not exist: {error.message}") from error
-    worker, coordinator = pods(bare)
-    wanted = kueue.workload(bare, worker, coordinator, priority)
+    worker, coordinator, server = pods(bare)
+    wanted = kueue.workload(bare, worker, coordinator, priority, server)
     raw = queues.raw(job.uid)
     if isinstance(action, CreateWorkload) or raw is None:
         try:

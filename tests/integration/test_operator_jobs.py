@@ -56,7 +56,7 @@ def test_a_job_is_made_scaled_and_deleted(system: E2ECluster, job: FakeJob) -> N
     with pytest.raises(RefusedError, match=r"maxReplicas \(6\)"):
         system.kubectl("scale", "stj/fake", "-n", job.namespace, "--replicas=7")
     header = system.kubectl("get", "stj", "-n", job.namespace).splitlines()[0].split()
-    assert header == ["NAME", "STATE", "WORKERS", "STEP", "SAMPLES/S", "GOODPUT", "RESTARTS", "AGE"]
+    assert header == ["NAME", "STATE", "WORKERS", "PS", "STEP", "SAMPLES/S", "GOODPUT", "RESTARTS", "AGE"]
 
     system.kubectl("delete", "stj/fake", "-n", job.namespace, "--timeout=30s")
 

@@ -16,6 +16,9 @@ from springtide_coordinator.membership.names import Incarnation
 from springtide_coordinator.metrics import JobCollector
 from springtide_coordinator.settings import Options
 from springtide_operator.metrics import Metrics as OperatorMetrics
+from springtide_ps.metrics import ServerCollector
+from springtide_ps.server import Server
+from springtide_ps.store import Store
 
 _NAME = re.compile(r"\bspringtide_[a-z0-9_]+")
 
@@ -54,6 +57,16 @@ def coordinator_series(folder: Path) -> dict[str, set[str]]:
     return series(registry)
 
 
+def server_series() -> dict[str, set[str]]:
+    """Of a parameter server, with the labels that the PodMonitor adds."""
+    server = Server(Store(0), "t" * 16, "127.0.0.1")
+    try:
+        found = series(ServerCollector(server))
+    finally:
+        server.close()
+    return {name: labels | {"training_job", "job_namespace"} for name, labels in found.items()}
+
+
 def operator_series() -> dict[str, set[str]]:
     status = {
         "workers": {},
@@ -64,6 +77,7 @@ def operator_series() -> dict[str, set[str]]:
         "lastRecoverySeconds": "1",
         "lostSeconds": {"failure": "1"},
         "data": {"totalSeen": 1},
+        "parameterServers": {"desired": 1},
     }
     metrics = OperatorMetrics(lambda: [("namespace", "job", status)], lambda: True)
     metrics.reconciled("success", 0.1)

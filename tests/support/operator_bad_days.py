@@ -9,7 +9,7 @@ from typing import Any
 from operator_world import World, job_object
 
 from springtide_operator.api import names
-from springtide_operator.plan.actions import CreateCoordinator, CreateWorker, DeletePod, Plan
+from springtide_operator.plan.actions import CreateCoordinator, CreateServer, CreateWorker, DeletePod, Plan
 from springtide_operator.plan.observation import LateReport, Node, StallReport
 from springtide_operator.plan.refused import refuse
 
@@ -31,7 +31,8 @@ class Day:
     """`happens` to a job of three running workers; one round later the operator does `does` (and nothing
     else), and says `says`: (condition type, reason, part of the message).
 
-    does: "+0-1" makes worker 0-1, "-0-0:BECAUSE" deletes one, "+c2" and "-c1:BECAUSE" are coordinators.
+    does: "+0-1" makes worker 0-1, "-0-0:BECAUSE" deletes one, "+c2" and "-c1:BECAUSE" are coordinators,
+    "+s0-1" and "-s0-0:BECAUSE" parameter servers.
     counts: failures, preemptions.
     """
 
@@ -43,15 +44,23 @@ class Day:
     policy: Object = field(default_factory=dict)
     event: str | None = None  # reason of one of the round's events
     nodes: bool = False  # whether the operator can read them
+    servers: int = 0  # with so many parameter servers
 
     def world(self) -> World:
         world = World(job=job_object(3))
         world.job["spec"]["failurePolicy"].update(self.policy)
+        if self.servers:
+            world.job["spec"] |= {
+                "strategy": {"type": "ParameterServer"},
+                "parameterServers": {"replicas": self.servers},
+            }
         world.settle()
         for number, pod in enumerate(world.workers()):
             pod["spec"]["nodeName"] = f"node-{number}"
             if self.nodes:
                 world.nodes[f"node-{number}"] = Node(f"node-{number}")
+        for number, pod in enumerate(world.servers()):
+            pod["spec"]["nodeName"] = f"node-{number}"
         world.coordinators()[0]["spec"]["nodeName"] = "node-0"
         world.now += 100
         world.reports()
@@ -84,11 +93,17 @@ def done(decided: Plan) -> set[str]:
     for action in decided.actions:
         if isinstance(action, CreateWorker):
             result.add(f"+{action.slot}-{action.attempt}")
+        elif isinstance(action, CreateServer):
+            result.add(f"+s{action.slot}-{action.attempt}")
         elif isinstance(action, CreateCoordinator):
             result.add(f"+c{action.incarnation}")
         elif isinstance(action, DeletePod):
-            place = names.parse_worker_name(action.name)
-            pod = f"{place[0]}-{place[1]}" if place else f"c{action.name.rpartition('-')[2]}"
+            worker, serving = names.parse_worker_name(action.name), names.parse_server_name(action.name)
+            pod = f"c{action.name.rpartition('-')[2]}"
+            if worker is not None:
+                pod = f"{worker[0]}-{worker[1]}"
+            elif serving is not None:
+                pod = f"s{serving[0]}-{serving[1]}"
             result.add(f"-{pod}:{action.because}")
     return result
 
@@ -96,6 +111,11 @@ def done(decided: Plan) -> set[str]:
 def worker(world: World, slot: int = 0) -> Object:
     """The live worker of a slot."""
     return next(pod for pod in world.workers() if pod["metadata"]["labels"][names.LABEL_SLOT] == str(slot))
+
+
+def server(world: World, slot: int = 0) -> Object:
+    """The live parameter server of a slot."""
+    return next(p for p in world.servers() if p["metadata"]["labels"][names.LABEL_SLOT] == str(slot))
 
 
 def waits(world: World, slot: int, reason: str, message: str = "") -> None:

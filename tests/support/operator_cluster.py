@@ -247,6 +247,10 @@ class FakeCluster:
         await self._call("get_priority", name)
         return int(self._get(source, "", name)["value"])
 
+    async def apply_disruption_budget(self, budget: Object) -> None:
+        await self._call("apply_disruption_budget", budget["metadata"]["name"])
+        self.put("poddisruptionbudgets", copy.deepcopy(budget))
+
     async def patch_status(
         self, namespace: str, name: str, uid: str, resource_version: str, status: Object
     ) -> Object:

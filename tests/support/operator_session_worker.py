@@ -49,6 +49,8 @@ while True:
         hello.state.CopyFrom(message.start.state)
         del hello.members[:]
         hello.members.extend(message.start.members)
+        del hello.servers[:]
+        hello.servers.extend(message.start.servers)
         send(formed=pb.Formed(generation=hello.generation))
     elif kind == "prepare" and hello.standing == pb.ACTIVE and not stuck:
         park(pb.DROPPED)

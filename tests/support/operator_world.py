@@ -15,12 +15,15 @@ from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import kueue
 from springtide_operator.manifests.coordinator import coordinator_pod
+from springtide_operator.manifests.server import server_pod
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan import observe
 from springtide_operator.plan.actions import (
     ApplyPodGroup,
+    ApplyServerBudget,
     ApplyService,
     CreateCoordinator,
+    CreateServer,
     CreateWorker,
     CreateWorkload,
     DeleteJob,
@@ -36,7 +39,15 @@ from springtide_operator.plan.actions import (
 from springtide_operator.plan.decide import plan
 from springtide_operator.plan.kueue import limited
 from springtide_operator.plan.ledger import timestamp
-from springtide_operator.plan.observation import MemberReport, Node, Observation, Refusal, Report, ServiceSeen
+from springtide_operator.plan.observation import (
+    MemberReport,
+    Node,
+    Observation,
+    Refusal,
+    Report,
+    ServerReport,
+    ServiceSeen,
+)
 from springtide_operator.plan.refused import refuse
 from springtide_operator.plan.workload import workload_seen
 
@@ -105,6 +116,8 @@ class World:
     secret_made_at: float = 0.0
     refusals: dict[str, Refusal] = field(default_factory=dict)
     refuse_workers: tuple[int, str] | None = None  # code, message
+    server_budget: int | None = None
+    refuse_servers: tuple[int, str] | None = None  # code, message
     names_used: dict[str, str] = field(default_factory=dict)  # name: uid of its last holder
     recorded: set[str] = field(default_factory=set)  # uids that were in status
     incarnations_made: list[int] = field(default_factory=list)
@@ -128,15 +141,19 @@ class World:
         return dict(self.job.get("status") or {})
 
     def observe(self) -> Observation:
-        workers, coordinators = [], []
+        workers, coordinators, servers = [], [], []
         for pod in self.pods.values():
             if observe.role_of(pod) == names.ROLE_WORKER:
                 workers.append(observe.worker_pod(pod))
+            elif observe.role_of(pod) == names.ROLE_PARAMETER_SERVER:
+                servers.append(observe.server_pod(pod))
             else:
                 coordinators.append(observe.coordinator_pod(pod))
         return Observation(
             workers=tuple(w for w in workers if w is not None),
             coordinators=tuple(c for c in coordinators if c is not None),
+            servers=tuple(s for s in servers if s is not None),
+            server_budget=self.server_budget,
             service=self.service,
             service_gone=self.service_gone,
             secret_made=self.secret_made,
@@ -168,12 +185,14 @@ class World:
 
     def write(self, status: Object) -> None:
         self.job["status"] = copy.deepcopy(status)
-        self.recorded |= {slot["uid"] for slot in status["slots"].values() if "uid" in slot}
+        slots = [*status["slots"].values(), *(status.get("serverSlots") or {}).values()]
+        self.recorded |= {slot["uid"] for slot in slots if "uid" in slot}
 
     def die(self) -> None:
         """The operator's process ends; the next one knows only what the cluster knows."""
         self.secret_made = False
         self.service, self.service_gone = None, False
+        self.server_budget = None
         self.pod_group, self.pod_group_gone = "", False
         self.report = None
         self.refusals.clear()
@@ -202,6 +221,20 @@ class World:
             name = names.worker_name(job.name, action.slot, action.attempt)
             if not any(pod["metadata"]["name"] == name for pod in self.pods.values()):
                 self.add(worker_pod(job, action.slot, action.attempt, action.address, action.avoid))
+        elif isinstance(action, CreateServer):
+            assert self.status["serverSlots"][str(action.slot)]["attempt"] == action.attempt, (
+                "raised before it is used"
+            )
+            if self.refuse_servers is not None:
+                code, message = self.refuse_servers
+                self.refusals["server"] = refuse(self.refusals.get("server"), code, message, self.now)
+                return
+            self.refusals.pop("server", None)
+            name = names.server_name(job.name, action.slot, action.attempt)
+            if not any(pod["metadata"]["name"] == name for pod in self.pods.values()):
+                self.add(server_pod(job, action.slot, action.attempt, action.address))
+        elif isinstance(action, ApplyServerBudget):
+            self.server_budget = action.servers
         elif isinstance(action, DeleteJob):
             self.deleted = True
         elif isinstance(action, ApplyPodGroup):
@@ -284,6 +317,11 @@ class World:
     def coordinators(self) -> list[Object]:
         found = [pod for pod in self.pods.values() if observe.role_of(pod) == names.ROLE_COORDINATOR]
         return [pod for pod in found if self.alive(pod)]
+
+    def servers(self, live: bool = True) -> list[Object]:
+        """Pods of parameter servers, by name."""
+        found = [p for p in self.pods.values() if observe.role_of(p) == names.ROLE_PARAMETER_SERVER]
+        return sorted((p for p in found if not live or self.alive(p)), key=lambda p: p["metadata"]["name"])
 
     def alive(self, pod: Object) -> bool:
         return not self.deleting(pod) and pod["status"]["phase"] not in ("Succeeded", "Failed")
@@ -393,6 +431,11 @@ class World:
             for pod in self.workers()
             if pod["status"]["phase"] == "Running"
         )
+        serving = tuple(
+            ServerReport(pod["metadata"]["uid"], True, True)
+            for pod in self.servers()
+            if pod["status"]["phase"] == "Running"
+        )
         values: dict[str, Any] = {
             "incarnation": self.status["coordinator"]["incarnation"],
             "restart": 0,
@@ -401,6 +444,8 @@ class World:
             "generation": 1,
             "step": 10,
             "members": members,
+            "servers": serving,
+            "servers_settled": True,
             "last_commit_at": self.now,
         }
         self.report = Report(**{**values, **changes})

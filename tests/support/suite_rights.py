@@ -31,6 +31,7 @@ RUN_OPERATORS = (
     "test_operator_jobs.py",
     "test_operator_life.py",
     "test_operator_queues.py",
+    "test_operator_servers.py",
     "test_e2e_elastic.py",
 )
 

@@ -31,6 +31,7 @@ def test_defaults_arrive() -> None:
     found = settings_of({})
     assert (found.namespace, found.identity) == ("ns", "pod-1_u1")
     assert found.coordinator_image == "springtide/operator:0.1.0"
+    assert found.server_image == "springtide/ps:0.1.0"
     assert (found.watched, found.log_level) == ((), "INFO")
     assert found.coordinator_pull_policy == "IfNotPresent"
     assert found.doors == Doors("ns")
@@ -53,6 +54,7 @@ def test_switches_arrive() -> None:
     assert found.watched == ("a", "b-1")
     assert found.log_level == "WARNING"
     assert found.coordinator_image == "r.example.com/springtide/operator@sha256:" + "3" * 64
+    assert found.server_image == "r.example.com/springtide/ps:0.1.0"
 
 
 @pytest.mark.parametrize(

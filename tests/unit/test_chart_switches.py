@@ -98,6 +98,13 @@ CASES: list[Case] = [
         "springtide/operator:0.1.0",
         f"springtide/operator@{DIGEST}",
     ),
+    (
+        "parameterServerImage",
+        "r.example.com/ps:1",
+        lambda o: environment(o)["SPRINGTIDE_PARAMETER_SERVER_IMAGE"],
+        "springtide/ps:0.1.0",
+        "r.example.com/ps:1",
+    ),
     ("image.pullPolicy", "Always", lambda o: container(o)["imagePullPolicy"], "IfNotPresent", "Always"),
     ("imagePullSecrets", [{"name": "s"}], lambda o: pod(o).get("imagePullSecrets"), None, [{"name": "s"}]),
     ("crds.enabled", False, lambda o: "CustomResourceDefinition" in kinds(o), True, False),

@@ -64,7 +64,7 @@ def test_status_has_no_defaults() -> None:
 def test_columns_and_subresources() -> None:
     version = CRD["spec"]["versions"][0]
     shown = [c["name"] for c in version["additionalPrinterColumns"] if not c.get("priority")]
-    assert shown == ["State", "Workers", "Step", "Samples/s", "Goodput", "Restarts", "Age"]
+    assert shown == ["State", "Workers", "PS", "Step", "Samples/s", "Goodput", "Restarts", "Age"]
     assert version["subresources"]["scale"] == {
         "specReplicasPath": ".spec.workers.replicas",
         "statusReplicasPath": ".status.workers.replicas",
@@ -168,6 +168,7 @@ def test_the_longest_name_leaves_room_for_what_derives_from_it() -> None:
     for name in (
         names.worker_name(longest, 999, 99999),
         names.coordinator_name(longest, 99999),
+        names.server_name(longest, 63, 99999),
         names.service_name(longest),
         names.secret_name(longest, "12345678-1234"),
     ):
@@ -178,6 +179,38 @@ def test_the_strategy_is_immutable_and_nothing_below_it() -> None:
     strategy = SCHEMA["properties"]["spec"]["properties"]["strategy"]
     assert strategy["properties"]["type"]["x-kubernetes-validations"][0]["rule"] == "self == oldSelf"
     assert "x-kubernetes-validations" not in strategy
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({}, None),
+        ({"strategy": {"type": "ParameterServer"}}, None),
+        ({"strategy": {"type": "ParameterServer"}, "parameterServers": {"replicas": 3}}, None),
+        (
+            {
+                "strategy": {"type": "ParameterServer", "parameterServer": {"replication": 2}},
+                "parameterServers": {"replicas": 2},
+            },
+            None,
+        ),
+        (
+            {"strategy": {"type": "ParameterServer", "parameterServer": {"replication": 2}}},
+            "must not be greater than parameterServers.replicas",
+        ),
+        ({"parameterServers": {"replicas": 1}}, "for strategy.type ParameterServer only"),
+        (
+            {"strategy": {"type": "ParameterServer", "allReduce": {"exact": True}}},
+            "exact is for strategy.type AllReduce only",
+        ),
+    ],
+)
+def test_parameter_servers_and_their_strategy_belong_together(spec: dict[str, Any], text: str | None) -> None:
+    template = {"spec": {"containers": [{"image": "x"}]}}
+    whole = TrainingJobSpec.model_validate({"workers": {"template": template, "maxReplicas": 4}, **spec})
+    value = whole.model_dump(by_alias=True, mode="json", exclude_none=True)
+    broken = holds(SCHEMA["properties"]["spec"], value)
+    assert (not broken) if text is None else any(text in found for found in broken), broken
 
 
 def test_an_unreadable_spec_names_its_fields() -> None:

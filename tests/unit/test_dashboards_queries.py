@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chart_metrics import coordinator_series, names_in, operator_series, worker_series
+from chart_metrics import coordinator_series, names_in, operator_series, server_series, worker_series
 from chart_render import ROOT
 
 from deploy.grafana import dashboard
@@ -22,7 +22,8 @@ _MATCHER = re.compile(r"[{,]\s*([a-z_]+)\s*(?:=~|!~|!=|=)")
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    return operator_series() | worker_series() | coordinator_series(tmp_path_factory.mktemp("state"))
+    jobs = worker_series() | server_series() | coordinator_series(tmp_path_factory.mktemp("state"))
+    return operator_series() | jobs
 
 
 def rules() -> list[dict[str, str]]:

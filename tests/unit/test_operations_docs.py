@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import yaml
-from chart_metrics import coordinator_series, operator_series, worker_series
+from chart_metrics import coordinator_series, operator_series, server_series, worker_series
 
 from springtide_coordinator.history import LOST_CAUSES
 from springtide_operator.api import reasons
@@ -18,7 +18,7 @@ _ENDINGS = re.compile(r"_(bucket|count|sum|created)$")
 
 
 def test_every_metric_is_explained_and_no_other(tmp_path: Path) -> None:
-    served = {*operator_series(), *coordinator_series(tmp_path), *worker_series()}
+    served = {*operator_series(), *coordinator_series(tmp_path), *worker_series(), *server_series()}
     served = {_ENDINGS.sub("", name) for name in served if not name.endswith("_created")}
     named = {name for name in CODE if name.startswith("springtide_")}
     assert named == served

@@ -57,6 +57,14 @@ app.kubernetes.io/component: operator
 {{- end -}}
 {{- end -}}
 
+{{- define "springtide.parameterServerImage" -}}
+{{- if .Values.parameterServerImage -}}
+{{ .Values.parameterServerImage }}
+{{- else -}}
+{{ include "springtide.registry" . }}springtide/ps:{{ .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
 {{- define "springtide.workerImage" -}}
 {{- if .Values.helmTest.workerImage -}}
 {{ .Values.helmTest.workerImage }}

@@ -21,6 +21,7 @@ _DROP = {"title", "$defs", "additionalProperties", "properties", "items", "anyOf
 COLUMNS: list[Schema] = [
     {"name": "State", "type": "string", "jsonPath": ".status.state"},
     {"name": "Workers", "type": "string", "jsonPath": ".status.workers.summary"},
+    {"name": "PS", "type": "string", "jsonPath": ".status.parameterServers.summary"},
     {"name": "Step", "type": "integer", "jsonPath": ".status.step"},
     {"name": "Samples/s", "type": "string", "jsonPath": ".status.samplesPerSecond"},
     {"name": "Goodput", "type": "string", "jsonPath": ".status.goodput"},

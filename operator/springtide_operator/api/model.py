@@ -14,6 +14,7 @@ from springtide_operator.api.base import ApiModel, rule
 from springtide_operator.api.elasticity import Elasticity
 from springtide_operator.api.failure_rules import FailureRule
 from springtide_operator.api.names import MAX_WORKERS
+from springtide_operator.api.servers import ParameterServer, ParameterServers
 
 MAX_SECONDS = 2**31 - 1
 MAX_PROCESSES_PER_POD = 64
@@ -21,6 +22,7 @@ MAX_PROCESSES_PER_POD = 64
 
 class StrategyType(StrEnum):
     ALL_REDUCE = "AllReduce"
+    PARAMETER_SERVER = "ParameterServer"
 
 
 class PodCleanup(StrEnum):
@@ -88,7 +90,9 @@ class Strategy(ApiModel):
 
     type: StrategyType = Field(
         default=StrategyType.ALL_REDUCE,
-        description="AllReduce: every worker holds the whole model and gradients are summed. Immutable.",
+        description="AllReduce: every worker holds the whole model and gradients are summed."
+        " ParameterServer: gradients are pushed to servers, which hold the parameters and run the optimizer."
+        " The script is the same. Immutable.",
         json_schema_extra={
             "x-kubernetes-validations": [
                 rule("self == oldSelf", "strategy.type is immutable: create a new job")
@@ -98,6 +102,11 @@ class Strategy(ApiModel):
     all_reduce: AllReduce = Field(
         default_factory=AllReduce,
         description="Settings of the AllReduce strategy.",
+        json_schema_extra={"default": {}},
+    )
+    parameter_server: ParameterServer = Field(
+        default_factory=ParameterServer,
+        description="Settings of the ParameterServer strategy.",
         json_schema_extra={"default": {}},
     )
 
@@ -307,6 +316,24 @@ class TrainingJobSpec(ApiModel):
                     reason="FieldValueInvalid",
                 ),
                 rule(
+                    "!self.strategy.allReduce.exact || self.strategy.type == 'AllReduce'",
+                    "strategy.allReduce.exact is for strategy.type AllReduce only",
+                    reason="FieldValueInvalid",
+                ),
+                rule(
+                    "!has(self.parameterServers) || self.strategy.type == 'ParameterServer'",
+                    "parameterServers is for strategy.type ParameterServer only: leave it out, or choose that"
+                    " strategy",
+                    reason="FieldValueForbidden",
+                ),
+                rule(
+                    "self.strategy.type != 'ParameterServer' || self.strategy.parameterServer.replication"
+                    " <= (has(self.parameterServers) ? self.parameterServers.replicas : 1)",
+                    "strategy.parameterServer.replication must not be greater than parameterServers.replicas:"
+                    " two copies need two servers",
+                    reason="FieldValueInvalid",
+                ),
+                rule(
                     "self.elasticity.policy != 'Capacity' || has(self.workers.maxReplicas)",
                     "elasticity.policy Capacity needs workers.maxReplicas: it says how many extra workers"
                     " there may be",
@@ -322,6 +349,10 @@ class TrainingJobSpec(ApiModel):
         json_schema_extra={"default": {}},
     )
     workers: Workers = Field(description="The worker pods and how many of them there may be.")
+    parameter_servers: ParameterServers | None = Field(
+        default=None,
+        description="The parameter servers of strategy.type ParameterServer. Absent: one.",
+    )
     elasticity: Elasticity = Field(
         default_factory=Elasticity,
         description="How many workers there are, within minReplicas and maxReplicas.",
@@ -369,3 +400,10 @@ class TrainingJobSpec(ApiModel):
         " stay, for their logs); None. Workers that still run when another has finished get 60 s"
         " to end by themselves. The coordinator and its Service go when no worker is left.",
     )
+
+    @property
+    def servers(self) -> int:
+        """Parameter servers wanted; 0 with a strategy that has none."""
+        if self.strategy.type is not StrategyType.PARAMETER_SERVER:
+            return 0
+        return self.parameter_servers.replicas if self.parameter_servers is not None else 1

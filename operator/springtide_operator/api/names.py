@@ -14,6 +14,7 @@ SHORT_NAME = "stj"
 
 PROGRAM_VERSION = "0.1.0"
 OPERATOR_IMAGE = f"springtide/operator:{PROGRAM_VERSION}"
+PARAMETER_SERVER_IMAGE = f"springtide/ps:{PROGRAM_VERSION}"
 
 MAX_JOB_NAME = 40
 MAX_WORKERS = 1000
@@ -56,10 +57,13 @@ ROLE_PARAMETER_SERVER = "parameter-server"
 COORDINATOR_PORT = 7070
 COORDINATOR_METRICS_PORT = 9401
 WORKER_METRICS_PORT = 9400
+PARAMETER_SERVER_PORT = 7080
+PARAMETER_SERVER_METRICS_PORT = 9402
 OPERATOR_METRICS_PORT = 9402
 TERMINATION_LOG = "/dev/termination-log"
 
 _WORKER = re.compile(r"-worker-(\d{1,9})-(\d{1,9})$")
+_SERVER = re.compile(r"-ps-(\d{1,9})-(\d{1,9})$")
 
 
 def labels(job: str, role: str | None = None) -> dict[str, str]:
@@ -77,6 +81,17 @@ def worker_name(job: str, slot: int, attempt: int) -> str:
 def parse_worker_name(name: str) -> tuple[int, int] | None:
     """(slot, attempt) of a worker pod's name; None where the name is not one."""
     found = _WORKER.search(name)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def server_name(job: str, slot: int, attempt: int) -> str:
+    """Of a parameter server's pod."""
+    return f"{job}-ps-{slot}-{attempt}"
+
+
+def parse_server_name(name: str) -> tuple[int, int] | None:
+    """(slot, attempt) of a parameter server's pod; None where the name is not one."""
+    found = _SERVER.search(name)
     return (int(found[1]), int(found[2])) if found else None
 
 

@@ -8,6 +8,7 @@ from pydantic import Field, WithJsonSchema
 
 from springtide_operator.api.base import ApiModel
 from springtide_operator.api.names import MAX_WORKERS
+from springtide_operator.api.servers import MAX_SERVERS
 
 Text = Annotated[str, Field(max_length=1024)]
 Short = Annotated[str, Field(max_length=128)]
@@ -43,6 +44,15 @@ class WorkersStatus(ApiModel):
     outdated: Count = Field(default=0, description="Worker pods made from an older template.")
     selector: Text = Field(default="", description="Selects the worker pods; used by the scale subresource.")
     summary: Short = Field(default="", description="active/desired, for people.")
+
+
+class ParameterServersStatus(ApiModel):
+    """Counts of parameter servers' pods."""
+
+    desired: Count = Field(default=0, description="Parameter servers wanted.")
+    replicas: Count = Field(default=0, description="Their pods that exist and are not ending.")
+    ready: Count = Field(default=0, description="Their pods that are ready.")
+    summary: Short = Field(default="", description="ready/desired, for people.")
 
 
 class DataStatus(ApiModel):
@@ -242,6 +252,9 @@ class TrainingJobStatus(ApiModel):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     workers: WorkersStatus | None = Field(default=None, description="Counts of worker pods.")
+    parameter_servers: ParameterServersStatus | None = Field(
+        default=None, description="Counts of parameter servers' pods, with a strategy that has them."
+    )
     generation: Count | None = Field(default=None, description="Number of the membership generation.")
     step: Count | None = Field(default=None, description="Newest committed step.")
     samples_per_second: Short | None = Field(default=None, description="Samples per second of all workers.")
@@ -291,6 +304,11 @@ class TrainingJobStatus(ApiModel):
         default=None,
         description="The newest pod of each worker slot, and how it ended.",
         json_schema_extra={"maxProperties": 4 * MAX_WORKERS},
+    )
+    server_slots: dict[str, SlotStatus] | None = Field(
+        default=None,
+        description="The newest pod of each parameter server's slot, and how it ended.",
+        json_schema_extra={"maxProperties": MAX_SERVERS},
     )
     progress_time: Time | None = Field(
         default=None, description="When step, samplesPerSecond, goodput, data and values were last written."

@@ -19,10 +19,10 @@ USER = 65532
 Object = dict[str, Any]
 
 # Taken from the worker template, so that the coordinator may be pulled and scheduled where workers are.
-_FROM_TEMPLATE = ("imagePullSecrets", "nodeSelector", "priorityClassName", "schedulerName", "tolerations")
+TAKEN_FROM_WORKERS = ("imagePullSecrets", "nodeSelector", "priorityClassName", "schedulerName", "tolerations")
 
 # A lost node is given up after 20 s instead of 300 s: workers train on meanwhile, but nobody can join.
-_LOST_NODE = [
+LOST_NODE = [
     {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 20}
     for key in ("not-ready", "unreachable")
 ]
@@ -92,9 +92,9 @@ def coordinator_pod(
     """Meets PodSecurity `restricted`; carries no API token; comes back in place when its process ends."""
     workers = job.spec.workers
     template = workers.template.get("spec") or {}
-    spec: Object = {key: copy.deepcopy(template[key]) for key in _FROM_TEMPLATE if template.get(key)}
+    spec: Object = {key: copy.deepcopy(template[key]) for key in TAKEN_FROM_WORKERS if template.get(key)}
     keys = {item.get("key") for item in spec.get("tolerations", []) if isinstance(item, dict)}
-    spec["tolerations"] = spec.get("tolerations", []) + [t for t in _LOST_NODE if t["key"] not in keys]
+    spec["tolerations"] = spec.get("tolerations", []) + [t for t in LOST_NODE if t["key"] not in keys]
     values = {
         "SPRINGTIDE_PORT": names.COORDINATOR_PORT,
         "SPRINGTIDE_METRICS_PORT": names.COORDINATOR_METRICS_PORT,
@@ -103,6 +103,7 @@ def coordinator_pod(
         "SPRINGTIDE_TARGET": workers.replicas * workers.processes_per_pod,
         "SPRINGTIDE_MINIMUM": workers.min_replicas * workers.processes_per_pod,
         "SPRINGTIDE_MAXIMUM": workers.maximum * workers.processes_per_pod,
+        "SPRINGTIDE_SERVERS": job.spec.servers,
     }
     probe = {"httpGet": {"path": "/healthz", "port": names.COORDINATOR_METRICS_PORT}, "timeoutSeconds": 5}
     spec |= {

@@ -21,6 +21,7 @@ Object = dict[str, Any]
 
 COORDINATOR = "coordinator"  # names of pod sets
 WORKERS = "workers"
+SERVERS = "parameter-servers"
 
 QUEUE_PRIORITY_SOURCE = "kueue.x-k8s.io/workloadpriorityclass"
 POD_PRIORITY_SOURCE = "scheduling.k8s.io/priorityclass"
@@ -67,12 +68,16 @@ def workload_version(job: Job) -> str:
         workers.min_replicas,
         workers.template,
     ]
+    if job.spec.servers and job.spec.parameter_servers is not None:
+        made_from += [job.spec.servers, job.spec.parameter_servers.template]
     text = json.dumps(made_from, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def workload(job: Job, worker: Object, coordinator: Object, priority: int | None) -> Object:
-    """`worker`, `coordinator`: a pod of each, as they would be made without an admission."""
+def workload(
+    job: Job, worker: Object, coordinator: Object, priority: int | None, server: Object | None = None
+) -> Object:
+    """`worker`, `coordinator`, `server`: a pod of each, as they would be made without an admission."""
     return {
         "apiVersion": names.KUEUE_API,
         "kind": "Workload",
@@ -83,11 +88,13 @@ def workload(job: Job, worker: Object, coordinator: Object, priority: int | None
             "annotations": {names.ANNOTATION_WORKLOAD_VERSION: workload_version(job)},
             "ownerReferences": [job.owner_reference],
         },
-        "spec": workload_spec(job, worker, coordinator, priority),
+        "spec": workload_spec(job, worker, coordinator, priority, server),
     }
 
 
-def workload_spec(job: Job, worker: Object, coordinator: Object, priority: int | None) -> Object:
+def workload_spec(
+    job: Job, worker: Object, coordinator: Object, priority: int | None, server: Object | None = None
+) -> Object:
     """The coordinator comes first; workers may be fewer than `replicas`, down to `minReplicas`."""
     workers = job.spec.workers
     pod_sets: list[Object] = [
@@ -96,6 +103,8 @@ def workload_spec(job: Job, worker: Object, coordinator: Object, priority: int |
     ]
     if workers.min_replicas < workers.replicas:
         pod_sets[1]["minCount"] = workers.min_replicas
+    if server is not None:
+        pod_sets.append({"name": SERVERS, "count": job.spec.servers, "template": _template(server)})
     spec: Object = {"queueName": queue_name(job), "podSets": pod_sets}
     source, name = priority_class(job)
     if name and priority is not None:
@@ -124,11 +133,12 @@ def place(job: Job, pod: Object, pod_set: str) -> None:
     """
     placement = ((job.status.get("queue") or {}).get("podSets") or {}).get(pod_set) or {}
     spec, meta = pod["spec"], pod["metadata"]
+    where = "parameterServers" if pod_set == SERVERS else "workers"
     for key, value in (placement.get("nodeSelector") or {}).items():
         own = spec.setdefault("nodeSelector", {}).setdefault(key, value)
         if own != value:
             raise TemplateError(
-                f"spec.workers.template.spec.nodeSelector: {key} is {own!r}, but the queue's admission sends"
+                f"spec.{where}.template.spec.nodeSelector: {key} is {own!r}, but the queue's admission sends"
                 f" the job's {pod_set} to nodes with {value!r}: correct one of them"
             )
     tolerations = placement.get("tolerations") or []

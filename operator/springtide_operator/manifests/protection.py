@@ -95,15 +95,13 @@ def _anchored(peer: Object, doors: Doors) -> Object:
     return peer
 
 
-def server_disruption_budget(job: Job, servers: int) -> Object | None:
-    """Lets one parameter server be evicted at a time; None where that would block a drain, or for none.
+def server_disruption_budget(job: Job, servers: int) -> Object:
+    """Lets one of so many parameter servers be evicted at a time; a single one always, else no drain ends.
 
     An integer: for owners that are custom resources the disruption controller takes percentages and
     `maxUnavailable` of the owner's scale, which here counts workers. Servers that are not ready may always
     go, so that a broken one never holds a drain up.
     """
-    if servers < 2:
-        return None
     role = names.ROLE_PARAMETER_SERVER
     return {
         "apiVersion": "policy/v1",
@@ -115,7 +113,7 @@ def server_disruption_budget(job: Job, servers: int) -> Object | None:
             "ownerReferences": [job.owner_reference],
         },
         "spec": {
-            "minAvailable": servers - 1,
+            "minAvailable": max(0, servers - 1),
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": {names.LABEL_JOB: job.name, names.LABEL_ROLE: role}},
         },

@@ -186,6 +186,7 @@ def _environment(
         {"name": "SPRINGTIDE_ATTEMPT", "value": str(attempt)},
         {"name": "SPRINGTIDE_BACKEND", "value": job.spec.strategy.all_reduce.backend.value},
         {"name": "SPRINGTIDE_BUCKET_MIB", "value": str(job.spec.strategy.all_reduce.bucket_mib)},
+        *_strategy(job),
         *_exact(job),
         *_collectives(job),
         {"name": "SPRINGTIDE_TERMINATION_LOG", "value": termination_log},
@@ -219,6 +220,13 @@ def _collectives(job: Job) -> list[Object]:
     if limit <= COLLECTIVE_SECONDS:
         return []
     return [{"name": "SPRINGTIDE_COLLECTIVE_SECONDS", "value": str(limit)}]
+
+
+def _strategy(job: Job) -> list[Object]:
+    values = {"SPRINGTIDE_STRATEGY": job.spec.strategy.type.value}
+    if job.spec.servers:
+        values["SPRINGTIDE_REPLICATION"] = str(job.spec.strategy.parameter_server.replication)
+    return [{"name": key, "value": value} for key, value in values.items()]
 
 
 def _exact(job: Job) -> list[Object]:

@@ -124,6 +124,26 @@ class CreateWorker:
 
 
 @dataclass(frozen=True)
+class CreateServer:
+    """POST of a parameter server's pod. Slot and attempt stand in status before this is carried out."""
+
+    slot: int
+    attempt: int
+    address: str  # of the coordinator
+    reason: str
+    kind: ClassVar[str] = "create_server"
+
+
+@dataclass(frozen=True)
+class ApplyServerBudget:
+    """Server-side apply of the disruption budget of so many parameter servers."""
+
+    servers: int
+    reason: str
+    kind: ClassVar[str] = "apply_server_budget"
+
+
+@dataclass(frozen=True)
 class DeletePod:
     """Write the reason on the pod, then DELETE with its uid as precondition."""
 
@@ -157,6 +177,8 @@ Action = (
     | DeleteWorkload
     | CreateCoordinator
     | CreateWorker
+    | CreateServer
+    | ApplyServerBudget
     | DeletePod
     | DeleteJob
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.api.model import PodCleanup
-from springtide_operator.plan import hangs
+from springtide_operator.plan import hangs, servers
 from springtide_operator.plan.actions import Action, DeleteJob, DeletePod, DeleteService
 from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.ledger import Ledger
@@ -67,6 +67,8 @@ def after_the_end(
         else:
             actions.append(_over(pod, "the job has ended"))
     if all(pod.end is not None for pod in observation.workers):
+        why = "no worker is left to serve"
+        actions += servers.put_away(observation, reasons.DELETE_JOB_OVER, why)
         for coordinator in observation.coordinators:
             if not coordinator.deleting:
                 actions.append(
@@ -74,7 +76,7 @@ def after_the_end(
                         coordinator.name,
                         coordinator.uid,
                         reasons.DELETE_JOB_OVER,
-                        "no worker is left to serve",
+                        why,
                     )
                 )
         held = held_back(observation, "service", now)

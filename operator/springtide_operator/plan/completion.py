@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
+from springtide_operator.manifests.server import server_pod
 from springtide_operator.manifests.worker import TemplateError, worker_pod
 from springtide_operator.plan import deadline, hangs, restarts
 from springtide_operator.plan.ledger import Ledger
@@ -40,12 +41,15 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> Ou
         return Outcome(False, reasons.DEADLINE_EXCEEDED, late)
     try:
         worker_pod(job, 0, 0, "")
+        if job.spec.servers:
+            server_pod(job, 0, 0, "")
     except TemplateError as error:
         return Outcome(False, reasons.INVALID_TEMPLATE, str(error))
-    for role in ("worker", "coordinator"):
+    for role in ("worker", "coordinator", "server"):
         refusal = observation.refusals.get(role)
         if refusal is not None and refusal.invalid:
-            text = f"the API server refuses the {role} pod as invalid: {refusal.message}"
+            what = "parameter server's" if role == "server" else role
+            text = f"the API server refuses the {what} pod as invalid: {refusal.message}"
             return Outcome(False, reasons.INVALID_TEMPLATE, text)
     return None
 

@@ -106,6 +106,7 @@ def _secret(observation: Observation, now: float) -> list[Action]:
         return [EnsureSecret("the job's pods take their token from it")]
     problems = [(pod.name, pod.problem) for pod in observation.coordinators]
     problems += [(pod.name, pod.problem) for pod in observation.workers]
+    problems += [(pod.name, pod.problem) for pod in observation.servers]
     stuck = [name for name, said in problems if said and said.reason == reasons.CONTAINER_CONFIG_ERROR]
     if not stuck or 0 <= now - observation.secret_made_at < SECRET_CHECK_SECONDS:
         return []

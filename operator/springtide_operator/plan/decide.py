@@ -23,6 +23,7 @@ from springtide_operator.plan import (
     progress,
     protection,
     restarts,
+    servers,
     sizing,
     suspend,
 )
@@ -57,6 +58,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     if conditions.is_true(old, reasons.RUNNING):
         observation = coordinator_policy.without_hasty_word(observation, ledger, now)
     events = restarts.account(job, observation, ledger, now)
+    events += servers.account(observation, ledger, now)
     outcome = completion.decide(job, observation, ledger, now)
     if outcome is not None:
         return _end(job, observation, ledger, outcome, events, now)
@@ -67,6 +69,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     actions += gang.decide(job, observation, now)
     if halted(job):
         actions += sizing.decide(job, observation, ledger, now)
+        actions += servers.decide(job, observation, ledger, now)
         actions += nodes.move(job, observation, ledger, actions, now)
         actions += suspend.put_away(observation)
     else:
@@ -74,6 +77,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
         made, said = coordinator_policy.decide(observation, ledger, now)
         actions += made
         events += said
+        actions += servers.decide(job, observation, ledger, now)
         actions += sizing.decide(job, observation, ledger, now)
         actions += nodes.move(job, observation, ledger, actions, now)
         actions += restarts.give_up(observation, ledger)
@@ -146,8 +150,13 @@ def _status(
         "observedGeneration": job.generation,
         "conditions": conditions.write(truths, old, job.generation, now),
         "workers": _workers(job, observation, ledger),
+        **_servers(job, observation),
         "coordinator": _coordinator(observation, ledger, numbers, old),
     }
+
+
+def _servers(job: Job, observation: Observation, over: bool = False) -> Status:
+    return {"parameterServers": servers.status(job, observation, over)} if job.spec.servers else {}
 
 
 def _kept(status: Status) -> Status:
@@ -220,6 +229,10 @@ def _changes(old: Status, new: Status) -> list[Event]:
     policed = elasticity.STATUS in old and elasticity.STATUS in new  # then the policy tells of it
     if before and want and before != want and not policed:
         events.append(Event(reasons.EVENT_SCALED, f"from {before} to {want} workers"))
+    before, want = ((status.get("parameterServers") or {}).get("desired") for status in (old, new))
+    if before and want and before != want:
+        text = f"from {before} to {want} parameter servers"
+        events.append(Event(reasons.EVENT_SERVERS_SCALED, text))
     if new.get("statesLost", 0) > old.get("statesLost", 0):
         text = "no worker with the job's state survived: training starts again"
         events.append(Event(reasons.STATE_LOST, text, warning=True))
@@ -255,6 +268,7 @@ def _end(
         "completionTime": timestamp(now),
         "conditions": conditions.write(truths, old, job.generation, now),
         "workers": _workers(job, observation, ledger, over=True),
+        **_servers(job, observation, over=True),
         "coordinator": _coordinator(observation, ledger, numbers, old),
         "progressTime": timestamp(now),
     }
@@ -282,6 +296,7 @@ def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: flo
         **job.status,
         "observedGeneration": job.generation,
         "workers": _workers(job, observation, ledger, over=True),
+        **_servers(job, observation, over=True),
     }
     if not any(pod.live for pod in observation.coordinators):
         status["coordinator"] = {**(old.get("coordinator") or {}), "reachable": False}

@@ -29,8 +29,8 @@ def api(job: Job) -> list[str]:
 
 
 def members(job: Job) -> int:
-    """Pods without which training cannot start: minReplicas workers and the coordinator."""
-    return job.spec.workers.min_replicas + 1
+    """Pods without which training cannot start: minReplicas workers, all servers and the coordinator."""
+    return job.spec.workers.min_replicas + job.spec.servers + 1
 
 
 def version(job: Job, scheduler: GangScheduler) -> str:
@@ -91,6 +91,7 @@ def decide(job: Job, observation: Observation, now: float, over: bool = False) -
     old = job.status.get("gang")
     ending = over or bool(halted(job))
     pods_left = any(pod.end is None for pod in observation.workers) or bool(observation.coordinators)
+    pods_left = pods_left or bool(observation.servers)
     if not old or observation.pod_group_gone or (ending and pods_left):
         return []
     return [DeletePodGroup(old["apiVersion"], old["podGroup"], "no pods are to be started with it")]

@@ -134,7 +134,8 @@ def _readable(observation: Observation) -> bool:
 
 
 def _pods_left(observation: Observation) -> bool:
-    return any(pod.end is None for pod in observation.workers) or bool(observation.coordinators)
+    left = bool(observation.coordinators or observation.servers)
+    return left or any(pod.end is None for pod in observation.workers)
 
 
 def _entry(job: Job, observation: Observation) -> dict[str, Any] | None:

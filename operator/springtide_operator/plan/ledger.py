@@ -80,6 +80,7 @@ class Ledger:
     """Changed in place by the policies of one round, in their order; written to status before any action."""
 
     slots: dict[int, Slot] = field(default_factory=dict)
+    servers: dict[int, Slot] = field(default_factory=dict)  # of parameter servers
     counts: Counts = field(default_factory=Counts)
     incidents: dict[str, Incident] = field(default_factory=dict)  # by cause
     backoffs: dict[str, Backoff] = field(default_factory=dict)  # by role
@@ -97,6 +98,10 @@ class Ledger:
         return cls(
             slots={
                 int(number): Slot.from_status(entry) for number, entry in (status.get("slots") or {}).items()
+            },
+            servers={
+                int(number): Slot.from_status(entry)
+                for number, entry in (status.get("serverSlots") or {}).items()
             },
             counts=Counts.from_status(restarts),
             incidents={incident.cause: incident for incident in incidents},
@@ -118,6 +123,10 @@ class Ledger:
             "slots": {str(number): self.slots[number].to_status() for number in sorted(self.slots)},
             "restarts": restarts,
         }
+        if self.servers:
+            result["serverSlots"] = {
+                str(number): self.servers[number].to_status() for number in sorted(self.servers)
+            }
         if self.backoffs:
             result["backoff"] = {role: self.backoffs[role].to_status() for role in sorted(self.backoffs)}
         if self.last_failure:

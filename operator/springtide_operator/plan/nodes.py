@@ -24,10 +24,13 @@ from springtide_operator.plan.observation import (
     Node,
     Observation,
     Report,
+    ServerPod,
     WorkerPod,
 )
 from springtide_operator.plan.refused import held_back
 from springtide_operator.plan.relay import UNREACHABLE_LOST_SECONDS, held_for_gone_at
+
+AnyPod = WorkerPod | ServerPod | CoordinatorPod
 
 SETTLE_SECONDS = 5.0  # a kubelet that starts again is not Ready for a moment
 BLIND_SECONDS = 30.0  # without the coordinator's word: it may be on that node, and its successor takes time
@@ -42,6 +45,7 @@ def judged(observation: Observation, now: float) -> Observation:
     return replace(
         observation,
         workers=tuple(_judged_worker(pod, observation, now) for pod in observation.workers),
+        servers=tuple(_judged_server(pod, observation, now) for pod in observation.servers),
         coordinators=tuple(
             replace(pod, lost=_coordinator_lost(pod, observation, now)) for pod in observation.coordinators
         ),
@@ -55,7 +59,15 @@ def _judged_worker(pod: WorkerPod, observation: Observation, now: float) -> Work
     return replace(pod, end=End(reasons.END_PREEMPTED, reasons.DELETE_NODE_LOST, _trouble(node)))
 
 
-def _worker_lost(pod: WorkerPod, node: Node, observation: Observation, now: float) -> bool:
+def _judged_server(pod: ServerPod, observation: Observation, now: float) -> ServerPod:
+    node = _node_of(pod, observation)
+    if node is None or pod.phase in ("Succeeded", "Failed"):
+        return pod
+    return replace(pod, lost=_worker_lost(pod, node, observation, now))
+
+
+def _worker_lost(pod: WorkerPod | ServerPod, node: Node, observation: Observation, now: float) -> bool:
+    """Or a parameter server: both are connected to the coordinator as long as they live."""
     if node.gone:
         return True
     if node.ready:
@@ -85,11 +97,13 @@ def _word(observation: Observation, now: float) -> Report | None:
     return None if learns else report
 
 
-def _connected(report: Report, pod: WorkerPod) -> bool:
-    return any(member.pod_uid == pod.uid and member.connected for member in report.members)
+def _connected(report: Report, pod: WorkerPod | ServerPod) -> bool:
+    connected = {member.pod_uid for member in report.members if member.connected}
+    connected |= {server.pod_uid for server in report.servers if server.connected}
+    return pod.uid in connected
 
 
-def _node_of(pod: WorkerPod | CoordinatorPod, observation: Observation) -> Node | None:
+def _node_of(pod: AnyPod, observation: Observation) -> Node | None:
     return observation.nodes.get(pod.node) if observation.nodes and pod.node else None
 
 
@@ -99,6 +113,10 @@ def _trouble(node: Node) -> str:
     return (
         f"node {node.name} is not ready" if node.ready is False else f"nothing is heard of node {node.name}"
     )
+
+
+def _all(observation: Observation) -> tuple[AnyPod, ...]:
+    return (*observation.workers, *observation.servers, *observation.coordinators)
 
 
 def move(
@@ -203,25 +221,24 @@ def force(observation: Observation, now: float) -> list[Action]:
     """Delete by force what has been Terminating for longer than its grace period and a minute, what sits on
     a lost node for 15 s, and what sits on a node that is no more.
     """
-    pods: tuple[WorkerPod | CoordinatorPod, ...] = (*observation.workers, *observation.coordinators)
     result: list[Action] = []
-    for pod in pods:
+    for pod in _all(observation):
         if now < _forced_at(pod, observation):
             continue
         node = _node_of(pod, observation)
-        said = pod.deleted_because if isinstance(pod, WorkerPod) else None
+        said = None if isinstance(pod, CoordinatorPod) else pod.deleted_because
         because = said or reasons.DELETE_STUCK
         why = _trouble(node) if node is not None and not node.ready else "it does not end"
         result.append(DeletePod(pod.name, pod.uid, because, why, force=True))
     return result
 
 
-def _forced_at(pod: WorkerPod | CoordinatorPod, observation: Observation) -> float:
+def _forced_at(pod: AnyPod, observation: Observation) -> float:
     """Unix seconds; infinite for what nobody asked to go, and for what was asked by force already."""
     if pod.gone_by is None or pod.deletion_asked_at is None or pod.gone_by == pod.deletion_asked_at:
         return math.inf
     node = _node_of(pod, observation)
-    lost = pod.lost if isinstance(pod, CoordinatorPod) else pod.end is not None
+    lost = pod.end is not None if isinstance(pod, WorkerPod) else pod.lost
     if node is None or node.ready or not lost:
         return held_for_gone_at(pod)
     return 0.0 if node.gone else min(held_for_gone_at(pod), pod.deletion_asked_at + UNREACHABLE_LOST_SECONDS)
@@ -229,7 +246,7 @@ def _forced_at(pod: WorkerPod | CoordinatorPod, observation: Observation) -> flo
 
 def later(observation: Observation, now: float) -> list[float]:
     """Unix seconds at which to look again: a force that gets due, a node that may turn out to be lost."""
-    pods: tuple[WorkerPod | CoordinatorPod, ...] = (*observation.workers, *observation.coordinators)
+    pods = _all(observation)
     result = [at for pod in pods if now < (at := _forced_at(pod, observation)) < math.inf]
     for pod in pods:
         node = _node_of(pod, observation)

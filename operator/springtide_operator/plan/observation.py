@@ -113,6 +113,39 @@ class CoordinatorPod:
 
 
 @dataclass(frozen=True)
+class ServerPod:
+    """Of a parameter server."""
+
+    name: str
+    uid: str
+    slot: int
+    attempt: int
+    phase: str = "Pending"
+    created_at: float = 0.0
+    started_at: float | None = None
+    running: bool = False
+    ready: bool = False
+    restarts: int = 0  # of its container
+    deletion_asked_at: float | None = None
+    gone_by: float | None = None  # deletionTimestamp
+    deleted_because: str | None = None  # our annotation
+    problem: Problem | None = None
+    disruption: str | None = None  # why somebody ends it, in words
+    node: str | None = None
+    unreachable: bool = False  # its node's loss drove it out
+    lost: bool = False  # nothing is heard of it, nor of its node
+
+    @property
+    def deleting(self) -> bool:
+        return self.gone_by is not None
+
+    @property
+    def live(self) -> bool:
+        """To stay: nobody has asked it to go, and its node lives."""
+        return not self.deleting and not self.lost and self.phase not in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
 class Node:
     """`ready`: None for Unknown, which is what Kubernetes says of a node that it does not hear of."""
 
@@ -129,6 +162,15 @@ class MemberReport:
     active: bool  # in the current generation
     connected: bool
     leaving: bool
+
+
+@dataclass(frozen=True)
+class ServerReport:
+    """A parameter server, as the coordinator sees it."""
+
+    pod_uid: str
+    connected: bool
+    serving: bool  # the newest generation has it, or asks it for what it holds
 
 
 @dataclass(frozen=True)
@@ -201,6 +243,8 @@ class Report:
     slow: SlowReport | None = None
     stall: StallReport | None = None  # None: it moves
     rates: tuple[RateReport, ...] = ()
+    servers: tuple[ServerReport, ...] = ()
+    servers_settled: bool = False  # a generation runs with exactly those that were asked for
     silent: frozenset[str] = frozenset()  # pod uids that run and have not said Hello
     opaque: bool = False  # its members run scripts that commit no steps of ours: no progress is no hang
 
@@ -243,6 +287,8 @@ class ServiceSeen:
 class Observation:
     workers: tuple[WorkerPod, ...] = ()
     coordinators: tuple[CoordinatorPod, ...] = ()
+    servers: tuple[ServerPod, ...] = ()
+    server_budget: int | None = None  # servers that the disruption budget was applied for by this process
     service: ServiceSeen | None = None
     service_gone: bool = False  # this process has deleted it, or found it gone
     secret_made: bool = False

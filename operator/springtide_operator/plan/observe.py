@@ -6,7 +6,7 @@ from typing import Any
 
 from springtide_operator.api import names, reasons
 from springtide_operator.plan.clock import parse_time
-from springtide_operator.plan.observation import CoordinatorPod, Node, Problem, WorkerPod
+from springtide_operator.plan.observation import CoordinatorPod, Node, Problem, ServerPod, WorkerPod
 from springtide_operator.plan.outcome import disruption, read_end
 
 Object = dict[str, Any]
@@ -106,6 +106,45 @@ def coordinator_pod(pod: Object) -> CoordinatorPod | None:
         unreachable=_node_lost(status, disruption(status)),
         ip=status.get("podIP") or None,
         problem=pod_problem(pod, f"the coordinator {meta['name']}"),
+    )
+
+
+def server_pod(pod: Object) -> ServerPod | None:
+    """None for a pod whose name carries no slot and attempt of a parameter server."""
+    meta = pod["metadata"]
+    place = names.parse_server_name(meta["name"])
+    if place is None:
+        return None
+    status = pod.get("status") or {}
+    containers = (pod.get("spec") or {}).get("containers") or [{}]
+    wanted = "server" if any(c.get("name") == "server" for c in containers) else containers[0].get("name")
+    found: Object = next((c for c in status.get("containerStatuses") or [] if c.get("name") == wanted), {})
+    state, last = found.get("state") or {}, (found.get("lastState") or {}).get("terminated")
+    running = state.get("running")
+    started = running or state.get("terminated") or last or {}
+    disrupted = disruption(status)
+    ended = status.get("reason") and f"{status['reason']}: {status.get('message') or 'no message'}"
+    gone_by = parse_time(meta.get("deletionTimestamp"))
+    grace = float(meta.get("deletionGracePeriodSeconds") or 0)
+    ready = (c.get("status") for c in status.get("conditions") or [] if c.get("type") == "Ready")
+    return ServerPod(
+        name=meta["name"],
+        uid=meta["uid"],
+        slot=place[0],
+        attempt=place[1],
+        phase=status.get("phase", "Pending"),
+        created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
+        started_at=parse_time(started.get("startedAt")),
+        running=running is not None,
+        ready=running is not None and next(ready, "True") == "True",
+        restarts=int(found.get("restartCount") or 0),
+        deletion_asked_at=None if gone_by is None else gone_by - grace,
+        gone_by=gone_by,
+        deleted_because=(meta.get("annotations") or {}).get(names.ANNOTATION_DELETED_BECAUSE),
+        problem=pod_problem(pod, f"parameter server {meta['name']}"),
+        disruption=disrupted[1] if disrupted is not None else ended or None,
+        node=(pod.get("spec") or {}).get("nodeName") or None,
+        unreachable=_node_lost(status, disrupted),
     )
 
 

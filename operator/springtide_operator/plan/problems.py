@@ -5,7 +5,7 @@ from __future__ import annotations
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import coordinator as coordinator_policy
-from springtide_operator.plan import elasticity, gang, hangs, kueue, restarts, sizing
+from springtide_operator.plan import elasticity, gang, hangs, kueue, restarts, servers, sizing
 from springtide_operator.plan.backoff import LOOP_COUNT
 from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.ledger import Ledger
@@ -20,6 +20,7 @@ _REFUSED = {
     "networkpolicy": reasons.NETWORK_POLICY_REFUSED,
     "podgroup": reasons.POD_GROUP_REFUSED,
     "workload": reasons.WORKLOAD_REFUSED,
+    "serverbudget": reasons.SERVER_BUDGET_REFUSED,
 }
 
 
@@ -32,6 +33,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_gang(job, observation),
         *_hung(job, observation),
         *_workers(job, observation),
+        *servers.problems(job, observation, ledger),
         *_silent(observation, ledger, now),
         *_backing_off(job, observation, ledger, now),
         *_unreachable(observation, ledger, now),
@@ -83,6 +85,8 @@ def _refused(job: Job, observation: Observation) -> list[Problem]:
         "service": "the coordinator's Service",
         "coordinator": "the coordinator's pod",
         "worker": "worker pods",
+        "server": "parameter servers' pods",
+        "serverbudget": "the disruption budget of the parameter servers",
     }
     for role, text in what.items():
         refusal = observation.refusals.get(role)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from springtide_operator.api.job import Job
 from springtide_operator.plan import hangs, sizing
-from springtide_operator.plan.observation import CoordinatorPod, Observation, WorkerPod
+from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
 
 # A pod is held for gone when its deletionTimestamp is past by this much, although its node never said so.
 # What may still run there can finish nothing: collectives need the others, and a newer incarnation fences it.
@@ -18,7 +18,7 @@ LOST_SECONDS = 60.0
 UNREACHABLE_LOST_SECONDS = 15.0
 
 
-def held_for_gone_at(pod: WorkerPod | CoordinatorPod) -> float:
+def held_for_gone_at(pod: WorkerPod | CoordinatorPod | ServerPod) -> float:
     """Unix seconds from which on the pod counts as gone; infinite while nobody has asked it to go."""
     if pod.gone_by is None:
         return math.inf
@@ -50,6 +50,8 @@ class Word:
     processes_per_pod: int = 1
     hang_seconds: float = 0.0  # a stall is told of from so many seconds on
     hung: tuple[str, ...] = ()  # uids of pods that are replaced since they hang
+    servers: int = 0  # parameter servers wanted
+    living_servers: tuple[LivingPod, ...] = ()
 
 
 def word(job: Job, observation: Observation, incarnation: int, now: float, pause: float = 0.0) -> Word:
@@ -65,4 +67,20 @@ def word(job: Job, observation: Observation, incarnation: int, now: float, pause
     trained = int(job.status.get("generation") or 0)
     each = workers.processes_per_pod
     sizes = sizing.target(job) * each, workers.min_replicas * each, workers.maximum * each
-    return Word(*sizes, incarnation, tuple(living), trained, pause, each, hang_seconds, tuple(hung))
+    serving = [
+        LivingPod(pod.uid, pod.name, pod.slot, pod.started_at is not None or pod.running, pod.gone_by or 0.0)
+        for pod in sorted(observation.servers, key=lambda pod: (pod.slot, pod.attempt))
+        if not pod.lost and pod.phase not in ("Succeeded", "Failed") and now < held_for_gone_at(pod)
+    ]
+    return Word(
+        *sizes,
+        incarnation,
+        tuple(living),
+        trained,
+        pause,
+        each,
+        hang_seconds,
+        tuple(hung),
+        job.spec.servers,
+        tuple(serving),
+    )

@@ -19,7 +19,9 @@ from springtide_operator.plan.observation import Observation, Problem
 
 
 def put_away(observation: Observation) -> list[Action]:
-    """Delete the coordinator once no worker process is left that could still talk to it."""
+    """Delete the coordinator once no worker process is left that could still talk to it; the servers go with
+    it (`servers.decide`).
+    """
     if any(pod.end is None for pod in observation.workers):
         return []
     return [

@@ -8,7 +8,7 @@
 - apiGroups: [springtide.dev]
   resources: [trainingjobs/status]
   verbs: [patch]
-# get, list, watch: how pods fare. create: coordinators and workers. patch: the reason is written to a pod before it
+# get, list, watch: how pods fare. create: coordinators, workers, parameter servers. patch: the reason is written to a pod before it
 # is deleted. delete: scaling down, replacing, cleaning up.
 - apiGroups: [""]
   resources: [pods]
@@ -18,6 +18,11 @@
 - apiGroups: [""]
   resources: [services]
   verbs: [get, create, patch, delete]
+# How many of a job's parameter servers may be evicted at once: made by server-side apply, which needs create and
+# patch.
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [create, patch]
 {{- if .Values.networkPolicy.jobs }}
 # Keeps other pods away from those of a job: made by server-side apply, which needs create and patch.
 - apiGroups: [networking.k8s.io]

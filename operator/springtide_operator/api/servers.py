@@ -1,0 +1,88 @@
+"""Parameter servers, as users ask for them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
+
+from springtide_operator.api.base import ApiModel, rule
+
+MAX_SERVERS = 64
+
+
+class Consistency(StrEnum):
+    SYNCHRONOUS = "Synchronous"
+
+
+class ParameterServer(ApiModel):
+    """How parameters are kept on servers."""
+
+    consistency: Consistency = Field(
+        default=Consistency.SYNCHRONOUS,
+        description="Synchronous: a step counts when all workers' gradients of it are in; the numbers are"
+        " those of one process.",
+    )
+    replication: int = Field(
+        default=1,
+        ge=1,
+        le=2,
+        description="Servers that hold each part of the parameters. With 2 the loss of one loses nothing;"
+        " with 1 what it held is lost, and training starts again. At most parameterServers.replicas."
+        " Holds for workers made afterwards.",
+    )
+
+
+_OPEN: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+_TEMPLATE_SCHEMA: dict[str, Any] = {
+    **_OPEN,
+    "properties": {
+        "metadata": {**_OPEN, "description": "Labels and annotations of the servers' pods."},
+        "spec": {
+            **_OPEN,
+            "description": "Parts of a PodSpec. The container named 'server', or else the first one, is the"
+            " server; without any, one is made.",
+            "properties": {
+                "restartPolicy": {
+                    "type": "string",
+                    "maxLength": 32,
+                    "description": "Always, or left out: a server that ends comes back in place.",
+                    "x-kubernetes-validations": [
+                        rule(
+                            "self == 'Always'",
+                            "leave restartPolicy out or say Always: a server that ends comes back in place",
+                        )
+                    ],
+                },
+                "containers": {
+                    "type": "array",
+                    "maxItems": 16,
+                    "description": "Containers of a server's pod.",
+                    "items": _OPEN,
+                },
+            },
+        },
+    },
+}
+
+ServerTemplate = Annotated[dict[str, Any], WithJsonSchema(_TEMPLATE_SCHEMA)]
+
+
+class ParameterServers(ApiModel):
+    """The pods of parameter servers and how many of them there are."""
+
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_SERVERS,
+        description="Servers wanted. A change moves parameters between servers at a step boundary; no worker"
+        " restarts.",
+    )
+    template: ServerTemplate | None = Field(
+        default=None,
+        description="What the servers' pods are to have besides: resources, node selector, affinity, image."
+        " Pull secrets, tolerations, node selector, priority class and scheduler are the worker template's"
+        " unless given here. A change holds for pods made afterwards.",
+    )

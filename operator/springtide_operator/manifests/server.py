@@ -1,0 +1,179 @@
+"""The pod of one parameter server."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from springtide_operator.api import names
+from springtide_operator.api.job import Job
+from springtide_operator.manifests import gang, kueue
+from springtide_operator.manifests.coordinator import LOST_NODE, TAKEN_FROM_WORKERS, USER
+from springtide_operator.manifests.worker import TemplateError, common_environment
+
+Object = dict[str, Any]
+
+CONTAINER = "server"
+GRACE_SECONDS = 30  # a server that leaves is let go within moments, and gives up waiting after 20 s
+
+
+def server_pod(
+    job: Job,
+    slot: int,
+    attempt: int,
+    coordinator_address: str,
+    image: str = names.PARAMETER_SERVER_IMAGE,
+    pull_policy: str = "IfNotPresent",
+) -> Object:
+    """Meets PodSecurity `restricted` where the template is silent; carries no API token.
+
+    Raises:
+        TemplateError: with the place in `spec.parameterServers.template`.
+    """
+    asked = job.spec.parameter_servers
+    template = copy.deepcopy(asked.template or {}) if asked is not None else {}
+    spec, meta = _object(template, "spec", "spec"), _object(template, "metadata", "metadata")
+    if spec.get("restartPolicy", "Always") != "Always":
+        raise TemplateError(
+            f"spec.parameterServers.template.spec.restartPolicy is {spec['restartPolicy']!r}: leave it out or"
+            " say Always; a server that ends comes back in place"
+        )
+    _from_workers(job, spec)
+    container = _container(spec)
+    container.setdefault("image", image)
+    container.setdefault("imagePullPolicy", pull_policy)
+    container.setdefault("command", ["python", "-m", "springtide_ps"])
+    container["env"] = _environment(job, container, slot, attempt, coordinator_address)
+    container.setdefault("ports", []).extend(
+        port
+        for port in (
+            {"name": "parameters", "containerPort": names.PARAMETER_SERVER_PORT},
+            {"name": "metrics", "containerPort": names.PARAMETER_SERVER_METRICS_PORT},
+        )
+        if port["name"] not in [one.get("name") for one in container["ports"] if isinstance(one, dict)]
+    )
+    _defaults(job, spec, container)
+    pod: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": names.server_name(job.name, slot, attempt),
+            "namespace": job.namespace,
+            "labels": {
+                **job.spec.pod_metadata.labels,
+                **_object(meta, "labels", "metadata.labels"),
+                **names.labels(job.name, names.ROLE_PARAMETER_SERVER),
+                names.LABEL_SLOT: str(slot),
+                names.LABEL_ATTEMPT: str(attempt),
+            },
+            # The disruption budget and the way a server leaves see to it that nothing is lost.
+            "annotations": {
+                names.ANNOTATION_SAFE_TO_EVICT: "true",
+                **job.spec.pod_metadata.annotations,
+                **_object(meta, "annotations", "metadata.annotations"),
+            },
+            "ownerReferences": [job.owner_reference],
+        },
+        "spec": spec,
+    }
+    gang.mark(job, pod["metadata"])
+    kueue.place(job, pod, kueue.SERVERS)
+    return pod
+
+
+def _from_workers(job: Job, spec: Object) -> None:
+    workers = job.spec.workers.template.get("spec") or {}
+    for key in TAKEN_FROM_WORKERS:
+        if workers.get(key) and key not in spec:
+            spec[key] = copy.deepcopy(workers[key])
+    tolerations = spec.setdefault("tolerations", [])
+    if not isinstance(tolerations, list):
+        raise TemplateError("spec.parameterServers.template.spec.tolerations: must be a list")
+    keys = {item.get("key") for item in tolerations if isinstance(item, dict)}
+    tolerations += [toleration for toleration in LOST_NODE if toleration["key"] not in keys]
+
+
+def _container(spec: Object) -> Object:
+    where = "spec.parameterServers.template.spec.containers"
+    containers = spec.setdefault("containers", [])
+    if not isinstance(containers, list) or not all(isinstance(one, dict) for one in containers):
+        raise TemplateError(f"{where}: must be a list of containers")
+    if not containers:
+        containers.append({"name": CONTAINER})
+    containers[0].setdefault("name", CONTAINER)
+    main: Object = next((one for one in containers if one.get("name") == CONTAINER), containers[0])
+    for key, kind in (("env", list), ("ports", list), ("resources", dict), ("securityContext", dict)):
+        if not isinstance(main.get(key) or kind(), kind):
+            raise TemplateError(f"{where}: {key} of {main['name']!r} must be {_A[kind]}")
+    return main
+
+
+_A = {list: "a list", dict: "an object"}
+
+
+def _environment(job: Job, container: Object, slot: int, attempt: int, address: str) -> list[Object]:
+    values = {
+        "SPRINGTIDE_COORDINATOR": address,
+        "SPRINGTIDE_SLOT": slot,
+        "SPRINGTIDE_ATTEMPT": attempt,
+        "SPRINGTIDE_PS_PORT": names.PARAMETER_SERVER_PORT,
+        "SPRINGTIDE_METRICS_PORT": names.PARAMETER_SERVER_METRICS_PORT,
+    }
+    own = common_environment(job, names.ROLE_PARAMETER_SERVER)
+    own += [{"name": key, "value": str(value)} for key, value in values.items()]
+    ours = {entry["name"] for entry in own}
+    users = container.get("env") or []
+    for entry in users:
+        if not isinstance(entry, dict) or not entry.get("name"):
+            raise TemplateError(
+                "spec.parameterServers.template.spec.containers: env of"
+                f" {container['name']!r} has an entry without a name"
+            )
+    return own + [entry for entry in users if entry["name"] not in ours]
+
+
+def _defaults(job: Job, spec: Object, container: Object) -> None:
+    """What is filled in where the template is silent."""
+    spec["restartPolicy"] = "Always"
+    spec.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
+    spec.setdefault("enableServiceLinks", False)
+    if "serviceAccountName" not in spec and "serviceAccount" not in spec:
+        spec.setdefault("automountServiceAccountToken", False)
+    security = _object(spec, "securityContext", "spec.securityContext")
+    for key, value in (
+        ("runAsNonRoot", True),
+        ("runAsUser", USER),
+        ("seccompProfile", {"type": "RuntimeDefault"}),
+    ):
+        security.setdefault(key, value)
+    own = container.setdefault("securityContext", {})
+    own.setdefault("allowPrivilegeEscalation", False)
+    own.setdefault("capabilities", {"drop": ["ALL"]})
+    labels = {names.LABEL_JOB: job.name, names.LABEL_ROLE: names.ROLE_PARAMETER_SERVER}
+    spec.setdefault(
+        "topologySpreadConstraints",
+        [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": labels},
+            }
+        ],
+    )
+    probe = {"httpGet": {"path": "/metrics", "port": "metrics"}, "timeoutSeconds": 5}
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    container.setdefault("startupProbe", {**probe, "periodSeconds": 1, "failureThreshold": 120})
+    container.setdefault("readinessProbe", {**probe, "periodSeconds": 5, "failureThreshold": 2})
+    container.setdefault("livenessProbe", {**probe, "periodSeconds": 10, "failureThreshold": 6})
+    container.setdefault("resources", {"requests": {"cpu": "100m", "memory": "256Mi"}})
+
+
+def _object(parent: Object, key: str, where: str) -> Object:
+    """parent[key], made where absent. Raises TemplateError where it is no object."""
+    value = parent.get(key)
+    if value is None:
+        value = parent[key] = {}
+    if not isinstance(value, dict):
+        raise TemplateError(f"spec.parameterServers.template.{where}: must be an object")
+    return value

@@ -1,0 +1,216 @@
+"""Parameter servers: one pod in each slot wanted, replaced under the next attempt when it is deleted, lost or
+evicted, and given back when no generation has it any more.
+
+A server whose container ends comes back in place, without us. A pod that is being deleted is replaced at
+once: it serves on until its successor has taken over, so a drain costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from springtide_operator.api import names, reasons
+from springtide_operator.api.job import Job
+from springtide_operator.plan.actions import (
+    Action,
+    ApplyServerBudget,
+    CreateServer,
+    DeletePod,
+    Event,
+)
+from springtide_operator.plan.backoff import QUICK_SECONDS
+from springtide_operator.plan.halt import halted
+from springtide_operator.plan.ledger import Ledger, Slot
+from springtide_operator.plan.observation import Observation, Problem, ServerPod
+from springtide_operator.plan.refused import held_back
+
+ROLE = "server"
+BUDGET = "serverbudget"
+
+# Deletions by the operator itself that ask for a successor.
+_REPLACED = (reasons.DELETE_NODE_LOST, reasons.DELETE_STUCK, reasons.DELETE_REPLACED)
+
+
+def wanted(job: Job) -> int:
+    """Server pods that are to exist."""
+    return 0 if halted(job) else job.spec.servers
+
+
+def newest(observation: Observation) -> dict[int, ServerPod]:
+    """The pod with the highest attempt of each slot."""
+    result: dict[int, ServerPod] = {}
+    for pod in sorted(observation.servers, key=lambda pod: pod.attempt):
+        result[pod.slot] = pod
+    return result
+
+
+def live(observation: Observation) -> list[ServerPod]:
+    """One per slot: pods that nobody has asked to go, in order of their slots."""
+    return sorted((pod for pod in newest(observation).values() if pod.live), key=lambda pod: pod.slot)
+
+
+def account(observation: Observation, ledger: Ledger, now: float) -> list[Event]:
+    """Write down which pod has each slot and how the last one ended, once."""
+    events: list[Event] = []
+    pods = newest(observation)
+    for slot, pod in sorted(pods.items()):
+        entry = ledger.servers.get(slot)
+        if entry is None or pod.attempt > entry.attempt or (pod.attempt == entry.attempt and not entry.uid):
+            ledger.servers[slot] = Slot(pod.attempt, pod.uid)
+    for slot, entry in sorted(ledger.servers.items()):
+        if entry.uid is None or entry.ended is not None:
+            continue
+        found = pods.get(slot)
+        pod_of_entry = found if found is not None and found.uid == entry.uid else None
+        end = how_it_ended(pod_of_entry)
+        if end is None:
+            continue
+        kind, why = end
+        ledger.servers[slot] = replace(entry, ended=kind)
+        if kind == reasons.END_SCALED_DOWN:
+            continue
+        if pod_of_entry is not None and _ended_soon(pod_of_entry, now):
+            ledger.raise_backoff(ROLE, now)
+        name = pod_of_entry.name if pod_of_entry is not None else f"of slot {slot}"
+        text = f"parameter server {name}: {why}; another pod takes its place"
+        events.append(Event(reasons.EVENT_SERVER_REPLACED, text, warning=True))
+    return events
+
+
+def _ended_soon(pod: ServerPod, now: float) -> bool:
+    """Whether it ended by itself shortly after it was made."""
+    return not pod.deleting and 0 <= now - pod.created_at < QUICK_SECONDS
+
+
+def how_it_ended(pod: ServerPod | None) -> tuple[str, str] | None:
+    """(kind, in words); None while the pod is to stay."""
+    if pod is None:
+        return reasons.END_PREEMPTED, "its pod is gone"
+    if pod.deleting and pod.deleted_because is not None:
+        kind = reasons.END_PREEMPTED if pod.deleted_because in _REPLACED else reasons.END_SCALED_DOWN
+        return kind, f"deleted by the operator ({pod.deleted_because})"
+    if pod.deleting:
+        return reasons.END_PREEMPTED, pod.disruption or "the pod was deleted"
+    if pod.lost:
+        return reasons.END_PREEMPTED, f"node {pod.node} is lost"
+    if pod.phase in ("Succeeded", "Failed"):
+        return reasons.END_PREEMPTED, pod.disruption or f"the pod ended ({pod.phase})"
+    return None
+
+
+def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Action]:
+    """Creations (their attempts raised in the ledger), deletions, and the disruption budget."""
+    actions: list[Action] = []
+    if job.spec.servers and not halted(job):
+        actions += _budget(job, observation, now)
+    actions += _give_back(job, observation, ledger)
+    actions += _tidy(observation)
+    address = observation.service.address if observation.service is not None else None
+    if address is None or not observation.secret_made or held_back(observation, ROLE, now):
+        return actions
+    if now < ledger.backoff(ROLE).until:
+        return actions
+    have = {pod.slot for pod in live(observation)}
+    for slot in range(wanted(job)):
+        if slot in have:
+            continue
+        before = ledger.servers.get(slot)
+        attempt = 0
+        if before is not None:
+            attempt = before.attempt + 1 if before.ended is not None else before.attempt
+        while names.server_name(job.name, slot, attempt) in observation.taken:
+            attempt += 1
+        why = f"{wanted(job)} parameter servers are wanted"
+        if before is not None and before.ended is not None:
+            why = f"the last pod of slot {slot} ended: {before.ended}"
+        ledger.servers[slot] = Slot(attempt)
+        actions.append(CreateServer(slot, attempt, address, why))
+    return actions
+
+
+def _budget(job: Job, observation: Observation, now: float) -> list[Action]:
+    count = job.spec.servers
+    if observation.server_budget == count or held_back(observation, BUDGET, now):
+        return []
+    return [ApplyServerBudget(count, f"one of {count} parameter servers may be evicted at a time")]
+
+
+def _give_back(job: Job, observation: Observation, ledger: Ledger) -> list[Action]:
+    """Servers beyond the number wanted, once they serve no more; all of a halted job after its workers."""
+    excess = [pod for pod in live(observation) if pod.slot >= wanted(job)]
+    if not excess:
+        return []
+    if halted(job):
+        if any(pod.end is None for pod in observation.workers):
+            return []
+        because, text = reasons.DELETE_SUSPENDED, "the job is suspended and no worker is left"
+    else:
+        report = observation.report_of(ledger.incarnation)
+        if report is None:
+            return []
+        serving = {server.pod_uid for server in report.servers if server.serving}
+        if report.generation is not None and not report.servers_settled:
+            return []
+        excess = [pod for pod in excess if pod.uid not in serving]
+        because, text = reasons.DELETE_SCALE_DOWN, f"{wanted(job)} parameter servers are wanted"
+    for pod in excess:
+        ledger.servers[pod.slot] = replace(ledger.servers[pod.slot], ended=reasons.END_SCALED_DOWN)
+    return [DeletePod(pod.name, pod.uid, because, text) for pod in excess]
+
+
+def _tidy(observation: Observation) -> list[Action]:
+    """Pods that have ended, or whose slot another one has."""
+    result: list[Action] = []
+    pods = newest(observation)
+    for pod in observation.servers:
+        if pod.deleting:
+            continue
+        if pod.lost:
+            why = f"node {pod.node} is lost"
+            result.append(DeletePod(pod.name, pod.uid, reasons.DELETE_NODE_LOST, why))
+        elif not pod.live:
+            result.append(DeletePod(pod.name, pod.uid, reasons.DELETE_REPLACED, "it ended"))
+        elif pod.attempt < pods[pod.slot].attempt:
+            why = f"{pods[pod.slot].name} took its slot"
+            result.append(DeletePod(pod.name, pod.uid, reasons.DELETE_SUPERSEDED, why))
+    return result
+
+
+def put_away(observation: Observation, because: str, why: str) -> list[Action]:
+    """Delete all of them: the job needs them no more."""
+    return [DeletePod(pod.name, pod.uid, because, why) for pod in observation.servers if not pod.deleting]
+
+
+def problems(job: Job, observation: Observation, ledger: Ledger) -> list[Problem]:
+    """What keeps servers from running; and, for a job that has trained, which one is missing."""
+    result = [Problem(pod.problem.reason, pod.problem.message) for pod in live(observation) if pod.problem]
+    report = observation.report_of(ledger.incarnation)
+    trained = job.status.get("generation") or (report is not None and report.generation)
+    if result or not trained:
+        return result
+    ready = {pod.slot for pod in live(observation) if pod.ready}
+    awaited = (slot for slot in range(wanted(job)) if slot not in ready)
+    missing = [slot for slot in awaited if _served(slot, observation, ledger)]
+    if missing:
+        which = ", ".join(str(slot) for slot in missing)
+        verb = "is" if len(missing) == 1 else "are"
+        plural = "" if len(missing) == 1 else "s"
+        text = f"parameter server{plural} {which} {verb} being replaced; training goes on when all are there"
+        result.append(Problem(reasons.SERVER_MISSING, text))
+    return result
+
+
+def _served(slot: int, observation: Observation, ledger: Ledger) -> bool:
+    """Whether the slot had a server before: one that is new is only awaited."""
+    entry, pod = ledger.servers.get(slot), newest(observation).get(slot)
+    return (entry is not None and (entry.attempt > 0 or entry.ended is not None)) or (
+        pod is not None and pod.restarts > 0
+    )
+
+
+def status(job: Job, observation: Observation, over: bool = False) -> dict[str, object]:
+    """`status.parameterServers`."""
+    pods = live(observation)
+    ready = sum(pod.ready for pod in pods)
+    want = 0 if over else wanted(job)
+    return {"desired": want, "replicas": len(pods), "ready": ready, "summary": f"{ready}/{want}"}

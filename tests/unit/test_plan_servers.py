@@ -1,0 +1,320 @@
+"""Parameter servers in the plan: made, replaced, given back; a second look does nothing twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_bad_days import Day, done, live_through, server
+from operator_world import World, finished_message, job_object
+
+from springtide_operator.api import names
+from springtide_operator.plan.actions import (
+    Action,
+    ApplyServerBudget,
+    CreateServer,
+    CreateWorker,
+    DeletePod,
+    Plan,
+)
+from springtide_operator.plan.observation import ServerReport
+from springtide_operator.plan.relay import word
+
+
+def serving_job(servers: int = 2, replicas: int = 2) -> dict[str, Any]:
+    job = job_object(replicas)
+    job["spec"] |= {"strategy": {"type": "ParameterServer"}, "parameterServers": {"replicas": servers}}
+    return job
+
+
+def trains(servers: int = 2, replicas: int = 2) -> World:
+    """A job that has trained for a while with all its servers."""
+    world = World(job=serving_job(servers, replicas))
+    world.settle()
+    world.now += 100
+    world.reports()
+    world.round()
+    return world
+
+
+def scale_servers(world: World, replicas: int) -> None:
+    world.job["spec"]["parameterServers"]["replicas"] = replicas
+    world.job["metadata"]["generation"] += 1
+
+
+def of(decided: Plan, kind: type[Action]) -> list[Action]:
+    return [action for action in decided.actions if isinstance(action, kind)]
+
+
+def named(world: World) -> list[str]:
+    return [pod["metadata"]["name"] for pod in world.servers()]
+
+
+def condition(world: World, kind: str = "Degraded") -> dict[str, Any]:
+    return next(c for c in world.status["conditions"] if c["type"] == kind)
+
+
+def test_servers_are_made_with_their_budget_and_shown() -> None:
+    world = World(job=serving_job())
+    world.settle()
+    assert named(world) == ["digits-ps-0-0", "digits-ps-1-0"]
+    assert world.server_budget == 2
+    assert world.status["parameterServers"] == {"desired": 2, "replicas": 2, "ready": 2, "summary": "2/2"}
+    assert sorted(world.status["serverSlots"]) == ["0", "1"]
+    before = dict(world.status)
+    assert not world.round().actions
+    assert world.status == before
+
+
+def test_a_job_without_the_strategy_has_none_and_says_nothing_of_them() -> None:
+    world = World()
+    world.settle()
+    assert not world.servers(live=False)
+    assert world.server_budget is None
+    assert not {"parameterServers", "serverSlots"} & set(world.status)
+
+
+def test_the_coordinator_is_told_of_pods_that_may_live() -> None:
+    world = trains(3)
+    gone, going, _ = world.servers()
+    world.vanish(gone)
+    world.ask_deletion(going, 30)
+    told = word(world.parsed(), world.observe(), 1, world.now)
+    assert told.servers == 3
+    assert [(pod.name, pod.leave_by > 0) for pod in told.living_servers] == [
+        ("digits-ps-1-0", True),
+        ("digits-ps-2-0", False),
+    ]
+
+
+def test_more_servers_are_made_at_once_and_the_budget_follows() -> None:
+    world = trains()
+    scale_servers(world, 4)
+    decided = world.round()
+    assert [(a.slot, a.attempt) for a in of(decided, CreateServer) if isinstance(a, CreateServer)] == [
+        (2, 0),
+        (3, 0),
+    ]
+    assert of(decided, ApplyServerBudget)
+    assert "ParameterServersScaled" in [event.reason for event in decided.events]
+    assert condition(world)["status"] == "False"  # a server that is new is not missing
+
+
+def test_fewer_are_wanted_the_rest_goes_when_a_generation_runs_without_it() -> None:
+    world = trains(3)
+    scale_servers(world, 1)
+    world.reports(servers_settled=False)
+    assert not of(world.round(), DeletePod)
+    serving = tuple(
+        ServerReport(pod["metadata"]["uid"], True, number == 0) for number, pod in enumerate(world.servers())
+    )
+    world.reports(servers=serving)
+    assert done(world.round()) == {"-s1-0:ScaledDown", "-s2-0:ScaledDown"}
+    world.kubelet()
+    assert not world.round().actions
+    assert world.status["parameterServers"]["summary"] == "1/1"
+    scale_servers(world, 2)
+    world.reports()
+    assert done(world.round()) == {"+s1-1"}
+
+
+def test_nobody_is_given_back_without_the_coordinators_word() -> None:
+    world = trains(2)
+    scale_servers(world, 1)
+    world.report = None
+    assert not of(world.round(), DeletePod)
+
+
+def test_before_the_first_generation_servers_too_many_go_at_once() -> None:
+    world = World(job=serving_job(3))
+    world.settle()
+    scale_servers(world, 2)
+    world.reports(phase="WAITING", generation=None, members=(), servers=(), servers_settled=False)
+    assert done(world.round()) == {"-s2-0:ScaledDown"}
+
+
+def test_a_server_that_is_driven_out_is_replaced_at_once_and_only_once() -> None:
+    world = trains()
+    world.ask_deletion(server(world, 1))
+    decided = world.round()
+    assert done(decided) == {"+s1-1"}
+    assert "ParameterServerReplaced" in [event.reason for event in decided.events]
+    assert condition(world)["reason"] == "ParameterServerMissing"
+    assert "parameter server 1 is being replaced" in condition(world)["message"]
+    again = world.plan()
+    assert not again.actions
+    assert "ParameterServerReplaced" not in [event.reason for event in again.events]
+    world.kubelet()
+    world.reports()
+    world.round()
+    assert condition(world)["reason"] == "Healthy"
+
+
+def test_an_operator_that_dies_between_status_and_creation_uses_no_name_twice() -> None:
+    world = trains()
+    world.vanish(server(world, 0))
+    world.round(stop_after=1)
+    world.die()
+    world.settle()
+    assert named(world) == ["digits-ps-0-1", "digits-ps-1-0"]
+
+
+def test_a_refused_server_is_shown_and_asked_for_again() -> None:
+    world = World(job=serving_job())
+    world.refuse_servers = (403, 'pods "digits-ps-0-0" is forbidden: exceeded quota: small')
+    for _ in range(4):
+        world.round()
+        world.kubelet()
+    assert condition(world)["reason"] == "PodCreationRefused"
+    assert "parameter servers' pods" in condition(world)["message"]
+    world.refuse_servers = None
+    world.settle()
+    assert named(world) == ["digits-ps-0-0", "digits-ps-1-0"]
+
+
+def test_suspending_deletes_servers_after_the_workers_and_resuming_makes_them_again() -> None:
+    world = trains()
+    world.job["spec"]["suspend"] = True
+    assert done(world.round()) == {"-0-0:Suspended", "-1-0:Suspended"}
+    assert {a.name for a in of(world.plan(), DeletePod) if isinstance(a, DeletePod)} == set()
+    world.kubelet()
+    assert done(world.round()) == {"-s0-0:Suspended", "-s1-0:Suspended", "-c1:Suspended"}
+    world.kubelet()
+    world.round()
+    assert world.status["parameterServers"] == {"desired": 0, "replicas": 0, "ready": 0, "summary": "0/0"}
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    assert named(world) == ["digits-ps-0-1", "digits-ps-1-1"]
+
+
+def test_the_end_of_the_job_ends_its_servers_with_the_coordinator() -> None:
+    world = trains(replicas=1)
+    world.end(world.workers()[0], 0, finished_message(1))
+    assert done(world.round()) == {"-s0-0:JobOver", "-s1-0:JobOver", "-c1:JobOver"}
+    world.settle()
+    assert not world.servers(live=False)
+    assert world.status["state"] == "Succeeded"
+    assert world.status["parameterServers"]["summary"] == "0/0"
+
+
+@pytest.mark.parametrize(
+    "day",
+    [
+        Day(
+            "evicted by the node",
+            lambda w: w.evict(server(w)),
+            "+s0-1 -s0-0:Replaced",
+            ("Degraded", "ParameterServerMissing", "parameter server 0 is being replaced"),
+            servers=2,
+        ),
+        Day(
+            "deleted by force",
+            lambda w: w.vanish(server(w, 1)),
+            "+s1-1",
+            ("Degraded", "ParameterServerMissing", "parameter server 1"),
+            event="ParameterServerReplaced",
+            servers=2,
+        ),
+        Day(
+            "its node is deleted",
+            lambda w: w.lose_node("node-1"),
+            "+s1-1 -s1-0:NodeLost +1-1 -1-0:NodeLost",
+            ("Degraded", "ParameterServerMissing", ""),
+            counts=(0, 1),
+            nodes=True,
+            servers=2,
+        ),
+        Day(
+            "its image cannot be pulled",
+            lambda w: cannot_start(w, "ErrImagePull"),
+            "",
+            ("Degraded", "ImagePullFailed", "parameter server digits-ps-0-0"),
+            servers=1,
+        ),
+        Day(
+            "its container ends again and again",
+            lambda w: cannot_start(w, "CrashLoopBackOff"),
+            "",
+            ("Degraded", "CrashLoop", "parameter server digits-ps-0-0 fails again and again"),
+            servers=1,
+        ),
+        Day(
+            "its container was restarted in place and is not ready yet",
+            lambda w: restarted(w),
+            "",
+            ("Degraded", "ParameterServerMissing", "parameter server 0"),
+            servers=1,
+        ),
+    ],
+    ids=lambda day: day.name,
+)
+def test_bad_days_of_servers(day: Day) -> None:
+    live_through(day)
+
+
+def cannot_start(world: World, reason: str) -> None:
+    pod = server(world)
+    state = {"waiting": {"reason": reason, "message": reason}}
+    pod["status"] = {
+        "phase": "Pending",
+        "containerStatuses": [{"name": "server", "image": "springtide/ps:0.1.0", "state": state}],
+    }
+
+
+def restarted(world: World) -> None:
+    status = server(world)["status"]
+    status["containerStatuses"][0]["restartCount"] = 1
+    status["conditions"] = [{"type": "Ready", "status": "False"}]
+
+
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(["round", "kubelet", "die", "report"]), st.none()),
+    st.tuples(st.just("cut"), st.integers(0, 6)),
+    st.tuples(st.sampled_from(["delete", "evict", "vanish"]), st.integers(0, 5)),
+    st.tuples(st.just("scale"), st.integers(1, 4)),
+    st.tuples(st.just("wait"), st.sampled_from([0.5, 20.0, 400.0])),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, max_size=30))
+def test_whatever_happens_each_slot_gets_its_server_and_no_name_is_used_twice(
+    history: list[tuple[str, Any]],
+) -> None:
+    """`World.add` and `World.act` check names and attempts."""
+    world = World(job=serving_job(2, 1))
+    for kind, argument in history:
+        pods = world.servers()
+        if kind == "round":
+            world.round()
+        elif kind == "cut":
+            world.round(stop_after=argument)
+            world.die()
+        elif kind == "kubelet":
+            world.kubelet()
+        elif kind == "die":
+            world.die()
+        elif kind == "report" and world.status.get("coordinator"):
+            world.reports()
+        elif kind == "scale":
+            scale_servers(world, argument)
+        elif kind == "wait":
+            world.now += argument
+        elif pods and kind in ("delete", "evict", "vanish"):
+            {"delete": world.ask_deletion, "evict": world.evict, "vanish": world.vanish}[kind](
+                pods[argument % len(pods)]
+            )
+    for _ in range(3):  # servers too many go once the coordinator says that they do not serve
+        world.settle()
+        wanted = world.job["spec"]["parameterServers"]["replicas"]
+        serving = tuple(
+            ServerReport(p["metadata"]["uid"], True, int(p["metadata"]["labels"][names.LABEL_SLOT]) < wanted)
+            for p in world.servers()
+        )
+        world.reports(servers=serving)
+    world.settle()
+    slots = [int(pod["metadata"]["labels"][names.LABEL_SLOT]) for pod in world.servers()]
+    assert slots == list(range(wanted))
+    assert not of(world.plan(), CreateWorker)
