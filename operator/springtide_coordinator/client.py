@@ -16,21 +16,26 @@ import grpc
 
 from . import coordinator_pb2 as pb
 from . import coordinator_pb2_grpc as pb_grpc
+from . import tls
 from .channel import client_options, token_metadata
 from .grpc_errors import describe_error, status_of
 from .membership.names import Incarnation
 from .serve_client import ServeClient
 from .settings import MAX_MESSAGE_BYTES, MAX_STORE_VALUE_BYTES
 from .sync_client import SyncClient, SyncError
+from .tls import SERVER_NAME as TLS_SERVER_NAME
+from .tls import read_authority
 from .wire import from_incarnation, to_incarnation
 
 __all__ = [
+    "TLS_SERVER_NAME",
     "MessageTooLargeError",
     "ServeClient",
     "SessionClient",
     "SessionClosedError",
     "SyncClient",
     "SyncError",
+    "read_authority",
 ]
 
 log = logging.getLogger("springtide.coordinator.client")
@@ -91,6 +96,7 @@ class SessionClient:
         on_message: takes every message, in order, on the receiving thread.
         on_disconnected: told on the receiving thread when a stream that was welcomed broke.
         keepalive: seconds between pings, and until a coordinator that does not answer is left.
+        authority: the certificate, in PEM, that the coordinator must have; empty: no TLS.
     """
 
     def __init__(
@@ -102,8 +108,10 @@ class SessionClient:
         *,
         on_disconnected: Callable[[str], None] | None = None,
         keepalive: float = 1.0,
+        authority: str = "",
     ) -> None:
         self._address = address
+        self._authority = authority
         self._metadata = token_metadata(token)
         self._hello = hello
         self._on_message = on_message
@@ -235,7 +243,7 @@ class SessionClient:
 
     def _session(self) -> bool:
         """One stream, from Hello to its end; True when it was welcomed."""
-        channel = grpc.insecure_channel(self._address, options=client_options(self._keepalive))
+        channel = tls.channel(self._address, client_options(self._keepalive), self._authority)
         outbox = _Outbox()
         welcomed = False
         reason = "the coordinator ended the stream"

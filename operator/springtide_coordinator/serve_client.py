@@ -13,6 +13,7 @@ import grpc
 
 from . import coordinator_pb2 as pb
 from . import coordinator_pb2_grpc as pb_grpc
+from . import tls
 from .channel import client_options, token_metadata
 from .grpc_errors import describe_error, status_of
 from .membership.messages import PROTOCOL_VERSION
@@ -38,6 +39,7 @@ class ServeClient:
         token: the job's token.
         server: who this process is.
         keepalive: seconds between pings, and until a coordinator that does not answer is left.
+        authority: the certificate, in PEM, that the coordinator must have; empty: no TLS.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class ServeClient:
         on_end: Callable[[str, bool], None],
         *,
         keepalive: float = 1.0,
+        authority: str = "",
     ) -> None:
         self.address = address
+        self._authority = authority
         self._metadata = token_metadata(token)
         self._server = server
         self._on_end = on_end
@@ -114,7 +118,7 @@ class ServeClient:
 
     def _stream(self) -> tuple[str, bool] | None:
         """One stream, until it breaks (None), or until it must not be opened again."""
-        channel = grpc.insecure_channel(self.address, options=client_options(self._keepalive))
+        channel = tls.channel(self.address, client_options(self._keepalive), self._authority)
         outbox: queue.SimpleQueue[pb.ServerMessage | None] = queue.SimpleQueue()
         watchdog: threading.Timer | None = None
         try:

@@ -163,15 +163,22 @@ async def start_grpc(hub: Hub, options: Options) -> tuple[grpc.aio.Server, int]:
         interceptors=[TokenCheck(options.token)], options=server_options(options.keepalive)
     )
     pb_grpc.add_CoordinatorServicer_to_server(Servicer(hub), server)  # type: ignore[no-untyped-call]
+    certificate = options.certificate
+
+    def listen(address: str) -> int:
+        if certificate is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, certificate.credentials())
+
     address = host_port(options.host, options.port)
     try:
-        port = server.add_insecure_port(address)
+        port = listen(address)
     except RuntimeError:
         port = 0
     if not port and not options.host:  # no IPv6 here
         address = host_port("0.0.0.0", options.port)
         with contextlib.suppress(RuntimeError):
-            port = server.add_insecure_port(address)
+            port = listen(address)
     if not port:
         raise PortTakenError(f"cannot listen on {address}: the port is taken or the address is not ours")
     await server.start()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .membership import Settings
+from .tls import ServerCertificate, read_certificate
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_STORE_VALUE_BYTES = 1024 * 1024
@@ -33,6 +34,7 @@ class Options:
     minimum: int = 0
     maximum: int = 0
     servers: int = 0  # parameter servers wanted
+    certificate: ServerCertificate | None = None  # None: no TLS
     keepalive: float = 1.0
     tick: float = 0.05
     membership: Settings = field(default_factory=Settings)
@@ -45,6 +47,10 @@ def read_options(env: Mapping[str, str]) -> Options:
         BadEnvironmentError: a variable is missing or malformed.
     """
     silence = number(env, "SPRINGTIDE_OPERATOR_SILENCE_SECONDS", 15.0)
+    try:
+        certificate = read_certificate(env)
+    except ValueError as error:
+        raise BadEnvironmentError(str(error)) from error
     return Options(
         token=required(env, "SPRINGTIDE_TOKEN", "the job's token, from the Secret NAME-token"),
         number=whole(env, "SPRINGTIDE_INCARNATION", 1, least=1),
@@ -65,6 +71,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         minimum=whole(env, "SPRINGTIDE_MINIMUM", 0),
         maximum=whole(env, "SPRINGTIDE_MAXIMUM", 0),
         servers=whole(env, "SPRINGTIDE_SERVERS", 0),
+        certificate=certificate,
         keepalive=number(env, "SPRINGTIDE_KEEPALIVE_SECONDS", 1.0),
         membership=Settings(operator_silence=silence),
     )

@@ -10,6 +10,7 @@ import grpc.aio
 from . import coordinator_pb2 as pb
 from . import coordinator_pb2_grpc as pb_grpc
 from .channel import client_options, token_metadata
+from .tls import aio_channel
 
 
 class SyncError(RuntimeError):
@@ -21,12 +22,15 @@ class SyncError(RuntimeError):
 
 
 class SyncClient:
-    """The operator's client of one job's coordinator; use it in one event loop, and close it."""
+    """The operator's client of one job's coordinator; use it in one event loop, and close it.
 
-    def __init__(self, address: str, token: str, *, keepalive: float = 5.0) -> None:
+    authority: the certificate, in PEM, that the coordinator must have; empty: no TLS.
+    """
+
+    def __init__(self, address: str, token: str, *, keepalive: float = 5.0, authority: str = "") -> None:
         self.address = address
         self._metadata = token_metadata(token)
-        self._channel = grpc.aio.insecure_channel(address, options=client_options(keepalive))
+        self._channel = aio_channel(address, client_options(keepalive), authority)
         self._stub = pb_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def sync(self, request: pb.SyncRequest, timeout: float = 2.0) -> pb.SyncReply:

@@ -4,6 +4,7 @@ answer.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -54,12 +55,13 @@ class Link:
         self,
         token: str,
         timeout: float,
-        connect: Callable[[str, str], Caller] = SyncClient,
+        connect: Callable[..., Caller] = SyncClient,
         clock: Callable[[], float] = time.time,
+        authority: str = "",
     ) -> None:
         self._token = token
         self._timeout = timeout
-        self._connect = connect
+        self._connect = functools.partial(connect, authority=authority) if authority else connect
         self._clock = clock
         self._caller: Caller | None = None
         self._target: tuple[str, str] | None = None  # pod uid, address

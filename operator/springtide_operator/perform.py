@@ -98,6 +98,7 @@ class Performer:
         doors: Doors | None = None,
         queues: Queues | None = None,
         server_image: str = names.PARAMETER_SERVER_IMAGE,
+        certificate: tuple[str, str] | None = None,
     ) -> None:
         self._cluster = cluster
         self._cache = cache
@@ -108,6 +109,7 @@ class Performer:
         self._doors = doors
         self._queues = queues
         self._server_image = server_image
+        self._certificate = certificate
         self._defaults = pod_defaults or PodDefaults()
         self._may_act = may_act
         self._on_action = on_action
@@ -178,7 +180,7 @@ class Performer:
     async def _do(self, job: Job, action: Action) -> None:
         if isinstance(action, EnsureSecret):
             try:
-                await self._cluster.create_secret(secret(job, self._token))
+                await self._cluster.create_secret(secret(job, self._token, self._certificate))
             except ApiError as error:
                 if error.code != 409:
                     raise

@@ -15,6 +15,7 @@ from springtide_coordinator.client import SyncClient
 from springtide_operator import rootkey
 from springtide_operator.api import names
 from springtide_operator.cache import Cache, Key
+from springtide_operator.certificate import job_certificate
 from springtide_operator.cluster import Cluster, KubeCluster
 from springtide_operator.crowding import FRESH_SECONDS, LIST_SECONDS, Crowding, may_have_extras
 from springtide_operator.job_loop import JobLoop
@@ -49,7 +50,7 @@ class Operator:
         settings: Settings,
         kube: Kube | None = None,
         cluster: Cluster | None = None,
-        connect: Callable[[str, str], Caller] = SyncClient,
+        connect: Callable[..., Caller] = SyncClient,
     ) -> None:
         self.settings = settings
         self._connect = connect
@@ -200,6 +201,11 @@ class Operator:
         self.metrics.nodes_readable(self.cache.nodes() is not None)
         self._nodes_listed_at = now
 
+    def _wants_tls(self, key: Key) -> bool:
+        """Of a field that cannot be changed."""
+        spec = (self.cache.job(key) or {}).get("spec") or {}
+        return bool((spec.get("security") or {}).get("tls"))
+
     def _may_queue(self) -> bool:
         return self.acting and self._apis.served(names.KUEUE_API)
 
@@ -252,6 +258,7 @@ class Operator:
 
     def _new_loop(self, key: Key, uid: str, root_key: bytes) -> JobLoop:
         token = job_token(root_key, uid)
+        certificate = job_certificate(root_key, uid) if self._wants_tls(key) else None
 
         def may_act() -> bool:
             return self.acting
@@ -269,8 +276,10 @@ class Operator:
             doors=self.settings.doors,
             queues=self._queues,
             server_image=self.settings.server_image,
+            certificate=certificate,
         )
-        link = Link(token, self.settings.sync_timeout, self._connect)
+        authority = certificate[0] if certificate is not None else ""
+        link = Link(token, self.settings.sync_timeout, self._connect, authority=authority)
         return JobLoop(
             key,
             uid,

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from springtide_coordinator.client import ServeClient
+from springtide_coordinator.client import ServeClient, read_authority
 from springtide_coordinator.coordinator_pb2 import Server
 
 log = logging.getLogger("springtide.ps")
@@ -25,7 +25,8 @@ ALONE_SECONDS = 3.0  # a server that is to end does not wait longer for a coordi
 class Settings:
     """coordinator: `host:port`. leave_seconds: how long it serves on at most once it is told to end.
 
-    keepalive: seconds between pings, and until a coordinator that does not answer is left.
+    keepalive: seconds between pings, and until a coordinator that does not answer is left. authority: the
+    certificate, in PEM, that the coordinator must have; empty: no TLS.
     """
 
     coordinator: str
@@ -33,6 +34,7 @@ class Settings:
     server: Server
     leave_seconds: float
     keepalive: float = 1.0
+    authority: str = ""
 
 
 def read(environment: Mapping[str, str], port: int) -> Settings | None:
@@ -76,7 +78,8 @@ def read(environment: Mapping[str, str], port: int) -> Settings | None:
         seconds("SPRINGTIDE_PS_LEAVE_SECONDS", 20.0),
         seconds("SPRINGTIDE_KEEPALIVE_SECONDS", 1.0),
     )
-    return Settings(coordinator, environment.get("SPRINGTIDE_TOKEN", ""), server, leave, keepalive)
+    token, authority = environment.get("SPRINGTIDE_TOKEN", ""), read_authority(environment)
+    return Settings(coordinator, token, server, leave, keepalive, authority)
 
 
 class Registration:
@@ -86,7 +89,12 @@ class Registration:
         self._settings = settings
         self._end: tuple[str, bool] | None = None
         self._client = ServeClient(
-            settings.coordinator, settings.token, settings.server, self._over, keepalive=settings.keepalive
+            settings.coordinator,
+            settings.token,
+            settings.server,
+            self._over,
+            keepalive=settings.keepalive,
+            authority=settings.authority,
         )
         self._client.start()
 

@@ -31,8 +31,11 @@ def test_a_job_succeeds_and_proves_its_samples(e2e: E2ECluster, start: Start) ->
 
 
 def test_scaling_up_and_down_changes_the_workers_and_restarts_nobody(e2e: E2ECluster, start: Start) -> None:
-    running = start("scales", workers=1, epochs=100_000)
+    """With every call of the coordinator encrypted."""
+    running = start("scales", workers=1, epochs=100_000, security={"tls": True})
     running.until_trains(1)
+    secret = e2e.labelled("secrets", running.namespace, "springtide.dev/job=scales")[0]
+    assert set(secret["data"]) == {"token", "tls.crt", "tls.key"}
     first = running.pods()[0]
     running.scale(3)
     running.until_trains(3)

@@ -98,7 +98,14 @@ class Member:
     """A worker process as far as the coordinator sees it: it forms what it is told to start."""
 
     def __init__(
-        self, address: str, name: str, *, token: str = TOKEN, slot: int = 0, keepalive: float = 1.0
+        self,
+        address: str,
+        name: str,
+        *,
+        token: str = TOKEN,
+        slot: int = 0,
+        keepalive: float = 1.0,
+        authority: str = "",
     ) -> None:
         self.hello = pb.Hello(
             protocol_version=1,
@@ -115,6 +122,7 @@ class Member:
             self._on_message,
             on_disconnected=self.broken.append,
             keepalive=keepalive,
+            authority=authority,
         )
         self.client.start()
 

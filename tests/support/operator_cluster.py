@@ -290,7 +290,7 @@ class FakeCoordinator:
         self.error: str | None = None
         self.open = 0
 
-    def connect(self, address: str, token: str) -> _Call:
+    def connect(self, address: str, token: str, authority: str = "") -> _Call:
         self.open += 1
         return _Call(self, address)
 

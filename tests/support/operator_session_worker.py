@@ -13,14 +13,15 @@ Object = dict[str, Any]
 CODE = r"""
 import json, os, queue, sys, time, uuid
 from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator.client import SessionClient
+from springtide_coordinator.client import SessionClient, read_authority
 env = os.environ
 pod = env["SPRINGTIDE_POD_NAME"]
 me = pb.Member(id=uuid.uuid4().hex, pod_uid=env["SPRINGTIDE_POD_UID"], pod_name=pod,
                address=env["SPRINGTIDE_POD_IP"], slot=int(env["SPRINGTIDE_SLOT"]))
 hello = pb.Hello(protocol_version=1, member=me, standing=pb.STARTING)
 heard = queue.SimpleQueue()
-client = SessionClient(env["SPRINGTIDE_COORDINATOR"], env["SPRINGTIDE_TOKEN"], lambda: hello, heard.put)
+client = SessionClient(env["SPRINGTIDE_COORDINATOR"], env["SPRINGTIDE_TOKEN"], lambda: hello, heard.put,
+                       authority=read_authority(env))
 client.start()
 def send(**message):
     client.send(pb.WorkerMessage(**message))

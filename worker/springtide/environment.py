@@ -27,6 +27,8 @@ class Settings:
     pod_name: str = ""
     pod_uid: str = ""
     pod_ip: str = "127.0.0.1"
+    authority: str = dataclasses.field(default="", repr=False)
+    """The coordinator's certificate in PEM; empty: no TLS."""
     bind: str = ""
     slot: int = 0
     attempt: int = 0
@@ -92,7 +94,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
             "this process was started by `springtide launch --torchrun-env`, which is for scripts that do not"
             " use springtide: leave --torchrun-env out, or springtide.init()"
         )
-    coordinator = text("COORDINATOR")
+    coordinator, authority = text("COORDINATOR"), ""
     if coordinator:
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdigit():
@@ -111,12 +113,19 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
             raise SpringtideError(
                 f"environment variable SPRINGTIDE_POD_IP must be an IP address, got {text('POD_IP')!r}"
             ) from None
+        from springtide_coordinator.client import read_authority  # gRPC is of no use to a process alone
+
+        try:
+            authority = read_authority(environ)
+        except ValueError as error:
+            raise SpringtideError(f"environment variable {error}") from error
     return Settings(
         job=text("JOB"),
         namespace=text("NAMESPACE"),
         job_uid=text("JOB_UID"),
         coordinator=coordinator,
         token=text("TOKEN"),
+        authority=authority,
         pod_name=text("POD_NAME"),
         pod_uid=text("POD_UID"),
         pod_ip=text("POD_IP", "127.0.0.1"),

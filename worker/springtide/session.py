@@ -46,6 +46,7 @@ class Session:
             self.membership.hello,
             self._receive,
             on_disconnected=self._disconnected,
+            authority=settings.authority,
         )
         self.membership.on_wait = self.check_term
         self.term_at: float | None = None

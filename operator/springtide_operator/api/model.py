@@ -296,6 +296,21 @@ class PodMetadata(ApiModel):
     )
 
 
+class Security(ApiModel):
+    """Protection beyond the job's token."""
+
+    tls: bool = Field(
+        default=False,
+        description="Whether calls of the job's coordinator are encrypted, with a certificate of the job's"
+        " own. Gradients between workers are not. Immutable.",
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                rule("self == oldSelf", "security.tls is immutable: create a new job")
+            ]
+        },
+    )
+
+
 class TrainingJobSpec(ApiModel):
     """What is wanted."""
 
@@ -381,6 +396,11 @@ class TrainingJobSpec(ApiModel):
         le=MAX_SECONDS,
         description="The job is deleted, with all that it made, so many seconds after it has ended."
         " Absent: it stays.",
+    )
+    security: Security = Field(
+        default_factory=Security,
+        description="Protection beyond the job's token.",
+        json_schema_extra={"default": {}},
     )
     pod_metadata: PodMetadata = Field(
         default_factory=PodMetadata,

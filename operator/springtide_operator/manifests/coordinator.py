@@ -11,7 +11,7 @@ from typing import Any
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import gang, kueue
-from springtide_operator.manifests.worker import common_environment
+from springtide_operator.manifests.worker import common_environment, from_secret
 
 STATE_DIR = "/var/run/springtide"
 USER = 65532
@@ -33,8 +33,13 @@ def job_token(root_key: bytes, uid: str) -> str:
     return hmac.new(root_key, f"springtide job {uid}".encode(), hashlib.sha256).hexdigest()
 
 
-def secret(job: Job, token: str) -> Object:
-    """The Secret from which the job's pods take SPRINGTIDE_TOKEN."""
+def secret(job: Job, token: str, certificate: tuple[str, str] | None = None) -> Object:
+    """The Secret from which the job's pods take SPRINGTIDE_TOKEN; with a certificate and its key (PEM), those
+    of TLS.
+    """
+    data = {"token": token}
+    if certificate is not None:
+        data |= {"tls.crt": certificate[0], "tls.key": certificate[1]}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -45,7 +50,7 @@ def secret(job: Job, token: str) -> Object:
             "labels": names.labels(job.name),
             "ownerReferences": [job.owner_reference],
         },
-        "data": {"token": base64.b64encode(token.encode()).decode()},
+        "data": {key: base64.b64encode(value.encode()).decode() for key, value in data.items()},
     }
 
 
@@ -84,6 +89,15 @@ def service(job: Job, incarnation: int, cluster_ip: str | None = None) -> Object
         },
         "spec": spec,
     }
+
+
+def _certificate(job: Job) -> list[Object]:
+    if not job.spec.security.tls:
+        return []
+    return [
+        from_secret(job, "SPRINGTIDE_TLS_CERTIFICATE", "tls.crt"),
+        from_secret(job, "SPRINGTIDE_TLS_KEY", "tls.key"),
+    ]
 
 
 def coordinator_pod(
@@ -126,6 +140,7 @@ def coordinator_pod(
                 "command": ["python", "-m", "springtide_coordinator"],
                 "env": [
                     *common_environment(job, names.ROLE_COORDINATOR),
+                    *_certificate(job),
                     *({"name": key, "value": str(value)} for key, value in values.items()),
                 ],
                 "ports": [

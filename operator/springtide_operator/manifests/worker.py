@@ -182,6 +182,7 @@ def _environment(
     own = [
         *common_environment(job, names.ROLE_WORKER),
         {"name": "SPRINGTIDE_COORDINATOR", "value": coordinator_address},
+        *([from_secret(job, "SPRINGTIDE_TLS_CA", "tls.crt")] if job.spec.security.tls else []),
         {"name": "SPRINGTIDE_SLOT", "value": str(slot)},
         {"name": "SPRINGTIDE_ATTEMPT", "value": str(attempt)},
         {"name": "SPRINGTIDE_BACKEND", "value": job.spec.strategy.all_reduce.backend.value},
@@ -239,19 +240,24 @@ def _exact(job: Job) -> list[Object]:
     ]
 
 
+def from_secret(job: Job, name: str, key: str) -> Object:
+    """A variable that is a key of the job's Secret."""
+    reference = {"name": names.secret_name(job.name, job.uid), "key": key}
+    return {"name": name, "valueFrom": {"secretKeyRef": reference}}
+
+
 def common_environment(job: Job, role: str) -> list[Object]:
     """What every pod of a job gets."""
 
     def field(name: str, path: str) -> Object:
         return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
-    token = {"secretKeyRef": {"name": names.secret_name(job.name, job.uid), "key": "token"}}
     return [
         {"name": "SPRINGTIDE_JOB", "value": job.name},
         {"name": "SPRINGTIDE_NAMESPACE", "value": job.namespace},
         {"name": "SPRINGTIDE_JOB_UID", "value": job.uid},
         {"name": "SPRINGTIDE_ROLE", "value": role},
-        {"name": "SPRINGTIDE_TOKEN", "valueFrom": token},
+        from_secret(job, "SPRINGTIDE_TOKEN", "token"),
         field("SPRINGTIDE_POD_NAME", "metadata.name"),
         field("SPRINGTIDE_POD_UID", "metadata.uid"),
         field("SPRINGTIDE_POD_IP", "status.podIP"),

@@ -1,0 +1,80 @@
+"""TLS for the coordinator's port, where a job asks for it: one self-signed certificate per job.
+
+Clients trust that certificate and nothing else, so its name says nothing and is the same for all jobs. Who
+may call is still decided by the job's token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+if TYPE_CHECKING:
+    from .channel import Options
+
+SERVER_NAME = "springtide-coordinator"
+AUTHORITY = "SPRINGTIDE_TLS_CA"
+CERTIFICATE = "SPRINGTIDE_TLS_CERTIFICATE"
+KEY = "SPRINGTIDE_TLS_KEY"
+
+_BEGIN = "-----BEGIN "
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCertificate:
+    """PEM."""
+
+    certificate: str
+    key: str
+
+    def credentials(self) -> grpc.ServerCredentials:
+        return grpc.ssl_server_credentials([(self.key.encode(), self.certificate.encode())])
+
+
+def read_certificate(env: Mapping[str, str]) -> ServerCertificate | None:
+    """The server's, from its environment; None where the job does without TLS.
+
+    Raises ValueError that names the variable and what it must hold.
+    """
+    certificate, key = _pem(env, CERTIFICATE), _pem(env, KEY)
+    if bool(certificate) != bool(key):
+        raise ValueError(f"{CERTIFICATE} and {KEY} belong together: set both or none")
+    return ServerCertificate(certificate, key) if certificate else None
+
+
+def read_authority(env: Mapping[str, str]) -> str:
+    """The certificate that a client trusts, in PEM; "" where the job does without TLS. Raises ValueError."""
+    return _pem(env, AUTHORITY)
+
+
+def _pem(env: Mapping[str, str], name: str) -> str:
+    text = env.get(name, "")
+    if text and not text.lstrip().startswith(_BEGIN):
+        raise ValueError(f"{name} must hold PEM text, which begins with {_BEGIN.strip()!r}")
+    return text
+
+
+def _named(options: Options) -> list[tuple[str, object]]:
+    return [*options, ("grpc.ssl_target_name_override", SERVER_NAME)]
+
+
+def channel(address: str, options: Options, authority: str = "") -> grpc.Channel:
+    """A channel to the coordinator; with an authority, encrypted and only to who holds that certificate."""
+    if not authority:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, _credentials(authority), options=_named(options))
+
+
+def aio_channel(address: str, options: Options, authority: str = "") -> grpc.aio.Channel:
+    """As `channel`, for asyncio."""
+    if not authority:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, _credentials(authority), options=_named(options))
+
+
+def _credentials(authority: str) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(root_certificates=authority.encode())
