@@ -13,13 +13,17 @@ Options = list[tuple[str, int]]
 
 
 def keepalive_options(seconds: float) -> Options:
-    """Ping every `seconds` and give up after as long without an answer."""
+    """Ping every `seconds` while a call is open, and give up after as long without an answer.
+
+    A connection without a call, as the operator's is nearly always, is left alone: a thousand of them would
+    cost the operator a thousand pings a second.
+    """
     milliseconds = max(1, int(seconds * 1000))
     return [
         ("grpc.keepalive_time_ms", milliseconds),
         ("grpc.keepalive_timeout_ms", milliseconds),
         ("grpc.http2.ping_timeout_ms", milliseconds),
-        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
