@@ -89,7 +89,7 @@ class Link:
             reply = await self._caller.sync(to_request(word), self._timeout)
         except SyncError as error:
             self._failed(str(error))
-            await self.close()  # what broke without a word is noticed by nobody else: idle lines are not pinged
+            await self.close()  # idle lines are not pinged: one that broke is noticed here alone
             return False
         if reply.incarnation.number != pod.incarnation:
             self._failed(
