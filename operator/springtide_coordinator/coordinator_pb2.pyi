@@ -34,6 +34,8 @@ class Doing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DOING_REDUCING: _ClassVar[Doing]
     DOING_STEPPING: _ClassVar[Doing]
     DOING_BETWEEN: _ClassVar[Doing]
+    DOING_EVALUATING: _ClassVar[Doing]
+    DOING_ASKING: _ClassVar[Doing]
 
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -62,6 +64,8 @@ DOING_COMPUTING: Doing
 DOING_REDUCING: Doing
 DOING_STEPPING: Doing
 DOING_BETWEEN: Doing
+DOING_EVALUATING: Doing
+DOING_ASKING: Doing
 PHASE_UNSET: Phase
 WAITING: Phase
 FORMING: Phase

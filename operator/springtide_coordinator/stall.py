@@ -105,7 +105,7 @@ class Motion:
         return (
             step > 0
             and activity is not None
-            and activity.doing == pb.DOING_REDUCING
+            and activity.doing in (pb.DOING_REDUCING, pb.DOING_ASKING)
             and activity.step >= step
         )
 

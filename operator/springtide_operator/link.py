@@ -34,6 +34,8 @@ _DOING: Mapping[int, str] = {
     pb.DOING_REDUCING: "waiting for the other workers' gradients",
     pb.DOING_STEPPING: "in the optimizer's step",
     pb.DOING_BETWEEN: "in the script's code between two steps",
+    pb.DOING_EVALUATING: "in an evaluation loop",
+    pb.DOING_ASKING: "waiting for the others' part of an evaluation",
 }
 _IN_GENERATION = (pb.ACTIVE, pb.ENDED, pb.AFTER)
 

@@ -143,6 +143,17 @@ def test_a_job_that_starts_or_recovers_or_has_ended_its_loop_does_not_stall() ->
     assert room.stalled() is None, "the script runs after its loop"
 
 
+def test_in_an_evaluation_who_holds_a_range_is_late() -> None:
+    room = three()
+    room.does("w0", 6, pb.DOING_ASKING)
+    room.does("w1", 6, pb.DOING_EVALUATING)
+    room.does("w2", 6, pb.DOING_ASKING)
+    room.now += LIMIT
+    found = room.stalled(5)
+    assert found is not None
+    assert ([late.member for late in found.late], found.waiting) == (["w1"], 2)
+
+
 def test_without_a_limit_nothing_is_told() -> None:
     room = three()
     room.now += 1e6

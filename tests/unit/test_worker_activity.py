@@ -49,6 +49,9 @@ def runtime(phase: Phase = Phase.IDLE, **changes: Any) -> Any:
         "membership": SimpleNamespace(standing=changes.pop("standing", pb.ACTIVE)),
         "plan": object(),
         "timing": timing,
+        "evaluations": SimpleNamespace(
+            running=changes.get("evaluates"), questions=SimpleNamespace(open=changes.pop("asks", None))
+        ),
         "position": SimpleNamespace(cursor=SimpleNamespace(step=41)),
     }
     return SimpleNamespace(**{**whole, **changes})
@@ -65,6 +68,8 @@ def runtime(phase: Phase = Phase.IDLE, **changes: Any) -> Any:
         (runtime(Phase.STEPPING), pb.DOING_STEPPING),
         (runtime(Phase.STEPPED), pb.DOING_STEPPING),
         (runtime(), pb.DOING_BETWEEN),
+        (runtime(evaluates=object()), pb.DOING_EVALUATING),
+        (runtime(evaluates=object(), asks=object()), pb.DOING_ASKING),
     ],
 )
 def test_every_place_of_a_step_has_a_word(state: Any, expected: int) -> None:

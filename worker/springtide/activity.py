@@ -36,7 +36,12 @@ def doing(runtime: Runtime) -> Now | None:
         return step, pb.DOING_REDUCING
     if phase in (Phase.STEPPING, Phase.STEPPED):
         return step, pb.DOING_STEPPING
-    return step, pb.DOING_BETWEEN if phase is Phase.IDLE else pb.DOING_COMPUTING
+    if phase is not Phase.IDLE:
+        return step, pb.DOING_COMPUTING
+    if runtime.evaluations.running is None:
+        return step, pb.DOING_BETWEEN
+    asks = runtime.evaluations.questions.open is not None
+    return step, pb.DOING_ASKING if asks else pb.DOING_EVALUATING
 
 
 class Activity:
