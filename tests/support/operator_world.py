@@ -261,7 +261,8 @@ class World:
         self, action: CreateWorkload | UpdateWorkload | ReportWorkload | DeleteWorkload
     ) -> None:
         job = kueue.unplaced(self.parsed())
-        made = kueue.workload(job, worker_pod(job, 0, 0, ""), coordinator_pod(job, 1), None)
+        server = server_pod(job, 0, 0, "") if job.spec.servers else None
+        made = kueue.workload(job, worker_pod(job, 0, 0, ""), coordinator_pod(job, 1), None, server)
         old, now = self.workload, timestamp(self.now)
         if isinstance(action, CreateWorkload):
             self.counter += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from springtide_operator.api.crd import custom_resource_definition
 from springtide_operator.api.job import Job
 from springtide_operator.certificate import job_certificate
 from springtide_operator.manifests.coordinator import coordinator_pod, secret
+from springtide_operator.manifests.server import server_pod
 from springtide_operator.manifests.worker import worker_pod
 
 ROOT_KEY = b"r" * 32
@@ -65,6 +67,8 @@ def test_only_a_job_that_asks_for_it_has_it_in_its_secret_and_pods() -> None:
     assert worker["SPRINGTIDE_TLS_CA"]["valueFrom"]["secretKeyRef"]["key"] == "tls.crt"
     assert coordinator["SPRINGTIDE_TLS_KEY"]["valueFrom"]["secretKeyRef"]["key"] == "tls.key"
     assert "SPRINGTIDE_TLS_KEY" not in worker  # workers prove nothing with it
+    secured = replace(secured, spec=secured.spec.model_copy(update={"parameter_servers": None}))
+    assert "SPRINGTIDE_TLS_CA" in variables(server_pod(secured, 0, 0, "h:1"))
     for pod in (worker_pod(plain, 0, 0, "h:1"), coordinator_pod(plain, 1)):
         assert not any("TLS" in name for name in variables(pod))
 

@@ -99,6 +99,16 @@ def test_the_group_is_there_before_any_pod_and_all_pods_carry_its_name(
     assert {pod["metadata"][part][key] for pod in pods} == {GROUP}
 
 
+def test_parameter_servers_start_with_the_others() -> None:
+    world = gang_world()
+    world.job["spec"] |= {"strategy": {"type": "ParameterServer"}, "parameterServers": {"replicas": 2}}
+    decided = world.round()
+    assert [a.min_member for a in decided.actions if isinstance(a, ApplyPodGroup)] == [6]
+    world.settle()
+    assert len(world.servers()) == 2
+    assert {pod["metadata"]["annotations"][VOLCANO.key] for pod in world.servers()} == {GROUP}
+
+
 def test_nothing_is_made_before_it_is_known_whether_the_api_is_served() -> None:
     world = gang_world(served=None)
     for _ in range(3):

@@ -152,6 +152,33 @@ def test_fewer_workers_may_be_admitted_and_all_hear_of_it() -> None:
     assert condition(world, "Degraded")["status"] == "False"
 
 
+def test_parameter_servers_are_a_pod_set_of_their_own_and_no_more_than_were_admitted() -> None:
+    world = queued_world()
+    world.job["spec"] |= {
+        "strategy": {"type": "ParameterServer"},
+        "parameterServers": {"replicas": 2},
+    }
+    world.settle()
+    assert world.workload is not None
+    servers = world.workload["spec"]["podSets"][2]
+    assert (servers["name"], servers["count"]) == ("parameter-servers", 2)
+    assert "minCount" not in servers
+    assert servers["template"]["spec"]["containers"][0]["resources"]["requests"]
+    assert world.servers() == []
+    admit(world, flavor="spot")
+    world.settle()
+    assert len(world.servers()) == 2
+    assert world.servers()[0]["spec"]["nodeSelector"] == {"pool": "spot"}
+    world.job["spec"]["parameterServers"]["replicas"] = 4
+    world.settle()
+    assert len(world.servers()) == 2
+    assert "2 of 4 parameter servers" in condition(world, "Degraded")["message"]
+    evict(world)
+    world.settle()
+    assert world.pods == {}
+    assert world.workload["spec"]["podSets"][2]["count"] == 4  # asked for anew
+
+
 def test_min_replicas_above_what_was_admitted_is_named() -> None:
     world = running_world(workers=2)
     world.job["spec"]["workers"]["minReplicas"] = 3

@@ -157,10 +157,14 @@ class QueueStatus(ApiModel):
     )
     workers: Count | None = Field(default=None, description="Workers admitted: the job has no more.")
     asked: Count | None = Field(default=None, description="Workers that the job asks for.")
+    servers: Count | None = Field(
+        default=None, description="Parameter servers admitted: the job has no more."
+    )
+    servers_asked: Count | None = Field(default=None, description="Parameter servers that the job asks for.")
     pod_sets: PlacementsOfSets | None = Field(
         default=None,
-        description="By pod set (coordinator, workers): node selector, tolerations, labels and annotations"
-        " that the admission gives to pods.",
+        description="By pod set (coordinator, workers, parameter-servers): node selector, tolerations, labels"
+        " and annotations that the admission gives to pods.",
     )
 
 

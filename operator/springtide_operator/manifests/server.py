@@ -9,7 +9,7 @@ from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import gang, kueue
 from springtide_operator.manifests.coordinator import LOST_NODE, TAKEN_FROM_WORKERS, USER
-from springtide_operator.manifests.worker import TemplateError, common_environment
+from springtide_operator.manifests.worker import TemplateError, common_environment, from_secret
 
 Object = dict[str, Any]
 
@@ -121,6 +121,8 @@ def _environment(job: Job, container: Object, slot: int, attempt: int, address: 
     }
     own = common_environment(job, names.ROLE_PARAMETER_SERVER)
     own += [{"name": key, "value": str(value)} for key, value in values.items()]
+    if job.spec.security.tls:
+        own.append(from_secret(job, "SPRINGTIDE_TLS_CA", "tls.crt"))
     ours = {entry["name"] for entry in own}
     users = container.get("env") or []
     for entry in users:

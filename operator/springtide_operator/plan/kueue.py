@@ -16,7 +16,7 @@ from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
 from springtide_operator.api.model import PodCleanup
 from springtide_operator.manifests import kueue as manifest
-from springtide_operator.manifests.kueue import WORKERS, queue_name, workload_version
+from springtide_operator.manifests.kueue import SERVERS, WORKERS, queue_name, workload_version
 from springtide_operator.plan import conditions
 from springtide_operator.plan.actions import (
     Action,
@@ -54,13 +54,18 @@ def informed(job: Job, observation: Observation) -> Job:
 
 
 def limited(job: Job) -> Job:
-    """The job with its sizes cut to the workers that its queue admitted."""
-    count = (job.status.get(STATUS) or {}).get("workers")
-    workers = job.spec.workers
-    if not count or count >= workers.maximum:
-        return job
-    cut = workers.model_copy(update={"replicas": min(workers.replicas, count), "max_replicas": count})
-    return replace(job, spec=job.spec.model_copy(update={"workers": cut}))
+    """The job with its sizes cut to the pods that its queue admitted."""
+    entry = job.status.get(STATUS) or {}
+    workers, servers = job.spec.workers, job.spec.parameter_servers
+    changes: dict[str, Any] = {}
+    count = entry.get("workers")
+    if count and count < workers.maximum:
+        sizes = {"replicas": min(workers.replicas, count), "max_replicas": count}
+        changes["workers"] = workers.model_copy(update=sizes)
+    count = entry.get("servers")
+    if count and servers is not None and count < servers.replicas:
+        changes["parameter_servers"] = servers.model_copy(update={"replicas": count})
+    return replace(job, spec=job.spec.model_copy(update=changes)) if changes else job
 
 
 def waits(job: Job, observation: Observation) -> str:
@@ -126,6 +131,10 @@ def problem(job: Job, observation: Observation) -> Problem | None:
         if count < job.spec.workers.min_replicas:
             text += f", fewer than minReplicas ({job.spec.workers.min_replicas}): training cannot start"
         return Problem(reasons.QUEUE_LIMITS_SIZE, text + "; suspend and resume the job to ask again")
+    count, asked = entry.get("servers", 0), entry.get("serversAsked", 0)
+    if entry.get("admitted") and count < asked:
+        text = f"the queue {entry['name']} admitted {count} of {asked} parameter servers"
+        return Problem(reasons.QUEUE_LIMITS_SIZE, text + "; suspend and resume the job to ask again")
     return None
 
 
@@ -171,7 +180,7 @@ def _told(job: Job, name: str, found: WorkloadSeen | None, old: Mapping[str, Any
         return _waiting(job, reasons.QUEUED, found.message or "the queue has not admitted it yet")
     if found.trouble and not old.get("admitted"):
         return _waiting(job, reasons.QUEUED, f"it is admitted, but {found.trouble}")
-    count = found.counts.get(WORKERS, job.spec.workers.replicas)
+    count, servers = found.counts.get(WORKERS, job.spec.workers.replicas), job.spec.servers
     return {
         "name": name,
         "workload": found.name,
@@ -181,6 +190,7 @@ def _told(job: Job, name: str, found: WorkloadSeen | None, old: Mapping[str, Any
         "clusterQueue": found.cluster_queue,
         "workers": count,
         "asked": job.spec.workers.replicas,
+        **({"servers": found.counts.get(SERVERS, servers), "serversAsked": servers} if servers else {}),
         "podSets": old.get("podSets") or {} if found.trouble else dict(found.placements),
     }
 
