@@ -103,6 +103,25 @@ class Chunk:
     def nbytes(self) -> int:
         return self.values.nbytes
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    def check_gradient(self, nbytes: int, dtype: torch.dtype | None) -> None:
+        """Raise ChunkError unless a gradient of that type (None: the values') has so many bytes."""
+        wanted = self.values.numel() * (dtype or self.dtype).itemsize
+        if nbytes != wanted:
+            raise ChunkError(f"a gradient brings {nbytes} bytes, {wanted} belong there")
+
+    def add(
+        self, total: torch.Tensor | None, gradient: torch.Tensor, spare: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The sum so far with one more gradient (flat; its memory is not kept). spare: memory to use."""
+        if total is not None:
+            return total.add_(gradient)
+        first = torch.empty_like(self.values) if spare is None else spare
+        return first.copy_(gradient)
+
     def apply(self, total: torch.Tensor, recipe: Recipe) -> None:
         """One optimizer step with the sums of the gradients (like the values), which are used up."""
         if recipe.skip:
@@ -113,7 +132,7 @@ class Chunk:
             raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {len(self._groups)}")
         self._groups = [dict(group) for group in recipe.groups]
         for number, group in zip(self._group_numbers, self._optimizer.param_groups, strict=True):
-            group.update(_options(self._groups[number]))
+            group.update(options_of(self._groups[number]))
         for tensor, (parameter, _, start, stop) in zip(self._tensors, self.pieces, strict=True):
             tensor.grad = None if parameter in recipe.unused else total[start:stop]
         self._optimizer.step()
@@ -196,7 +215,8 @@ class _Reader:
             raise ChunkError(f"{self._payload.numel() - self._at} bytes follow a chunk")
 
 
-def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's options as torch takes them."""
     return {name: tuple(value) if name == "betas" else value for name, value in group.items()}
 
 

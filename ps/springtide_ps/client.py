@@ -10,6 +10,7 @@ import itertools
 import queue
 import ssl
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -142,13 +143,30 @@ class ServerClient:
     ) -> Future[None]:
         """Send a gradient that has no answer of its own; done when its memory has been read."""
         about = {"t": list(token), "s": step, "me": member, "k": key, "d": DTYPE_NAMES[gradient.dtype]}
+        return self._send_unanswered(Kind.STAGE, about, gradient)
+
+    def stage_rows(
+        self,
+        token: tuple[int, int, int],
+        step: int,
+        member: str,
+        table: str,
+        slices: Sequence[tuple[int, int]],
+        records: torch.Tensor,
+    ) -> Future[None]:
+        """As `stage`, for rows of a table. slices: (number, how many of the records)."""
+        numbers, counts = ([part[i] for part in slices] for i in (0, 1))
+        about = {"t": list(token), "s": step, "me": member, "k": table, "p": numbers, "n": counts}
+        return self._send_unanswered(Kind.STAGE_ROWS, about, records)
+
+    def _send_unanswered(self, kind: Kind, about: dict[str, Any], gradient: torch.Tensor) -> Future[None]:
         memory(gradient)
         sent: Future[None] = Future()
         with self._lock:
             if self._broken is not None:
                 raise ServerLostError(f"parameter server {self.address}: {self._broken}")
             self._unsent.add(sent)
-        self._outbox.put((Frame(Kind.STAGE, NO_REPLY, about, gradient.nbytes), gradient, sent))
+        self._outbox.put((Frame(kind, NO_REPLY, about, gradient.nbytes), gradient, sent))
         return sent
 
     def status(self) -> Future[Answer]:

@@ -61,6 +61,10 @@ class Kind(IntEnum):
     RESOLVE = 50  # {"t", "recipe"}: all members hold the state that the generation begins from
     DUMP = 49  # {"t", "k"}; answered with what LOAD brings
 
+    # Embedding tables in steps: table "k", slices "p" with so many ids "n" each.
+    ROWS = 60  # {"t", "s", "k", "p", "n"} + ids; answered with their rows after step s
+    STAGE_ROWS = 61  # {"t", "s", "k", "p", "n", "me"} + records (`slices.records`)
+
     DONE = 30  # the answer when there is nothing to say; {"version"} or {"created"}
     VALUES = 31  # {"version"} + values
     REFUSED = 32  # {"error", "message"}: this request failed, the connection is fine

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
 from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.idmap import Ids
 from springtide_ps.rounds import Effect, RoundError, Rounds, StaleError, Token
+from springtide_ps.slices import Slice
 
 log = logging.getLogger("springtide.ps")
 
@@ -33,13 +35,40 @@ Done = Callable[[Any, Exception | None], None]
 class _Held:
     """One chunk, or (chunk None) the sums that wait for it. sums: by step, complete or in the making."""
 
-    chunk: Chunk | None = None
+    chunk: Chunk | Slice | None = None
     version: int = -1
     sums: dict[int, torch.Tensor] = field(default_factory=dict)
     spare: torch.Tensor | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     forward: list[str] = field(default_factory=list)
     waiting: list[tuple[int, Done]] = field(default_factory=list)
+
+
+class _Rows:
+    """An answer of rows that waits for several slices."""
+
+    def __init__(self, slices: Sequence[tuple[Slice, Ids]], late: int, done: Done) -> None:
+        self._slices, self._late, self._done = slices, late, done
+        self._lock = threading.Lock()
+
+    def __call__(self, result: Any, error: Exception | None) -> None:
+        with self._lock:
+            self._late -= 1
+            done, over = self._done, error is not None
+            if over:
+                self._done = lambda result, error: None
+        if over:
+            done(None, error)
+        elif not self._late:
+            self.give()
+
+    def give(self) -> None:
+        try:
+            rows = torch.cat([piece.rows(ids) for piece, ids in self._slices])
+        except (RuntimeError, MemoryError) as error:
+            self._done(None, RoundError(f"the rows cannot be read: {error}"))
+            return
+        self._done(rows, None)
 
 
 class Shards:
@@ -89,15 +118,12 @@ class Shards:
                 and (needed is None or needed in held.sums)
             ]
 
-    def gradient_bytes(self, key: str) -> int:
-        """What a gradient of the chunk has. Raise RoundError when it is not here."""
-        return self._chunk(key).nbytes
-
-    def element_bytes(self, key: str) -> int:
-        return self.dtype(key).itemsize
+    def check_gradient(self, key: str, nbytes: int, dtype: torch.dtype | None) -> None:
+        """Raise RoundError when the chunk is not here, ChunkError for a gradient that does not fit it."""
+        self._chunk(key).check_gradient(nbytes, dtype)
 
     def dtype(self, key: str) -> torch.dtype:
-        return self._chunk(key).values.dtype
+        return self._chunk(key).dtype
 
     @property
     def token(self) -> Token:
@@ -128,7 +154,7 @@ class Shards:
             if self._rounds.resolve(token, recipe):
                 self._make_step()
 
-    def load(self, token: Token, key: str, version: int, chunk: Chunk) -> None:
+    def load(self, token: Token, key: str, version: int, chunk: Chunk | Slice) -> None:
         """Hold a chunk from now on; sums that came before it are applied."""
         with self._lock:
             self._rounds.check_token(token)
@@ -177,14 +203,8 @@ class Shards:
             first = self._rounds.stage(token, step, member, key)
             held.lock.acquire()
         try:
-            if first:
-                total, held.spare = held.spare, None
-                if total is None:
-                    total = torch.empty_like(chunk.values)
-                total.copy_(gradient)
-                held.sums[step] = total
-            else:
-                held.sums[step].add_(gradient)
+            spare, held.spare = (held.spare, None) if first else (None, held.spare)
+            held.sums[step] = chunk.add(None if first else held.sums[step], gradient, spare)
         finally:
             held.lock.release()
         with self._lock:
@@ -224,13 +244,32 @@ class Shards:
         """`done` gets the chunk's values once they are those after `step`."""
         with self._lock:
             self._rounds.may_fetch(token, step)
-            self._chunk(key)
+            if not isinstance(chunk := self._chunk(key), Chunk):
+                raise RoundError(f"{key!r} is of a table, which is read by rows")
             held = self._held[key]
             if held.version < step:
-                held.waiting.append((step, done))
+                held.waiting.append((step, lambda _, error: done(chunk.values, error)))
                 return
-            values = self._chunk(key).values
-        done(values, None)
+        done(chunk.values, None)
+
+    def fetch_rows(self, token: Token, step: int, wanted: Sequence[tuple[str, Ids]], done: Done) -> None:
+        """`done` gets the rows of these ids by slice, one after another, once all are those after `step`."""
+        with self._lock:
+            self._rounds.may_fetch(token, step)
+            slices = [(self.slice_of(key), ids) for key, ids in wanted]
+            late = {key for key, _ in wanted if self._held[key].version < step}
+            answer = _Rows(slices, len(late), done)
+            for key in late:
+                self._held[key].waiting.append((step, answer))
+        if not late:
+            answer.give()
+
+    def slice_of(self, key: str) -> Slice:
+        """Raise RoundError when it is not here."""
+        found = self._chunk(key)
+        if not isinstance(found, Slice):
+            raise RoundError(f"{key!r} is no slice of a table")
+        return found
 
     def close(self) -> None:
         with self._lock:
@@ -241,7 +280,7 @@ class Shards:
 
     # ---- within
 
-    def _chunk(self, key: str) -> Chunk:
+    def _chunk(self, key: str) -> Chunk | Slice:
         held = self._held.get(key)
         if held is None or held.chunk is None:
             raise RoundError(f"chunk {key!r} is not held here")
@@ -354,13 +393,12 @@ class Shards:
                     break  # a copy in the making that missed a step: it is not in the inventory
                 held.chunk.apply(total, recipe)
                 held.version = step
-                held.spare = total
-            values = held.chunk.values
+                held.spare = total if isinstance(held.chunk, Chunk) else None
         with self._lock:
             ready = [done for step, done in held.waiting if step <= held.version]
             held.waiting = [(step, done) for step, done in held.waiting if step > held.version]
         for done in ready:
-            done(values, None)
+            done(None, None)
 
     def _copy(self, key: str, address: str) -> None:
         """Send a chunk to another server, which gets its sums from now on."""

@@ -12,14 +12,15 @@ import torch
 from springtide_ps.chunk import Chunk, Recipe, check_recipe
 from springtide_ps.client import ServerClient
 from springtide_ps.desk import Answer
-from springtide_ps.frames import DTYPES, Frame, FrameError, Header, Kind, memory
+from springtide_ps.frames import DTYPES, PAYLOAD_LIMIT, Frame, FrameError, Header, Kind, memory
 from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, Token
 from springtide_ps.shards import Shards
+from springtide_ps.slices import ID_WORDS, SLICES_LIMIT, Slice
 from springtide_ps.store import KEY_LIMIT
 from springtide_ps.stream import parse_address
 
-KINDS: Final = frozenset(kind for kind in Kind if Kind.ENTER <= kind <= Kind.RESOLVE)
-_PAYLOAD_KINDS: Final = (Kind.LOAD, Kind.STAGE, Kind.SUM)
+KINDS: Final = frozenset(kind for kind in Kind if kind >= Kind.ENTER)
+_PAYLOAD_KINDS: Final = (Kind.LOAD, Kind.STAGE, Kind.SUM, Kind.ROWS, Kind.STAGE_ROWS)
 _CONNECT_SECONDS: Final = 10.0
 _EMPTY: Final = memoryview(b"")
 
@@ -54,12 +55,16 @@ class Steps:
             return
         key = _key(meta)
         if kind is Kind.STAGE:
-            wanted = self.shards.gradient_bytes(key)
-            dtype = DTYPES.get(str(meta["d"])) if "d" in meta else None
-            if dtype is not None:
-                wanted = wanted // self.shards.element_bytes(key) * dtype.itemsize
-            if nbytes != wanted:
-                raise RoundError(f"a gradient of {key} brings {nbytes} bytes, {wanted} belong there")
+            self.shards.check_gradient(key, nbytes, DTYPES.get(str(meta["d"])) if "d" in meta else None)
+        elif kind in (Kind.ROWS, Kind.STAGE_ROWS):
+            slices = _slices(meta)
+            dim = self.shards.slice_of(slices[0][0]).table.spec.dim
+            total = sum(count for _, count in slices)
+            each = 8 if kind is Kind.ROWS else 4 * (ID_WORDS + dim)
+            if nbytes != total * each:
+                raise RoundError(f"{total} rows of {key} bring {nbytes} bytes, {total * each} belong there")
+            if total * 4 * dim > PAYLOAD_LIMIT:
+                raise RoundError(f"{total} rows of {key} are too many for one answer: ask for them in parts")
         elif (
             kind is Kind.LOAD and self._memory_limit and self.shards.held_bytes + nbytes > self._memory_limit
         ):
@@ -84,9 +89,7 @@ class Steps:
                 shards.resolve(token, None if recipe is None else Recipe.from_json(recipe))
                 done(Frame(Kind.DONE, number))
             case Kind.LOAD:
-                chunk = Chunk.load(meta, payload)
-                check_recipe(chunk.optimizer_name, meta["groups"])
-                shards.load(token, _key(meta), _step(meta), chunk)
+                shards.load(token, _key(meta), _step(meta), self._loaded(meta, payload))
                 done(Frame(Kind.DONE, number))
             case Kind.INVENTORY:
                 names = "\n".join(shards.inventory(token)).encode()
@@ -99,6 +102,14 @@ class Steps:
                 dtype = DTYPES[str(meta["d"])] if "d" in meta else shards.dtype(key)
                 shards.stage(token, _step(meta), str(meta.get("me")), key, payload.view(dtype))
                 # A gradient has no answer of its own: PREPARE counts them.
+            case Kind.STAGE_ROWS:
+                words, start, me = payload.view(torch.int32), 0, str(meta.get("me"))
+                for key, count in _slices(meta):
+                    stop = start + count * (ID_WORDS + shards.slice_of(key).table.spec.dim)
+                    shards.stage(token, _step(meta), me, key, words[start:stop])
+                    start = stop
+            case Kind.ROWS:
+                self._rows(token, meta, payload, number, reply)
             case Kind.SUM:
                 key = _key(meta)
                 shards.take_sum(token, _step(meta), key, payload.view(DTYPES[str(meta["d"])]))
@@ -139,6 +150,24 @@ class Steps:
                 done(frame, memory(block))
             case _:
                 raise FrameError(f"{header.kind.name} is no request of a step")
+
+    def _loaded(self, meta: dict[str, Any], payload: torch.Tensor) -> Chunk | Slice:
+        if "table" in meta:
+            return Slice.load(meta, payload, self._memory_limit)
+        chunk = Chunk.load(meta, payload)
+        check_recipe(chunk.optimizer_name, meta["groups"])
+        return chunk
+
+    def _rows(
+        self, token: Token, meta: dict[str, Any], payload: torch.Tensor, number: int, reply: Reply
+    ) -> None:
+        ids, start = payload.view(torch.int64).numpy().copy(), 0
+        wanted = []
+        for key, count in _slices(meta):
+            wanted.append((key, ids[start : start + count]))
+            start += count
+        make = lambda rows: (Frame(Kind.VALUES, number, {}, rows.nbytes), memory(rows))  # noqa: E731
+        self.shards.fetch_rows(token, _step(meta), wanted, _later(number, reply, make))
 
     # ---- other servers
 
@@ -232,6 +261,21 @@ def _number(meta: dict[str, Any], name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
         raise FrameError(f"{name!r} is no count")
     return value
+
+
+def _slices(meta: dict[str, Any]) -> list[tuple[str, int]]:
+    """(key of a slice, how many ids) of a request about a table."""
+    key, numbers, counts = _key(meta), meta.get("p"), meta.get("n")
+    if (
+        not isinstance(numbers, list)
+        or not isinstance(counts, list)
+        or not 0 < len(numbers) == len(counts) <= SLICES_LIMIT
+        or not all(
+            isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**40 for n in numbers + counts
+        )
+    ):
+        raise FrameError("slices of a table are named by numbers, each with a count of ids")
+    return [(f"{key}.{number}", count) for number, count in zip(numbers, counts, strict=True)]
 
 
 def _members(meta: dict[str, Any]) -> list[str]:

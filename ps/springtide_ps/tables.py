@@ -20,7 +20,7 @@ from springtide_ps.rowinit import KINDS, first_rows
 
 OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
     "sgd": {"lr": 0.01},
-    "adagrad": {"lr": 0.01, "eps": 1e-10, "initial_accumulator_value": 0.0},
+    "adagrad": {"lr": 0.01, "eps": 1e-10, "initial_accumulator_value": 0.0, "lr_decay": 0.0},
     "adam": {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-8},
 }
 _STATES: Final = {"sgd": 0, "adagrad": 1, "adam": 2}
@@ -113,9 +113,23 @@ class Table:
             self._touched[rows] = self.pushes
             return self._data[0].index_select(0, torch.from_numpy(rows))
 
-    def push(self, ids: Ids, gradients: torch.Tensor) -> None:
+    def peek(self, ids: Ids) -> torch.Tensor:
+        """As `lookup`, and nothing is made or touched."""
+        with self._lock:
+            rows = self._ids.find(ids)
+            missing = rows < 0
+            if not missing.any():
+                return self._data[0].index_select(0, torch.from_numpy(rows))
+            found = torch.empty(len(ids), self.spec.dim)
+            there = torch.from_numpy(~missing)
+            found[there] = self._data[0].index_select(0, torch.from_numpy(rows[~missing]))
+        spec = self.spec
+        found[~there] = first_rows(spec.init, spec.scale, spec.seed, ids[missing], spec.dim)
+        return found
+
+    def push(self, ids: Ids, gradients: torch.Tensor, options: Mapping[str, Any] | None = None) -> None:
         """One step of the optimizer with the gradients [len(ids), dim] of these rows; those of a repeated id
-        are summed. Raises TableError without room.
+        are summed. options: of this step, before the table's own. Raises TableError without room.
         """
         with self._lock:
             self.pushes += 1
@@ -127,7 +141,7 @@ class Table:
                     ids = unique
                 rows = self._rows_of(ids)
                 self._touched[rows] = self.pushes
-                self._step(torch.from_numpy(rows), gradients)
+                self._step(torch.from_numpy(rows), gradients, {**self.spec.settings, **(options or {})})
             self._evict()
 
     def page(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,6 +149,31 @@ class Table:
         with self._lock:
             stop = max(start, min(start + count, len(self)))
             return torch.from_numpy(self._names[start:stop].copy()), self._data[0][start:stop].clone()
+
+    @property
+    def width(self) -> int:
+        """How many numbers are held for each element of a row: its value and the optimizer's state."""
+        return len(self._data)
+
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """(ids int64 [n], when each was touched int64 [n], values and state float32 [n, dim]), copies."""
+        with self._lock:
+            count = len(self)
+            names = (torch.from_numpy(names[:count].copy()) for names in (self._names, self._touched))
+            return (*names, *(part[:count].clone() for part in self._data))
+
+    def restore(self, ids: torch.Tensor, touched: torch.Tensor, data: torch.Tensor, pushes: int) -> None:
+        """Hold what `held` gave, in an empty table. data: [width, n * dim]. Raises TableError for no room."""
+        with self._lock:
+            count = len(ids)
+            self.pushes = pushes
+            if not count:
+                return
+            self._reserve(count, count)
+            self._ids.add(ids.numpy())
+            self._names[:count], self._touched[:count] = ids.numpy(), touched.numpy()
+            for part, values in zip(self._data, data, strict=True):
+                part[:count] = values.view(count, self.spec.dim)
 
     # ---- with the lock held
 
@@ -177,14 +216,14 @@ class Table:
             for old in (self._names, self._touched)
         )
 
-    def _step(self, rows: torch.Tensor, gradients: torch.Tensor) -> None:
-        options = self.spec.settings
+    def _step(self, rows: torch.Tensor, gradients: torch.Tensor, options: Mapping[str, Any]) -> None:
         values, lr = self._data[0], options["lr"]
         if self.spec.optimizer == "sgd":
             values.index_add_(0, rows, gradients, alpha=-lr)
         elif self.spec.optimizer == "adagrad":
             total = self._data[1].index_select(0, rows).addcmul_(gradients, gradients)
             self._data[1].index_copy_(0, rows, total)
+            lr /= 1 + (self.pushes - 1) * options["lr_decay"]
             values.index_add_(0, rows, gradients.div(total.sqrt_().add_(options["eps"])), alpha=-lr)
         else:
             beta1, beta2 = options["betas"]

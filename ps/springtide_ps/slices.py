@@ -1,0 +1,166 @@
+"""A slice of an embedding table in synchronous training: the rows whose ids fall to it.
+
+A table is cut by a hash of the id into a number of slices that never changes, so that a slice is to servers
+what a chunk is: placed, copied, filled and moved as a whole. Its values are a function of the steps that were
+made alone: a lookup makes no row, it computes what the row's first value is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from springtide_ps.chunk import ChunkError, Recipe, options_of
+from springtide_ps.frames import joined
+from springtide_ps.idmap import Ids, mix
+from springtide_ps.tables import OPTIMIZERS, Table, TableError, TableSpec
+
+ID_WORDS: Final = 2
+SLICES_LIMIT: Final = 4096
+_SEED: Final = 2  # bits that neither a server's id map nor raw tables use
+
+
+def slice_numbers(ids: Ids, slices: int) -> Ids:
+    """To which slice each id falls, int64 [len(ids)] in 0 to slices - 1."""
+    return ((mix(ids, seed=_SEED) >> np.uint64(32)) % np.uint64(slices)).astype(np.int64)
+
+
+def records(ids: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+    """int32 [n, 2 + dim], the form in which gradients of rows travel: an id, then its float32 gradient."""
+    if not len(ids):
+        return torch.empty(0, ID_WORDS + gradients.shape[1], dtype=torch.int32)
+    words = ids.reshape(-1).view(torch.int32).view(-1, ID_WORDS)
+    return torch.cat((words, gradients.contiguous().view(torch.int32)), 1)
+
+
+def unpack(rows: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids int64 [n], gradients float32 [n, dim]) of records, flat or not."""
+    if not rows.numel():
+        return torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
+    table = rows.view(-1, ID_WORDS + dim)
+    ids = table[:, :ID_WORDS].reshape(-1).view(torch.int64)
+    return ids, table[:, ID_WORDS:].contiguous().view(torch.float32)
+
+
+class Slice:
+    """parameter: number of the table among the model's parameters. group: whose options its steps have.
+
+    Raise ChunkError or TableError for what cannot be.
+    """
+
+    dtype = torch.int32
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        parameter: int,
+        group: int,
+        groups: Sequence[Mapping[str, Any]],
+        memory: int = 0,
+    ) -> None:
+        if not 0 <= group < len(groups):
+            raise ChunkError(f"a table of parameter group {group}, and there are {len(groups)}")
+        self.table = Table(spec, memory)
+        self.parameter, self.group, self.groups = parameter, group, groups
+
+    @property
+    def nbytes(self) -> int:
+        return self.table.nbytes
+
+    def check_gradient(self, nbytes: int, dtype: torch.dtype | None) -> None:
+        """Raise ChunkError unless so many bytes are whole records."""
+        width = 4 * (ID_WORDS + self.table.spec.dim)
+        if nbytes % width or dtype not in (None, self.dtype):
+            raise ChunkError(f"{nbytes} bytes are no gradients of rows, which have {width} bytes each")
+
+    def add(
+        self, total: torch.Tensor | None, gradient: torch.Tensor, spare: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The sum of records, those of an id that is in both as one; the result is memory of its own."""
+        if total is None or not total.numel():
+            return gradient.clone()
+        if not gradient.numel():
+            return total
+        dim = self.table.spec.dim
+        ids, rows = unpack(torch.cat((total, gradient.view(-1))), dim)
+        unique, inverse = np.unique(ids.numpy(), return_inverse=True)
+        summed = torch.zeros(len(unique), dim).index_add_(0, torch.from_numpy(inverse.reshape(-1)), rows)
+        return records(torch.from_numpy(unique), summed).view(-1)
+
+    def apply(self, total: torch.Tensor, recipe: Recipe) -> None:
+        """One step of the sparse optimizer with the sums, unless no worker used the table."""
+        if len(recipe.groups) != len(self.groups):
+            raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {len(self.groups)}")
+        if recipe.skip:
+            return
+        self.groups = [dict(group) for group in recipe.groups]
+        if self.parameter in recipe.unused:
+            return
+        ids, gradients = unpack(total, self.table.spec.dim)
+        options = self.groups[self.group]
+        factor = -recipe.scale if options.get("maximize") else recipe.scale
+        if factor != 1.0:
+            gradients.mul_(factor)
+        known = OPTIMIZERS[self.table.spec.optimizer]
+        given = {name: value for name, value in options_of(options).items() if name in known}
+        self.table.push(ids.numpy(), gradients, given)
+
+    def square_norm(self, total: torch.Tensor) -> float:
+        """Sum of the squares of the sums."""
+        return float(unpack(total, self.table.spec.dim)[1].to(torch.float64).square().sum())
+
+    def rows(self, ids: Ids) -> torch.Tensor:
+        """float32 [len(ids), dim]; what is not there yet as it would be made."""
+        return self.table.peek(ids)
+
+    def dump(self) -> tuple[dict[str, Any], torch.Tensor]:
+        """(JSON, uint8 [n]) from which `load` makes an equal slice; the memory is a copy."""
+        held = self.table.held()
+        about = {
+            "table": spec_to_json(self.table.spec),
+            "parameter": self.parameter,
+            "group": self.group,
+            "groups": [dict(group) for group in self.groups],
+            "rows": len(held[0]),
+            "pushes": self.table.pushes,
+            "evicted": self.table.evicted,
+        }
+        return about, joined(*held)
+
+    @classmethod
+    def load(cls, meta: Mapping[str, Any], payload: torch.Tensor, memory: int = 0) -> Slice:
+        """The slice that was dumped. Raise ChunkError for what is none, TableError for no room."""
+        try:
+            groups = [dict(group) for group in meta["groups"]]
+            made = cls(
+                spec_from_json(meta["table"]), int(meta["parameter"]), int(meta["group"]), groups, memory
+            )
+            count, dim = int(meta.get("rows", 0)), made.table.spec.dim
+            if count < 0 or payload.numel() != count * (16 + 4 * dim * made.table.width):
+                raise ChunkError(f"{payload.numel()} bytes are not {count} rows of dimension {dim}")
+            names = payload[: 16 * count].clone().view(torch.int64)
+            values = payload[16 * count :].clone().view(torch.float32).view(made.table.width, -1)
+            made.table.restore(names[:count], names[count:], values, int(meta.get("pushes", 0)))
+            made.table.evicted = int(meta.get("evicted", 0))
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise ChunkError(f"this is no slice of a table: {error!r}") from None
+        return made
+
+
+def spec_to_json(spec: TableSpec) -> dict[str, Any]:
+    return {
+        **asdict(spec),
+        "options": {k: list(v) if isinstance(v, tuple) else v for k, v in spec.options.items()},
+    }
+
+
+def spec_from_json(value: Mapping[str, Any]) -> TableSpec:
+    """Raise TableError, TypeError."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("options", {}), Mapping):
+        raise TableError("a table is described by an object, and so are its options")
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in value.get("options", {}).items()}
+    return TableSpec(**{**value, "options": options})
