@@ -165,6 +165,14 @@ class Chunk:
             "state": fields,
         }, joined(*parts)
 
+    def state_of(self, piece: int) -> dict[str, torch.Tensor]:
+        """The optimizer's state of a piece, flat; its memory is the chunk's own."""
+        return dict(self._optimizer.state.get(self._tensors[piece], {}))
+
+    def set_state(self, piece: int, state: Mapping[str, torch.Tensor]) -> None:
+        """Replace the optimizer's state of a piece; the memory is the chunk's from now on."""
+        self._optimizer.state[self._tensors[piece]] = dict(state)
+
     def piece_table(self) -> torch.Tensor:
         return torch.tensor(self.pieces, dtype=torch.int64).reshape(-1, PIECE_FIELDS)
 

@@ -42,6 +42,7 @@ def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Worke
             "SPRINGTIDE_REPLICATION": str(replication),
             "SPRINGTIDE_BUCKET_MIB": "0.002",
         }
+        environment |= options.pop("environment", {})
         cluster = WorkerCluster(zygote, tmp_path, OPTIONS | options, environment=environment)
         cluster.servers_wanted = servers
         clusters.append(cluster)
@@ -123,6 +124,30 @@ def test_a_server_without_copies_takes_the_state_along(make_cluster: Callable[..
         assert isinstance(end, outcome.Left)
         assert "StateLost" in end.reason
         assert cluster.servers[1].name in end.reason
+
+
+def test_after_the_loss_of_a_server_a_checkpoint_brings_parameters_and_optimizer_back(
+    make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
+) -> None:
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "volume").mkdir()
+    adam: dict[str, Any] = {"optimizer": "adam", "lr": 0.01, "epochs": 4}
+    reference = train_alone(zygote, tmp_path / "alone", OPTIONS | adam)
+    place = {"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "volume"), "SPRINGTIDE_CHECKPOINT_SECONDS": "0.1"}
+    cluster = make_cluster(2, pace=0.04, environment=place, **adam)
+    workers = cluster.start(2)
+    manifests = [*(tmp_path / "volume").glob("*/*/manifest.json")]
+    cluster.until(
+        lambda: len([*(tmp_path / "volume").rglob("manifest.json")]) > 1, f"two checkpoints, not {manifests}"
+    )
+    cluster.servers[1].kill()
+    cluster.add_server(1)
+    cluster.until_done()
+    assert all(isinstance(worker.outcome(), outcome.Left) for worker in workers)
+    again = [cluster.add(), cluster.add(), cluster.add()]
+    cluster.until_done()
+    check(cluster, reference, again)
+    assert min(commit["step"] for worker in again for commit in worker.commits()) > 1
 
 
 def test_a_coordinator_is_killed(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:

@@ -244,6 +244,7 @@ class WorkerCluster:
             "SPRINGTIDE_TARGET": str(self.target * self.processes_per_pod),
             "SPRINGTIDE_MINIMUM": str(self._minimum * self.processes_per_pod),
             "SPRINGTIDE_MAXIMUM": str(self._maximum),
+            "SPRINGTIDE_SERVERS": str(self.servers_wanted),
         }
         with (self._folder / "coordinator.log").open("ab") as log:
             self._coordinator = subprocess.Popen(

@@ -16,7 +16,8 @@ from springtide.errors import UsageError
 from springtide.exchange.groups import Group
 from springtide.exchange.layout import Field, plan_layout
 from springtide.exchange.store import StreamStore
-from springtide.servers.exchange import Place, ServerExchange, ServersLackState
+from springtide.servers.exchange import ServerExchange, ServersLackState
+from springtide.servers.leading import Place
 from springtide.servers.links import ServerError
 from springtide.servers.recipe import optimizer_name
 from springtide_ps.server import Server

@@ -21,8 +21,9 @@ from springtide.exchange.store import StreamStore
 from springtide.exchange.transfer import receive_state, send_state
 from springtide.membership import Begin, Depart, Membership, SaveAsked
 from springtide.names import StateName
-from springtide.servers.exchange import Place, ServerExchange, ServersLackState
-from springtide.state import Position
+from springtide.servers.exchange import ServerExchange, ServersLackState
+from springtide.servers.leading import Place
+from springtide.state import Position, State
 from springtide_coordinator import coordinator_pb2 as pb
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Recovery:
         self._membership = membership
         self._formation_error = ""
         self._lacking = ""
-        self._awaited: tuple[int, dict[str, object]] | None = None
+        self._awaited: tuple[int, dict[str, object], State] | None = None
 
     def stand(self, stage: int) -> None:
         """Return when this process is an active member of a generation and holds its state.
@@ -60,8 +61,12 @@ class Recovery:
         self._membership.train()
         if self._awaited is not None and self._awaited[0] <= stage:
             # The script's code after earlier loops ran on this state and may have changed it.
-            self._runtime.ready("batches()").state.write(self._awaited[1])
+            _, tree, state = self._awaited
+            state.write(tree)
             self._awaited = None
+            servers = self._runtime.ready("batches()").servers
+            if servers is not None:
+                servers.fetch_again()
 
     def end_loop(self, stage: int) -> bool:
         """Whether all members have ended loop `stage`; otherwise a new generation has begun."""
@@ -149,12 +154,12 @@ class Recovery:
         faults.reach("formed", runtime.position.cursor.step + 1)
         receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in begin.message.transfers]
         lacking = {receiver for receiver, _ in receivers}
+        restored = self._restore(begin, stage) if begin.message.fresh and rank == 0 else None
         servers = runtime.ready("batches()").servers
         if servers is not None:
             self._enter_on(servers, begin, group, lacking)
         if rank not in lacking:
             begin.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
-        restored = self._restore(begin, stage) if begin.message.fresh and rank == 0 else None
         moved = self._transfer(begin, group, receivers, stage)
         membership.hold(StateName.from_proto(begin.message.state))
         ended = [
@@ -191,7 +196,7 @@ class Recovery:
             tuple(member.id for member in message.members),
             {server.id: server.address for server in known},
             frozenset(server.id for server in message.leaving_servers),
-            message.state.step,
+            self._runtime.position.cursor.step,
         )
         leader = min(rank for rank in range(group.size) if rank not in lacking)
         assert isinstance(begin.store, StreamStore)
@@ -223,7 +228,7 @@ class Recovery:
             return pb.Restored(skipped=skipped) if skipped else None
         manifest = found.manifest
         try:
-            position = self._accept(found.tree, stage, plan)
+            position = self._accept(found.tree, stage, plan, runtime.ready("batches()").whole_state)
         except SpringtideError as error:
             raise SpringtideError(f"checkpoint {found.uri}/{manifest.name}: {error}") from None
         if manifest.reason == "leaving":
@@ -260,15 +265,14 @@ class Recovery:
             if receiver == group.rank:
                 limit = _STATE_PER_MODEL * trainer.state.size_bytes() + _SPARE_BYTES
                 tree, moved = receive_state(group, holder, limit, lambda: faults.reach("transfer", step))
-                runtime.position = self._accept(tree, stage, plan)
+                runtime.position = self._accept(tree, stage, plan, trainer.state)
                 runtime.metrics.transfers.inc()
                 runtime.metrics.transfer_bytes.inc(moved)
                 return moved
         return 0
 
-    def _accept(self, tree: dict[str, object], stage: int, plan: LoopPlan) -> Position:
+    def _accept(self, tree: dict[str, object], stage: int, plan: LoopPlan, state: State) -> Position:
         """Swap the received state in. Raise SpringtideError when it belongs to another script."""
-        state = self._runtime.ready("batches()").state
         position = state.check(tree)
         if position.cursor.stage == stage:
             try:
@@ -276,6 +280,6 @@ class Recovery:
             except ValueError as error:
                 raise SpringtideError(str(error)) from None
         state.write(tree)
-        self._awaited = (position.cursor.stage, tree) if position.cursor.stage > stage else None
+        self._awaited = (position.cursor.stage, tree, state) if position.cursor.stage > stage else None
         self._membership.stages_ended(position.cursor.stage)
         return position

@@ -70,7 +70,7 @@ class Runtime:
         self.session: Session | None = None
         self.recovery: Recovery | None = None
         self.checkpoints = Checkpoints(
-            Place() if settings.alone or settings.strategy != "AllReduce" else settings.checkpoint,
+            Place() if settings.alone else settings.checkpoint,
             {"namespace": settings.namespace, "name": settings.job, "uid": settings.job_uid},
             self._members_besides,
             self._on_checkpoint,
@@ -146,7 +146,7 @@ class Runtime:
         trainer, plan = self.ready("batches()"), self.plan
         assert plan is not None
         seconds = self.checkpoints.take(
-            state, lambda: trainer.state.read(self.position, plan.fingerprint()), share, reason
+            state, lambda: trainer.checkpoint_tree(self.position, plan.fingerprint()), share, reason
         )
         self.timing.paused(seconds)
         self.metrics.checkpoint_stall.observe(seconds)

@@ -30,7 +30,7 @@ from springtide.randomness import seed_part
 from springtide.reduction import Reduced, Reduction
 from springtide.scaling import Scaling
 from springtide.servers.exchange import MakeServers, ServerExchange
-from springtide.state import State
+from springtide.state import Position, State
 from springtide.strangers import DECLARE, Strangers
 from springtide.transaction import Phase, Transaction
 from springtide.undo import Undo
@@ -95,7 +95,11 @@ class Trainer:
         if self.servers is not None:
             tracked = {**tracked, "parameter servers": self.servers}
             held_here = {name: item for name, item in named.items() if not item.requires_grad}
-        self.state = State(held_here, self._buffers, optimizers, tracked)
+        self.state = self.whole_state = State(held_here, self._buffers, optimizers, tracked)
+        if self.servers is not None:
+            # A checkpoint looks as one of a job without servers.
+            own = {name: item for name, item in tracked.items() if item is not self.servers}
+            self.whole_state = State(named, self._buffers, optimizers, own)
         self._reduction = Reduction(self.buckets, self._buffers, self._exact, self.transaction, self.servers)
         self._reduced: Reduced | None = None
         self._clip_norm = clip_norm
@@ -143,6 +147,21 @@ class Trainer:
     def waiting_since(self) -> float | None:
         """Monotonic time since when a reduction is being waited for. Any thread."""
         return self._reduction.waiting_since
+
+    def checkpoint_tree(self, position: Position, plan: Mapping[str, int]) -> dict[str, Any]:
+        """All of the state, also what lives on parameter servers. Raise RuntimeError when they fail."""
+        if self.servers is None:
+            return self.state.read(position, plan)
+        state = self._optimizers[0].state
+        held: dict[torch.Tensor, Any] = {
+            self._gradients.parameters[n]: values for n, values in self.servers.optimizer_states().items()
+        }
+        try:
+            state.update(held)
+            return self.whole_state.read(position, plan)
+        finally:
+            for parameter in held:
+                state.pop(parameter, None)
 
     def settle(self, parameters: Collection[int] | None) -> str | None:
         """Wait for the values of these parameters (None: all) from the servers.

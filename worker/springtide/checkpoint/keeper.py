@@ -93,7 +93,7 @@ class Checkpoints:
             return self._clock() - began
         try:
             staged = self._stage.take(state, tree(), share, reason)
-        except TypeError as problem:
+        except (TypeError, RuntimeError) as problem:
             self._written(Written(state, self.place.uri, reason, error=str(problem)))
             return self._clock() - began
         self._taken = state, share

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from springtide.errors import UsageError
 from springtide.exchange.groups import Group, Work
 from springtide.exchange.layout import Layout
 from springtide.exchange.store import StreamStore
+from springtide.servers.leading import Leader, Place
 from springtide.servers.links import Links, ServerError
-from springtide.servers.plan import Arrangement, LackError, PlannedChunk, arrange, place_fresh, plan_chunks
+from springtide.servers.plan import LackError, PlannedChunk, plan_chunks
 from springtide.servers.recipe import group_numbers, group_options, optimizer_name
+from springtide.servers.saving import States, cut_states, join_states
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import Answer
 from springtide_ps.frames import Kind
-
-_ASK_SECONDS = 0.2
-"""How long between two questions whether copies are there."""
 
 
 class ServersLackState(Exception):
@@ -37,17 +36,6 @@ class ServersLackState(Exception):
 
 MakeServers = Callable[[dict[str, torch.nn.Parameter], Layout, torch.optim.Optimizer, bool], "ServerExchange"]
 """(trained parameters by name, their layout, optimizer, whether the gradients' norm is wanted)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a generation's chunks are. token: its name. servers: address by id, those that leave included."""
-
-    token: tuple[int, int, int]
-    members: tuple[str, ...]
-    servers: Mapping[str, str]
-    leaving: frozenset[str]
-    step: int
 
 
 class ServerExchange:
@@ -70,7 +58,9 @@ class ServerExchange:
         self._optimizer, self._name = optimizer, optimizer_name(optimizer)
         self._names = list(parameters)
         self.links = Links(token, connect_seconds, answer_seconds)
-        self._flats = _flatten(list(parameters.values()), layout)
+        self._layout, self._parameters = layout, list(parameters.values())
+        self._flats = _flatten(self._parameters, layout)
+        self._versions: list[int] = []
         self.chunks = plan_chunks(layout, group_numbers(optimizer, dict(parameters)))
         self._chunks = {chunk.key: chunk for chunk in self.chunks}
         self._by_bucket: list[list[PlannedChunk]] = [[] for _ in layout.sizes]
@@ -90,9 +80,7 @@ class ServerExchange:
         self._counts: dict[str, int] = {}
         self._pushed = 0
         self.settled = True
-        self._awaited: dict[str, set[str]] = {}
-        self._asked: dict[str, Future[Answer]] | None = None
-        self._ask_again = 0.0
+        self._leader: Leader | None = None
 
     # ---- generations
 
@@ -101,12 +89,13 @@ class ServerExchange:
     ) -> None:
         """Have the servers begin the generation, and learn where the chunks are.
 
-        holds: this member has the state that it begins from. leader: rank of the member that speaks for all.
-        fresh: nobody ever had a state before. Raise ServersLackState, RuntimeError.
+        place.step: as this member knows it; the leader's counts. holds: this member has the state that it
+        begins from. leader: rank of the member that speaks for all. fresh: nobody has a state, and training
+        begins from the leader's parameters and optimizer. Raise ServersLackState, RuntimeError.
         """
         self._place = place
         self._fetches, self._commits = {}, []
-        self._awaited, self._asked, self._ask_again = {}, None, time.monotonic() + _ASK_SECONDS
+        self._leader = None
         self.links.connect(place.servers)
         group.on_shut(lambda: self.links.over("the generation is over"))
         if not holds:
@@ -116,85 +105,40 @@ class ServerExchange:
             if "lacks" in told:
                 raise ServersLackState(told["lacks"])
             self.lineage, self.settled = told["lineage"], told["settled"]
+            self._place = replace(place, step=told["step"])
             homes = [[told["ids"][number] for number in numbers] for numbers in told["homes"]]
             self._homes = {chunk.key: home for chunk, home in zip(self.chunks, homes, strict=True)}
             return
         if fresh:
             self.lineage = "-".join(str(number) for number in place.token)
+            self.recipe = None
+        self._leader = Leader(self.links, place, self._replication)
         try:
-            arrangement = self._arrange(place)
+            arrangement = self._leader.arrange(
+                self.chunks, self._me, self.lineage, self._new_chunk if fresh else None
+            )
         except LackError as error:
             store.set(f"servers/{leader}", json.dumps({"lacks": str(error)}).encode())
             raise ServersLackState(str(error)) from None
         self._homes, self.settled = arrangement.homes, arrangement.settled
-        for key, others in arrangement.fills.items():
-            for other in others:
-                self._awaited.setdefault(other, set()).add(key)
+        # The optimizer's state lives on the servers from now on.
+        for parameter in self._parameters:
+            self._optimizer.state.pop(parameter, None)
         ids = list(place.servers)
         numbers = {server: number for number, server in enumerate(ids)}
         told = {
             "lineage": self.lineage,
+            "step": place.step,
             "settled": self.settled,
             "ids": ids,
             "homes": [[numbers[server] for server in self._homes[chunk.key]] for chunk in self.chunks],
         }
         store.set(f"servers/{leader}", json.dumps(told).encode())
 
-    def _arrange(self, place: Place) -> Arrangement:
-        """As the leader: enter on all servers, see what they hold, make what is missing, say who copies."""
-        about = {"me": self._me, "members": list(place.members), "s": place.step, "lineage": self.lineage}
-        self._all(Kind.ENTER, about, "a generation begins")
-        sizes = {chunk.key: chunk.nbytes for chunk in self.chunks}
-        staying = [server for server in place.servers if server not in place.leaving]
-        holders: dict[str, list[str]] = {key: [] for key in sizes}
-        asked = {s: self._ask(s, Kind.INVENTORY, {}, any_size=True) for s in place.servers}
-        for server, future in asked.items():
-            answer = self._result(future, server, "what it holds")
-            for key in _names_in(answer):
-                holders.setdefault(key, []).append(server)
-        if place.step == 0 and not all(holders[key] for key in sizes):
-            arrangement = place_fresh(sizes, staying, self._replication)
-            self._create(arrangement, place)
-        else:
-            arrangement = arrange(
-                sizes,
-                staying,
-                {key: holders[key] for key in sizes},
-                self._replication,
-                place.leaving,
-            )
-        self._tell(arrangement, place)
-        return arrangement
-
-    def _create(self, arrangement: Arrangement, place: Place) -> None:
-        waiting = []
-        options = group_options(self._optimizer)
-        for planned in self.chunks:
-            chunk = Chunk(self._values(planned), planned.pieces, self._name, options)
-            meta, payload = chunk.dump()
-            about = {**meta, "k": planned.key, "s": place.step}
-            for server in arrangement.homes[planned.key]:
-                waiting.append((server, self._ask(server, Kind.LOAD, about, payload)))
-        for server, future in waiting:
-            self._result(future, server, "the initial values")
-
-    def _tell(self, arrangement: Arrangement, place: Place) -> None:
-        """Tell each server whom to send copies to."""
-        orders: dict[str, dict[str, Any]] = {
-            server: {"forward": {}, "fill": {}, "drop": []} for server in place.servers
-        }
-        for key, (first, *others) in arrangement.homes.items():
-            if others:
-                orders[first]["forward"][key] = [place.servers[other] for other in others]
-            if fills := arrangement.fills.get(key):
-                orders[first]["fill"][key] = [place.servers[other] for other in fills]
-            for other in arrangement.drops.get(key, ()):
-                orders[other]["drop"].append(key)
-        asked = [
-            (s, self._ask(s, Kind.ARRANGE, about)) for s, order in orders.items() for about in _cut(order)
-        ]
-        for server, future in asked:
-            self._result(future, server, "where copies go")
+    def _new_chunk(self, planned: PlannedChunk) -> Chunk:
+        chunk = Chunk(self._values(planned), planned.pieces, self._name, group_options(self._optimizer))
+        cut_states(self._layout, planned, chunk, self._parameters, self._optimizer.state)
+        return chunk
 
     @property
     def in_use(self) -> set[str]:
@@ -206,33 +150,23 @@ class ServerExchange:
 
         Asks now and then, and does not wait.
         """
-        if not self._awaited:
-            return False
-        if self._asked is None:
-            now = time.monotonic()
-            if now < self._ask_again:
-                return False
-            self._ask_again = now + _ASK_SECONDS
-            try:
-                self._asked = {
-                    server: self._ask(server, Kind.INVENTORY, {}, any_size=True) for server in self._awaited
-                }
-            except ServerError:
-                return False
-        if not all(future.done() for future in self._asked.values()):
-            return False
-        asked, self._asked = self._asked, None
-        for server, future in asked.items():
-            if future.exception() is None:
-                self._awaited[server] -= _names_in(future.result())
-        self._awaited = {server: keys for server, keys in self._awaited.items() if keys}
-        return not self._awaited
+        return self._leader is not None and self._leader.copied()
 
     def resolve(self) -> None:
         """All members hold the state: let the servers make what is open of it, and fetch what is not here."""
         recipe = None if self.recipe is None else self.recipe.to_json()
         self._commits = [self._ask(server, Kind.RESOLVE, {"recipe": recipe}) for server in self.links]
+        # What comes from the servers does not count as a change.
+        self._versions = [parameter._version for parameter in self._parameters]
         self._fetch([chunk for chunk in self.chunks if chunk.key not in self._clean], self._step)
+
+    def fetch_again(self) -> None:
+        """The script may have changed the parameters where that does not count: take the servers' values."""
+        for parameter in self._parameters:
+            self._optimizer.state.pop(parameter, None)
+        self._versions = [parameter._version for parameter in self._parameters]
+        self._clean = set()
+        self._fetch(self.chunks, self._step)
 
     def state_dict(self) -> dict[str, Any]:
         """What a member must know to let the servers make an open step."""
@@ -250,7 +184,14 @@ class ServerExchange:
     # ---- a step
 
     def begin_step(self) -> None:
+        """Raise UsageError when the script has changed a parameter since the last step."""
         self._pushed, self._counts = 0, {}
+        for name, parameter, version in zip(self._names, self._parameters, self._versions, strict=True):
+            if parameter._version != version:
+                raise UsageError(
+                    f"parameter {name} was changed outside of optimizer.step(), but it lives on the "
+                    "parameter servers: change it before distribute(), or use strategy.type AllReduce"
+                )
 
     def push(self, gradients: torch.Tensor) -> Work:
         """Send the next bucket's gradients (flat, in the layout's order) on their way."""
@@ -280,7 +221,7 @@ class ServerExchange:
             (server, self._ask(server, Kind.PREPARE, {**about, "count": self._counts.get(server, 0)}))
             for server in self.links
         ]
-        answers = [self._result(future, server, "the step's gradients") for server, future in asked]
+        answers = [self.links.answer(future, server, "the step's gradients") for server, future in asked]
         if not self._with_norm:
             return None
         return math.sqrt(math.fsum(float(answer.meta["square_norm"]) for answer in answers))
@@ -290,7 +231,7 @@ class ServerExchange:
         self.recipe = Recipe(scale, skip, group_options(self._optimizer), frozenset(unused))
         about = {"s": self._step + 1, "me": self._me, "recipe": self.recipe.to_json()}
         place = self._entered
-        self._place = Place(place.token, place.members, place.servers, place.leaving, place.step + 1)
+        self._place = replace(place, step=place.step + 1)
         self._clean = set()
         try:
             self._commits = [self._ask(server, Kind.COMMIT, about) for server in self.links]
@@ -320,18 +261,38 @@ class ServerExchange:
             raise ServerError(f"the values of chunk {key} are not here")
         first, *others = self._homes[key]
         try:
-            self._result(future, first, "the step's values")
+            self.links.answer(future, first, "the step's values")
             return
         except ServerError as error:
             lost = error
         for other in others:
             try:
                 self._fetch([self._chunks[key]], self._step, other)
-                self._result(self._fetches.pop(key), other, "the step's values")
+                self.links.answer(self._fetches.pop(key), other, "the step's values")
                 return
             except ServerError as error:
                 lost = error
         raise lost
+
+    def optimizer_states(self) -> States:
+        """The optimizer's state after the last committed step, from the servers. Raise ServerError."""
+        self.settle()
+        asked = [
+            (
+                self._homes[chunk.key][0],
+                self._ask(self._homes[chunk.key][0], Kind.DUMP, {"k": chunk.key}, any_size=True),
+            )
+            for chunk in self.chunks
+        ]
+        chunks = []
+        for server, future in asked:
+            answer = self.links.answer(future, server, "the optimizer's state")
+            if answer.version != self._step or answer.payload is None:
+                raise ServerError(
+                    f"{self.links[server].address} is at step {answer.version}, not {self._step}"
+                )
+            chunks.append(Chunk.load(answer.meta, answer.payload))
+        return join_states(self._layout, self.chunks, chunks)
 
     # ---- within
 
@@ -360,24 +321,10 @@ class ServerExchange:
         server: str,
         kind: Kind,
         meta: dict[str, Any],
-        payload: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         any_size: bool = False,
     ) -> Future[Answer]:
-        try:
-            return self.links[server].ask_step(
-                kind, self._entered.token, meta, payload, out, any_size=any_size
-            )
-        except ConnectionError as error:
-            raise ServerError(str(error)) from None
-
-    def _all(self, kind: Kind, meta: dict[str, Any], what: str) -> None:
-        asked = [(server, self._ask(server, kind, meta)) for server in self.links]
-        for server, future in asked:
-            self._result(future, server, what)
-
-    def _result(self, future: Future[Answer], server: str, what: str) -> Answer:
-        return self.links.result(future, lambda: f"{what} at parameter server {self.links[server].address}")
+        return self.links.ask(server, kind, self._entered.token, meta, None, out, any_size)
 
 
 class _Pushed:
@@ -402,19 +349,3 @@ def _flatten(parameters: list[torch.nn.Parameter], layout: Layout) -> list[torch
             view.copy_(parameter)
             parameter.data = view
     return flats
-
-
-def _names_in(answer: Answer) -> set[str]:
-    names = b"" if answer.payload is None else answer.payload.numpy().tobytes()
-    return set(names.decode().split("\n")) if names else set()
-
-
-def _cut(order: Mapping[str, Any], most: int = 500) -> list[dict[str, Any]]:
-    """The order in parts that fit a frame."""
-    parts: list[dict[str, Any]] = []
-    for name, empty in (("forward", {}), ("fill", {}), ("drop", [])):
-        items = list(order[name].items() if isinstance(empty, dict) else order[name])
-        for start in range(0, len(items), most):
-            some = items[start : start + most]
-            parts.append({name: dict(some) if isinstance(empty, dict) else some})
-    return parts

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, TypeVar
 
-from springtide_ps.client import RefusedError, ServerClient, ServerLostError
+import torch
+
+from springtide_ps.client import Answer, RefusedError, ServerClient, ServerLostError
+from springtide_ps.frames import Kind
 from springtide_ps.stream import RejectedError, parse_address
 
 Result = TypeVar("Result")
@@ -75,6 +78,26 @@ class Links:
             return future.result()
         except (ServerLostError, RefusedError, ValueError) as error:
             raise ServerError(f"{what()}: {error}") from None
+
+    def ask(
+        self,
+        server: str,
+        kind: Kind,
+        token: tuple[int, int, int],
+        meta: dict[str, Any],
+        payload: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        any_size: bool = False,
+    ) -> Future[Answer]:
+        """Make a request. Raise ServerError when the connection is broken."""
+        try:
+            return self._clients[server].ask_step(kind, token, meta, payload, out, any_size=any_size)
+        except ConnectionError as error:
+            raise ServerError(str(error)) from None
+
+    def answer(self, future: Future[Answer], server: str, what: str) -> Answer:
+        """As `result`, with the server's name."""
+        return self.result(future, lambda: f"{what} at parameter server {self._clients[server].address}")
 
     def close(self) -> None:
         self.over("this process ends")

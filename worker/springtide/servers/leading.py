@@ -1,0 +1,159 @@
+"""What one member does for all when a generation begins: it asks the servers what they hold, makes what a
+fresh start needs, and says who gets copies of what."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from springtide.servers.links import Links, ServerError
+from springtide.servers.plan import Arrangement, PlannedChunk, arrange, place_fresh
+from springtide_ps.chunk import Chunk
+from springtide_ps.client import Answer
+from springtide_ps.frames import Kind
+
+_ASK_SECONDS = 0.2
+"""How long between two questions whether copies are there."""
+_MOST_KEYS = 500
+"""In one order: its JSON must fit a frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a generation's chunks are. token: its name. members: ids. servers: address by id, also of those
+    that leave. step: after which it begins.
+    """
+
+    token: tuple[int, int, int]
+    members: tuple[str, ...]
+    servers: Mapping[str, str]
+    leaving: frozenset[str]
+    step: int
+
+
+class Leader:
+    """For one generation. All calls raise ServerError when a server does not do its part."""
+
+    def __init__(self, links: Links, place: Place, replication: int) -> None:
+        self._links, self._place, self._replication = links, place, replication
+        self._awaited: dict[str, set[str]] = {}
+        self._asked: dict[str, Future[Answer]] | None = None
+        self._ask_again = 0.0
+
+    def arrange(
+        self,
+        chunks: Collection[PlannedChunk],
+        member: str,
+        lineage: str,
+        make: Callable[[PlannedChunk], Chunk] | None,
+    ) -> Arrangement:
+        """Have the generation begin on all servers. make: makes the chunks of a fresh start; None otherwise.
+
+        Raise LackError when a chunk is held by no server.
+        """
+        place = self._place
+        about = {"me": member, "members": list(place.members), "s": place.step, "lineage": lineage}
+        self._all({server: [about] for server in place.servers}, Kind.ENTER, "a generation begins")
+        sizes = {chunk.key: chunk.nbytes for chunk in chunks}
+        staying = [server for server in place.servers if server not in place.leaving]
+        if make is not None:
+            arrangement = place_fresh(sizes, staying, self._replication)
+            self._create(chunks, arrangement, make)
+        else:
+            holders: dict[str, list[str]] = {key: [] for key in sizes}
+            for server, future in self._inventory(place.servers).items():
+                for key in _names_in(self._links.answer(future, server, "what it holds")) & set(sizes):
+                    holders[key].append(server)
+            arrangement = arrange(sizes, staying, holders, self._replication, place.leaving)
+        self._tell(arrangement)
+        for key, others in arrangement.fills.items():
+            for other in others:
+                self._awaited.setdefault(other, set()).add(key)
+        self._ask_again = time.monotonic() + _ASK_SECONDS
+        return arrangement
+
+    def copied(self) -> bool:
+        """Whether the copies that were ordered are there, so that another generation can use them.
+
+        Asks now and then, and does not wait.
+        """
+        if not self._awaited:
+            return False
+        if self._asked is None:
+            now = time.monotonic()
+            if now < self._ask_again:
+                return False
+            self._ask_again = now + _ASK_SECONDS
+            try:
+                self._asked = self._inventory(self._awaited)
+            except ServerError:
+                return False
+        if not all(future.done() for future in self._asked.values()):
+            return False
+        asked, self._asked = self._asked, None
+        for server, future in asked.items():
+            if future.exception() is None:
+                self._awaited[server] -= _names_in(future.result())
+        self._awaited = {server: keys for server, keys in self._awaited.items() if keys}
+        return not self._awaited
+
+    def _inventory(self, servers: Iterable[str]) -> dict[str, Future[Answer]]:
+        token = self._place.token
+        return {s: self._links.ask(s, Kind.INVENTORY, token, {}, any_size=True) for s in servers}
+
+    def _create(
+        self,
+        chunks: Collection[PlannedChunk],
+        arrangement: Arrangement,
+        make: Callable[[PlannedChunk], Chunk],
+    ) -> None:
+        waiting = []
+        for planned in chunks:
+            meta, payload = make(planned).dump()
+            about = {**meta, "k": planned.key, "s": self._place.step}
+            for server in arrangement.homes[planned.key]:
+                waiting.append(
+                    (server, self._links.ask(server, Kind.LOAD, self._place.token, about, payload))
+                )
+        for server, future in waiting:
+            self._links.answer(future, server, "the initial values")
+
+    def _tell(self, arrangement: Arrangement) -> None:
+        """Tell each server whom to send copies to."""
+        address = self._place.servers
+        orders: dict[str, dict[str, Any]] = {s: {"forward": {}, "fill": {}, "drop": []} for s in address}
+        for key, (first, *others) in arrangement.homes.items():
+            if others:
+                orders[first]["forward"][key] = [address[other] for other in others]
+            if fills := arrangement.fills.get(key):
+                orders[first]["fill"][key] = [address[other] for other in fills]
+            for other in arrangement.drops.get(key, ()):
+                orders[other]["drop"].append(key)
+        self._all({s: _cut(order) for s, order in orders.items()}, Kind.ARRANGE, "where copies go")
+
+    def _all(self, requests: Mapping[str, list[dict[str, Any]]], kind: Kind, what: str) -> None:
+        asked = [
+            (server, self._links.ask(server, kind, self._place.token, meta))
+            for server, metas in requests.items()
+            for meta in metas
+        ]
+        for server, future in asked:
+            self._links.answer(future, server, what)
+
+
+def _names_in(answer: Answer) -> set[str]:
+    names = b"" if answer.payload is None else answer.payload.numpy().tobytes()
+    return set(names.decode().split("\n")) if names else set()
+
+
+def _cut(order: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The order in parts that fit a frame."""
+    parts: list[dict[str, Any]] = []
+    for name in ("forward", "fill"):
+        items = list(order[name].items())
+        parts += [{name: dict(items[at : at + _MOST_KEYS])} for at in range(0, len(items), _MOST_KEYS)]
+    drop = order["drop"]
+    return parts + [{"drop": drop[at : at + _MOST_KEYS]} for at in range(0, len(drop), _MOST_KEYS)]
