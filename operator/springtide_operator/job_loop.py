@@ -173,6 +173,7 @@ class JobLoop:
             apis=self._apis([*kueue.api(job), *gang.api(job)]),
             workload=self._queues.seen(self.uid) if self._queues is not None else None,
             workloads_listed=self._queues is not None and self._queues.listed,
+            workloads_trouble=self._queues.trouble if self._queues is not None else "",
             pod_group=memory.pod_group,
             pod_group_gone=memory.pod_group_gone,
             taken=foreign | memory.taken,

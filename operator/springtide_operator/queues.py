@@ -52,7 +52,7 @@ class Queues:
         self._seen: dict[str, WorkloadSeen] = {}
         self._flavors: dict[str, Object | str] = {}
         self._flavors_due: dict[str, float] = {}
-        self._trouble = ""
+        self.trouble = ""  # why they cannot be listed
         self.listed = False
 
     def seen(self, job_uid: str) -> WorkloadSeen | None:
@@ -92,16 +92,19 @@ class Queues:
 
     async def look(self) -> None:
         """List what there is, and read the flavors that it names. A failure is tried again."""
-        if not self._ready() or not self._anybody_queues():
+        if not self._ready() or not self._queued():
+            self.forget()  # what is known grows old
             return
         try:
             found = await self._cluster.list_workloads()
         except ApiError as error:
-            if str(error) != self._trouble:
-                log.warning("cannot list Workloads, so no queued job starts: %s", error)
-            self._trouble = str(error)
+            if str(error) == self.trouble:
+                return
+            log.warning("cannot list Workloads, so no queued job starts: %s", error)
+            self.trouble = str(error)
+            self._tell_all()
             return
-        self._trouble = ""
+        self.trouble = ""
         first, self.listed = not self.listed, True
         for workload in found.items:
             self.put(workload)
@@ -112,8 +115,7 @@ class Queues:
         for name in sorted({name for raw in self._raw.values() for name in flavors_named(raw)}):
             await self._read_flavor(name)
         if first:
-            for key in self._jobs.job_keys():
-                self._changed(key)
+            self._tell_all()
 
     async def _read_flavor(self, name: str) -> None:
         if self._clock() < self._flavors_due.get(name, float("-inf")):
@@ -141,10 +143,14 @@ class Queues:
         meta = workload["metadata"]
         self._changed((meta["namespace"], (meta.get("labels") or {}).get(names.LABEL_JOB, "")))
 
-    def _anybody_queues(self) -> bool:
-        return any(
-            kueue.concerns(job) for key in self._jobs.job_keys() if (job := self._jobs.job(key)) is not None
-        )
+    def _tell_all(self) -> None:
+        for key in self._queued():
+            self._changed(key)
+
+    def _queued(self) -> list[Key]:
+        """Jobs that have to do with a queue."""
+        found = ((key, self._jobs.job(key)) for key in self._jobs.job_keys())
+        return [key for key, job in found if job is not None and kueue.concerns(job)]
 
 
 def _controller(obj: Object) -> str | None:

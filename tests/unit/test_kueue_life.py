@@ -19,7 +19,10 @@ from operator_cluster import FakeCluster
 from operator_running import operator, until
 
 from springtide_operator.api import names
+from springtide_operator.cache import Cache
+from springtide_operator.kube import ApiError
 from springtide_operator.plan.actions import CreateCoordinator, CreateWorker
+from springtide_operator.queues import Queues
 
 Object = dict[str, Any]
 PODS = (CreateWorker, CreateCoordinator)
@@ -186,6 +189,48 @@ def test_the_operator_lists_workloads_reads_flavors_and_writes_what_kueue_waits_
             assert cluster.calls["get_flavor"] == before == 1  # read once
 
     asyncio.run(story())
+
+
+def test_a_list_that_is_refused_is_told_to_who_waits_and_forgotten_when_it_works() -> None:
+    lab = Lab()
+    lab.cluster.objects["kueue.x-k8s.io/workloadpriorityclass", "", "urgent"] = {
+        "value": 1,
+        "metadata": {"name": "urgent"},
+    }
+    allowed = False
+
+    def refuse(method: str, name: str) -> None:
+        if method == "list_workloads" and not allowed:
+            raise ApiError(403, "Forbidden", "workloads.kueue.x-k8s.io is forbidden")
+
+    lab.cluster.before = refuse
+
+    async def story() -> None:
+        nonlocal allowed
+        async with operator(lab.cluster):
+            await until(lambda: "cannot be listed: workloads" in lab.degraded(), "the refusal to be told", 30)
+            assert lab.cluster.pods() == []
+            assert lab.workload() is None
+            allowed = True
+            await until(lambda: lab.workload() is not None, "the Workload", 30)
+            await until(lambda: "cannot be listed" not in lab.degraded(), "the trouble to be over", 30)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("springtide_operator.queues.LIST_SECONDS", 0.05)
+        asyncio.run(story())
+
+
+def test_what_was_listed_long_ago_is_not_believed() -> None:
+    lab = Lab()
+    cache = Cache()
+    cache.put_job(lab.cluster.job())
+    ready = True
+    queues = Queues(lab.cluster, cache, lambda key: None, lambda: ready)
+    asyncio.run(queues.look())
+    assert queues.listed
+    ready = False  # Kueue is being upgraded, or another operator acts
+    asyncio.run(queues.look())
+    assert not queues.listed
 
 
 def test_without_jobs_in_queues_kueue_is_not_asked_for_anything() -> None:

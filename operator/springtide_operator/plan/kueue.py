@@ -125,6 +125,9 @@ def problem(job: Job, observation: Observation) -> Problem | None:
         does = "stays as Kueue left it" if entry else "runs without a queue"
         text = f"the job names the queue {name}, but the cluster does not serve {names.KUEUE_API}: it {does}"
         return Problem(reasons.QUEUE_UNAVAILABLE, text)
+    if name and observation.apis.get(names.KUEUE_API) and observation.workloads_trouble:
+        text = f"Kueue's Workloads cannot be listed: {observation.workloads_trouble}"
+        return Problem(reasons.WORKLOAD_REFUSED, text)
     count, asked = entry.get("workers"), entry.get("asked", 0)
     if entry.get("admitted") and count and count < asked:
         text = f"the queue {entry['name']} admitted {count} of {asked} workers"

@@ -304,6 +304,7 @@ class Observation:
     apis: Mapping[str, bool] = field(default_factory=dict)  # optional ones: served or not; absent: unknown
     workload: WorkloadSeen | None = None  # Kueue's
     workloads_listed: bool = False  # since this process acts
+    workloads_trouble: str = ""  # why they cannot be listed
     pod_group: str = ""  # version of the PodGroup that this process has applied
     pod_group_gone: bool = False  # this process has deleted it, or found it gone
     pods_wait: str = ""  # what must be there before any pod is made; set by the plan
