@@ -104,8 +104,7 @@ class Queues:
             self.trouble = str(error)
             self._tell_all()
             return
-        self.trouble = ""
-        first, self.listed = not self.listed, True
+        news, self.trouble, self.listed = bool(self.trouble) or not self.listed, "", True
         for workload in found.items:
             self.put(workload)
         there = {_controller(workload) for workload in found.items}
@@ -114,7 +113,7 @@ class Queues:
                 self.drop(uid)
         for name in sorted({name for raw in self._raw.values() for name in flavors_named(raw)}):
             await self._read_flavor(name)
-        if first:
+        if news:
             self._tell_all()
 
     async def _read_flavor(self, name: str) -> None:
