@@ -30,7 +30,10 @@ HEADINGS = (
 )
 EVENTS_SHOWN = 8
 PREFIX = "springtide_coordinator_"
-ORDER = ("Running", "Rescaling", "Recovering", "Starting", "Pending", "Failed", "Succeeded")
+ORDER = (
+    *("Running", "Rescaling", "Recovering", "Starting", "Pending"),
+    *("Queued", "Suspended", "Failed", "Succeeded"),
+)
 
 
 @dataclass(frozen=True, slots=True)
