@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from springtide_ps.frames import DTYPE_NAMES, DTYPES, joined
+from springtide_ps.ranges import Book
 from springtide_ps.updates import Update, UpdateError
 
 PIECE_FIELDS: Final = 4
@@ -59,7 +60,8 @@ class Recipe:
 
 class Chunk:
     """values: flat, of this chunk's own memory. pieces: int64 [n, 4] of (parameter's number, its group, first
-    element, element after the last); elements in no piece are padding and stay as they are.
+    element, element after the last); elements in no piece are padding and stay as they are. book: which
+    ranges the values hold, where workers do not step together.
 
     Raise ChunkError for pieces outside of the values, UpdateError for an optimizer that does not exist.
     """
@@ -74,6 +76,7 @@ class Chunk:
         if not pieces or not groups:
             raise ChunkError("a chunk has at least one piece of a parameter, and its optimizer a group")
         self.values = values
+        self.book: Book | None = None
         self.optimizer_name = optimizer
         self.pieces = [tuple(piece) for piece in pieces]
         end = 0
@@ -128,8 +131,7 @@ class Chunk:
             return
         if recipe.scale != 1.0:
             total.mul_(recipe.scale)
-        if len(recipe.groups) != len(self._groups):
-            raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {len(self._groups)}")
+        self.check(recipe)
         self._groups = [dict(group) for group in recipe.groups]
         for number, group in zip(self._group_numbers, self._optimizer.param_groups, strict=True):
             group.update(options_of(self._groups[number]))
@@ -138,6 +140,11 @@ class Chunk:
         self._optimizer.step()
         for tensor in self._tensors:
             tensor.grad = None
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise ChunkError for a recipe of another optimizer."""
+        if len(recipe.groups) != len(self._groups):
+            raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {len(self._groups)}")
 
     def square_norm(self, total: torch.Tensor) -> float:
         """Sum of the squares of the sums, padding left out."""
@@ -156,7 +163,9 @@ class Chunk:
             parts.append(torch.tensor([name in state for state in states], dtype=torch.uint8))
             held = [state[name].reshape(-1) for state in states if name in state]
             parts.append(torch.cat(held))
+        booked = {} if self.book is None else {"book": self.book.to_json()}
         return {
+            **booked,
             "dtype": DTYPE_NAMES[self.values.dtype],
             "elements": self.values.numel(),
             "pieces": len(self.pieces),
@@ -187,6 +196,8 @@ class Chunk:
             chunk = cls(
                 values, pieces.reshape(-1, PIECE_FIELDS).tolist(), str(meta["optimizer"]), meta["groups"]
             )
+            if "book" in meta:
+                chunk.book = Book.from_json(meta["book"])
             fields = meta.get("state", [])
             if len(fields) > _NAMES_LIMIT:
                 raise ChunkError(f"an optimizer with {len(fields)} kinds of state is not known")

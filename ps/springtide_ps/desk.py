@@ -21,7 +21,9 @@ _EMPTY: Final = memoryview(b"")
 
 @dataclass
 class Counters:
-    """Since the start. Bytes of tensors; rows of tables."""
+    """Since the start. Bytes of tensors; rows of tables. ranges: pushes of ranges that were applied.
+    repeated: those whose range the chunk had already.
+    """
 
     pushes: int = 0
     pulls: int = 0
@@ -30,6 +32,8 @@ class Counters:
     bytes_in: int = 0
     bytes_out: int = 0
     refused: int = 0
+    ranges: int = 0
+    repeated: int = 0
 
 
 @dataclass(slots=True)

@@ -65,6 +65,15 @@ class Kind(IntEnum):
     ROWS = 60  # {"t", "s", "k", "p", "n"} + ids; answered with their rows after step s
     STAGE_ROWS = 61  # {"t", "s", "k", "p", "n", "me"} + records (`slices.records`)
 
+    # Training without common steps (`asynchronous`); "r" is a range, "recipe" how it is applied.
+    # Answered with {"applied", "ranges", "already", "before"} + the newest values.
+    PUSH_RANGE = 70  # {"t", "k", "r", "d", "recipe"} + gradient
+    PULL_CHUNK = 71  # {"t", "k"}; answered with {"applied", "ranges"} + the newest values
+    BOOKS = 72  # {"t"}; answered with JSON: {"applied", "ranges"} by chunk
+    COPY_RANGE = 73  # as PUSH_RANGE, from the chunk's first server to the others
+    OPEN = 74  # {"t", "ranges", "clocks", "bound"}: these are finished, the others may be given out
+    LEASE = 75  # {"t", "me", "first", "stop", "done"}; answered with {"range"} if any, "finished", "waited"
+
     DONE = 30  # the answer when there is nothing to say; {"version"} or {"created"}
     VALUES = 31  # {"version"} + values
     REFUSED = 32  # {"error", "message"}: this request failed, the connection is fine

@@ -36,5 +36,13 @@ class ServerCollector(Collector):
         )
         yield CounterMetricFamily("springtide_ps_sent_bytes", "Bytes of tensors sent", counters.bytes_out)
         yield CounterMetricFamily(
+            "springtide_ps_ranges", "Gradients of ranges applied to a chunk", counters.ranges
+        )
+        yield CounterMetricFamily(
+            "springtide_ps_repeated_ranges",
+            "Gradients not applied, since the chunk had their range already",
+            counters.repeated,
+        )
+        yield CounterMetricFamily(
             "springtide_ps_refused_connections", "Connections without the token", counters.refused
         )

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from springtide_ps import asynchronous
 from springtide_ps.chunk import ChunkError
 from springtide_ps.client import ServerClient
 from springtide_ps.desk import Answer, Counters, Desk
@@ -27,7 +28,7 @@ from springtide_ps.updates import UpdateError
 
 log = logging.getLogger("springtide.ps")
 
-_REFUSALS: Final = (StoreError, UpdateError, TableError, RoundError, ChunkError)
+_REFUSALS: Final = (StoreError, UpdateError, TableError, RoundError, ChunkError, *asynchronous.REFUSALS)
 _CLIENTS_LIMIT: Final = 512
 _ANSWERS_LIMIT: Final = 64  # not yet sent, per client; then its requests wait, so memory stays bounded
 
@@ -64,6 +65,7 @@ class Server:
         self.store, self.counters = store, Counters()
         self._desk = Desk(store, self.counters, lambda: self.clients)
         self.steps = Steps(lambda address: ServerClient(address, token), store.memory_limit)
+        self._asynchronous = asynchronous.Asynchronous(self.steps, self.counters)
         self._token, self._about, self._tls = token, about or {}, tls
         self._listener = socket.create_server((bind, port), backlog=128)
         self.port = int(self._listener.getsockname()[1])
@@ -180,8 +182,10 @@ class Server:
     def _read_for_ever(self, client: _Client) -> None:
         while True:
             header, meta = client.stream.receive()
-            in_steps = header.kind in KINDS
-            desk = self.steps if in_steps else self._desk
+            in_steps = header.kind in KINDS or header.kind in asynchronous.KINDS
+            desk: Any = self._desk
+            if in_steps:
+                desk = self.steps if header.kind in KINDS else self._asynchronous
             # Answers of steps may wait for other clients, and for this one's own next words.
             reply = client.answers.put if in_steps else client.put_counted
             taken = False

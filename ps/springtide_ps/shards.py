@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import torch
 
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.idmap import Ids
+from springtide_ps.ranges import Book
 from springtide_ps.rounds import Effect, RoundError, Rounds, StaleError, Token
 from springtide_ps.slices import Slice
 
@@ -25,8 +27,8 @@ _RECIPES_LIMIT: Final = 256
 
 Forward = Callable[[str, int, str, torch.Tensor, Callable[[Exception | None], None]], None]
 """(address, step, key, sum, done): send a sum to another server; `done` gets None once it is there."""
-Fill = Callable[[str, str, int, dict[str, Any], torch.Tensor], None]
-"""(address, key, version, meta, payload): send a whole chunk to another server."""
+Fill = Callable[[str, str, int, dict[str, Any], torch.Tensor], Callable[[], None]]
+"""(address, key, version, meta, payload): send a whole chunk to another server; the result waits for that."""
 Done = Callable[[Any, Exception | None], None]
 """(result, error)."""
 
@@ -69,6 +71,14 @@ class _Rows:
             self._done(None, RoundError(f"the rows cannot be read: {error}"))
             return
         self._done(rows, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """forward: addresses of the servers that hold copies."""
+
+    chunk: Chunk
+    forward: list[str]
 
 
 class Shards:
@@ -192,6 +202,39 @@ class Shards:
             held = self._held[key] if self._chunk(key) else _Held()
             assert held.chunk is not None
             return (held.version, *held.chunk.dump())
+
+    # ---- chunks that are updated as pushes come
+
+    def check_token(self, token: Token) -> None:
+        """Raise StaleError, or RoundError for a generation that has not entered."""
+        with self._lock:
+            self._rounds.check_token(token)
+
+    @contextmanager
+    def borrowed(self, token: Token, key: str) -> Iterator[Borrowed]:
+        """A chunk that nobody else reads or changes meanwhile."""
+        with self._lock:
+            self._rounds.check_token(token)
+            if not isinstance(chunk := self._chunk(key), Chunk):
+                raise RoundError(f"{key!r} is a slice of a table, whose rows take part in steps only")
+            held = self._held[key]
+            held.lock.acquire()
+        try:
+            yield Borrowed(chunk, held.forward)
+        finally:
+            held.lock.release()
+
+    def books(self, token: Token) -> dict[str, Book | None]:
+        """Of all chunks that are here."""
+        with self._lock:
+            self._rounds.check_token(token)
+            keys = [key for key, held in self._held.items() if isinstance(held.chunk, Chunk)]
+        found = {}
+        for key in keys:
+            with self.borrowed(token, key) as held:
+                book = held.chunk.book
+                found[key] = None if book is None else Book(book.ranges.copy(), book.applied)
+        return found
 
     # ---- a step
 
@@ -370,7 +413,7 @@ class Shards:
             except Exception:
                 log.exception("a chunk is given up: %s", work or copy)
                 if work is not None:
-                    self._give_up(work[0])
+                    self.give_up(work[0])
             finally:
                 with self._lock:
                     self._busy = False
@@ -410,13 +453,15 @@ class Shards:
                 return
             with held.lock:
                 version, (meta, payload) = held.version, held.chunk.dump()
-            held.forward = [*held.forward, address]
+                # Within the lock: no update comes between the copy and those that follow it.
+                wait = self._fill(address, key, version, meta, payload)
+                held.forward = [*held.forward, address]
             step = self._rounds.version + 1
             if step in held.sums and self._rounds.full(key):
                 self._send_sum(address, step, key, held.sums[step])
-        self._fill(address, key, version, meta, payload)
+        wait()
 
-    def _give_up(self, key: str) -> None:
+    def give_up(self, key: str) -> None:
         """A chunk that cannot be brought to its step is held no more; the next generation finds that out."""
         with self._lock:
             held = self._held.pop(key, None)

@@ -19,7 +19,7 @@ from springtide_ps.slices import ID_WORDS, SLICES_LIMIT, Slice
 from springtide_ps.store import KEY_LIMIT
 from springtide_ps.stream import parse_address
 
-KINDS: Final = frozenset(kind for kind in Kind if kind >= Kind.ENTER)
+KINDS: Final = frozenset(kind for kind in Kind if Kind.ENTER <= kind < Kind.PUSH_RANGE)
 _PAYLOAD_KINDS: Final = (Kind.LOAD, Kind.STAGE, Kind.SUM, Kind.ROWS, Kind.STAGE_ROWS)
 _CONNECT_SECONDS: Final = 10.0
 _EMPTY: Final = memoryview(b"")
@@ -53,7 +53,7 @@ class Steps:
             if nbytes:
                 raise FrameError(f"{kind.name} brings no tensor")
             return
-        key = _key(meta)
+        key = key_in(meta)
         if kind is Kind.STAGE:
             self.shards.check_gradient(key, nbytes, DTYPES.get(str(meta["d"])) if "d" in meta else None)
         elif kind in (Kind.ROWS, Kind.STAGE_ROWS):
@@ -75,7 +75,7 @@ class Steps:
 
     def answer(self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply) -> None:
         """Carry a checked request out; `reply` gets the answer now or later, from any thread."""
-        number, shards, token = header.request, self.shards, _token(meta)
+        number, shards, token = header.request, self.shards, token_in(meta)
 
         def done(frame: Frame, payload: memoryview = _EMPTY) -> None:
             reply(Answer(frame, payload))
@@ -89,7 +89,7 @@ class Steps:
                 shards.resolve(token, None if recipe is None else Recipe.from_json(recipe))
                 done(Frame(Kind.DONE, number))
             case Kind.LOAD:
-                shards.load(token, _key(meta), _step(meta), self._loaded(meta, payload))
+                shards.load(token, key_in(meta), _step(meta), self._loaded(meta, payload))
                 done(Frame(Kind.DONE, number))
             case Kind.INVENTORY:
                 names = "\n".join(shards.inventory(token)).encode()
@@ -98,7 +98,7 @@ class Steps:
                 self._arrange(token, meta)
                 done(Frame(Kind.DONE, number))
             case Kind.STAGE:
-                key = _key(meta)
+                key = key_in(meta)
                 dtype = DTYPES[str(meta["d"])] if "d" in meta else shards.dtype(key)
                 shards.stage(token, _step(meta), str(meta.get("me")), key, payload.view(dtype))
                 # A gradient has no answer of its own: PREPARE counts them.
@@ -111,7 +111,7 @@ class Steps:
             case Kind.ROWS:
                 self._rows(token, meta, payload, number, reply)
             case Kind.SUM:
-                key = _key(meta)
+                key = key_in(meta)
                 shards.take_sum(token, _step(meta), key, payload.view(DTYPES[str(meta["d"])]))
                 done(Frame(Kind.DONE, number))
             case Kind.PREPARE:
@@ -119,7 +119,7 @@ class Steps:
                     token,
                     _step(meta),
                     str(meta.get("me")),
-                    _number(meta, "count"),
+                    number_in(meta, "count"),
                     bool(meta.get("norm")),
                     _later(
                         number, reply, lambda norm: (Frame(Kind.DONE, number, {"square_norm": norm}), None)
@@ -137,7 +137,7 @@ class Steps:
                 shards.fetch(
                     token,
                     _step(meta),
-                    _key(meta),
+                    key_in(meta),
                     _later(
                         number,
                         reply,
@@ -145,7 +145,7 @@ class Steps:
                     ),
                 )
             case Kind.DUMP:
-                version, about, block = shards.dump(token, _key(meta))
+                version, about, block = shards.dump(token, key_in(meta))
                 frame = Frame(Kind.VALUES, number, {**about, "version": version}, block.nbytes)
                 done(frame, memory(block))
             case _:
@@ -213,11 +213,22 @@ class Steps:
 
     def _fill(
         self, address: str, key: str, version: int, meta: dict[str, Any], payload: torch.Tensor
-    ) -> None:
-        about = {**meta, "s": version, "k": key}
-        self._peers[address].ask_step(Kind.LOAD, self.shards.token, about, payload).result(
-            _CONNECT_SECONDS * 6
-        )
+    ) -> Callable[[], None]:
+        sent = self.tell(address, Kind.LOAD, self.shards.token, {**meta, "s": version, "k": key}, payload)
+
+        def wait() -> None:
+            sent.result(_CONNECT_SECONDS * 6)
+
+        return wait
+
+    def tell(
+        self, address: str, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor
+    ) -> Future[Any]:
+        """Ask a server that copies go to; what one thread tells arrives in that order.
+
+        Raise KeyError for another one, ConnectionError when it is gone.
+        """
+        return self._peers[address].ask_step(kind, token, meta, payload)
 
 
 def _later(
@@ -234,7 +245,8 @@ def _later(
     return done
 
 
-def _token(meta: dict[str, Any]) -> Token:
+def token_in(meta: dict[str, Any]) -> Token:
+    """The generation that a request names. Raise FrameError."""
     value = meta.get("t")
     if (
         not isinstance(value, list)
@@ -245,7 +257,8 @@ def _token(meta: dict[str, Any]) -> Token:
     return (value[0], value[1], value[2])
 
 
-def _key(meta: dict[str, Any]) -> str:
+def key_in(meta: dict[str, Any]) -> str:
+    """The chunk that a request names. Raise FrameError."""
     key = meta.get("k")
     if not isinstance(key, str) or not 0 < len(key) <= KEY_LIMIT:
         raise FrameError(f"a chunk is named by 1 to {KEY_LIMIT} characters")
@@ -253,10 +266,11 @@ def _key(meta: dict[str, Any]) -> str:
 
 
 def _step(meta: dict[str, Any]) -> int:
-    return _number(meta, "s")
+    return number_in(meta, "s")
 
 
-def _number(meta: dict[str, Any], name: str) -> int:
+def number_in(meta: dict[str, Any], name: str) -> int:
+    """A count in a request. Raise FrameError."""
     value = meta.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
         raise FrameError(f"{name!r} is no count")
@@ -265,7 +279,7 @@ def _number(meta: dict[str, Any], name: str) -> int:
 
 def _slices(meta: dict[str, Any]) -> list[tuple[str, int]]:
     """(key of a slice, how many ids) of a request about a table."""
-    key, numbers, counts = _key(meta), meta.get("p"), meta.get("n")
+    key, numbers, counts = key_in(meta), meta.get("p"), meta.get("n")
     if (
         not isinstance(numbers, list)
         or not isinstance(counts, list)

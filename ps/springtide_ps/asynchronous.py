@@ -1,0 +1,251 @@
+"""Requests of training without common steps: a push is applied when it comes, once per range and chunk.
+
+Every server answers pushes and pulls of its chunks. One of them, which all workers know alike, also gives out
+the ranges; what it knows of them lives as long as a generation (`leases` says why that is enough).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from springtide_ps.chunk import Recipe
+from springtide_ps.desk import Answer, Counters
+from springtide_ps.frames import DTYPES, Frame, FrameError, Header, Kind, memory
+from springtide_ps.leases import LeaseError, Leases, Over, Wait
+from springtide_ps.ranges import Book, RangeError, RangeSet
+from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, StaleError, Token
+from springtide_ps.steps import Reply, Steps, key_in, number_in, token_in
+
+KINDS: Final = frozenset(kind for kind in Kind if Kind.PUSH_RANGE <= kind <= Kind.LEASE)
+_DONE_LIMIT: Final = 1024
+_CLOCK_LIMIT: Final = 1 << 53
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A question for a range that could not be answered at once."""
+
+    token: Token
+    member: str
+    first: int
+    stop: int
+    number: int
+    reply: Reply
+
+
+class Asynchronous:
+    """Raises RoundError, RangeError, LeaseError or ChunkError for what cannot be done, FrameError for what no
+    client of ours sends.
+    """
+
+    def __init__(self, steps: Steps, counters: Counters) -> None:
+        self._steps, self._shards, self._counters = steps, steps.shards, counters
+        self._lock = threading.Lock()
+        self._token: Token | None = None
+        self._leases: Leases | None = None
+        self._waiting: list[_Asked] = []
+
+    def check(self, header: Header, meta: dict[str, Any]) -> None:
+        """Refuse a payload of another size than it must have; nothing is allocated before."""
+        if header.kind not in (Kind.PUSH_RANGE, Kind.COPY_RANGE):
+            if header.payload_bytes:
+                raise FrameError(f"{header.kind.name} brings no tensor")
+            return
+        key = key_in(meta)
+        self._shards.check_gradient(key, header.payload_bytes, _dtype(meta))
+
+    def answer(self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply) -> None:
+        """Carry a checked request out; `reply` gets the answer now or later, from any thread."""
+        token, number = token_in(meta), header.request
+        match header.kind:
+            case Kind.PUSH_RANGE | Kind.COPY_RANGE:
+                self._push(header.kind, token, number, meta, payload.view(_dtype(meta)), reply)
+            case Kind.PULL_CHUNK:
+                with self._shards.borrowed(token, key_in(meta)) as held:
+                    about, values = _about(held.chunk.book), held.chunk.values.clone()
+                reply(Answer(Frame(Kind.VALUES, number, about, values.nbytes), memory(values)))
+            case Kind.BOOKS:
+                books = {key: _about(book) for key, book in self._shards.books(token).items()}
+                block = torch.frombuffer(bytearray(json.dumps(books).encode()), dtype=torch.uint8)
+                reply(Answer(Frame(Kind.VALUES, number, {}, block.nbytes), memory(block)))
+            case Kind.OPEN:
+                self._open(token, meta)
+                reply(Answer(Frame(Kind.DONE, number)))
+            case Kind.LEASE:
+                self._lease(token, number, meta, reply)
+            case _:
+                raise FrameError(f"{header.kind.name} is no request of asynchronous training")
+
+    # ---- values
+
+    def _push(
+        self,
+        kind: Kind,
+        token: Token,
+        number: int,
+        meta: dict[str, Any],
+        gradient: torch.Tensor,
+        reply: Reply,
+    ) -> None:
+        key, recipe, of_range = key_in(meta), Recipe.from_json(meta.get("recipe")), number_in(meta, "r")
+        copies: list[Future[Any]] = []
+        fresh = False
+        try:
+            with self._shards.borrowed(token, key) as held:
+                chunk = held.chunk
+                chunk.check(recipe)
+                chunk.book = chunk.book or Book()
+                before = chunk.book.applied
+                fresh = chunk.book.enter(of_range)
+                if fresh:
+                    # Before the update, which uses the gradient up; in the lock, for copies keep the order.
+                    copies = [self._copy(address, token, meta, gradient.clone()) for address in held.forward]
+                    chunk.apply(gradient, recipe)
+                about = {**_about(chunk.book), "already": not fresh, "before": before}
+                values = chunk.values.clone() if kind is Kind.PUSH_RANGE else chunk.values[:0]
+        except Exception:
+            if fresh:
+                self._shards.give_up(key)  # half an update may be in it
+            raise
+        if fresh:
+            self._counters.ranges += 1
+        else:
+            self._counters.repeated += 1
+        frame = Frame(Kind.DONE, number, about)
+        if kind is Kind.PUSH_RANGE:
+            frame = Frame(Kind.VALUES, number, about, values.nbytes)
+        _when_all(copies, lambda error: reply(_answered(frame, values, error)))
+
+    def _copy(self, address: str, token: Token, meta: dict[str, Any], gradient: torch.Tensor) -> Future[Any]:
+        about = {name: meta[name] for name in ("k", "r", "recipe", "d")}
+        try:
+            return self._steps.tell(address, Kind.COPY_RANGE, token, about, gradient)
+        except (KeyError, ConnectionError) as error:
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
+
+    # ---- ranges
+
+    def _open(self, token: Token, meta: dict[str, Any]) -> None:
+        clocks, bound = meta.get("clocks"), meta.get("bound")
+        if (
+            not isinstance(clocks, dict)
+            or not 0 < len(clocks) <= MEMBERS_LIMIT
+            or not all(type(clock) is int and 0 <= clock < _CLOCK_LIMIT for clock in clocks.values())
+        ):
+            raise FrameError("clocks gives the steps of at least one member")
+        if bound is not None and not (type(bound) is int and bound >= 1):
+            raise FrameError("bound is a number of steps, at least 1")
+        leases = Leases(bound, RangeSet.from_json(meta.get("ranges")), dict(clocks))
+        self._shards.check_token(token)
+        with self._lock:
+            if self._token is not None and token < self._token:
+                raise StaleError(f"generation {token} is over: {self._token} gives ranges out")
+            if token != self._token:
+                self._token, self._leases = token, leases
+        self._decide()
+
+    def _lease(self, token: Token, number: int, meta: dict[str, Any], reply: Reply) -> None:
+        member, done = str(meta.get("me")), meta.get("done", [])
+        first, stop = number_in(meta, "first"), number_in(meta, "stop")
+        if first >= stop:
+            raise FrameError("a window of ranges is not empty")
+        if (
+            not isinstance(done, list)
+            or len(done) > _DONE_LIMIT
+            or not all(type(n) is int and n >= 0 for n in done)
+        ):
+            raise FrameError("done is a list of ranges")
+        self._shards.check_token(token)
+        asked = _Asked(token, member, first, stop, number, reply)
+        with self._lock:
+            if token == self._token and self._leases is not None:
+                for finished in done:
+                    self._leases.done(member, finished)
+                # Nobody waits for an answer to its question before.
+                self._waiting = [other for other in self._waiting if other.member != member]
+            self._waiting.append(asked)
+        self._decide(asked)
+
+    def _decide(self, new: _Asked | None = None) -> None:
+        """Answer every question that can be answered; `new` has not waited yet."""
+        answers: list[tuple[Reply, Answer]] = []
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            for asked in waiting:
+                answer = self._decided(asked, waited=asked is not new)
+                if answer is None:
+                    self._waiting.append(asked)
+                else:
+                    answers.append((asked.reply, answer))
+        for reply, answer in answers:
+            reply(answer)
+
+    def _decided(self, asked: _Asked, waited: bool) -> Answer | None:
+        if self._token is None or self._leases is None or asked.token > self._token:
+            return None  # its generation's ranges are not known here yet
+        if asked.token < self._token:
+            return _refused(asked.number, StaleError(f"generation {asked.token} is over"))
+        try:
+            decision = self._leases.ask(asked.member, asked.first, asked.stop)
+        except LeaseError as error:
+            return _refused(asked.number, error)
+        if isinstance(decision, Wait):
+            return None
+        finished = self._leases.finished.count(asked.first, asked.stop)
+        about: dict[str, Any] = {"finished": finished, "waited": waited}
+        if not isinstance(decision, Over):
+            about["range"] = decision.number
+        return Answer(Frame(Kind.DONE, asked.number, about))
+
+
+def _about(book: Book | None) -> dict[str, Any]:
+    return (Book() if book is None else book).to_json()
+
+
+def _dtype(meta: dict[str, Any]) -> torch.dtype:
+    dtype = DTYPES.get(str(meta.get("d")))
+    if dtype is None:
+        raise FrameError(f"{meta.get('d')!r} is no type of a gradient")
+    return dtype
+
+
+def _answered(frame: Frame, values: torch.Tensor, error: str) -> Answer:
+    if error:
+        return _refused(frame.request, RoundError(f"a copy could not be made: {error}"))
+    return Answer(frame, memory(values))
+
+
+def _refused(number: int, error: Exception) -> Answer:
+    return Answer(Frame(Kind.REFUSED, number, {"error": type(error).__name__, "message": str(error)}))
+
+
+def _when_all(futures: list[Future[Any]], then: Callable[[str], None]) -> None:
+    """Call `then` once all are done, with what went wrong ("": nothing)."""
+    if not futures:
+        then("")
+        return
+    lock, left, errors = threading.Lock(), [len(futures)], [""]
+
+    def one(future: Future[Any]) -> None:
+        error = future.exception()
+        with lock:
+            errors[0] = errors[0] or ("" if error is None else str(error))
+            left[0] -= 1
+            last = left[0] == 0
+        if last:
+            then(errors[0])
+
+    for future in futures:
+        future.add_done_callback(one)
+
+
+REFUSALS: Final = (RangeError, LeaseError)

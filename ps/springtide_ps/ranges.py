@@ -1,0 +1,154 @@
+"""Sets of ranges, as intervals; and the book of a chunk: which ranges are in its values. PURE.
+
+A range is one global batch, named by its number in the job's whole run from 0. Ranges are given out lowest
+first, so a set of them is nearly one interval, whatever their number.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+RANGE_LIMIT: Final = 1 << 53
+INTERVALS_LIMIT: Final = 2000  # its JSON fits a frame
+
+
+class RangeError(ValueError):
+    """What is no set of ranges, or a range that cannot be."""
+
+
+class RangeSet:
+    """Numbers from 0. Equal sets have equal intervals."""
+
+    __slots__ = ("_starts", "_stops")
+
+    def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
+        """intervals: (first, one after the last), sorted, neither empty nor touching each other.
+
+        Raise RangeError.
+        """
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        for start, stop in intervals:
+            if not 0 <= start < stop <= RANGE_LIMIT or (self._stops and start <= self._stops[-1]):
+                raise RangeError(f"{start}..{stop} does not follow {self.intervals()[-3:]}")
+            self._starts.append(start)
+            self._stops.append(stop)
+
+    def intervals(self) -> list[tuple[int, int]]:
+        return list(zip(self._starts, self._stops, strict=True))
+
+    def add(self, number: int) -> bool:
+        """False: it was there. Raise RangeError for a number that cannot be, or for too many gaps."""
+        if not 0 <= number < RANGE_LIMIT:
+            raise RangeError(f"{number} is no range")
+        at = bisect_right(self._starts, number)
+        if at and number < self._stops[at - 1]:
+            return False
+        left = at > 0 and self._stops[at - 1] == number
+        right = at < len(self._starts) and self._starts[at] == number + 1
+        if left and right:
+            self._stops[at - 1] = self._stops.pop(at)
+            del self._starts[at]
+        elif left:
+            self._stops[at - 1] = number + 1
+        elif right:
+            self._starts[at] = number
+        elif len(self._starts) >= INTERVALS_LIMIT:
+            raise RangeError(f"range {number} would be the set's gap number {INTERVALS_LIMIT}")
+        else:
+            self._starts.insert(at, number)
+            self._stops.insert(at, number + 1)
+        return True
+
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self._starts, number)
+        return at > 0 and number < self._stops[at - 1]
+
+    def __len__(self) -> int:
+        return sum(self._stops) - sum(self._starts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RangeSet) and self.intervals() == other.intervals()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"RangeSet({self.intervals()})"
+
+    def copy(self) -> RangeSet:
+        return RangeSet(self.intervals())
+
+    def missing(self, first: int, stop: int) -> Iterator[int]:
+        """The numbers of first..stop-1 that are not in the set, in order."""
+        while first < stop:
+            at = bisect_right(self._starts, first)
+            if at and first < self._stops[at - 1]:
+                first = self._stops[at - 1]
+                continue
+            end = min(stop, self._starts[at]) if at < len(self._starts) else stop
+            yield from range(first, end)
+            first = end
+
+    def count(self, first: int, stop: int) -> int:
+        """How many of first..stop-1 are in the set."""
+        return sum(
+            max(0, min(stop, end) - max(first, begin))
+            for begin, end in zip(self._starts, self._stops, strict=True)
+        )
+
+    def intersection(self, other: RangeSet) -> RangeSet:
+        found, mine, theirs = [], self.intervals(), other.intervals()
+        i = j = 0
+        while i < len(mine) and j < len(theirs):
+            start, stop = max(mine[i][0], theirs[j][0]), min(mine[i][1], theirs[j][1])
+            if start < stop:
+                found.append((start, stop))
+            if mine[i][1] < theirs[j][1]:
+                i += 1
+            else:
+                j += 1
+        return RangeSet(found)
+
+    def to_json(self) -> list[int]:
+        return [end for interval in self.intervals() for end in interval]
+
+    @classmethod
+    def from_json(cls, value: Any) -> RangeSet:
+        """Raise RangeError for what is none."""
+        if (
+            not isinstance(value, list)
+            or len(value) % 2
+            or len(value) > 2 * INTERVALS_LIMIT
+            or not all(type(number) is int for number in value)
+        ):
+            raise RangeError("a set of ranges is a list of at most 2000 pairs of numbers")
+        return cls(zip(value[::2], value[1::2], strict=True))
+
+
+class Book:
+    """What is in a chunk's values. applied: updates since the beginning, which is also its version."""
+
+    __slots__ = ("applied", "ranges")
+
+    def __init__(self, ranges: RangeSet | None = None, applied: int = 0) -> None:
+        self.ranges = RangeSet() if ranges is None else ranges
+        self.applied = applied
+
+    def enter(self, number: int) -> bool:
+        """Write a range down; False: it is in the values already, and must not be applied."""
+        if not self.ranges.add(number):
+            return False
+        self.applied += 1
+        return True
+
+    def to_json(self) -> dict[str, Any]:
+        return {"applied": self.applied, "ranges": self.ranges.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Book:
+        """Raise RangeError for what is none."""
+        if not isinstance(value, dict) or type(value.get("applied")) is not int or value["applied"] < 0:
+            raise RangeError("a chunk's book says how many updates were applied, and which ranges")
+        return cls(RangeSet.from_json(value.get("ranges")), value["applied"])

@@ -1,0 +1,267 @@
+"""Ranges, leases and the staleness clock, by themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from springtide_ps.leases import Granted, LeaseError, Leases, Over, Wait, starting_clocks
+from springtide_ps.ranges import INTERVALS_LIMIT, RANGE_LIMIT, Book, RangeError, RangeSet
+
+NUMBERS = st.lists(st.integers(0, 30), max_size=40)
+
+
+def made(numbers: list[int]) -> RangeSet:
+    found = RangeSet()
+    for number in numbers:
+        found.add(number)
+    return found
+
+
+@settings(deadline=None)
+@given(NUMBERS, NUMBERS, st.integers(0, 32), st.integers(0, 32))
+def test_a_set_of_ranges_is_a_set(a: list[int], b: list[int], first: int, stop: int) -> None:
+    ours, window = made(a), set(range(first, stop))
+    assert {n for n in range(40) if n in ours} == set(a)
+    assert len(ours) == len(set(a))
+    assert ours == made(sorted(set(a), reverse=True))
+    assert list(ours.missing(first, stop)) == sorted(window - set(a))
+    assert ours.count(first, stop) == len(window & set(a))
+    assert ours.intersection(made(b)) == made([n for n in a if n in b])
+    assert RangeSet.from_json(ours.to_json()) == ours
+    bounds = ours.intervals()
+    assert all(stop < start for (_, stop), (start, _) in itertools.pairwise(bounds))
+
+
+@given(st.lists(st.integers(0, 9), max_size=30))
+def test_a_book_counts_what_it_has_applied(numbers: list[int]) -> None:
+    book = Book()
+    applied = [number for number in numbers if book.enter(number)]
+    assert applied == list(dict.fromkeys(numbers))
+    assert book.applied == len(applied)
+    again = Book.from_json(book.to_json())
+    assert (again.applied, again.ranges) == (book.applied, book.ranges)
+
+
+def test_the_copy_of_a_set_has_a_life_of_its_own() -> None:
+    ours = made([1])
+    other = ours.copy()
+    other.add(2)
+    assert 2 not in ours
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, {}, [1], [2, 1], [1, 1], [0, 3, 3, 4], [0, 3, 2, 4], [-1, 2], [0, 1.5], ["0", "1"]],
+)
+def test_what_is_no_set_of_ranges_is_refused(value: object) -> None:
+    with pytest.raises(RangeError):
+        RangeSet.from_json(value)
+    for long in ([0, RANGE_LIMIT + 1], [0] * (2 * INTERVALS_LIMIT + 2)):
+        with pytest.raises(RangeError):
+            RangeSet.from_json(long)
+
+
+def test_what_is_no_book_is_refused() -> None:
+    for value in (None, {"ranges": []}, {"applied": -1, "ranges": []}, {"applied": 1}):
+        with pytest.raises(RangeError):
+            Book.from_json(value)
+
+
+def test_a_set_has_limits() -> None:
+    full = RangeSet((2 * n, 2 * n + 1) for n in range(INTERVALS_LIMIT))
+    with pytest.raises(RangeError, match="gap"):
+        full.add(10 * INTERVALS_LIMIT)
+    assert full.add(1)  # closes a gap
+    for number in (-1, RANGE_LIMIT):
+        with pytest.raises(RangeError, match="is no range"):
+            full.add(number)
+
+
+# ---- leases
+
+
+def test_ranges_are_given_out_lowest_first_and_once() -> None:
+    leases = Leases(None, made([1]), {"a": 0, "b": 0})
+    assert [leases.ask(who, 0, 4) for who in "ab"] == [Granted(0), Granted(2)]
+    assert leases.ask("a", 0, 4) == Granted(0)  # its answer was lost
+    leases.done("a", 0)
+    assert leases.ask("a", 0, 4) == Granted(3)
+    leases.done("a", 3)
+    assert leases.ask("a", 0, 4) == Wait("the last ranges are worked on: 2 by b")
+    leases.done("b", 2)
+    assert [leases.ask(who, 0, 4) for who in "ab"] == [Over(), Over()]
+    assert leases.clocks == {"a": 2, "b": 1}
+
+
+def test_the_fastest_waits_for_the_slowest() -> None:
+    leases = Leases(2, RangeSet(), {"fast": 0, "slow": 0})
+    assert leases.ask("slow", 0, 100) == Granted(0)
+    for number in (1, 2):
+        assert leases.ask("fast", 0, 100) == Granted(number)
+        leases.done("fast", number)
+    reason = "another step would be 3 ahead of slow, and 2 are allowed"
+    assert leases.ask("fast", 0, 100) == Wait(reason)
+    leases.done("slow", 0)
+    assert leases.ask("fast", 0, 100) == Granted(3)
+
+
+def test_strangers_get_nothing() -> None:
+    leases = Leases(None, RangeSet(), {"a": 0})
+    with pytest.raises(LeaseError):
+        leases.ask("b", 0, 1)
+    with pytest.raises(LeaseError):
+        leases.done("b", 0)
+
+
+def test_what_somebody_else_finished_does_not_move_the_clock() -> None:
+    leases = Leases(None, RangeSet(), {"a": 0, "b": 0})
+    leases.ask("a", 0, 5)
+    leases.done("b", 0)
+    leases.done("a", 3)
+    assert leases.clocks == {"a": 0, "b": 0}
+    assert leases.finished == made([0, 3])
+
+
+def test_joiners_start_at_the_minimum() -> None:
+    assert starting_clocks({"a": 7, "b": 5, "new": None}) == {"a": 7, "b": 5, "new": 5}
+    assert starting_clocks({"a": None, "b": None}) == {"a": 0, "b": 0}
+
+
+@dataclasses.dataclass
+class Worker:
+    clock: int | None = None
+    range: int | None = None
+    left: list[str] = dataclasses.field(default_factory=list)
+    """Chunks that its push has not reached yet."""
+
+
+CHUNKS = ("x", "y", "z")
+STOP = 14
+
+
+class Training(RuleBasedStateMachine):
+    """Workers that die, come and retry; chunks on servers of which one may be lost and made again from an
+    older book; generations that end at any moment.
+    """
+
+    @initialize(bound=st.sampled_from([None, 1, 2, 4]), count=st.integers(1, 3))
+    def begin(self, bound: int | None, count: int) -> None:
+        self.bound, self.numbers = bound, 0
+        self.books = {key: Book() for key in CHUNKS}
+        self.updates: dict[str, list[int]] = {key: [] for key in CHUNKS}
+        self.pulled = {key: (Book(), [0][:0]) for key in CHUNKS}
+        self.workers: dict[str, Worker] = {}
+        for _ in range(count):
+            self._add()
+        self._generation()
+
+    def _add(self) -> None:
+        self.workers[f"w{self.numbers}"] = Worker()
+        self.numbers += 1
+
+    def _generation(self) -> None:
+        """The token is renewed: pushes on their way go again, then the books say what is finished."""
+        for worker in self.workers.values():
+            if worker.left and worker.range is not None:
+                for key in CHUNKS:
+                    self._push(key, worker.range)
+                worker.clock = (worker.clock or 0) + 1
+            worker.left, worker.range = [], None
+        finished = self.books["x"].ranges
+        for key in CHUNKS[1:]:
+            finished = finished.intersection(self.books[key].ranges)
+        clocks = starting_clocks({name: worker.clock for name, worker in self.workers.items()})
+        for name, worker in self.workers.items():
+            worker.clock = clocks[name]
+        self.leases = Leases(self.bound, finished, clocks)
+
+    def _push(self, key: str, number: int) -> None:
+        if self.books[key].enter(number):
+            self.updates[key].append(number)
+
+    def _some(self, index: int) -> tuple[str, Worker]:
+        return list(self.workers.items())[index % len(self.workers)]
+
+    @rule(index=st.integers(0, 9))
+    def ask(self, index: int) -> None:
+        name, worker = self._some(index)
+        if worker.range is None:
+            before = {n for other in self.workers.values() if (n := other.range) is not None}
+            decision = self.leases.ask(name, 0, STOP)
+            if isinstance(decision, Granted):
+                assert decision.number not in before
+                assert any(decision.number not in self.books[key].ranges for key in CHUNKS)
+                worker.range, worker.left = decision.number, []
+
+    @rule(index=st.integers(0, 9), reached=st.integers(0, len(CHUNKS)))
+    def push(self, index: int, reached: int) -> None:
+        name, worker = self._some(index)
+        if worker.range is None:
+            return
+        worker.left = worker.left or list(CHUNKS)
+        for key in worker.left[:reached]:
+            self._push(key, worker.range)
+        worker.left = worker.left[reached:]
+        if not worker.left:
+            assert worker.clock is not None
+            worker.clock += 1
+            self.leases.done(name, worker.range)
+            worker.range = None
+
+    @rule(index=st.integers(0, 9))
+    def die(self, index: int) -> None:
+        if len(self.workers) > 1:
+            del self.workers[self._some(index)[0]]
+            self._generation()
+
+    @precondition(lambda self: len(self.workers) < 4)
+    @rule()
+    def join(self) -> None:
+        self._add()
+        self._generation()
+
+    @rule(key=st.sampled_from(CHUNKS))
+    def pull(self, key: str) -> None:
+        book = self.books[key]
+        self.pulled[key] = (Book(book.ranges.copy(), book.applied), list(self.updates[key]))
+
+    @rule(key=st.sampled_from(CHUNKS))
+    def lose_a_server(self, key: str) -> None:
+        book, updates = self.pulled[key]
+        self.books[key] = Book(book.ranges.copy(), book.applied)
+        self.updates[key] = list(updates)
+        self._generation()
+
+    @invariant()
+    def every_range_counts_at_most_once(self) -> None:
+        for key, updates in getattr(self, "updates", {}).items():
+            assert len(updates) == len(set(updates)) == self.books[key].applied
+
+    @invariant()
+    def nobody_is_too_far_ahead(self) -> None:
+        clocks = [worker.clock or 0 for worker in getattr(self, "workers", {}).values()]
+        if clocks and self.bound is not None:
+            assert max(clocks) - min(clocks) <= self.bound
+
+    def teardown(self) -> None:
+        """Whatever has happened: everybody goes on, and every range ends up in every chunk, once."""
+        if not hasattr(self, "workers"):
+            return
+        for turn in range(40 * STOP):
+            name, _ = self._some(turn)
+            self.ask(turn)
+            self.push(turn, len(CHUNKS))
+            if isinstance(self.leases.ask(name, 0, STOP), Over):
+                break
+        for key in CHUNKS:
+            assert sorted(self.updates[key]) == list(range(STOP))
+
+
+TestTraining = Training.TestCase
+TestTraining.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
