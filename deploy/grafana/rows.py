@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deploy.grafana.checkpoints import CHECKPOINTS
 from deploy.grafana.panels import JOB, NAME, PER_JOB, Panel, Row, greatest, per_second, quantiles
 
 JOBS = Row(
@@ -310,4 +311,4 @@ OPERATOR = Row(
     ),
 )
 
-ROWS = (JOBS, WORKERS, RECOVERIES, RESCALING, TIMES, SHARES, SERVERS, OPERATOR)
+ROWS = (JOBS, WORKERS, RECOVERIES, RESCALING, CHECKPOINTS, TIMES, SHARES, SERVERS, OPERATOR)

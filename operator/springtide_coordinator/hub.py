@@ -73,7 +73,7 @@ class Hub:
         self.rates = Rates()
         self.hang_seconds = 0.0  # the operator's limit; 0: not told
         self.rendezvous = Rendezvous()
-        self.storage = Storage()
+        self.storage = Storage(interval=options.checkpoint_seconds)
         self.data = pb.Data()
         self.values: dict[str, float] = {}
         self.evaluations = Evaluations()
@@ -131,7 +131,7 @@ class Hub:
                 case "checkpoint":
                     self.storage.heard(stream.member, message.checkpoint)
                 case "formed":
-                    self.storage.formed(message.formed)
+                    self.storage.formed(message.formed, self.clock())
                 case "evaluate":
                     self._evaluate(stream, message.evaluate)
                 case "values":

@@ -48,6 +48,12 @@ class JobCollector(Collector):
             ("streams", "Open streams of worker processes.", len(hub.streams)),
             ("incarnation_number", "Number of this coordinator's incarnation.", m.incarnation.number),
             ("incarnation_restarts", "Restarts of its container.", m.incarnation.restart),
+            (
+                "checkpoint_age_seconds",
+                "Since the newest checkpoint was completed, or training began; 0: none are made.",
+                hub.storage.age(now),
+            ),
+            ("checkpoint_interval_seconds", "Wanted between two; 0: none.", hub.storage.interval),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
@@ -62,6 +68,14 @@ class JobCollector(Collector):
             counter = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
             counter.add_metric(job, count)
             yield counter
+        checkpoints = CounterMetricFamily(
+            PREFIX + "checkpoints",
+            "Checkpoints told of, by result: completed, failed.",
+            labels=(*LABELS, "result"),
+        )
+        checkpoints.add_metric((*job, "completed"), hub.storage.completed)
+        checkpoints.add_metric((*job, "failed"), hub.storage.failures)
+        yield checkpoints
         recoveries = CounterMetricFamily(
             PREFIX + "recoveries",
             "New generations that committed, by cause: start, failure, join, leave.",

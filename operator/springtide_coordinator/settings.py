@@ -20,7 +20,10 @@ class BadEnvironmentError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Everything `serve` needs. Sizes are in processes, times in seconds, ports are TCP (0: a free one)."""
+    """Everything `serve` needs. Sizes are in processes, times in seconds, ports are TCP (0: a free one).
+
+    checkpoint_seconds: wanted between two checkpoints; 0: none are made.
+    """
 
     token: str
     number: int  # of the incarnation
@@ -35,6 +38,7 @@ class Options:
     maximum: int = 0
     servers: int = 0  # parameter servers wanted
     certificate: ServerCertificate | None = None  # None: no TLS
+    checkpoint_seconds: float = 0.0
     keepalive: float = 1.0
     tick: float = 0.05
     membership: Settings = field(default_factory=Settings)
@@ -72,6 +76,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         maximum=whole(env, "SPRINGTIDE_MAXIMUM", 0),
         servers=whole(env, "SPRINGTIDE_SERVERS", 0),
         certificate=certificate,
+        checkpoint_seconds=float(whole(env, "SPRINGTIDE_CHECKPOINT_SECONDS", 0)),
         keepalive=number(env, "SPRINGTIDE_KEEPALIVE_SECONDS", 1.0),
         membership=Settings(operator_silence=silence),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass, field
 
 from . import coordinator_pb2 as pb
@@ -18,17 +17,17 @@ SHOWN_CHARACTERS = 900
 class Storage:
     """newest: the checkpoint that is whole. errors: by member, since that one was completed.
 
-    The sums are those of this process.
+    interval: seconds wanted between two, 0: none are made. began: unix seconds of the first generation that
+    was formed. The counts are those of this process.
     """
 
+    interval: float = 0.0
+    began: float = 0.0
     newest: pb.Checkpoint | None = None
     restored: pb.Restored | None = None
     errors: dict[str, str] = field(default_factory=dict)
     completed: int = 0
     failures: int = 0
-    written_bytes: int = 0
-    seconds: float = 0.0
-    stall_seconds: float = 0.0
 
     def heard(self, member: str, told: pb.Checkpoint) -> None:
         """A member completed a checkpoint, or failed; one that is told again counts once."""
@@ -36,9 +35,11 @@ class Storage:
         if state is None:
             return
         if told.error:
-            if self.errors.get(member) != told.error:
+            # Without the checkpoint's own name, so that the text stays the same as long as the cause does.
+            error = told.error.replace(f"/{told.name}", "")
+            if self.errors.get(member) != error:
                 log.warning("checkpoint %s: %s", told.name, told.error)
-            self.errors[member] = told.error
+            self.errors[member] = error
             self.failures += 1
             return
         known = wire.to_state(self.newest.state) if self.newest is not None else None
@@ -47,12 +48,10 @@ class Storage:
         self.newest = told
         self.errors.clear()
         self.completed += 1
-        self.written_bytes += told.bytes
-        self.seconds += _seconds(told.seconds)
-        self.stall_seconds += _seconds(told.stall_seconds)
 
-    def formed(self, told: pb.Formed) -> None:
+    def formed(self, told: pb.Formed, now: float) -> None:
         """A member began a generation, perhaps with what it restored."""
+        self.began = self.began or now
         if not told.HasField("restored"):
             return
         self.restored = told.restored
@@ -67,9 +66,6 @@ class Storage:
         return "; ".join(dict.fromkeys(self.errors.values()))[:SHOWN_CHARACTERS]
 
     def age(self, now: float) -> float:
-        """Seconds since the newest one was completed; 0 without one."""
-        return max(0.0, now - self.newest.written_unix) if self.newest is not None else 0.0
-
-
-def _seconds(value: float) -> float:
-    return value if math.isfinite(value) and value > 0 else 0.0
+        """Seconds since the newest one was completed, or since training began; 0 where none are made."""
+        since = self.newest.written_unix if self.newest is not None else self.began
+        return max(0.0, now - since) if self.interval and since else 0.0

@@ -15,6 +15,7 @@ from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator.client import SyncClient, SyncError
 from springtide_operator.api import names
 from springtide_operator.plan.observation import (
+    CheckpointReport,
     CoordinatorPod,
     LateReport,
     MemberReport,
@@ -142,6 +143,9 @@ def to_request(word: Word) -> pb.SyncRequest:
         pause_seconds=word.pause,
         processes_per_pod=word.processes_per_pod,
         hang_seconds=word.hang_seconds,
+        suspend=word.suspend_by > 0,
+        suspend_by=word.suspend_by,
+        saved=word.saved,
         hung=word.hung,
         living=[_pod(pod) for pod in word.living],
         servers=word.servers,
@@ -208,6 +212,13 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
             ServerReport(server.server.pod_uid, server.connected, server.serving) for server in reply.servers
         ),
         servers_settled=reply.servers_settled,
+        checkpoint=_checkpoint(reply),
+        checkpoint_error=reply.checkpoint_error,
+        restored=f"{reply.restored.uri}/{reply.restored.name}" if reply.restored.name else "",
+        restored_step=reply.restored.state.step,
+        not_restored=tuple(reply.restored.skipped),
+        put_away=reply.put_away,
+        all_saved=reply.all_saved,
         silent=frozenset(reply.silent),
         stall=to_stall(reply.stall) if reply.HasField("stall") else None,
         rates=tuple(
@@ -231,6 +242,13 @@ def to_stall(stall: pb.Stall) -> StallReport:
         for member in stall.late
     ]
     return StallReport(stall.seconds, stall.since_unix, stall.step, tuple(late), stall.waiting)
+
+
+def _checkpoint(reply: pb.SyncReply) -> CheckpointReport | None:
+    if not reply.HasField("checkpoint"):
+        return None
+    told = reply.checkpoint
+    return CheckpointReport(told.name, told.uri, told.state.step, told.written_unix)
 
 
 def news(before: Report | None, after: Report | None) -> bool:

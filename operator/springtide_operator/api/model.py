@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from springtide_operator.api.base import ApiModel, rule
+from springtide_operator.api.checkpoint import Checkpoint
 from springtide_operator.api.elasticity import Elasticity
 from springtide_operator.api.failure_rules import FailureRule
 from springtide_operator.api.names import MAX_WORKERS
@@ -349,6 +350,11 @@ class TrainingJobSpec(ApiModel):
                     reason="FieldValueInvalid",
                 ),
                 rule(
+                    "!has(self.checkpoint) || self.strategy.type == 'AllReduce'",
+                    "checkpoint is for strategy AllReduce: what parameter servers hold is not saved yet",
+                    reason="FieldValueInvalid",
+                ),
+                rule(
                     "self.elasticity.policy != 'Capacity' || has(self.workers.maxReplicas)",
                     "elasticity.policy Capacity needs workers.maxReplicas: it says how many extra workers"
                     " there may be",
@@ -373,6 +379,11 @@ class TrainingJobSpec(ApiModel):
         description="How many workers there are, within minReplicas and maxReplicas.",
         json_schema_extra={"default": {}},
     )
+    checkpoint: Checkpoint | None = Field(
+        default=None,
+        description="Where the state of the job is saved, and how often. Absent: nowhere; a job that loses"
+        " all its workers begins again.",
+    )
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy,
         description="When the job gives up.",
@@ -380,8 +391,8 @@ class TrainingJobSpec(ApiModel):
     )
     suspend: bool = Field(
         default=False,
-        description="While true the job has no pods: workers leave after the step they are in. When it is set"
-        " to false, training starts from the beginning, unless the script saved its own progress.",
+        description="While true the job has no pods: workers save the state (with spec.checkpoint) after the"
+        " step they are in, and leave. When it is set to false, training goes on from what was saved.",
     )
     active_deadline_seconds: int | None = Field(
         default=None,

@@ -57,6 +57,7 @@ STATE_LOST: Final = "StateLost"
 SERVER_MISSING: Final = "ParameterServerMissing"
 SERVER_BUDGET_REFUSED: Final = "DisruptionBudgetRefused"
 PROGRESS_NOT_SAVED: Final = "ProgressNotSaved"
+CHECKPOINT_FAILING: Final = "CheckpointFailing"
 
 # Outcome
 WORKER_FINISHED: Final = "WorkerFinished"
@@ -105,6 +106,7 @@ EVENT_SERVER_REPLACED: Final = "ParameterServerReplaced"
 EVENT_SERVERS_SCALED: Final = "ParameterServersScaled"
 EVENT_SCALED: Final = "Scaled"
 EVENT_GANG_REQUESTED: Final = "GangRequested"
+EVENT_RESTORED: Final = "CheckpointRestored"
 EVENT_COORDINATOR_STARTED: Final = "CoordinatorStarted"
 
 # states for people

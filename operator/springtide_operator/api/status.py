@@ -177,6 +177,19 @@ class GangStatus(ApiModel):
     min_member: Count = Field(description="Pods that are started together or not at all.")
 
 
+class CheckpointStatus(ApiModel):
+    """The newest checkpoint that is whole."""
+
+    name: Short = Field(description="Its folder.")
+    uri: Annotated[str, Field(max_length=2048)] = Field(description="The folder of the job's checkpoints.")
+    step: Count = Field(description="The committed step that it holds.")
+    time: Time = Field(description="When it was completed.")
+    up_to_date: bool = Field(
+        default=False,
+        description="Whether the workers left with it: it holds all there was, so nothing is lost.",
+    )
+
+
 class SlotStatus(ApiModel):
     """The newest pod of one worker slot. Its end is counted by writing here, before anything follows."""
 
@@ -291,6 +304,12 @@ class TrainingJobStatus(ApiModel):
     )
     elasticity: ElasticityStatus | None = Field(
         default=None, description="What elasticity.policy has decided, and why."
+    )
+    checkpoint: CheckpointStatus | None = Field(
+        default=None, description="The newest checkpoint that is whole."
+    )
+    restored: Annotated[str, Field(max_length=2200)] | None = Field(
+        default=None, description="The checkpoint that training last went on from."
     )
     last_failure: LastFailure | None = Field(default=None, description="The newest worker failure.")
     backoff: dict[str, BackoffStatus] | None = Field(

@@ -119,6 +119,8 @@ def coordinator_pod(
         "SPRINGTIDE_MAXIMUM": workers.maximum * workers.processes_per_pod,
         "SPRINGTIDE_SERVERS": job.spec.servers,
     }
+    if job.spec.checkpoint is not None:
+        values["SPRINGTIDE_CHECKPOINT_SECONDS"] = job.spec.checkpoint.interval_seconds
     probe = {"httpGet": {"path": "/healthz", "port": names.COORDINATOR_METRICS_PORT}, "timeoutSeconds": 5}
     spec |= {
         "restartPolicy": "Always",

@@ -189,6 +189,7 @@ def _environment(
         {"name": "SPRINGTIDE_BUCKET_MIB", "value": str(job.spec.strategy.all_reduce.bucket_mib)},
         *_strategy(job),
         *_exact(job),
+        *_checkpoint(job),
         *_collectives(job),
         {"name": "SPRINGTIDE_TERMINATION_LOG", "value": termination_log},
         {"name": "SPRINGTIDE_METRICS_PORT", "value": str(names.WORKER_METRICS_PORT)},
@@ -228,6 +229,20 @@ def _strategy(job: Job) -> list[Object]:
     if job.spec.servers:
         values["SPRINGTIDE_REPLICATION"] = str(job.spec.strategy.parameter_server.replication)
     return [{"name": key, "value": value} for key, value in values.items()]
+
+
+def _checkpoint(job: Job) -> list[Object]:
+    """Where checkpoints go; the worker makes the job's own folder below the URI."""
+    checkpoint = job.spec.checkpoint
+    if checkpoint is None:
+        return []
+    values = {
+        "SPRINGTIDE_CHECKPOINT_URI": checkpoint.uri,
+        "SPRINGTIDE_CHECKPOINT_SECONDS": checkpoint.interval_seconds,
+        "SPRINGTIDE_CHECKPOINT_KEEP": checkpoint.keep,
+        "SPRINGTIDE_RESTORE_FROM": checkpoint.restore_from,
+    }
+    return [{"name": name, "value": str(value)} for name, value in values.items() if value is not None]
 
 
 def _exact(job: Job) -> list[Object]:

@@ -41,7 +41,7 @@ def running(job: Job, observation: Observation, ledger: Ledger, old: dict[str, A
     """Whether training goes on. Without the coordinator's word it is what it was: workers do not need it to
     train.
     """
-    before = _find(old, reasons.RUNNING)
+    before = find(old, reasons.RUNNING)
     was = before is not None and before.get("status") == "True"
     report = observation.report_of(ledger.incarnation)
     if report is None:
@@ -151,7 +151,7 @@ def write(truths: dict[str, Truth], old: dict[str, Any], generation: int, now: f
         truth = truths.get(kind)
         if truth is None:
             continue
-        before = _find(old, kind)
+        before = find(old, kind)
         status = "True" if truth.true else "False"
         moved = before is None or before.get("status") != status
         result.append(
@@ -203,21 +203,22 @@ def is_suspended(truths: dict[str, Truth]) -> bool:
 
 
 def is_true(status: dict[str, Any], kind: str) -> bool:
-    condition = _find(status, kind)
+    condition = find(status, kind)
     return condition is not None and condition.get("status") == "True"
 
 
 def reason_of(status: dict[str, Any], kind: str) -> str | None:
-    condition = _find(status, kind)
+    condition = find(status, kind)
     return None if condition is None else condition.get("reason")
 
 
 def message_of(status: dict[str, Any], kind: str) -> str:
-    condition = _find(status, kind)
+    condition = find(status, kind)
     return "" if condition is None else str(condition["message"])
 
 
-def _find(status: dict[str, Any], kind: str) -> dict[str, Any] | None:
+def find(status: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    """The condition of this kind."""
     for condition in status.get("conditions") or []:
         if condition.get("type") == kind:
             return dict(condition)

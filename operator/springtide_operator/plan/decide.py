@@ -22,6 +22,7 @@ from springtide_operator.plan import (
     problems,
     progress,
     protection,
+    putaway,
     restarts,
     servers,
     sizing,
@@ -67,7 +68,10 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     events += sized.events
     actions = kueue.decide(job, asked, observation, now)
     actions += gang.decide(job, observation, now)
-    if halted(job):
+    actions += putaway.stragglers(job, observation, ledger)
+    if putaway.waits(job, observation, ledger, now):
+        putaway.let_leave(observation, ledger)
+    elif halted(job):
         actions += sizing.decide(job, observation, ledger, now)
         actions += servers.decide(job, observation, ledger, now)
         actions += nodes.move(job, observation, ledger, actions, now)
@@ -85,10 +89,11 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     actions += nodes.force(observation, now)
     truths = _truths(job, observation, ledger, now)
     status = _status(job, observation, ledger, truths, now)
-    events += _changes(old, status)
+    events += _changes(old, status, observation)
     later = [refusal.retry_at for refusal in observation.refusals.values()]
     later += [backoff.until for backoff in ledger.backoffs.values()]
     later += deadline.wakes(job)
+    later += putaway.wakes(job)
     later += nodes.later(observation, now)
     later += sized.wakes
     wake_at = min((at for at in later if now < at < math.inf), default=None)
@@ -120,7 +125,10 @@ def _truths(job: Job, observation: Observation, ledger: Ledger, now: float) -> d
     running = conditions.running(job, observation, ledger, old, now)
     started = running.true or bool(old.get("generation"))
     if halted(job):
-        return suspend.truths(job, observation, problems.summary(problems.of_halted(job, observation)))
+        problem = problems.summary(problems.of_halted(job, observation))
+        saving = putaway.waits(job, observation, ledger, now)
+        saved = progress.checkpoint(observation.report_of(ledger.incarnation), old)
+        return suspend.truths(job, observation, problem, saving, saved)
     problem = problems.summary(problems.find(job, observation, ledger, now))
     return {
         **suspend.over(job, old),
@@ -211,7 +219,7 @@ def _coordinator(observation: Observation, ledger: Ledger, numbers: Status, old:
     return result
 
 
-def _changes(old: Status, new: Status) -> list[Event]:
+def _changes(old: Status, new: Status, observation: Observation) -> list[Event]:
     """Events of what changed in status."""
     events = []
     if conditions.is_true(new, reasons.RUNNING) and not conditions.is_true(old, reasons.RUNNING):
@@ -225,6 +233,7 @@ def _changes(old: Status, new: Status) -> list[Event]:
         )
     events += suspend.events(old, new)
     events += gang.events(old, new)
+    events += putaway.events(old, new, observation)
     before, want = ((status.get("workers") or {}).get("desired") for status in (old, new))
     policed = elasticity.STATUS in old and elasticity.STATUS in new  # then the policy tells of it
     if before and want and before != want and not policed:
@@ -234,7 +243,7 @@ def _changes(old: Status, new: Status) -> list[Event]:
         text = f"from {before} to {want} parameter servers"
         events.append(Event(reasons.EVENT_SERVERS_SCALED, text))
     if new.get("statesLost", 0) > old.get("statesLost", 0):
-        text = "no worker with the job's state survived: training starts again"
+        text = "no worker with the job's state survived: training goes back to a checkpoint, or begins again"
         events.append(Event(reasons.STATE_LOST, text, warning=True))
     return events
 

@@ -215,6 +215,16 @@ class RateReport:
 
 
 @dataclass(frozen=True)
+class CheckpointReport:
+    """The newest checkpoint that is whole; at: unix seconds of its completion."""
+
+    name: str
+    uri: str
+    step: int
+    at: float
+
+
+@dataclass(frozen=True)
 class Report:
     """The coordinator's last answer."""
 
@@ -245,6 +255,13 @@ class Report:
     rates: tuple[RateReport, ...] = ()
     servers: tuple[ServerReport, ...] = ()
     servers_settled: bool = False  # a generation runs with exactly those that were asked for
+    checkpoint: CheckpointReport | None = None
+    checkpoint_error: str = ""  # why newer ones fail
+    restored: str = ""  # URI of the checkpoint that training went on from
+    restored_step: int = 0
+    not_restored: tuple[str, ...] = ()  # newer ones that could not be used, and why
+    put_away: bool = False  # told to suspend: nobody is left who has anything to save
+    all_saved: bool = False  # the newest checkpoint holds the job's newest state
     silent: frozenset[str] = frozenset()  # pod uids that run and have not said Hello
     opaque: bool = False  # its members run scripts that commit no steps of ours: no progress is no hang
 

@@ -37,7 +37,16 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_silent(observation, ledger, now),
         *_backing_off(job, observation, ledger, now),
         *_unreachable(observation, ledger, now),
+        *_checkpoints(observation),
     ]
+
+
+def _checkpoints(observation: Observation) -> list[Problem]:
+    report = observation.report
+    if report is None or not report.checkpoint_error:
+        return []
+    text = f"checkpoints fail, and training goes on without: {report.checkpoint_error}"
+    return [Problem(reasons.CHECKPOINT_FAILING, text)]
 
 
 def of_halted(job: Job, observation: Observation) -> list[Problem]:

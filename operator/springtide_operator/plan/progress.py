@@ -24,6 +24,8 @@ _SLOW = (
     "statesLost",
     "lostSeconds",
     "slowWorker",
+    "checkpoint",
+    "restored",
 )
 
 
@@ -52,6 +54,11 @@ def numbers(
     lost = lost_seconds(report, old)
     if lost:
         result["lostSeconds"] = lost
+    saved = checkpoint(report, old)
+    if saved is not None:
+        result["checkpoint"] = saved
+    if report.restored:
+        result["restored"] = report.restored
     result.pop("slowWorker", None)
     if report.slow is not None:
         result["slowWorker"] = {
@@ -63,6 +70,26 @@ def numbers(
     if report.recovery_seconds is not None:
         result["lastRecoverySeconds"] = f"{report.recovery_seconds:.3f}"
     return result
+
+
+def checkpoint(report: Report | None, old: dict[str, Any]) -> dict[str, Any] | None:
+    """status.checkpoint: the newest one that is whole, and whether it holds all that a job had that is put
+    away. A job that trains is ahead of it.
+    """
+    before: dict[str, Any] | None = old.get("checkpoint")
+    if report is None:
+        return before
+    told = report.checkpoint
+    if told is None:
+        ahead = before is not None and before.get("upToDate") and report.step is not None
+        return {**before, "upToDate": False} if before is not None and ahead else before
+    return {
+        "name": told.name[:128],
+        "uri": told.uri[:2048],
+        "step": told.step,
+        "time": timestamp(told.at),
+        "upToDate": report.all_saved and not report.training,
+    }
 
 
 def lost_seconds(report: Report, old: dict[str, Any]) -> dict[str, str]:
@@ -134,6 +161,9 @@ def same_but_progress(old: dict[str, Any], new: dict[str, Any]) -> bool:
 
 def _without_progress(status: dict[str, Any]) -> dict[str, Any]:
     result = {key: value for key, value in status.items() if key not in _SLOW and key != "progressTime"}
+    # What a resumed job begins from is written at once: the next round may not see it any more.
+    result["upToDate"] = (status.get("checkpoint") or {}).get("upToDate")
+    result["restored"] = status.get("restored")
     coordinator = dict(result.get("coordinator") or {})
     for key in ("recoveries", "statesLost", "lostSeconds"):
         coordinator.pop(key, None)

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from springtide_operator.api.job import Job
-from springtide_operator.plan import hangs, sizing
+from springtide_operator.plan import hangs, putaway, sizing
 from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
 
 # A pod is held for gone when its deletionTimestamp is past by this much, although its node never said so.
@@ -52,6 +52,8 @@ class Word:
     hung: tuple[str, ...] = ()  # uids of pods that are replaced since they hang
     servers: int = 0  # parameter servers wanted
     living_servers: tuple[LivingPod, ...] = ()
+    suspend_by: float = 0.0  # unix time at which all members leave, whatever is saved; 0: they stay
+    saved: str = ""  # name of the checkpoint that the job was put away with
 
 
 def word(job: Job, observation: Observation, incarnation: int, now: float, pause: float = 0.0) -> Word:
@@ -83,4 +85,6 @@ def word(job: Job, observation: Observation, incarnation: int, now: float, pause
         tuple(hung),
         job.spec.servers,
         tuple(serving),
+        putaway.leave_by(job),
+        putaway.saved_name(job.status),
     )

@@ -1,8 +1,9 @@
 """Suspending: a halted job has no pods, and keeps its name, counts and status.
 
 Workers are deleted with their grace period, so they leave after the step they are in; the coordinator goes
-when the last of them has. None of these ends is counted. Nothing holds the state of a job without processes:
-one that has trained says so (ProgressNotSaved), and begins anew when it is resumed.
+when the last of them has. None of these ends is counted. A job with checkpoints saves its state before
+(`putaway`), and goes on from there when it is resumed; one without says that its progress is gone
+(ProgressNotSaved).
 """
 
 from __future__ import annotations
@@ -31,20 +32,27 @@ def put_away(observation: Observation) -> list[Action]:
     ]
 
 
-def truths(job: Job, observation: Observation, problem: Problem | None = None) -> dict[str, Truth]:
-    """All conditions of a halted job. `problem`: what keeps it halted that a person must act on."""
+def truths(
+    job: Job,
+    observation: Observation,
+    problem: Problem | None = None,
+    saving: bool = False,
+    checkpoint: dict[str, Any] | None = None,
+) -> dict[str, Truth]:
+    """All conditions of a halted job.
+
+    problem: what keeps it halted that a person must act on. saving: its workers still save its state.
+    checkpoint: as in status.
+    """
     left = sum(pod.end is None for pod in observation.workers)
     text = f"the job {'is suspended' if job.spec.suspend else 'has no pods'}: {halted(job)}"
     if left:
         text += f"; {left} worker{' leaves' if left == 1 else 's leave'}"
     degraded = conditions.degraded(problem)
-    if problem is None and job.status.get("generation"):
-        degraded = Truth(
-            True,
-            reasons.PROGRESS_NOT_SAVED,
-            "no process holds the job's state while it is suspended: it trains from the beginning when it is"
-            " resumed, unless the script saved its own progress",
-        )
+    if saving:
+        text += "; its state is being saved"
+    elif problem is None and job.status.get("generation"):
+        degraded = _saved(checkpoint)
     why = halt.reason(job)
     stopped = Truth(False, why, text)
     return {
@@ -53,6 +61,25 @@ def truths(job: Job, observation: Observation, problem: Problem | None = None) -
         reasons.DEGRADED: degraded,
         reasons.SUSPENDED: Truth(True, why, text),
     }
+
+
+def _saved(checkpoint: dict[str, Any] | None) -> Truth:
+    """Whether a job without processes has lost anything."""
+    if checkpoint is None:
+        return Truth(
+            True,
+            reasons.PROGRESS_NOT_SAVED,
+            "no process holds the job's state while it is suspended: it trains from the beginning when it is"
+            " resumed, unless the script saved its own progress",
+        )
+    where = f"checkpoint {checkpoint['name']} (step {checkpoint['step']})"
+    if checkpoint.get("upToDate"):
+        return Truth(False, reasons.HEALTHY, f"{where} holds the job's state")
+    return Truth(
+        True,
+        reasons.PROGRESS_NOT_SAVED,
+        f"the newest checkpoint is {where}: when the job is resumed, what came after is trained again",
+    )
 
 
 def over(job: Job, old: dict[str, Any]) -> dict[str, Truth]:

@@ -22,8 +22,8 @@ def give_up(
         return f"{_some(gone)} did not live to write its share"
     if missing and waited >= PATIENCE_SECONDS + 3.0 * own_seconds:
         return (
-            f"the share of {_some(missing)} did not arrive within {waited:.0f} s: all workers must reach the "
-            "same storage at the checkpoint's URI"
+            f"the share of {_some(missing)} did not arrive: all workers must reach the same storage at the "
+            "checkpoint's URI"
         )
     return ""
 

@@ -1,0 +1,66 @@
+"""A job with checkpoints on a claim is suspended and resumed at another size: nothing is trained twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from e2e_cluster import E2ECluster
+from e2e_jobs import TRAIN, RunningJob, job, script
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+EPOCHS = 200
+# Slow until it is suspended, quick afterwards: a changed template holds for the pods made then.
+PACED = TRAIN.replace("time.sleep(0.01)", 'time.sleep(float(os.environ["PACE"]))')
+CLAIM: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "checkpoints"},
+    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+}
+
+
+def test_a_suspended_job_is_resumed_at_another_size_where_it_was(e2e: E2ECluster, namespace: str) -> None:
+    place = {"uri": "/checkpoints", "intervalSeconds": 3600}
+    wanted = job("saved", e2e.image, workers=2, epochs=EPOCHS, checkpoint=place)
+    spec = wanted["spec"]["workers"]["template"]["spec"]
+    spec["volumes"].append({"name": "saved", "persistentVolumeClaim": {"claimName": "checkpoints"}})
+    spec["containers"][0]["volumeMounts"].append({"name": "saved", "mountPath": "/checkpoints"})
+    pace = {"name": "PACE", "value": "0.02"}
+    spec["containers"][0]["env"].append(pace)
+    e2e.apply(CLAIM, script("saved", PACED), wanted, namespace=namespace)
+    running = RunningJob(e2e, namespace, "saved")
+    running.until_trains(2)
+    running.until_goes_on()
+    where = ("stj/saved", "-n", namespace)
+    e2e.kubectl("patch", *where, "--type=merge", "-p", '{"spec": {"suspend": true}}')
+
+    def pods() -> int:
+        return len(running.pods()) + len(running.pods("coordinator"))
+
+    e2e.until(60, "all pods to go", lambda: pods() == 0)
+    status = running.status()
+    put_away = status["checkpoint"]
+    assert put_away["upToDate"]
+    assert put_away["step"] >= status["step"] > 0
+    assert running.condition("Degraded")["status"] == "False"
+    assert running.condition("Suspended")["status"] == "True"
+    pace["value"] = "0"
+    wanted["spec"]["workers"]["replicas"] = 1
+    wanted["spec"]["suspend"] = False
+    e2e.apply(wanted, namespace=namespace)
+    running.until_condition("Succeeded", 90)
+    status = running.status()
+    assert status["restored"] == "/".join([put_away["uri"], put_away["name"]])
+    assert status.get("statesLost", 0) == 0
+    assert status["restarts"]["total"] == 0
+    assert status["step"] == 4 * EPOCHS
+    assert status["data"]["totalSeen"] == 64 * EPOCHS
+    assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
+    # It went on: the steps before were not trained again.
+    events = e2e.kubectl(
+        "get", "events", "-n", running.namespace, "-o", "jsonpath={.items[*].reason}"
+    ).split()
+    assert "CheckpointRestored" in events
+    assert "StateLost" not in events
