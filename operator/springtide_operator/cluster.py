@@ -153,7 +153,7 @@ class KubeCluster:
         items: list[Object] = []
         query = {**query, "limit": str(PAGE)}
         while True:
-            page = await self._kube.request("GET", path, query=query)
+            page = await self._kube.request("GET", path, query=query, urgent=True)
             items += page.get("items") or []
             meta = page.get("metadata") or {}
             if not meta.get("continue"):
@@ -270,14 +270,14 @@ class KubeCluster:
         await self._kube.request("POST", _core(event["metadata"]["namespace"], "events"), event)
 
     async def get_lease(self, namespace: str, name: str) -> Object:
-        return await self._kube.request("GET", _lease(namespace, name))
+        return await self._kube.request("GET", _lease(namespace, name), urgent=True)
 
     async def create_lease(self, lease: Object) -> Object:
-        return await self._kube.request("POST", _lease(lease["metadata"]["namespace"]), lease)
+        return await self._kube.request("POST", _lease(lease["metadata"]["namespace"]), lease, urgent=True)
 
     async def replace_lease(self, lease: Object) -> Object:
         meta = lease["metadata"]
-        return await self._kube.request("PUT", _lease(meta["namespace"], meta["name"]), lease)
+        return await self._kube.request("PUT", _lease(meta["namespace"], meta["name"]), lease, urgent=True)
 
     async def get_secret(self, namespace: str, name: str) -> Object:
         return await self._kube.request("GET", _core(namespace, "secrets", name))

@@ -29,6 +29,7 @@ from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, ServiceSeen
 from springtide_operator.plan.relay import Word, word
 from springtide_operator.queues import Queues
+from springtide_operator.turns import Turns
 
 log = logging.getLogger("springtide.operator")
 
@@ -87,6 +88,8 @@ class JobLoop:
         meter: Meter,
         tick: float = 2.0,
         calm_tick: Callable[[], float] | None = None,
+        busy_tick: Callable[[], float] | None = None,
+        turns: Turns | None = None,
         patience: float = 0.0,
         crowd: Callable[[Key], tuple[str, ...]] = lambda key: (),
         apis: Callable[[Iterable[str]], Mapping[str, bool]] = lambda needed: {},
@@ -103,6 +106,8 @@ class JobLoop:
         self._meter = meter
         self._tick = tick
         self._calm_tick = calm_tick or (lambda: tick)
+        self._busy_tick = busy_tick or (lambda: tick)
+        self._turns = turns or Turns()
         self._calm = False  # trains or has ended, and the last round changed nothing
         self._apis = apis
         self._queues = queues
@@ -204,10 +209,12 @@ class JobLoop:
                     async with asyncio.timeout(pause):
                         await self._plan_wanted.wait()
                 await asyncio.sleep(SETTLE)
-            self._plan_wanted.clear()
             began = time.monotonic()
             try:
-                pause = await self.round()
+                async with self._turns.turn(urgent=self._trains()):
+                    self._plan_wanted.clear()
+                    began = time.monotonic()
+                    pause = await self.round()
                 self._meter.reconciled("success", time.monotonic() - began)
             except ApiError as error:
                 pause = self._tick
@@ -250,7 +257,7 @@ class JobLoop:
         if done:
             return 0.0
         # Calm jobs are planned half as often as their coordinators are asked: news of theirs wakes the plan.
-        wait = 2 * self.pause if self._calm and self.pause > self._tick else self._tick
+        wait = 2 * self.pause if self._calm and self.pause > self._tick else self.pause
         if self._trust_until:
             wait = min(wait, max(0.02, self._trust_until - self._clock()))
         if decided.wake_at is not None:
@@ -376,7 +383,15 @@ class JobLoop:
     @property
     def pause(self) -> float:
         """Seconds until the coordinator is asked again where no event asks for it before."""
-        return self._calm_tick() if self._calm else self._tick
+        return self._calm_tick() if self._calm else self._busy_tick()
+
+    @property
+    def calm(self) -> bool:
+        return self._calm
+
+    def _trains(self) -> bool:
+        status = (self.raw() or {}).get("status") or {}
+        return conditions.is_true(status, reasons.RUNNING)
 
     def _fields(self) -> dict[str, Any]:
         return {"fields": {"job": "/".join(self.key)}}

@@ -20,6 +20,8 @@ log = logging.getLogger("springtide.operator")
 
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
+AT_A_TIME = 48  # requests; more would only wait in the API server
+CONNECTIONS = AT_A_TIME + 16  # the others are for what waits for no other request
 TOKEN_SECONDS = 60.0  # service account tokens are replaced on disk about once an hour
 
 
@@ -70,6 +72,7 @@ class Kube:
         self._info: kopf.ConnectionInfo | None = None
         self._read_at = float("-inf")
         self._session: aiohttp.ClientSession | None = None
+        self._slots = asyncio.Semaphore(AT_A_TIME)
         self.answered_at: float | None = None  # monotonic seconds of the last answer of any kind
 
     async def __aenter__(self) -> Self:
@@ -92,8 +95,17 @@ class Kube:
         body: Object | None = None,
         content_type: str = "application/json",
         query: dict[str, str] | None = None,
+        urgent: bool = False,
     ) -> Object:
-        """The answer's JSON. Raises ApiError."""
+        """The answer's JSON; `urgent`: it waits for no other request. Raises ApiError."""
+        if urgent:
+            return await self._ask(method, path, body, content_type, query)
+        async with self._slots:  # waiting for one's turn is no part of the request's time
+            return await self._ask(method, path, body, content_type, query)
+
+    async def _ask(
+        self, method: str, path: str, body: Object | None, content_type: str, query: dict[str, str] | None
+    ) -> Object:
         try:
             session, info = self._connect()
             headers = {**info.as_http_headers(), "Accept": "application/json"}
@@ -135,7 +147,9 @@ class Kube:
                 closing = asyncio.ensure_future(old.close())
                 closing.add_done_callback(lambda task: task.exception())
         if self._session is None:
-            connector = aiohttp.TCPConnector(ssl=self._info.as_ssl_context(), limit=64, keepalive_timeout=30)
+            connector = aiohttp.TCPConnector(
+                ssl=self._info.as_ssl_context(), limit=CONNECTIONS, keepalive_timeout=30
+            )
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 timeout=aiohttp.ClientTimeout(total=self._timeout, connect=5.0),

@@ -6,6 +6,7 @@ Events wake a job at once whatever its pace; the pace bounds what only time or t
 from __future__ import annotations
 
 CALM_JOBS_PER_SECOND = 20.0
+BUSY_JOBS_PER_SECOND = 100.0
 CALM_LIMIT_SECONDS = 50.0
 RESYNC_SHARE = 0.01  # of the time may go into listing everything
 RESYNC_LIMIT_SECONDS = 300.0
@@ -14,6 +15,11 @@ RESYNC_LIMIT_SECONDS = 300.0
 def calm_seconds(jobs: int, tick: float) -> float:
     """Seconds between two looks at a job that trains and does not change: `tick` while jobs are few."""
     return min(max(CALM_LIMIT_SECONDS, tick), max(tick, jobs / CALM_JOBS_PER_SECOND))
+
+
+def busy_seconds(jobs: int, tick: float) -> float:
+    """Seconds between two looks at a job that is not calm, when so many are not: events wake each anyhow."""
+    return max(tick, min(CALM_LIMIT_SECONDS, jobs / BUSY_JOBS_PER_SECOND))
 
 
 def resync_seconds(took: float, resync: float) -> float:

@@ -25,11 +25,12 @@ from springtide_operator.link import Caller, Link
 from springtide_operator.manifests.coordinator import job_token
 from springtide_operator.metrics import Metrics
 from springtide_operator.optional_apis import OptionalApis
-from springtide_operator.pace import calm_seconds, resync_seconds
+from springtide_operator.pace import busy_seconds, calm_seconds, resync_seconds
 from springtide_operator.perform import Performer
 from springtide_operator.queues import Queues
 from springtide_operator.settings import Settings
 from springtide_operator.takeover import patience
+from springtide_operator.turns import Turns
 from springtide_operator.web import start_web
 
 log = logging.getLogger("springtide.operator")
@@ -37,6 +38,7 @@ log = logging.getLogger("springtide.operator")
 Object = dict[str, Any]
 
 SILENT_API_SECONDS = 20.0
+BUSY_COUNT_SECONDS = 1.0
 NODES_SECONDS = 300.0  # between two lists of all nodes, which are many and well watched
 
 
@@ -65,6 +67,8 @@ class Operator:
         self._apis = OptionalApis(self._cluster, self._meet)
         self._queues = Queues(self._cluster, self.cache, self._changed, self._may_queue)
         self._loops: dict[Key, JobLoop] = {}
+        self._turns = Turns()
+        self._busy, self._busy_counted_at = 0, float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: set[asyncio.Task[None]] = set()
         self._web: web.AppRunner | None = None
@@ -291,11 +295,20 @@ class Operator:
             self.metrics,
             self.settings.tick,
             lambda: calm_seconds(len(self._loops), self.settings.tick),
+            self._busy_seconds,
+            self._turns,
             patience(uid, len(self.cache.job_keys())),
             self._crowding.waiting,
             self._apis.known,
             self._queues,
         )
+
+    def _busy_seconds(self) -> float:
+        now = time.monotonic()
+        if now - self._busy_counted_at >= BUSY_COUNT_SECONDS:
+            self._busy_counted_at = now
+            self._busy = sum(not loop.calm for loop in self._loops.values())
+        return busy_seconds(self._busy, self.settings.tick)
 
     def _statuses(self) -> Iterator[tuple[str, str, Object]]:
         """For metrics: status as written, with the coordinator's fresher numbers where there are some."""
