@@ -58,7 +58,9 @@ class Rank:
     ) -> None:
         settings = self.runtime.settings
         exact = bool(settings.logical_workers)
-        declared = declare(model, optimizer, clip_norm, tracked, in_job=True, exact=exact)
+        declared = declare(
+            model, optimizer, clip_norm, tracked, in_job=True, exact=exact, compression=settings.compression
+        )
         self.runtime.trainer = Trainer(
             declared.models,
             declared.optimizers,
@@ -67,6 +69,7 @@ class Rank:
             clip_norm=clip_norm,
             bucket_bytes=2048,
             logical_workers=settings.logical_workers,
+            compression=settings.compression,
         )
         # Bodies seed the process's generator: models have to be made before.
         self._ready.wait(30)

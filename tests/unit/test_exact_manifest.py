@@ -67,7 +67,7 @@ def test_the_worker_gets_what_equal_bits_need() -> None:
 def test_there_is_a_logical_part_for_every_worker(
     reduce: dict[str, Any], maximum: int | None, processes: int, says: str | None
 ) -> None:
-    (entry,) = (rule for rule in SPEC["x-kubernetes-validations"] if "allReduce.exact" in rule["rule"])
+    (entry,) = (rule for rule in SPEC["x-kubernetes-validations"] if "logicalWorkers" in rule["rule"])
     workers = {"processesPerPod": processes} | ({} if maximum is None else {"maxReplicas": maximum})
     context = {"self": celpy.json_to_cel({"strategy": {"allReduce": reduce}, "workers": workers})}
     cel = celpy.Environment()
@@ -76,9 +76,34 @@ def test_there_is_a_logical_part_for_every_worker(
         assert says in str(cel.program(cel.compile(entry["messageExpression"])).evaluate(context))
 
 
+@pytest.mark.parametrize(
+    ("reduce", "kind", "allowed"),
+    [
+        ({"exact": False, "compression": "PowerSGD"}, "AllReduce", True),
+        ({"exact": True, "compression": "None"}, "AllReduce", True),
+        ({"exact": True, "compression": "BF16"}, "AllReduce", False),
+        ({"exact": False, "compression": "BF16"}, "ParameterServer", False),
+        ({"exact": False, "compression": "None"}, "ParameterServer", True),
+    ],
+)
+def test_compression_is_not_exact_and_not_for_servers(
+    reduce: dict[str, Any], kind: str, allowed: bool
+) -> None:
+    rules = [rule["rule"] for rule in SPEC["x-kubernetes-validations"] if "compression" in rule["rule"]]
+    assert len(rules) == 2
+    context = {"self": celpy.json_to_cel({"strategy": {"allReduce": reduce, "type": kind}})}
+    cel = celpy.Environment()
+    assert all(bool(cel.program(cel.compile(text)).evaluate(context)) for text in rules) == allowed
+
+
+def test_compression_reaches_the_worker() -> None:
+    assert environment(job(compression="PowerSGD"))["SPRINGTIDE_COMPRESSION"] == "PowerSGD"
+    assert "SPRINGTIDE_COMPRESSION" not in environment(job())
+
+
 def test_the_cut_is_for_life() -> None:
     fields = SPEC["properties"]["strategy"]["properties"]["allReduce"]["properties"]
-    for name in ("exact", "logicalWorkers"):
+    for name in ("exact", "logicalWorkers", "compression"):
         assert fields[name]["x-kubernetes-validations"][0]["rule"] == "self == oldSelf"
     assert fields["logicalWorkers"]["maximum"] == names.MAX_WORKERS == MOST_PARTS
 

@@ -83,6 +83,7 @@ def distribute(
         tracked,
         in_job=not settings.alone,
         exact=exact,
+        compression=settings.compression,
         on_servers=on_servers,
     )
     runtime.trainer = Trainer(
@@ -94,6 +95,7 @@ def distribute(
         bucket_bytes=min(int(settings.bucket_mib * (1 << 20)), CHUNK_BYTES if on_servers else 1 << 62),
         logical_workers=runtime.settings.logical_workers,
         backend=runtime.settings.backend,
+        compression=settings.compression,
         make_servers=exchange_for(settings) if on_servers else None,
     )
     if on_servers:

@@ -28,11 +28,13 @@ def declare(
     *,
     in_job: bool,
     exact: bool,
+    compression: str = "None",
     on_servers: bool = False,
 ) -> Declared:
     """Check the arguments of `distribute()`; models and optimizers may be one or a list.
 
-    in_job: there are other workers. exact: sums are to be exact. on_servers: parameters lie on servers.
+    in_job: there are other workers. exact: sums are to be exact. compression: how gradients travel.
+    on_servers: parameters lie on servers.
     Raise UsageError.
     """
     models = list(model) if isinstance(model, list | tuple) else [model]
@@ -41,7 +43,14 @@ def declare(
     _check_optimizers(optimizers, models)
     _check_tracked(tracked, clip_norm)
     _check_parameters(_named(models), in_job=in_job, exact=exact)
+    if exact and compression != "None":
+        raise UsageError(
+            f"distribute(): exact sums and compression {compression} exclude each other: set "
+            "strategy.allReduce.compression to None, or exact to false"
+        )
     several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
+    if compression == "PowerSGD" and not on_servers:
+        _check_low_rank(several, tracked)
     if on_servers:
         _check_on_servers(models, several, tracked)
     return Declared(models, optimizers, several)
@@ -122,6 +131,20 @@ def _check_parameters(parameters: Mapping[str, torch.nn.Parameter], *, in_job: b
             f"distribute(): {places}: a model lies on one device, the CPU or a GPU, and each worker has one; "
             "ask for one GPU for each worker"
         )
+
+
+def _check_low_rank(several: bool, tracked: Mapping[str, Any]) -> None:
+    if several:
+        raise UsageError(
+            "distribute(): strategy.allReduce.compression PowerSGD takes one optimizer, which makes one step "
+            "per body: give it without a list, or use compression BF16"
+        )
+    for name, item in tracked.items():
+        if isinstance(item, torch.amp.GradScaler) and item.is_enabled():
+            raise UsageError(
+                f"distribute(): {name} is a GradScaler, whose scale PowerSGD's residuals cannot follow: "
+                "train in bfloat16 without it, or use compression FP16 or BF16"
+            )
 
 
 def _check_on_servers(models: Sequence[torch.nn.Module], several: bool, tracked: Mapping[str, Any]) -> None:

@@ -36,6 +36,8 @@ class Settings:
     local_world_size: int = 1
     bucket_mib: float = 25.0
     backend: str = "Auto"
+    compression: str = "None"
+    """How gradients travel: as one of `exchange.compression.KINDS`."""
     strategy: str = "AllReduce"
     replication: int = 1
     termination_log: str = "/dev/termination-log"
@@ -135,6 +137,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         local_rank=int(number("LOCAL_RANK", 0, 0)),
         local_world_size=int(number("LOCAL_WORLD_SIZE", 1, 1)),
         backend=choice("BACKEND", ("Auto", "Gloo", "NCCL")),
+        compression=choice("COMPRESSION", ("None", "BF16", "FP16", "PowerSGD")),
         strategy=choice("STRATEGY", ("AllReduce", "ParameterServer")),
         replication=int(number("SPRINGTIDE_REPLICATION", 1, 1)),
         bucket_mib=number("SPRINGTIDE_BUCKET_MIB", 25.0, 0.001),

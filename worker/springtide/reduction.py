@@ -136,6 +136,7 @@ class Reduction:
                 "another member of its group is not: all workers have to make the same optimizer steps, "
                 "whatever their samples are"
             )
+        self._wait(lambda: self._buckets.settle(result.change))
         weight = result.weight
         if self._exact is not None:
             if self._exact.misfit(result.extra):

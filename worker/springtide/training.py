@@ -22,6 +22,7 @@ from springtide.exact.settings import describe
 from springtide.exact.step import ExactStep
 from springtide.exchange import side
 from springtide.exchange.buckets import Buckets
+from springtide.exchange.compression import LowRankBuckets, make_buckets
 from springtide.exchange.device import choose_backend
 from springtide.exchange.layout import Field, layout_hash, plan_layout
 from springtide.gradients import Gradients
@@ -54,6 +55,7 @@ class Trainer:
         bucket_bytes: int,
         logical_workers: int = 0,
         backend: str = "Auto",
+        compression: str = "None",
         make_servers: MakeServers | None = None,
     ) -> None:
         model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
@@ -74,7 +76,7 @@ class Trainer:
             self.buckets: Buckets = (exact := ExactBuckets(layout, logical_workers))
             self._exact = ExactStep(exact, logical_workers)
         else:
-            self.buckets = Buckets(layout, self.device)
+            self.buckets = make_buckets("None" if make_servers else compression, layout, self.device)
         self._gradients = Gradients(named, self.buckets, clip_norm)
         self.servers: ServerExchange | None = None
         # A scheduler does not look at the parameters; an average of them does.
@@ -91,6 +93,8 @@ class Trainer:
         ]
         if logical_workers:
             tracked = {**tracked, "exact mode": exact.exponents}
+        if isinstance(self.buckets, LowRankBuckets):
+            tracked = {**tracked, "compression": self.buckets}
         held_here = named
         if self.servers is not None:
             tracked = {**tracked, "parameter servers": self.servers}
@@ -108,7 +112,7 @@ class Trainer:
             for name, item in zip(self._buffers.names, self._buffers.current(), strict=True)
         ]
         place = "" if self.servers is None else " on servers"
-        settings = f"{describe(logical_workers)} {self.device.type} {exchange}{place}"
+        settings = f"{describe(logical_workers)} {self.device.type} {exchange}{place} {compression}"
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
         agreed = f"{kinds} {clip_norm} {settings}{' several' if several else ''}"
         self.layout_hash = layout_hash(layout, [*frozen, *buffers], agreed)
@@ -446,7 +450,9 @@ class Trainer:
         faults.reach("stepping", body.deal.number)
         if self._exact is not None:
             self._exact.commit(body.deal.number)
-        if self.servers is not None and self._reduced is not None:
+        assert self._reduced is not None
+        self.buckets.committed(self._reduced.result.used)
+        if self.servers is not None:
             self._commit_on(self.servers, self._reduced)
 
     def _commit_on(self, servers: ServerExchange, reduced: Reduced) -> None:

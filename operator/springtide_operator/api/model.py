@@ -45,6 +45,13 @@ class Backend(StrEnum):
     NCCL = "NCCL"
 
 
+class Compression(StrEnum):
+    NONE = "None"
+    BF16 = "BF16"
+    FP16 = "FP16"
+    POWER_SGD = "PowerSGD"
+
+
 class AllReduce(ApiModel):
     """How gradients are summed."""
 
@@ -60,6 +67,16 @@ class AllReduce(ApiModel):
         alias="bucketMiB",
         description="Size of the buckets in which gradients are reduced, in MiB."
         " Holds for pods made afterwards.",
+    )
+    compression: Compression = Field(
+        default=Compression.NONE,
+        description="How gradients travel. BF16, FP16: in 16 bits. PowerSGD: matrices as two factors of rank"
+        " 4; what that leaves out is added to the next step's gradient. Not with exact. Immutable.",
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                rule("self == oldSelf", "strategy.allReduce.compression is immutable: create a new job")
+            ]
+        },
     )
     exact: bool = Field(
         default=False,
@@ -330,6 +347,17 @@ class TrainingJobSpec(ApiModel):
                     " string(self.workers.maxReplicas * self.workers.processesPerPod) : 'not given')"
                     " + ': a process without a logical part has nothing to compute'",
                     reason="FieldValueInvalid",
+                ),
+                rule(
+                    "!self.strategy.allReduce.exact || self.strategy.allReduce.compression == 'None'",
+                    "strategy.allReduce.exact and compression exclude each other: set compression to None, or"
+                    " exact to false",
+                    reason="FieldValueForbidden",
+                ),
+                rule(
+                    "self.strategy.allReduce.compression == 'None' || self.strategy.type == 'AllReduce'",
+                    "strategy.allReduce.compression is for strategy.type AllReduce only",
+                    reason="FieldValueForbidden",
                 ),
                 rule(
                     "!self.strategy.allReduce.exact || self.strategy.type == 'AllReduce'",

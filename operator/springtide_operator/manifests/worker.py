@@ -187,6 +187,7 @@ def _environment(
         {"name": "SPRINGTIDE_ATTEMPT", "value": str(attempt)},
         {"name": "SPRINGTIDE_BACKEND", "value": job.spec.strategy.all_reduce.backend.value},
         {"name": "SPRINGTIDE_BUCKET_MIB", "value": str(job.spec.strategy.all_reduce.bucket_mib)},
+        *_compression(job),
         *_strategy(job),
         *_exact(job),
         *_checkpoint(job),
@@ -209,6 +210,11 @@ def _environment(
     if threads is not None and not any(entry["name"] == "OMP_NUM_THREADS" for entry in users):
         own.append({"name": "OMP_NUM_THREADS", "value": str(threads)})
     return own + [entry for entry in users if entry["name"] not in ours]
+
+
+def _compression(job: Job) -> list[Object]:
+    kind = job.spec.strategy.all_reduce.compression.value
+    return [] if kind == "None" else [{"name": "SPRINGTIDE_COMPRESSION", "value": kind}]
 
 
 def _processes(job: Job) -> list[Object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -249,5 +249,5 @@ class ExactBuckets(Buckets):
                     self._fresh[number] = False
         super()._send_complete()
 
-    def _outgoing(self) -> Sequence[torch.Tensor]:
-        return self._totals
+    def _outgoing(self, bucket: int) -> torch.Tensor:
+        return self._totals[bucket]

@@ -124,13 +124,22 @@ class Buckets:
         norms = torch._foreach_norm([self.views[index] for index in indices])
         return torch.stack(norms).to(torch.float64).square().sum()
 
-    def _outgoing(self) -> Sequence[torch.Tensor]:
-        """What is summed over the members, by bucket."""
-        return self._flats
+    def settle(self, last: bool) -> None:
+        """After the side reduction of the step. last: all members stop after it.
+
+        Raise RuntimeError of the group's.
+        """
+
+    def committed(self, used: Sequence[bool]) -> None:
+        """The step cannot be dropped any more. used: by parameter, whether any member has a gradient."""
+
+    def _outgoing(self, bucket: int) -> torch.Tensor:
+        """What is summed over the members."""
+        return self._flats[bucket]
 
     def _send_complete(self) -> None:
         while len(self._works) < len(self._missing) and self._missing[len(self._works)] == 0:
-            self._works.append(self._start_sum(self._outgoing()[len(self._works)]))
+            self._works.append(self._start_sum(self._outgoing(len(self._works))))
 
     def _check_new(self, index: int, gradient: torch.Tensor, micro: int) -> None:
         if self._round[index] == micro:
