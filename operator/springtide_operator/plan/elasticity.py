@@ -102,12 +102,12 @@ def _by_throughput(job: Job, live: Sequence[WorkerPod], observation: Observation
     )
     before = Search.from_status(_entry(job))
     after = throughput.step(before, scene, now)
-    events = _scaled(before.workers, after.workers, after.message)
+    events = _scaled(before.workers or workers.min_replicas, after.workers, after.message)
     return Sized(_with(job, after.to_status()), events, tuple(after.wakes(scene, now)))
 
 
 def _scaled(before: int, after: int, why: str) -> tuple[Event, ...]:
-    if not before or before == after:
+    if not before or not after or before == after:
         return ()
     return (Event(reasons.EVENT_SCALED, f"from {before} to {after} workers: {why}"),)
 
