@@ -126,7 +126,7 @@ def test_extra_workers_take_free_nodes_and_are_given_back_for_others(
         except AssertionError as error:
             raise AssertionError(f"{error}; status: {job.status()}") from None
 
-    job.start(replicas=1, elasticity={"policy": "Capacity", "patienceSeconds": 2}, container=big)
+    job.start(replicas=1, elasticity={"policy": "Capacity", "patienceSeconds": 1}, container=big)
     settled(3, "ExtraWorkers")
     first = job.until_running("0-0", "1-0", "2-0")
     assert job.condition("Degraded")["status"] == "False"
