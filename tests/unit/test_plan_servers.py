@@ -189,6 +189,14 @@ def test_suspending_deletes_servers_after_the_workers_and_resuming_makes_them_ag
     assert named(world) == ["digits-ps-0-1", "digits-ps-1-1"]
 
 
+def test_a_state_that_a_server_took_with_it_is_an_event() -> None:
+    world = trains()
+    world.reports(states_lost=1)
+    found = [event for event in world.round().events if event.reason == "StateLost"]
+    assert "a parameter server took the job's state with it" in found[0].message
+    assert not [event for event in world.round().events if event.reason == "StateLost"]
+
+
 def test_the_end_of_the_job_ends_its_servers_with_the_coordinator() -> None:
     world = trains(replicas=1)
     world.end(world.workers()[0], 0, finished_message(1))

@@ -29,8 +29,16 @@ class ParameterServer(ApiModel):
         ge=1,
         le=2,
         description="Servers that hold each part of the parameters. With 2 the loss of one loses nothing;"
-        " with 1 what it held is lost, and training starts again. At most parameterServers.replicas."
-        " Holds for workers made afterwards.",
+        " with 1 what it held is lost, and training starts again, or from a checkpoint. At most"
+        " parameterServers.replicas. Immutable.",
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                rule(
+                    "self == oldSelf",
+                    "strategy.parameterServer.replication is immutable: create a new job",
+                )
+            ]
+        },
     )
 
 

@@ -243,7 +243,10 @@ def _changes(old: Status, new: Status, observation: Observation) -> list[Event]:
         text = f"from {before} to {want} parameter servers"
         events.append(Event(reasons.EVENT_SERVERS_SCALED, text))
     if new.get("statesLost", 0) > old.get("statesLost", 0):
-        text = "no worker with the job's state survived: training goes back to a checkpoint, or begins again"
+        who = "no worker with the job's state survived"
+        if "parameterServers" in new:
+            who = "a parameter server took the job's state with it, or no worker with it survived"
+        text = f"{who}: training goes back to a checkpoint, or begins again"
         events.append(Event(reasons.STATE_LOST, text, warning=True))
     return events
 
