@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_cluster import WorkerCluster, Zygote
+from worker_cluster import Worker, WorkerCluster, Zygote
 
 from springtide import outcome
+from springtide_coordinator import coordinator_pb2 as pb
 
 OPTIONS: dict[str, Any] = {"samples": 160, "batch": 32, "epochs": 8, "pace": 0.03}
 STEPS = 40
+BLOCKS = Path(__file__).parents[1] / "support" / "block_script.py"
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -100,3 +102,46 @@ def test_script_that_leaves_its_loop(cluster: WorkerCluster) -> None:
     assert isinstance(failed, outcome.Failed)
     assert "before its training loop did" in failed.message
     assert "`break`" in failed.message
+
+
+def blocks(worker: Worker) -> list[str]:
+    """Each run of a block of the script's own collectives: where, among how many."""
+    path = worker.folder / f"{worker.name}.blocks"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_own_collectives_run_again_among_those_that_are_left(zygote: Zygote, tmp_path: Path) -> None:
+    """Between steps, with one that joins meanwhile, and after the loop."""
+    cluster = WorkerCluster(zygote, tmp_path, {"waits": ["step10", "end"]}, script=BLOCKS)
+    try:
+        first, second, third, fourth = everybody = cluster.start(4)
+        cluster.until(lambda: all("step10 4" in blocks(worker) for worker in everybody), "all in the block")
+        late = cluster.add()
+        cluster.until(
+            lambda: (
+                cluster.reply is not None
+                and any(
+                    member.member.pod_name == late.name and member.standing == pb.PARKED
+                    for member in cluster.reply.members
+                )
+            ),
+            "the one that joins",
+        )
+        fourth.kill()
+        (tmp_path / "go-step10").touch()
+        members = [first, second, third, late]
+        cluster.until(lambda: all("end 4" in blocks(worker) for worker in members), "all after the loop")
+        between = ["step20 4", "step30 4", "end 4"]
+        for worker in members[:3]:
+            assert blocks(worker) == ["step10 4", "step10 3", *between], cluster.logs()
+        assert blocks(late) == between
+        third.kill()
+        (tmp_path / "go-end").touch()
+        cluster.until_done(first, second, late)
+        total = sum(range(96)) / 96
+        for worker, count in ((first, 4), (second, 4), (late, 3)):
+            assert isinstance(worker.outcome(), outcome.Finished), cluster.logs()
+            assert worker.result() == pytest.approx([total] * count)
+            assert blocks(worker)[-1] == "end 3"
+    finally:
+        cluster.close()

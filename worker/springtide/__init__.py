@@ -20,14 +20,28 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from springtide.errors import SpringtideError, UsageError
+from springtide.errors import GenerationChanged, SpringtideError, UsageError
 
 if TYPE_CHECKING:
-    from springtide.api import batches, distribute, init, local_rank, rank, report, step, world_size
+    from springtide.api import (
+        batches,
+        distribute,
+        init,
+        local_rank,
+        local_world_size,
+        process_group,
+        rank,
+        report,
+        retry,
+        step,
+        world_size,
+    )
+    from springtide.ranks import on_ranks, rank_zero_only
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "GenerationChanged",
     "SpringtideError",
     "UsageError",
     "__version__",
@@ -35,8 +49,13 @@ __all__ = [
     "distribute",
     "init",
     "local_rank",
+    "local_world_size",
+    "on_ranks",
+    "process_group",
     "rank",
+    "rank_zero_only",
     "report",
+    "retry",
     "step",
     "world_size",
 ]
@@ -52,6 +71,7 @@ if not TYPE_CHECKING:
             return importlib.import_module("springtide.api")
         if name not in __all__:
             raise AttributeError(f"module 'springtide' has no attribute {name!r}")
-        value = getattr(importlib.import_module("springtide.api"), name)
+        module = "springtide.ranks" if name in ("on_ranks", "rank_zero_only") else "springtide.api"
+        value = getattr(importlib.import_module(module), name)
         globals()[name] = value
         return value

@@ -10,8 +10,10 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
 import torch
+import torch.distributed as dist
 
 from springtide import ending, faults
+from springtide.blocks import Attempt
 from springtide.data.batch import Batch
 from springtide.data.loop import plan_loop
 from springtide.data.source import make_source
@@ -186,18 +188,64 @@ def report(**values: float | torch.Tensor) -> None:
 
 
 def rank() -> int:
-    """Number of this process in the present generation, from 0; it changes when members come and go."""
-    return _get("rank()").group.rank
+    """Number of this process in the present generation, from 0; it changes when members come and go.
+
+    In a block of `retry()`: among the members that run the block.
+    """
+    return _get("rank()").blocks.scope.rank
 
 
 def world_size() -> int:
-    """Number of processes in the present generation; 1 before the first one and without a job."""
-    return _get("world_size()").group.size
+    """Number of processes in the present generation; 1 before the first one and without a job.
+
+    In a block of `retry()`: of the members that run the block.
+    """
+    return _get("world_size()").blocks.scope.size
 
 
 def local_rank() -> int:
     """Number of this process in its pod, from 0."""
     return _get("local_rank()").settings.local_rank
+
+
+def local_world_size() -> int:
+    """Number of processes in its pod, as `springtide launch` started them."""
+    return _get("local_world_size()").settings.local_world_size
+
+
+def process_group() -> dist.ProcessGroup:
+    """The members of the present generation as a group for functions of torch.distributed (`group=`).
+
+    It is for CPU tensors; those of a GPU go through the host. Ask for it anew for each use, since members
+    come and go; use it in a block of `retry()`, or in a step before `optimizer.step()`, at the same place on
+    all workers. Alone it is a group of one. Raise GenerationChanged when the members have just changed,
+    UsageError before the first training loop.
+    """
+    return _get("process_group()").blocks.process_group()
+
+
+class retry:
+    """`for attempt in springtide.retry(): with attempt: ...` holds collectives of the script's own.
+
+    When members come, go or fail in the block, what it raises for that is swallowed and it runs again among
+    those that are left; `rank()` and `world_size()` are theirs. It is complete for all or for none. Between
+    steps or after a loop, not in a step. The block must give a right result for any number of members, and
+    have no other effects that a second run would spoil.
+    """
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return _get("retry()").blocks.attempts()
+
+    def __enter__(self) -> None:
+        raise UsageError(
+            "with springtide.retry(): Python runs a with block once; say `for attempt in springtide.retry():`"
+            " and below it `with attempt:`"
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Never reached: the block is not entered."""
 
 
 def _get(call: str) -> Runtime:
@@ -219,4 +267,17 @@ def _log_to_stderr() -> None:
     log.propagate = False
 
 
-__all__ = ["Trainer", "batches", "distribute", "init", "local_rank", "rank", "report", "step", "world_size"]
+__all__ = [
+    "Trainer",
+    "batches",
+    "distribute",
+    "init",
+    "local_rank",
+    "local_world_size",
+    "process_group",
+    "rank",
+    "report",
+    "retry",
+    "step",
+    "world_size",
+]

@@ -3,6 +3,8 @@
 SpringtideError(RuntimeError)     something that the user or the platform must act on; the message says
 what to do
     UsageError                    the script uses the library in a way that would break training
+    GenerationChanged             members came, went or failed: the script's own collectives are to be run
+again, as springtide.retry() does
 Dropped(BaseException)            internal: leaves the body of a dropped step; `with springtide.step()`
 swallows it
 PartDone(BaseException)           internal: leaves the body of a logical part that is not its worker's last;
@@ -18,6 +20,10 @@ class SpringtideError(RuntimeError):
 
 class UsageError(SpringtideError):
     """The script broke a rule of the library; the message names the rule and the remedy."""
+
+
+class GenerationChanged(SpringtideError):
+    """The group that the script's own collectives use is over: run them again (`springtide.retry`)."""
 
 
 class Dropped(BaseException):

@@ -398,18 +398,19 @@ class Membership:
         False: the generation is over instead, or `unless` holds (asked twice a second).
         """
         with self._changed:
-            if self.ended_stages > stage:
+            known = self.ended_stages > stage
+            if self._over and not known:
+                return False
+            if self.generation is not None and self.state is not None:
+                self._ended = pb.Ended(
+                    generation=self.generation.to_proto(), state=self.state.to_proto(), stage=stage
+                )
+                # Also when the end is known already: the coordinator may not know where this one stands.
+                self._send(pb.WorkerMessage(ended=self._ended))
+            if known:
                 self.standing = pb.AFTER
                 return True
-            if self._over:
-                return False
-            assert self.generation is not None
-            assert self.state is not None
             self.standing = pb.ENDED
-            self._ended = pb.Ended(
-                generation=self.generation.to_proto(), state=self.state.to_proto(), stage=stage
-            )
-            self._send(pb.WorkerMessage(ended=self._ended))
             self._wait_for(
                 lambda: self.ended_stages > stage or bool(self._over) or unless(),
                 "the other members at the end of the loop",

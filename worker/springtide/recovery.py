@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,8 +22,9 @@ from springtide.exchange.store import StreamStore
 from springtide.exchange.transfer import receive_state, send_state
 from springtide.membership import Begin, Depart, Membership, SaveAsked
 from springtide.names import StateName
+from springtide.places import Place
 from springtide.servers.exchange import ServerExchange, ServersLackState
-from springtide.servers.leading import Place
+from springtide.servers.leading import Place as ServersPlace
 from springtide.state import Position, State
 from springtide_coordinator import coordinator_pb2 as pb
 
@@ -96,6 +98,7 @@ class Recovery:
         runtime, membership = self._runtime, self._membership
         trainer = runtime.ready("batches()")
         at_boundary = reason == pb.BOUNDARY
+        runtime.blocks.leave()
         if not at_boundary:
             runtime.group.shut()
         step, why = runtime.position.cursor.step, detail or _WHY.get(reason, "")
@@ -108,7 +111,7 @@ class Recovery:
         trainer.transaction.allow()
         if not at_boundary and not runtime.group.release():
             trainer.buckets.allocate()
-        trainer.forget_failure()
+        trainer.failure = None
         runtime.boundary, self._formation_error = False, ""
         while isinstance(answer := membership.await_start(runtime.checkpoints.make_way), SaveAsked):
             log.info("saving %s before leaving", answer.state)
@@ -137,16 +140,16 @@ class Recovery:
         ids = [member.id for member in members]
         rank = ids.index(membership.me.id)
         assert isinstance(begin.store, StreamStore)
+        store = begin.store
+        store.set(f"place/{rank}", runtime.blocks.place().to_json())
         began = time.monotonic()
-        group = form(
-            begin.store,
-            rank,
-            len(ids),
-            settings.pod_ip,
+        connect = partial(
+            form,
+            address=settings.pod_ip,
             connect_seconds=settings.connect_seconds,
             collective_seconds=settings.collective_seconds,
-            nccl_device=runtime.ready("batches()").nccl_device,
         )
+        group = connect(store, rank, len(ids), nccl_device=runtime.ready("batches()").nccl_device)
         runtime.group = group
         if membership.over:
             raise RuntimeError(f"the generation ended while its group was formed: {membership.over}")
@@ -170,6 +173,10 @@ class Recovery:
             if group.size > 1:
                 group.start_sum(torch.zeros(1)).wait()
             servers.resolve()
+        places = [Place.from_json(store.get(f"place/{other}")) for other in range(len(ids))]
+        runtime.blocks.formed(
+            places, rank, lambda ranks: connect(store.within("block/"), ranks.index(rank), len(ranks))
+        )
         now = time.monotonic()
         membership.formed(formed - began, now - formed, moved, restored)
         runtime.checkpoints.started()
@@ -191,7 +198,7 @@ class Recovery:
         message = begin.message
         known = [*message.servers, *message.leaving_servers]
         generation = begin.generation
-        place = Place(
+        place = ServersPlace(
             (generation.incarnation, generation.restart, generation.number),
             tuple(member.id for member in message.members),
             {server.id: server.address for server in known},

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from springtide import faults, outcome
+from springtide.blocks import Blocks
 from springtide.body import Deal
 from springtide.checkpoint import names as checkpoint_names
 from springtide.checkpoint.keeper import Checkpoints
@@ -55,6 +56,8 @@ class Runtime:
         self.trainer: Trainer | None = None
         self.position = Position(Cursor(), Ledger())
         self.plan: LoopPlan | None = None
+        self.last_plan: LoopPlan | None = None
+        self.blocks = Blocks(self)
         self.group = Group(None, 0, 1, settings.collective_seconds)
         self.boundary = False
         self.loops = 0
@@ -97,6 +100,7 @@ class Runtime:
         if self.trainer is not None:
             self.trainer.drop(reason)
         self.group.shut()
+        self.blocks.shut()
 
     def on_boundary(self) -> None:
         if self.trainer is not None:
@@ -124,7 +128,7 @@ class Runtime:
                 "batches() before the previous training loop ended: loops run one after another and to "
                 "their end; use epochs= instead of leaving a loop with `break`"
             )
-        self.plan = plan
+        self.plan = self.last_plan = plan
         self.loops += 1
         return self.loops - 1
 
@@ -284,6 +288,7 @@ class Runtime:
         if self.membership is not None:
             self.membership.hold(state)
         trainer.transaction.end()
+        self.blocks.together()
         if trainer.servers is not None and trainer.servers.copied():
             trainer.want_change(True)
         self.boundary = self.boundary or body.change
@@ -423,6 +428,7 @@ class Runtime:
         self.checkpoints.close()
         if self.session is not None:
             self.session.close(self.outcome)
+        self.blocks.leave()
         self.group.release()
         if self.trainer is not None:
             self.trainer.close()

@@ -141,11 +141,12 @@ class Trainer:
 
     @property
     def failure(self) -> Failure | None:
-        """Why a reduction failed since the generation began."""
+        """Why a reduction (or a collective of the script's own) failed since the generation began."""
         return self._reduction.failure
 
-    def forget_failure(self) -> None:
-        self._reduction.failure = None
+    @failure.setter
+    def failure(self, failure: Failure | None) -> None:
+        self._reduction.failure = failure
 
     @property
     def waiting_since(self) -> float | None:

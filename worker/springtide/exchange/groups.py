@@ -120,6 +120,11 @@ class Group:
     def start_receive(self, tensor: torch.Tensor, sender: int) -> Work:
         return self._track(self._alive().recv([tensor], sender, 0))
 
+    @property
+    def backend(self) -> Any | None:
+        """The CPU's backend of torch; None for a group of one. Raise RuntimeError when it was released."""
+        return None if self.size == 1 else self._alive()
+
     def _alive(self) -> Any:
         if self._backend is None:
             raise RuntimeError(

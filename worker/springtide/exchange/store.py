@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -17,3 +18,29 @@ class StreamStore(Entries, dist.Store):  # type: ignore[name-defined,misc]
     def __init__(self, publish: Publish, owners: Sequence[str], timeout_seconds: float) -> None:
         dist.Store.__init__(self)  # type: ignore[attr-defined]
         Entries.__init__(self, publish, owners, timeout_seconds)
+
+    def within(self, prefix: str) -> StreamStore:
+        """A part of this store, for a group of some of the members; it is cancelled with the whole."""
+        return _Part(self, prefix)
+
+
+class _Part(StreamStore):
+    def __init__(self, whole: StreamStore, prefix: str) -> None:
+        dist.Store.__init__(self)  # type: ignore[attr-defined]
+        self._whole, self._prefix = whole, prefix
+
+    @property
+    def cancelled(self) -> str | None:
+        return self._whole.cancelled
+
+    def set(self, key: str, value: bytes) -> None:
+        self._whole.set(self._prefix + key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._whole.get(self._prefix + key)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._whole.wait([self._prefix + key for key in keys], timeout)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._whole.check([self._prefix + key for key in keys])

@@ -1,0 +1,151 @@
+"""The script's own collectives: who runs a block again, and what a process alone makes of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worker_alone import Script, library
+from worker_groups import addresses, together, wired_stores
+
+import springtide
+from springtide.errors import UsageError
+from springtide.exchange.groups import form
+from springtide.exchange.handle import Handle
+from springtide.places import Place, Verdict, agree
+
+FIRST, SECOND = (0, 5, 0), (0, 5, 1)
+
+
+def test_who_stands_in_a_block_runs_it_again_with_its_likes() -> None:
+    inside, outside = Place(FIRST), Place()
+    assert agree([inside, Place(FIRST, ready=True)], 1) == Verdict(False, None)
+    assert [agree([inside, outside, inside], rank) for rank in range(3)] == [
+        Verdict(False, (0, 2)),
+        Verdict(False, (1,)),
+        Verdict(False, (0, 2)),
+    ]
+    assert agree([outside, outside], 0) == Verdict(False, None)
+    assert agree([Place(SECOND), inside], 0) == Verdict(False, (0,))
+
+
+def test_one_that_is_past_the_block_proves_that_it_is_complete() -> None:
+    ready, past = Place(FIRST, ready=True), Place(None, past=FIRST)
+    assert agree([ready, past, ready], 0) == Verdict(True, (0,))
+    assert agree([ready, past, ready], 1) == Verdict(False, (1,))
+    assert agree([ready, Place(SECOND, past=FIRST)], 0).done
+    assert not agree([ready, Place(None, past=(0, 4, 0))], 0).done
+
+
+KEYS = st.sampled_from([None, FIRST, SECOND])
+
+
+@settings(deadline=None)
+@given(st.lists(st.builds(Place, KEYS, st.booleans(), KEYS), min_size=1, max_size=5))
+def test_members_of_one_block_agree(places: list[Place]) -> None:
+    assert [Place.from_json(place.to_json()) for place in places] == places
+    verdicts = [agree(places, rank) for rank in range(len(places))]
+    for one, other in itertools.combinations(range(len(places)), 2):
+        again = [not verdicts[rank].done and places[rank].at is not None for rank in (one, other)]
+        if all(again) and places[one].at == places[other].at:
+            assert verdicts[one] == verdicts[other]
+    for rank, verdict in enumerate(verdicts):
+        assert verdict.companions is None or rank in verdict.companions
+
+
+def test_torch_takes_the_group_and_forgets_it() -> None:
+    stores, places = wired_stores(2), addresses(2)
+    groups = together(
+        [
+            lambda rank=rank: form(
+                stores[rank], rank, 2, places[rank], connect_seconds=20.0, collective_seconds=60.0
+            )
+            for rank in range(2)
+        ]
+    )
+    handles = [Handle(group, 60.0) for group in groups]
+
+    def work(rank: int) -> tuple[object, ...]:
+        group = handles[rank].group
+        summed, copied = torch.ones(2) * (rank + 1), torch.ones(1) * rank
+        dist.all_reduce(summed, group=group)
+        dist.broadcast(copied, src=1, group=group)
+        names: list[object] = [None, None]
+        dist.all_gather_object(names, f"rank {rank}", group=group)
+        dist.barrier(group=group)
+        return summed.tolist(), copied.item(), names, (group.rank(), group.size())
+
+    try:
+        assert together([lambda rank=rank: work(rank) for rank in range(2)]) == [
+            ([3.0, 3.0], 1.0, ["rank 0", "rank 1"], (rank, 2)) for rank in range(2)
+        ]
+    finally:
+        for handle, group in zip(handles, groups, strict=True):
+            handle.close()
+            group.release()
+    with pytest.raises((RuntimeError, ValueError)):
+        dist.broadcast(torch.ones(1), src=1, group=handles[0].group)
+
+
+def in_block(call: Callable[[], object]) -> None:
+    for attempt in springtide.retry():
+        with attempt:
+            call()
+
+
+def test_alone_a_block_runs_once_and_what_the_script_raises_leaves_it() -> None:
+    with library() as runtime:
+        script = Script()
+        runs = 0
+        for attempt in springtide.retry():
+            with attempt:
+                runs += 1
+                value = torch.tensor([3.0])
+                dist.all_reduce(value, group=springtide.process_group())
+                assert value.item() == 3.0
+        assert runs == 1
+        with pytest.raises(KeyError, match="mine"):
+            in_block(lambda: {}["mine"])
+        for batch in script.batches():
+            with springtide.step():
+                loss = script.loss(batch)
+                loss.backward()
+                total = loss.detach().clone()
+                dist.all_reduce(total, group=springtide.process_group())
+                assert total == loss
+                with pytest.raises(UsageError, match="inside of a step"):
+                    next(iter(springtide.retry()))
+                script.finish()
+            for attempt in springtide.retry():
+                with attempt:
+                    dist.barrier(group=springtide.process_group())
+        assert runtime.position.cursor.step == 3
+
+
+def test_the_wrong_ways_to_say_it_are_told() -> None:
+    with library():
+        with pytest.raises(UsageError, match="Python runs a with block once"), springtide.retry():
+            pass
+        with pytest.raises(UsageError, match="without its block"):
+            list(springtide.retry())
+        with pytest.raises(UsageError, match="inside of another"):
+            in_block(lambda: next(iter(springtide.retry())))
+        with pytest.raises(UsageError, match="name the ranks"):
+            springtide.on_ranks()
+        with pytest.raises(UsageError, match="numbers from 0"):
+            springtide.on_ranks(-1)
+
+
+def test_functions_for_some_ranks_alone() -> None:
+    with pytest.raises(UsageError, match=r"before springtide.init\(\)"):
+        springtide.rank_zero_only(lambda: 1)()
+    with library(local_rank=1, local_world_size=4):
+        assert springtide.rank_zero_only(lambda x, y: x + y)(1, y=2) == 3
+        assert springtide.on_ranks(1, 2)(lambda: 5)() is None
+        assert springtide.on_ranks(0, 1)(lambda: 5)() == 5
+        assert (springtide.local_rank(), springtide.local_world_size()) == (1, 4)
