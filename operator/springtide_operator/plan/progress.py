@@ -144,8 +144,11 @@ def rounded(value: float) -> str:
 
 
 def throttle(old: dict[str, Any], new: dict[str, Any], now: float) -> dict[str, Any]:
-    """The status to write: `old` where only progress moved and the last write of it is too young."""
-    if same_but_progress(old, new):
+    """The status to write: `old` where only progress moved and the last write of it is too young.
+
+    A lost state is an event, and is written with it: else it would be told of again.
+    """
+    if same_but_progress(old, new) and old.get("statesLost", 0) == new.get("statesLost", 0):
         if all(old.get(key) == new.get(key) for key in _SLOW):
             return old
         last = parse_time(old.get("progressTime"))
