@@ -38,6 +38,14 @@ def test_every_condition_and_event_is_explained() -> None:
     assert (types | events) - CODE == set()
 
 
+def test_every_reason_and_state_is_explained() -> None:
+    pages = [TEXT, *((ROOT / "docs" / name).read_text() for name in ("troubleshooting.md", "life.md"))]
+    explained = {word for page in pages for word in re.findall(r"`([A-Za-z]+)`", page)}
+    constants = {value for name, value in vars(reasons).items() if name.isupper() and isinstance(value, str)}
+    assert len(constants) > 60
+    assert constants - explained == set()
+
+
 def test_every_alert_and_cause_is_explained() -> None:
     groups = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yaml").read_text())["groups"]
     alerts = {rule["alert"] for group in groups for rule in group["rules"]}
