@@ -46,6 +46,16 @@ class JobCollector(Collector):
             ("step_seconds", "Median duration of the recent steps.", history.step_seconds()),
             ("goodput_ratio", "Seconds spent on steps that survive / wall time, 0..1.", goodput(hub, now)),
             ("streams", "Open streams of worker processes.", len(hub.streams)),
+            (
+                "servers",
+                "Connected parameter servers.",
+                sum(server.connected for server in m.servers.values()),
+            ),
+            (
+                "generation_servers",
+                "Parameter servers of the current generation.",
+                len(m.current.servers) if m.current else 0,
+            ),
             ("incarnation_number", "Number of this coordinator's incarnation.", m.incarnation.number),
             ("incarnation_restarts", "Restarts of its container.", m.incarnation.restart),
             (

@@ -195,7 +195,9 @@ def problems(job: Job, observation: Observation, ledger: Ledger) -> list[Problem
         which = ", ".join(str(slot) for slot in missing)
         verb = "is" if len(missing) == 1 else "are"
         plural = "" if len(missing) == 1 else "s"
-        text = f"parameter server{plural} {which} {verb} being replaced; training goes on when all are there"
+        text = f"parameter server{plural} {which} {verb} being replaced"
+        if report is None or not report.training:
+            text += "; training goes on when all are there"
         result.append(Problem(reasons.SERVER_MISSING, text))
     return result
 
