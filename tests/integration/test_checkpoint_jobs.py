@@ -100,17 +100,23 @@ def test_when_all_are_killed_others_go_on_from_the_newest_checkpoint_at_any_numb
     second = [cluster.add(), cluster.add()]
     cluster.until(lambda: place.steps()[0] > newest, "a checkpoint of the second pair")
     assert went_on_from(second) == newest
+    cluster.until(lambda: len(place.steps()) > 1, "two checkpoints")
     for worker in second:
         worker.kill()
     cluster.until_done()
+    damaged, before = place.steps()[:2]
+    share = next((place.folder / restore.candidates(place.storage)[0]).glob("*.safetensors"))
+    share.write_bytes(share.read_bytes()[:-1])
     last = cluster.add()
     cluster.until_done()
     check(cluster, reference, [last])
+    assert went_on_from([last]) == before < damaged
+    assert cluster.reply is not None
+    assert "cut short" in cluster.reply.restored.skipped[0]
     # The last state is saved too, and no more than two are kept.
     assert place.steps()[0] == STEPS
     assert len(place.steps()) == 2
     assert restore.verify(place.storage, restore.candidates(place.storage)[0]).reason == "end"
-    assert went_on_from([last]) > newest
 
 
 def test_killed_at_every_point_of_a_checkpoint(
@@ -150,80 +156,59 @@ def put_away(cluster: WorkerCluster, *workers: Worker) -> None:
     cluster.until(lambda: cluster.reply is not None and cluster.reply.put_away, "the job to be put away")
 
 
-def test_a_suspended_job_goes_on_where_it_was(
+def test_a_cut_off_members_late_checkpoint_replaces_nothing(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
 ) -> None:
+    """The first member is stopped before it writes a manifest; the other goes on and saves; then it wakes."""
+    cluster = make_cluster()
+    stopped, other = cluster.start(2, faults={0: "manifest:*:stop"})
+    cluster.until(lambda: bool(place.steps()), "a checkpoint of the other one")
+    before = place.steps()[0]
+    late = stopped.commits()[-1]["generation"]
+    stopped.wake()
+    cluster.until(lambda: "lost the coordinator" in stopped.log(), "the late one to go on")
+    cluster.until_done()
+    check(cluster, reference, [stopped, other])
+    for name in restore.candidates(place.storage):
+        assert restore.verify(place.storage, name).state.generation.number > late
+    assert place.steps()[0] == STEPS > before
+
+
+def test_a_job_that_is_drained_and_then_suspended_goes_on_where_it_was(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
+) -> None:
+    """No checkpoint is made by time. First all pods are deleted, under a coordinator that lives on; then the
+    job is suspended, and resumed under another one.
+    """
     cluster = make_cluster(environment={"SPRINGTIDE_CHECKPOINT_SECONDS": "3600"})
     first = cluster.start(3)
-    cluster.until_step(8)
-    put_away(cluster, *first)
-    last = max(commit["step"] for worker in first for commit in worker.commits())
+    cluster.until_step(5)
+    gone_by = time.time() + 15
+    for worker in first:
+        worker.leave_by = gone_by
+    cluster.until_done()
+    drained_at = max(commit["step"] for worker in first for commit in worker.commits())
+    assert place.steps() == [drained_at]
+    second = [cluster.add(), cluster.add()]
+    cluster.until(lambda: len(second[0].commits()) > 3, "steps of the next ones")
+    assert went_on_from(second) == drained_at
+    put_away(cluster, *second)
+    suspended_at = max(commit["step"] for worker in second for commit in worker.commits())
     reply = cluster.reply
     assert reply is not None
     assert reply.all_saved
     assert reply.checkpoint.name == restore.candidates(place.storage)[0]
-    assert reply.checkpoint.state.step == last
-    for worker in first:
+    assert reply.checkpoint.state.step == suspended_at
+    for worker in second:
         assert worker.outcome() == outcome.Left("the job is suspended")
         assert worker.code == 0
     cluster.kill_coordinator()
     cluster.suspend, cluster.saved = False, reply.checkpoint.name
     cluster.start_coordinator()
-    second = [cluster.add(), cluster.add()]
+    third = cluster.add()
     cluster.until_done()
-    assert went_on_from(second) == last
-    check(cluster, reference, second)
+    assert went_on_from([third]) == suspended_at
+    check(cluster, reference, [third])
     assert cluster.reply is not None
     assert cluster.reply.states_lost == 0
     assert cluster.reply.restored.name == reply.checkpoint.name
-
-
-def test_when_all_pods_are_deleted_the_state_is_saved_in_time(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
-) -> None:
-    """The coordinator outlives them: the next workers go on from what was saved at the last moment."""
-    cluster = make_cluster(environment={"SPRINGTIDE_CHECKPOINT_SECONDS": "3600"})
-    first = cluster.start(2)
-    cluster.until_step(8)
-    gone_by = time.time() + 15
-    for worker in first:
-        worker.leave_by = gone_by
-    cluster.until_done()
-    last = max(commit["step"] for worker in first for commit in worker.commits())
-    assert place.steps() == [last]
-    third = cluster.add()
-    cluster.until_done()
-    assert went_on_from([third]) == last
-    check(cluster, reference, [third])
-
-
-def test_a_place_that_is_not_there_is_told_and_training_goes_on(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
-) -> None:
-    cluster = make_cluster(environment={"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "not mounted")})
-    (worker,) = cluster.start(1)
-    cluster.until(lambda: cluster.reply is not None and bool(cluster.reply.checkpoint_error), "the message")
-    assert cluster.reply is not None
-    assert "is the volume mounted?" in cluster.reply.checkpoint_error
-    cluster.until_done()
-    check(cluster, reference, [worker])
-
-
-def test_with_a_damaged_one_the_one_before_is_taken(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
-) -> None:
-    cluster = make_cluster()
-    (first,) = cluster.start(1)
-    cluster.until(lambda: len(place.steps()) > 1, "two checkpoints")
-    first.kill()
-    cluster.until_done()
-    newest, before = place.steps()[:2]
-    share = next((place.folder / restore.candidates(place.storage)[0]).glob("*.safetensors"))
-    share.write_bytes(share.read_bytes()[:-1])
-    second = cluster.add()
-    cluster.until(lambda: bool(second.commits()), "a step")
-    assert cluster.reply is not None
-    assert went_on_from([second]) == before < newest
-    cluster.until_done()
-    check(cluster, reference, [second])
-    assert "cut short" in cluster.reply.restored.skipped[0]

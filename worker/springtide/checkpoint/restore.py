@@ -34,7 +34,7 @@ class Restored:
 def candidates(storage: Storage) -> list[str]:
     """Names of the checkpoints that have a manifest, the newest first. Raise StorageError."""
     whole = [name for name, complete in storage.checkpoints().items() if complete]
-    return sorted(whole, key=_state, reverse=True)
+    return sorted(whole, key=age_key, reverse=True)
 
 
 def newest(storage: Storage) -> tuple[Restored | None, list[str]]:
@@ -140,5 +140,6 @@ def read_shares(
         raise CorruptError(problem)
 
 
-def _state(name: str) -> Any:
+def age_key(name: str) -> Any:
+    """Sorts names of checkpoints: the newest state is the greatest."""
     return names.parse(name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from typing import IO, Any
@@ -17,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from springtide.checkpoint import names
 from springtide.checkpoint.manifest import LIMIT_BYTES, CorruptError
 
+_TIMES = re.compile(r" in [\d.]+ ?[mnµ]?s\b")  # a text that always changes is always news
 _HINTS = {"s3": "obstore", "s3a": "obstore"}
 
 
@@ -33,7 +35,6 @@ class Storage:
     def __init__(self, uri: str, folder: str = "") -> None:
         protocol = uri.partition("://")[0] if "://" in uri else "file"
         try:
-            _know(protocol)
             self._fs, root = fsspec.core.url_to_fs(uri, **_options(protocol))
         except (ImportError, ValueError) as error:
             hint = f": pip install {_HINTS[protocol]}" if protocol in _HINTS else ""
@@ -72,13 +73,10 @@ class Storage:
 
     def read(self, path: str, limit: int = LIMIT_BYTES) -> bytes:
         """A small file. Raise FileNotFoundError, StorageError; also when it is larger than `limit` bytes."""
-        with self._telling("read", path):
-            data: bytes = self._fs.cat_file(self._at(path), end=limit + 1) if not self._local else b""
-            if self._local:
-                with open(self._at(path), "rb") as file:
-                    data = file.read(limit + 1)
-        if len(data) > limit:
+        if self.size(path) > limit:
             raise StorageError(f"{self.uri}/{path} is larger than {limit} bytes")
+        with self._telling("read", path):
+            data: bytes = self._fs.cat_file(self._at(path))
         return data
 
     def size(self, path: str) -> int:
@@ -89,6 +87,7 @@ class Storage:
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[IO[bytes]]:
         """A file to read in order. Raise FileNotFoundError, StorageError."""
+        self.size(path)  # obstore complains on stderr of a file that is not there
         with self._telling("read", path), self._fs.open(self._at(path), "rb") as file:
             yield file
 
@@ -152,6 +151,7 @@ class Storage:
 
 def _cause(error: BaseException) -> str:
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or "no reason given"
+    text = _TIMES.sub("", text.partition("\n")[0].partition(" <?xml")[0])
     return f"{type(error).__name__}: {text[:300]}"
 
 
@@ -165,17 +165,16 @@ def _sync_folder(path: str) -> None:
             os.close(descriptor)
 
 
-def _know(protocol: str) -> None:
-    """Let obstore serve s3:// where s3fs is not installed."""
-    if protocol not in ("s3", "s3a"):
-        return
-    try:
-        importlib.import_module("s3fs")  # fsspec takes it
-    except ImportError:
-        from obstore.fsspec import register
-
-        register(protocol)
-
-
 def _options(protocol: str) -> dict[str, Any]:
-    return {"use_listings_cache": False, "skip_instance_cache": True} if protocol != "file" else {}
+    """What the file system is made with; obstore serves s3:// where s3fs is not installed."""
+    if protocol == "file":
+        return {}
+    if protocol in ("s3", "s3a"):
+        try:
+            importlib.import_module("s3fs")  # fsspec takes it
+        except ImportError:
+            from obstore.fsspec import register
+
+            register(protocol)
+            return {"skip_instance_cache": True}
+    return {"use_listings_cache": False, "skip_instance_cache": True}
