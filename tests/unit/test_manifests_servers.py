@@ -116,6 +116,7 @@ def test_a_template_adds_what_it_names() -> None:
     assert pod["metadata"]["labels"]["team"] == "a"
     assert pod["metadata"]["annotations"]["note"] == "b"
     assert pod["spec"]["terminationGracePeriodSeconds"] == 90
+    assert environment(pod)["SPRINGTIDE_PS_LEAVE_SECONDS"] == "85"
     unnamed = {"spec": {"containers": [{"resources": {"requests": {"cpu": "2"}}}]}}
     assert server_pod(job(unnamed), 0, 0, "a:1", image="other")["spec"]["containers"][0]["image"] == "other"
 
@@ -129,6 +130,7 @@ def test_a_template_adds_what_it_names() -> None:
         ({"containers": [{"env": {"a": 1}}]}, "env of 'server' must be a list"),
         ({"containers": [{"env": [{"value": "x"}]}]}, "an entry without a name"),
         ({"tolerations": {"key": "x"}}, "tolerations: must be a list"),
+        ({"terminationGracePeriodSeconds": "long"}, "terminationGracePeriodSeconds: must be a number"),
         ({"securityContext": []}, ""),
         ({"securityContext": [1]}, "securityContext: must be an object"),
     ],

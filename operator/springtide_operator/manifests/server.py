@@ -14,7 +14,10 @@ from springtide_operator.manifests.worker import TemplateError, common_environme
 Object = dict[str, Any]
 
 CONTAINER = "server"
-GRACE_SECONDS = 30  # a server that leaves is let go within moments, and gives up waiting after 20 s
+# A server that leaves is let go when its successor has what it holds, which may first have to pull its image
+# and import torch; a drain shall still end within a minute.
+GRACE_SECONDS = 50
+GRACE_MARGIN_SECONDS = 5
 
 
 def server_pod(
@@ -43,7 +46,7 @@ def server_pod(
     container.setdefault("image", image)
     container.setdefault("imagePullPolicy", pull_policy)
     container.setdefault("command", ["python", "-m", "springtide_ps"])
-    container["env"] = _environment(job, container, slot, attempt, coordinator_address)
+    container["env"] = _environment(job, container, slot, attempt, coordinator_address, _leave_seconds(spec))
     container.setdefault("ports", []).extend(
         port
         for port in (
@@ -111,13 +114,26 @@ def _container(spec: Object) -> Object:
 _A = {list: "a list", dict: "an object"}
 
 
-def _environment(job: Job, container: Object, slot: int, attempt: int, address: str) -> list[Object]:
+def _leave_seconds(spec: Object) -> int:
+    """How long a server that is told to end may wait to be let go, before it is killed."""
+    grace = spec.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
+    if not isinstance(grace, int) or grace < 0:
+        raise TemplateError(
+            "spec.parameterServers.template.spec.terminationGracePeriodSeconds: must be a number of seconds"
+        )
+    return max(1, grace - GRACE_MARGIN_SECONDS)
+
+
+def _environment(
+    job: Job, container: Object, slot: int, attempt: int, address: str, leave_seconds: int
+) -> list[Object]:
     values = {
         "SPRINGTIDE_COORDINATOR": address,
         "SPRINGTIDE_SLOT": slot,
         "SPRINGTIDE_ATTEMPT": attempt,
         "SPRINGTIDE_PS_PORT": names.PARAMETER_SERVER_PORT,
         "SPRINGTIDE_METRICS_PORT": names.PARAMETER_SERVER_METRICS_PORT,
+        "SPRINGTIDE_PS_LEAVE_SECONDS": leave_seconds,
     }
     own = common_environment(job, names.ROLE_PARAMETER_SERVER)
     own += [{"name": key, "value": str(value)} for key, value in values.items()]
@@ -137,7 +153,6 @@ def _environment(job: Job, container: Object, slot: int, attempt: int, address: 
 def _defaults(job: Job, spec: Object, container: Object) -> None:
     """What is filled in where the template is silent."""
     spec["restartPolicy"] = "Always"
-    spec.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
     spec.setdefault("enableServiceLinks", False)
     if "serviceAccountName" not in spec and "serviceAccount" not in spec:
         spec.setdefault("automountServiceAccountToken", False)
