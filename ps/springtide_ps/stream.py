@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from springtide_ps import auth
@@ -41,6 +43,8 @@ class Stream:
         self.socket = sock
         self._header = bytearray(HEADER_BYTES)
         self._sending = threading.Lock()
+        self._pace = read_pace(os.environ)
+        self._free_at = 0.0
         with contextlib.suppress(OSError):  # a Unix socket has no delay
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -53,11 +57,18 @@ class Stream:
             if not payload:
                 self.socket.sendall(head)
                 return
+            if self._pace:
+                self._wait_for_turn(len(payload) / self._pace)
             if isinstance(self.socket, ssl.SSLSocket):
                 self.socket.sendall(head)
                 self.socket.sendall(payload)
                 return
             self._send_both(head, payload)
+
+    def _wait_for_turn(self, seconds: float) -> None:
+        """As a line of that rate would: what is sent arrives when it has been on it for so long."""
+        self._free_at = max(time.monotonic(), self._free_at) + seconds
+        time.sleep(max(0.0, self._free_at - time.monotonic()))
 
     def _send_both(self, head: bytes, payload: memoryview) -> None:
         sent = self.socket.sendmsg((head, payload))
@@ -106,6 +117,21 @@ class Stream:
     def close(self) -> None:
         self.abort()
         self.socket.close()
+
+
+def read_pace(environment: Mapping[str, str]) -> float:
+    """Bytes per second at which this process sends on each connection; 0: as fast as it can.
+
+    SPRINGTIDE_PS_PACE is for measurements of how much waiting is hidden. Raise ValueError for no number.
+    """
+    text = environment.get("SPRINGTIDE_PS_PACE", "") or "0"
+    try:
+        pace = float(text)
+    except ValueError:
+        pace = -1.0
+    if not 0 <= pace < float("inf"):
+        raise ValueError(f"environment variable SPRINGTIDE_PS_PACE: {text!r} is no rate in bytes per second")
+    return pace
 
 
 def connect(
