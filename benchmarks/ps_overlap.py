@@ -24,8 +24,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-WIDTH, DEPTH, BATCH = 512, 12, 192
+WIDTH, DEPTH, BATCH = 512, 12, 768
 WARM_UP = 5
+BLOCK = 8
+"""Steps between two looks at what computation alone takes at this moment."""
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -40,27 +42,30 @@ def build() -> Any:
     return torch.nn.Sequential(*layers)
 
 
-def compute_seconds(steps: int) -> tuple[float, float]:
-    """Medians of (forward and backward, forward alone) without any communication."""
-    import torch
-
-    torch.set_num_threads(1)
-    model, x = build(), torch.randn(BATCH, WIDTH)
-    whole, forward = [], []
+def compute(model: Any, x: Any, steps: int) -> list[tuple[float, float]]:
+    """Seconds of (forward and backward, forward alone) without any communication."""
+    seconds = []
     for _ in range(steps):
         model.zero_grad()
         started = time.perf_counter()
         loss = model(x).square().mean()
         middle = time.perf_counter()
         loss.backward()
-        ended = time.perf_counter()
-        whole.append(ended - started)
-        forward.append(middle - started)
-    return statistics.median(whole[WARM_UP:]), statistics.median(forward[WARM_UP:])
+        seconds.append((time.perf_counter() - started, middle - started))
+    return seconds
+
+
+def first_look() -> float:
+    """Median seconds of forward and backward, to choose the pace by."""
+    import torch
+
+    torch.set_num_threads(1)
+    seconds = compute(build(), torch.randn(BATCH, WIDTH), 25)
+    return statistics.median(whole for whole, _ in seconds[WARM_UP:])
 
 
 def work(steps: int) -> None:
-    """The worker: prints the seconds of its steps, each from its begin to the next one's, as JSON."""
+    """The worker: prints, block by block, the seconds of its steps and of computation alone, as JSON."""
     import torch
 
     import springtide
@@ -70,20 +75,25 @@ def work(steps: int) -> None:
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     model, optimizer = springtide.distribute(model, optimizer)
-    data = torch.randn(BATCH * 8, WIDTH)
-    begins = []
+    data, alone = torch.randn(BATCH * 8, WIDTH), build()
+    blocks: list[dict[str, Any]] = []
+    begins: list[float] = []
     for batch in springtide.batches((data,), batch_size=BATCH, epochs=-(-steps // 8), seed=0):
         begins.append(time.perf_counter())
+        if len(begins) > BLOCK:
+            model.state_dict()  # waits for the values, so that nothing is hidden behind what follows
+            took = [later - earlier for earlier, later in itertools.pairwise(begins)]
+            blocks.append({"steps": took[1:], "compute": compute(alone, data[:BATCH], 3)[1:]})
+            begins = []
         with springtide.step():
             model(batch[0]).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    seconds = [later - earlier for earlier, later in itertools.pairwise(begins)]
-    print(json.dumps(seconds[WARM_UP:]))
+    print(json.dumps(blocks[1:]))
 
 
-def run(pace: float, steps: int) -> list[float]:
-    """Seconds of a job's steps at that pace (bytes per second in each direction)."""
+def run(pace: float, steps: int) -> list[dict[str, Any]]:
+    """What the worker of a job measured at that pace (bytes per second in each direction)."""
     host = f"127.{random.randrange(20, 250)}.{random.randrange(250)}"
     with tempfile.TemporaryDirectory() as folder:
         common = os.environ | {
@@ -139,8 +149,8 @@ def run(pace: float, steps: int) -> list[float]:
             out, err = processes[-1].communicate(timeout=300)
             if processes[-1].returncode:
                 raise RuntimeError(f"the worker ended with {processes[-1].returncode}:\n{err[-2000:]}")
-            seconds: list[float] = json.loads(out.strip().splitlines()[-1])
-            return seconds
+            blocks: list[dict[str, Any]] = json.loads(out.strip().splitlines()[-1])
+            return blocks
         finally:
             for process in processes:
                 process.kill()
@@ -158,33 +168,36 @@ def main() -> None:
     if arguments.worker:
         work(arguments.worker)
         return
-    steps = 60 if arguments.quick else 300
-    compute, forward = compute_seconds(40)
+    steps = 96 if arguments.quick else 800
     model_bytes = DEPTH * (WIDTH * WIDTH + WIDTH) * 4
-    communication = compute
+    communication = first_look()
     pace = 2 * model_bytes / communication
-    paced = run(pace, steps)
-    free = run(0, steps)
-    after, _ = compute_seconds(40)
-    ideal = max(compute, communication)
-    bound = (compute - forward) + max(forward, communication / 2)
-    step = statistics.median(paced)
+    ratios, bounds, took, alone = [], [], [], []
+    for block in run(pace, steps):
+        whole = statistics.median(pair[0] for pair in block["compute"])
+        forward = statistics.median(pair[1] for pair in block["compute"])
+        step, ideal = statistics.median(block["steps"]), max(whole, communication)
+        ratios.append(step / ideal)
+        bounds.append((whole - forward + max(forward, communication / 2)) / ideal)
+        took.append(step)
+        alone.append(whole)
+    free = [statistics.median(block["steps"]) for block in run(0, steps // 2)]
+    step, whole = statistics.median(took), statistics.median(alone)
     result = {
+        "ratio_to_ideal": statistics.median(ratios),
+        "synchronous_bound_ratio": statistics.median(bounds),
         "step_seconds": step,
-        "compute_seconds": compute,
-        "compute_seconds_afterwards": after,
+        "compute_seconds": whole,
         "communication_seconds": communication,
-        "ratio_to_ideal": step / ideal,
-        "synchronous_bound_ratio": bound / ideal,
-        "exposed_communication_seconds": max(0.0, step - compute),
-        "without_pacing": {"step_seconds": statistics.median(free)},
-        "without_overlap_ratio": (compute + communication) / ideal,
+        "exposed_communication_seconds": max(0.0, step - whole),
+        "without_overlap_ratio": (whole + communication) / max(whole, communication),
+        "step_seconds_without_pacing": statistics.median(free),
         "bytes_per_second": pace,
         "consistency": "Synchronous",
-        "steps": len(paced),
+        "blocks": len(ratios),
     }
     for name, value in result.items():
-        print(f"{name:30} {value if isinstance(value, str | int | dict) else round(value, 4)}")
+        print(f"{name:30} {round(value, 4) if isinstance(value, float) else value}")
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 
