@@ -174,3 +174,21 @@ def test_what_people_do_with_torch_distributed_works_over_two_ranks(tmp_path: Pa
         ),
         "held",
     )
+
+
+def test_the_example_trains_and_leaves_checkpoints(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(ROOTS),
+        "OMP_NUM_THREADS": "1",
+        "DIGITS_EPOCHS": "2",
+        "CHECKPOINT": str(tmp_path / "digits"),
+    }
+    command = [*LAUNCH, "--processes", "2", "--torchrun-env", "--restarts", "0", "--", sys.executable]
+    example = Path(__file__).parents[2] / "examples" / "torchrun" / "train.py"
+    done = subprocess.run(
+        [*command, str(example)], env=environment, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[1] rank 1 of 2 begins after epoch 0" in done.stdout
+    assert "[0] accuracy 0." in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.0.pt", "digits.1.pt"]

@@ -75,6 +75,7 @@ class Seat:
             self._hello,
             self._receive,
             on_disconnected=self._disconnected,
+            authority=settings.authority,
         )
 
     # ---- the stream's thread
