@@ -69,7 +69,11 @@ def main() -> None:
     rates: dict[int, float] = {}
     for stage in range(options.get("loops", 1)):
         for batch in springtide.batches(
-            (x, y), batch_size=options["batch"], epochs=options["epochs"], seed=5 + stage
+            (x, y),
+            batch_size=options["batch"],
+            epochs=options["epochs"],
+            seed=5 + stage,
+            loader_workers=options.get("loader_workers", 0),
         ):
             with springtide.step():
                 for micro in batch.split(options.get("split", 1)):

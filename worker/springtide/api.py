@@ -23,6 +23,7 @@ from springtide.errors import UsageError
 from springtide.evaluation import Evaluation, evaluate
 from springtide.exact.settings import prepare
 from springtide.exchange.device import tame_nccl
+from springtide.loading import make_loader
 from springtide.loop import deal_batches
 from springtide.runtime import Runtime
 from springtide.servers.wiring import exchange_for, wait_in_forward
@@ -117,6 +118,10 @@ def batches(
     seed: int = 0,
     micro_batch: int | None = None,
     min_part: int = 2,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    weights: Any = None,
+    loader_workers: int = 0,
     train: Literal[True] = True,
 ) -> Iterator[Batch]: ...
 
@@ -133,15 +138,22 @@ def batches(
     seed: int = 0,
     micro_batch: int | None = None,
     min_part: int = 2,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    weights: Any = None,
+    loader_workers: int = 0,
     train: bool = True,
 ) -> Iterator[Batch] | Evaluation:
     """Iterate over this worker's parts of the global batches.
 
-    dataset: map-style dataset, TensorDataset, or tensors. batch_size: samples of the global batch over all
+    dataset: map-style dataset, TensorDataset, tensors, or an IterableDataset with __len__() and
+    read_range(start, stop) (with shuffle=False). batch_size: samples of the global batch over all
     workers. epochs: passes over the data. seed: of the order and of random numbers in a step. micro_batch:
     most samples that one worker computes at once; then use `for micro in batch.split():`. min_part: fewest
-    samples that a worker computes at once. Every batch needs one `with springtide.step():`. A worker that
-    joins later skips loops that the job has ended.
+    samples that a worker computes at once. shuffle=False: in the dataset's order. drop_last: leave an epoch's
+    short last batch out. weights: chances of the samples, which are then drawn with replacement.
+    loader_workers: processes that read ahead, as torch's DataLoader has them. Every batch needs one `with
+    springtide.step():`. A worker that joins later skips loops that the job has ended.
 
     train=False: evaluate, between two steps or after a training loop. The workers share the samples out, each
     once; batch_size is what one computes at once. What `report()` is given in the loop is averaged over all
@@ -159,9 +171,13 @@ def batches(
         seed=seed,
         micro_batch=micro_batch,
         min_part=min_part,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        weights=weights,
     )
+    loader = make_loader(plan, loader_workers, exact=bool(runtime.settings.logical_workers))
     source = replace(plan.source, fetch=runtime.timing.timed(plan.source.fetch))
-    return deal_batches(runtime, replace(plan, source=source))
+    return deal_batches(runtime, replace(plan, source=source), loader)
 
 
 class step:

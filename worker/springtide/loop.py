@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from functools import partial
 
 from springtide.body import Deal
 from springtide.data.batch import Batch
 from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
 from springtide.exact import parts
+from springtide.loading import Loader
 from springtide.runtime import Runtime
 
 
-def deal_batches(runtime: Runtime, plan: LoopPlan) -> Iterator[Batch]:
+def deal_batches(runtime: Runtime, plan: LoopPlan, loader: Loader | None = None) -> Iterator[Batch]:
     """Yield batches until the loop has ended for all members.
 
-    Raise SystemExit(0) when the coordinator lets this process go, UsageError when a batch was left out.
+    loader: reads ahead; it is closed at the end. Raise SystemExit(0) when the coordinator lets this process
+    go, UsageError when a batch was left out.
     """
+    with contextlib.ExitStack() as stack:
+        if loader is not None:
+            stack.callback(loader.close)
+        yield from _deal(runtime, plan, loader)
+
+
+def _deal(runtime: Runtime, plan: LoopPlan, loader: Loader | None) -> Iterator[Batch]:
     stage = runtime.open_loop(plan)
     while True:
         runtime.stand(stage)
@@ -29,7 +40,7 @@ def deal_batches(runtime: Runtime, plan: LoopPlan) -> Iterator[Batch]:
             if runtime.end_loop(stage):
                 return
             continue
-        for deal in _deals(runtime, plan, cursor, stage):
+        for deal in _deals(runtime, plan, cursor, stage, loader):
             runtime.deal(deal)
             yield deal.batch
             runtime.check_taken()
@@ -37,11 +48,15 @@ def deal_batches(runtime: Runtime, plan: LoopPlan) -> Iterator[Batch]:
                 break
 
 
-def _deals(runtime: Runtime, plan: LoopPlan, cursor: Cursor, stage: int) -> list[Deal]:
+def _deals(runtime: Runtime, plan: LoopPlan, cursor: Cursor, stage: int, loader: Loader | None) -> list[Deal]:
     """The bodies that this worker runs for the step at the cursor: one, or one per logical part."""
     group, number = runtime.group, cursor.step + 1
     if not runtime.settings.logical_workers:
-        batch = plan.batch(cursor, group.rank, group.size)
+        fetch = None
+        if loader is not None:
+            loader.stand_at(cursor, group.rank, group.size)
+            fetch = runtime.timing.timed(partial(loader.read, cursor.step))
+        batch = plan.batch(cursor, group.rank, group.size, fetch)
         return [Deal(batch, group, number, plan.seed, stage, cursor.epoch, group.rank)]
     own = parts.deal(plan, cursor, group.rank, group.size, runtime.settings.logical_workers)
     return [

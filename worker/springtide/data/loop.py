@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ import torch
 from springtide.data.batch import Batch, Micro
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
+from springtide.data.order import Order, make_order
 from springtide.data.partition import partition
-from springtide.data.permutation import permutation
 from springtide.data.source import Source, make_source
 
 
@@ -21,10 +21,11 @@ from springtide.data.source import Source, make_source
 class LoopPlan:
     """The arguments of one `batches` call, checked.
 
-    Batch_size, micro_batch and min_part count samples; batch_size is global.
+    Batch_size, micro_batch and min_part count samples; batch_size is global. order: of each pass.
     """
 
     source: Source
+    order: Order
     batch_size: int
     epochs: int
     seed: int
@@ -33,8 +34,8 @@ class LoopPlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The last batch of an epoch may be short; nothing is dropped."""
-        return -(-self.source.size // self.batch_size)
+        """The last batch of an epoch may be short."""
+        return -(-self.order.size // self.batch_size)
 
     @property
     def total_steps(self) -> int:
@@ -44,27 +45,41 @@ class LoopPlan:
         return cursor.epoch >= self.epochs
 
     def advance(self, cursor: Cursor) -> Cursor:
-        return cursor.advance(self.batch_size, self.source.size)
+        return cursor.advance(self.batch_size, self.order.size)
 
     def global_ids(self, cursor: Cursor) -> torch.Tensor:
         """Ids of the whole batch of the step that starts at the cursor: int64, shape (1..batch_size,)."""
         if self.ended(cursor):
             raise ValueError(f"the loop ended after {self.epochs} epochs, and the cursor stands at {cursor}")
-        order = permutation(self.source.size, self.seed, cursor.epoch)
-        return order[cursor.position : cursor.position + self.batch_size]
+        stop = cursor.position + self.batch_size
+        return self.order.ids(self.seed, cursor.epoch, cursor.position, stop)
 
-    def batch(self, cursor: Cursor, rank: int, world_size: int) -> Batch:
-        """This rank's part of the step at the cursor; a stand-in if the batch is too short for all."""
+    def account(self, ids: torch.Tensor, cursor: Cursor) -> torch.Tensor:
+        """The ledger's numbers for the global batch of the step that starts at the cursor."""
+        return self.order.account(ids, cursor.position)
+
+    def batch(
+        self,
+        cursor: Cursor,
+        rank: int,
+        world_size: int,
+        fetch: Callable[[torch.Tensor], Any] | None = None,
+    ) -> Batch:
+        """This rank's part of the step at the cursor; a stand-in if the batch is too short for all.
+
+        fetch: reads the samples; the source if None.
+        """
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of a world of {world_size}")
         ids = self.global_ids(cursor)
         part = partition(ids.numel(), world_size, self.min_part)[rank]
         own = ids[part.start : part.start + part.size]
         standin = ids[: self.min_part] if part.size == 0 else None
+        account = self.account(ids, cursor)[part.start : part.start + part.size]
         return Batch(
-            Micro(own, ids.numel()),
+            Micro(account, ids.numel()),
             own,
-            self.source.fetch,
+            fetch or self.source.fetch,
             standin_ids=standin,
             micro_batch=self.micro_batch,
             min_part=self.min_part,
@@ -82,7 +97,7 @@ class LoopPlan:
     ) -> tuple[Cursor, Ledger]:
         """Cursor and ledger after the step at `cursor`, from the sums of the workers' contributions."""
         after = self.advance(cursor)
-        return after, ledger.commit(cursor, after, self.source.size, count, hash_lo, hash_hi, skipped=skipped)
+        return after, ledger.commit(cursor, after, self.order.size, count, hash_lo, hash_hi, skipped=skipped)
 
     def fingerprint(self) -> dict[str, int]:
         """What has to be equal on all workers, because the dealing follows from it; JSON-able."""
@@ -92,13 +107,16 @@ class LoopPlan:
             "epochs": self.epochs,
             "seed": self.seed,
             "min_part": self.min_part,
+            **self.order.fingerprint(),
         }
 
     def check_same(self, other: Mapping[str, Any]) -> None:
         """Raise ValueError that names the difference when another worker's fingerprint is not ours."""
         mine = self.fingerprint()
         different = {
-            name: (value, other.get(name)) for name, value in mine.items() if other.get(name) != value
+            name: (mine.get(name), other.get(name))
+            for name in [*mine, *(name for name in other if name not in mine)]
+            if other.get(name) != mine.get(name)
         }
         if different:
             text = ", ".join(
@@ -113,7 +131,7 @@ class LoopPlan:
         return ", ".join(
             f"{field.name}={getattr(self, field.name)}"
             for field in dataclasses.fields(self)
-            if field.name != "source"
+            if field.name not in ("source", "order")
         )
 
 
@@ -131,6 +149,9 @@ def plan_loop(
     seed: int = 0,
     micro_batch: int | None = None,
     min_part: int = 2,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    weights: Any = None,
 ) -> LoopPlan:
     """Check the arguments of `batches` and make its plan.
 
@@ -152,4 +173,11 @@ def plan_loop(
                 f"batches(): micro_batch={micro_batch} cannot keep pieces of min_part={min_part} or more; "
                 f"use micro_batch >= {2 * min_part - 1}, or a smaller min_part if the model has no BatchNorm"
             )
-    return LoopPlan(make_source(dataset), batch_size, epochs, seed, micro_batch, min_part)
+    source = make_source(dataset)
+    order = make_order(source.size, batch_size, shuffle, drop_last, weights)
+    if source.ranges and shuffle:
+        raise ValueError(
+            "batches(): an IterableDataset is read in ranges, one after another: say shuffle=False (shuffle "
+            "when the data is written)"
+        )
+    return LoopPlan(source, order, batch_size, epochs, seed, micro_batch, min_part)

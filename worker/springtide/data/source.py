@@ -15,12 +15,13 @@ class Source:
     """size: number of samples; ids are 0..size-1.
 
     Fetch(ids: int64 of shape (n,), n >= 1) returns them collated. runs_code: the script's, which may draw
-    random numbers.
+    random numbers. ranges: it reads consecutive ids only, in one go.
     """
 
     size: int
     fetch: Callable[[torch.Tensor], Any]
     runs_code: bool = False
+    ranges: bool = False
 
 
 def _rows(tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -91,8 +92,47 @@ def _read(dataset: Any, ids: list[int]) -> list[Any]:
     return samples
 
 
+def _from_ranges(dataset: Any) -> Source:
+    """An IterableDataset that says how long it is and reads any range of itself."""
+    if not callable(getattr(dataset, "read_range", None)) or not hasattr(dataset, "__len__"):
+        raise TypeError(
+            "dataset: an IterableDataset has no samples by number, so none can be dealt again: give it "
+            "__len__() and read_range(start, stop), which yields the samples start..stop-1, or give a "
+            "dataset with __len__ and __getitem__"
+        )
+    size = len(dataset)
+    if size < 1:
+        raise ValueError("dataset: it is empty; check the path or the split that it was made from")
+
+    def fetch(ids: torch.Tensor) -> Any:
+        samples: list[Any] = []
+        for start, stop in _runs(ids.tolist()):
+            read = list(dataset.read_range(start, stop))
+            if len(read) != stop - start:
+                raise ValueError(
+                    f"dataset: read_range({start}, {stop}) yielded {len(read)} samples, and should yield "
+                    f"{stop - start}"
+                )
+            samples += read
+        return default_collate(samples)
+
+    return Source(size, fetch, runs_code=True, ranges=True)
+
+
+def _runs(ids: list[int]) -> list[tuple[int, int]]:
+    """Consecutive numbers as (start, stop)."""
+    runs: list[tuple[int, int]] = []
+    for number in ids:
+        if runs and runs[-1][1] == number:
+            runs[-1] = runs[-1][0], number + 1
+        else:
+            runs.append((number, number + 1))
+    return runs
+
+
 def make_source(dataset: Any) -> Source:
-    """Read by id from a map-style dataset, a TensorDataset, or tensors (one, a tuple or a dict of them).
+    """Read by id from a map-style dataset, a TensorDataset, tensors (one, a tuple or a dict of them), or an
+    IterableDataset with `read_range`.
 
     Samples are collated by torch's `default_collate`. Raise TypeError for what cannot be read by id,
     ValueError for an empty dataset; each says what to do.
@@ -102,10 +142,7 @@ def make_source(dataset: Any) -> Source:
             "dataset: this is a DataLoader; give its dataset: batches() shuffles and batches itself"
         )
     if isinstance(dataset, IterableDataset):
-        raise TypeError(
-            "dataset: an IterableDataset has no samples by number, so none can be dealt again; "
-            "give a dataset with __len__ and __getitem__"
-        )
+        return _from_ranges(dataset)
     source = _from_tensors(dataset)
     if source is None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):

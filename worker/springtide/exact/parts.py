@@ -58,16 +58,19 @@ def deal(
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of a world of {world_size}")
     ids = plan.global_ids(cursor)
+    account = plan.account(ids, cursor)
     cut: list[Part] = partition(ids.numel(), logical_workers, plan.min_part)
     used = sum(1 for part in cut if part.size)
     step = cursor.step + 1
 
-    def batch(number: int, own: torch.Tensor, standin: torch.Tensor | None) -> LogicalPart:
+    def batch(
+        number: int, own: torch.Tensor, counted: torch.Tensor, standin: torch.Tensor | None
+    ) -> LogicalPart:
         fetch = plan.source.fetch
         if plan.source.runs_code:
             fetch = _seeded(fetch, plan.seed, step, number)
         made = Batch(
-            Micro(own, ids.numel()),
+            Micro(counted, ids.numel()),
             own,
             fetch,
             standin_ids=standin,
@@ -78,11 +81,9 @@ def deal(
 
     own_parts = assignment(used, world_size)[rank]
     if not own_parts:
-        return [batch(logical_workers, ids[:0], ids[: plan.min_part])]
-    return [
-        batch(number, ids[cut[number].start : cut[number].start + cut[number].size], None)
-        for number in own_parts
-    ]
+        return [batch(logical_workers, ids[:0], account[:0], ids[: plan.min_part])]
+    spans = [(number, slice(cut[number].start, cut[number].start + cut[number].size)) for number in own_parts]
+    return [batch(number, ids[span], account[span], None) for number, span in spans]
 
 
 def _seeded(

@@ -1,0 +1,39 @@
+"""Reading ahead in a job: the numbers of an undisturbed run, and a death is seen at once nevertheless."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_checks import check
+from worker_cluster import WorkerCluster, Zygote
+from worker_reference import train_alone
+
+OPTIONS: dict[str, Any] = {"samples": 150, "batch": 32, "epochs": 4, "pace": 0.02}
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+def test_killed_while_processes_read_ahead(zygote: Zygote, tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    reference = train_alone(zygote, tmp_path / "alone", OPTIONS)
+    cluster = WorkerCluster(zygote, tmp_path, OPTIONS | {"loader_workers": 1})
+    try:
+        first, second = cluster.start(2, faults={1: "backward:5:kill"})
+        cluster.until(lambda: not second.running, "the death")
+        third = cluster.add()
+        cluster.until_done()
+        check(cluster, reference, [first, third])
+        # The reductions failed by the dead worker's closed connections, which its readers did not hold.
+        assert "REDUCTION_FAILED" in first.log() or "DROPPED" in first.log()
+    finally:
+        cluster.close()

@@ -1,0 +1,170 @@
+"""Reading ahead: the same samples as without, and little is read twice when the members change."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, default_collate
+from worker_alone import Script, library
+
+import springtide
+from springtide.data.cursor import Cursor
+from springtide.data.loop import plan_loop
+from springtide.loading import Loader, Wanted, make_loader
+from springtide.rows import is_rows, join_rows, take_rows
+
+X = torch.arange(60, dtype=torch.float32)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=12, max_size=12),
+    ahead=st.integers(1, 5),
+    batch=st.integers(4, 17),
+)
+def test_nothing_is_asked_for_twice_while_it_is_known(sizes: list[int], ahead: int, batch: int) -> None:
+    """Whatever the sizes of the generations, rank 0 finds its samples, each asked for once."""
+    plan = plan_loop(X, batch_size=batch, epochs=3, min_part=1)
+    wanted = Wanted(plan)
+    cursor = Cursor()
+    asked: dict[int, list[int]] = {}
+    for size in sizes:
+        if plan.ended(cursor):
+            break
+        wanted.stand_at(cursor, 0, size)
+        while len(wanted.under_way) < ahead and (request := wanted.next()) is not None:
+            asked.setdefault(request[0], []).extend(request[1])
+        needed = set(plan.batch(cursor, 0, size).ids.tolist())
+        while not needed <= wanted.held.get(cursor.step, set()):
+            if not wanted.under_way:
+                request = wanted.next()
+                assert request is not None
+                asked.setdefault(request[0], []).extend(request[1])
+            wanted.arrived()
+        cursor = plan.advance(cursor)
+    for step, numbers in asked.items():
+        assert len(numbers) == len(set(numbers)), f"step {step}"
+
+
+class Counted(Dataset[Any]):
+    """Samples as a dict; each read is a line in a file, with the process that read it."""
+
+    def __init__(self, path: Any) -> None:
+        self._path = path
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with open(self._path, "a") as file:
+            file.write(f"{index} {os.getpid()}\n")
+        return {"x": X[index], "pair": (torch.tensor([index, -index]), index)}
+
+
+def test_a_change_of_members_reads_little_twice(tmp_path: Any) -> None:
+    dataset = Counted(tmp_path / "reads")
+    plan = plan_loop(dataset, batch_size=12, epochs=1, seed=3)
+    loader = Loader(plan, 2)
+    try:
+        cursor = Cursor()
+        for rank, size in [(0, 2), (0, 2), (1, 3), (0, 1), (0, 1)]:
+            loader.stand_at(cursor, rank, size)
+            ids = plan.batch(cursor, rank, size).ids
+            got = loader.read(cursor.step, ids)
+            assert torch.equal(got["x"], X[ids])
+            assert torch.equal(got["pair"][0], torch.stack([ids, -ids], 1))
+            assert torch.equal(got["pair"][1], ids)
+            # The same again: a dropped step; and its pieces.
+            assert torch.equal(loader.read(cursor.step, ids)["x"], X[ids])
+            assert torch.equal(loader.read(cursor.step, ids[1:3])["x"], X[ids[1:3]])
+            cursor = plan.advance(cursor)
+    finally:
+        loader.close()
+    reads = [line.split() for line in (tmp_path / "reads").read_text().splitlines()]
+    numbers = [int(number) for number, _ in reads]
+    needed = 6 + 6 + 4 + 12 + 12
+    # What was asked for ahead for parts that another worker has now is read in vain; nothing is read twice.
+    assert len(numbers) == len(set(numbers))
+    assert needed <= len(numbers) <= needed + 4 * 6
+    assert loader.read_here < needed / 2
+    assert len({process for _, process in reads}) >= 2
+
+
+def test_training_is_the_same_with_and_without() -> None:
+    def train(**options: Any) -> torch.Tensor:
+        with library():
+            script = Script(norm=True)
+            attempts = 0
+            for batch in script.batches(epochs=2, **options):
+                attempts += 1
+                with springtide.step():
+                    for micro in batch.split(2):
+                        script.loss(micro).backward()
+                        if attempts == 3:
+                            assert springtide.api._runtime is not None
+                            assert springtide.api._runtime.trainer is not None
+                            springtide.api._runtime.trainer.drop("the test says so")
+                    script.finish()
+            assert attempts == 7
+            return script.parameters()
+
+    assert torch.equal(train(loader_workers=2), train())
+
+
+class Sockets(Dataset[Any]):
+    """Answers with the number of IP sockets that the reading process holds."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        count = 0
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                target = os.readlink(f"/proc/self/fd/{name}")
+                if target.startswith("socket:"):
+                    with socket.socket(fileno=os.dup(int(name))) as found:
+                        count += found.family in (socket.AF_INET, socket.AF_INET6)
+            except OSError:
+                continue
+        return count
+
+
+def test_processes_that_read_hold_no_connection() -> None:
+    """Else peers would not see that a worker has died as long as they live."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
+        assert Sockets()[0] >= 2
+        plan = plan_loop(Sockets(), batch_size=4, shuffle=False)
+        loader = Loader(plan, 1)
+        try:
+            loader.stand_at(Cursor(), 0, 1)
+            assert loader.read(0, torch.arange(4)).tolist() == [0, 0, 0, 0]
+        finally:
+            loader.close()
+        assert Sockets()[0] >= 2
+
+
+def test_rows_of_collated_samples() -> None:
+    samples = [{"a": torch.tensor([float(i)]), "b": (i, [torch.tensor(i)])} for i in range(4)]
+    collated = default_collate(samples)
+    assert is_rows(collated)
+    joined = join_rows([take_rows(collated, 2, 4), take_rows(collated, 0, 1)])
+    assert joined["a"].tolist() == [[2.0], [3.0], [0.0]]
+    assert joined["b"][0].tolist() == [2, 3, 0]
+    assert not is_rows(default_collate(["a", "b"]))
+    assert not is_rows({"a": torch.zeros(())})
+
+
+def test_arguments() -> None:
+    plan = plan_loop(X, batch_size=4)
+    assert make_loader(plan, 0, exact=True) is None
+    with pytest.raises(ValueError, match="loader_workers must be an integer >= 0"):
+        make_loader(plan, -1, exact=False)
+    with pytest.raises(ValueError, match="does not go with exact mode"):
+        make_loader(plan, 1, exact=True)

@@ -1,0 +1,94 @@
+"""In which order an epoch takes the samples, and by which numbers the ledger proves that it did."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from springtide.data.mixing import mix, signed
+from springtide.data.permutation import permutation
+
+
+class Weights:
+    """Chances of the samples; compared by identity, so that what follows from them can be kept."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        """values: float64, shape (n,), finite, not negative, not all 0."""
+        self.sums = values.cumsum(0)
+        self.digest = zlib.crc32(values.numpy().tobytes())
+
+    def __len__(self) -> int:
+        return self.sums.numel()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One pass: `size` samples out of `samples`. Weighted: drawn with replacement; else each once."""
+
+    samples: int
+    size: int
+    shuffle: bool = True
+    weights: Weights | None = None
+
+    def ids(self, seed: int, epoch: int, start: int, stop: int) -> torch.Tensor:
+        """The samples at places start..stop-1 of the pass: int64."""
+        if self.weights is not None:
+            return _drawn(self.weights, self.size, seed, epoch)[start:stop]
+        if not self.shuffle:
+            return torch.arange(start, min(stop, self.size))
+        return permutation(self.samples, seed, epoch)[start : min(stop, self.size)]
+
+    def account(self, ids: torch.Tensor, start: int) -> torch.Tensor:
+        """The numbers that the ledger counts for `ids`, which begin at place `start`.
+
+        The ids themselves where a pass takes each of them once; else their places in the pass.
+        """
+        if self.weights is None and self.size == self.samples:
+            return ids
+        return torch.arange(start, start + ids.numel())
+
+    def fingerprint(self) -> dict[str, int]:
+        """What has to be equal on all workers, besides the sizes; empty for a plain shuffled pass."""
+        named: dict[str, int] = {}
+        if not self.shuffle:
+            named["shuffle"] = 0
+        if self.size != self.samples:
+            named["drop_last"] = 1
+        if self.weights is not None:
+            named["weights"] = self.weights.digest
+        return named
+
+
+def make_order(samples: int, batch_size: int, shuffle: Any, drop_last: Any, weights: Any) -> Order:
+    """Check the arguments of `batches`. weights: numbers, one for each sample, or None. Raise ValueError."""
+    for name, value in (("shuffle", shuffle), ("drop_last", drop_last)):
+        if not isinstance(value, bool):
+            raise ValueError(f"batches(): {name} must be True or False, got {value!r}")
+    size = samples - samples % batch_size if drop_last else samples
+    if size == 0:
+        raise ValueError(
+            f"batches(): drop_last=True leaves nothing of {samples} samples in batches of {batch_size}"
+        )
+    if weights is None:
+        return Order(samples, size, shuffle)
+    if not shuffle:
+        raise ValueError("batches(): weights= draws at random: leave shuffle=False out")
+    values = torch.as_tensor(weights, dtype=torch.float64, device="cpu")
+    if values.shape != (samples,):
+        raise ValueError(f"batches(): weights must be {samples} numbers, got shape {tuple(values.shape)}")
+    if not bool(values.isfinite().all()) or bool((values < 0).any()) or float(values.sum()) <= 0:
+        raise ValueError("batches(): weights must be finite, not negative, and not all 0")
+    return Order(samples, size, True, Weights(values.contiguous()))
+
+
+@lru_cache(maxsize=2)
+def _drawn(weights: Weights, size: int, seed: int, epoch: int) -> torch.Tensor:
+    """`size` draws with replacement, the same on every worker; kept and shared: do not write into it."""
+    generator = torch.Generator(device="cpu")
+    generator.manual_seed(signed(mix(seed, epoch)))
+    chances = torch.rand(size, generator=generator, dtype=torch.float64) * weights.sums[-1]
+    return torch.searchsorted(weights.sums, chances, right=True).clamp(max=len(weights) - 1)
