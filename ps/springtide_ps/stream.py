@@ -112,7 +112,8 @@ class Stream:
     def abort(self) -> None:
         """End the connection now, also under a thread that sends or receives."""
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
+            # Not SSLSocket's own: it forgets TLS first, and that thread would go on in the clear.
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.abort()
