@@ -1,5 +1,6 @@
 """A job with parameter servers in miniature: each server holds its share of the newest state, nothing else
-does. Messages arrive at once and in order; what comes in between is left to the caller.
+does. What is not yet where a generation wants it is copied while it trains: until then it goes on with those
+who hold it. Messages arrive at once and in order; what comes in between is left to the caller.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class World:
     shares: dict[StateName, frozenset[str]] = field(default_factory=dict)  # who held it when it was new
     names: set[GenerationName] = field(default_factory=set)
     void: set[StateName] = field(default_factory=set)
+    copies_take_long: bool = False
+    copying: dict[GenerationName, frozenset[str]] = field(default_factory=dict)  # the servers used meanwhile
     commits: int = 0
     _made: int = 0
 
@@ -194,11 +197,25 @@ class World:
                 self.void.add(start.state)
                 self._park(worker, say.ParkReason.SERVERS_LACK_STATE)
                 return
-        self.shares[start.state] = ids
-        for server in serving:
-            server.holds = start.state
+            if self.copies_take_long or start.generation in self.copying:
+                self.copying[start.generation] = self.shares[start.state]
+        used = self.copying.get(start.generation, ids)
+        self.shares[start.state] = used
+        for server in used:
+            self.servers[server].holds = start.state
         worker.state, worker.formed = start.state, True
-        self._say(worker, say.Formed(start.generation))
+        everybody = (*start.servers, *start.leaving_servers)
+        worker.servers = tuple(info for info in everybody if info.id in used | ids)
+        needed = tuple(sorted(used - ids))
+        self._say(worker, say.Formed(start.generation, needed, start.generation in self.copying))
+
+    def copied(self) -> None:
+        """What was copied has arrived: the members stop at a boundary, for a generation that uses it."""
+        self.copies_take_long = False
+        for worker in list(self.workers.values()):
+            trains = worker.alive and worker.standing is say.Standing.ACTIVE and worker.formed
+            if trains and worker.generation in self.copying:
+                self._park(worker, say.ParkReason.BOUNDARY)
 
     def _park(self, worker: Worker, reason: say.ParkReason, suspects: tuple[str, ...] = ()) -> None:
         worker.standing = say.Standing.PARKED
@@ -217,7 +234,8 @@ class World:
         name = max(w.generation for w in active if w.generation is not None)
         first = next(w for w in active if w.generation == name)
         members = [self.workers[info.id] for info in first.members]
-        serving = [self.servers[info.id] for info in first.servers]
+        used = self.copying.get(name, frozenset(info.id for info in first.servers))
+        serving = [self.servers[server] for server in used]
         if not all(w.alive and w.formed and w in active and w.generation == name for w in members):
             return
         if dead := tuple(server.id for server in serving if not server.alive):
@@ -304,7 +322,7 @@ class World:
         current, m = self.m.current, self.m
         if current is None or current.closing or m.deaf(self.now):
             return
-        for info in current.servers:
+        for info in current.serving:
             server, record = self.servers[info.id], m.servers.get(info.id)
             late = self.now - server.died_at > m.settings.grace
             if record is not None and not server.alive and late:
@@ -355,6 +373,7 @@ class World:
             self.operator()
             self.elapse(1.0)
             self.step()
+            self.copied()
             current = self.m.current
             settled = current is not None and len(current.servers) == self.wanted and not current.closing
             if not settled:

@@ -19,7 +19,7 @@ from springtide_coordinator.membership import Rules
 
 WHICH = st.integers(0, 5)
 OFTEN = ["step"] * 4 + ["elapse", "operator", "reconnect"] * 2
-SELDOM = ["delete", "break", "scale"]
+SELDOM = ["delete", "break", "scale", "slow", "copied"]
 
 
 def one_of(things: list[Server] | list[Worker], which: int) -> Server | Worker | None:
@@ -82,6 +82,11 @@ class LifeWithServers(RuleBasedStateMachine):
     def scale_servers(self, wanted: int) -> None:
         self.world.wanted = wanted
 
+    @rule(slow=st.booleans())
+    def copies(self, slow: bool) -> None:
+        self.world.copied()
+        self.world.copies_take_long = slow
+
     @rule()
     def restart_coordinator(self) -> None:
         self.world.restart_coordinator()
@@ -124,6 +129,10 @@ def walk(seed: int, rules: Rules | None = None, events: int = 60, kills: bool = 
                 world.elapse(chance.choice([0.1, 1.0]))
             case "scale":
                 world.wanted = chance.randint(1, 3)
+            case "slow":
+                world.copies_take_long = True
+            case "copied":
+                world.copied()
             case "operator":
                 world.operator()
             case "reconnect":
