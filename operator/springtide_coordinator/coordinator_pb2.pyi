@@ -218,12 +218,13 @@ class StoreEntry(_message.Message):
     def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class Formed(_message.Message):
-    __slots__ = ("generation", "group_seconds", "transfer_seconds", "transfer_bytes", "restored", "needed_servers", "servers_unsettled")
+    __slots__ = ("generation", "group_seconds", "transfer_seconds", "transfer_bytes", "restored", "server_copies", "needed_servers", "servers_unsettled")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     GROUP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
+    SERVER_COPIES_FIELD_NUMBER: _ClassVar[int]
     NEEDED_SERVERS_FIELD_NUMBER: _ClassVar[int]
     SERVERS_UNSETTLED_FIELD_NUMBER: _ClassVar[int]
     generation: GenerationName
@@ -231,9 +232,10 @@ class Formed(_message.Message):
     transfer_seconds: float
     transfer_bytes: int
     restored: Restored
+    server_copies: int
     needed_servers: _containers.RepeatedScalarFieldContainer[str]
     servers_unsettled: bool
-    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., group_seconds: _Optional[float] = ..., transfer_seconds: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., needed_servers: _Optional[_Iterable[str]] = ..., servers_unsettled: _Optional[bool] = ...) -> None: ...
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., group_seconds: _Optional[float] = ..., transfer_seconds: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., server_copies: _Optional[int] = ..., needed_servers: _Optional[_Iterable[str]] = ..., servers_unsettled: _Optional[bool] = ...) -> None: ...
 
 class Restored(_message.Message):
     __slots__ = ("state", "name", "uri", "skipped")

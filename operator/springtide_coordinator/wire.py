@@ -128,6 +128,7 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
                 _needed(to_generation(formed.generation), "Formed.generation"),
                 tuple(formed.needed_servers),
                 formed.servers_unsettled,
+                max(1, formed.server_copies),
                 formed.restored.name,
             )
         case "checkpoint":

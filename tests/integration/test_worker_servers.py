@@ -90,7 +90,11 @@ def test_a_server_with_copies_is_killed_again_and_again(
         # A copy on another server is needed before the next one goes.
         cluster.until(lambda: settled(cluster), "copies")
         next(s for s in cluster.servers if s.slot == slot and s.running).kill()
+        # Nobody waits for its successor.
+        at = workers[0].commits()[-1]["step"]
+        cluster.until_step(at + 3)
         cluster.add_server(slot)
+        cluster.until(lambda: not settled(cluster), "word of the loss")
     cluster.until_done()
     check(cluster, reference, workers)
 

@@ -119,6 +119,31 @@ def test_a_lost_server_ends_the_generation_at_once() -> None:
     assert start.reason == "parameter server pod-s1 is lost: its stream broke"
 
 
+@pytest.mark.parametrize("waits_in_vain", [False, True])
+def test_a_lost_server_that_others_have_copies_of_is_not_waited_for(waits_in_vain: bool) -> None:
+    room = trains(servers=3, rules=Rules(copies_suffice=not waits_in_vain))
+    assert room.m.current is not None
+    for member in room.members:
+        room.tell(member, say.Formed(room.m.current.name, server_copies=2))
+    room.lose("s1")
+    room.tick(0.6)
+    dropped(room)
+    if waits_in_vain:  # the rule is what does it
+        assert room.number == 1
+        return
+    assert room.servers == ("s0", "s2")
+    room.form()
+    # It is taken in again when it comes, and until the copies are made no other loss is borne.
+    room.serve("s1x", pod="s1")
+    everybody(room, "s0", "s1x", "s2")
+    assert room.told("w0", say.Boundary)
+    room.lose("s2")
+    room.tick(0.6)
+    dropped(room)
+    assert room.number == 2
+    assert room.status.reason == "WaitingForServers"
+
+
 def test_a_stream_that_comes_back_within_the_grace_ends_nothing() -> None:
     room = trains()
     room.lose("s1")

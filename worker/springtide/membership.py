@@ -89,6 +89,7 @@ class Membership:
         self.servers: list[pb.Server] = []
         self._needed_servers: list[str] = []
         self._unsettled = False
+        self._copies = 0
         self.state: StateName | None = None
         self.layout_hash = ""
         self.leaving = ""
@@ -306,12 +307,15 @@ class Membership:
         with self._changed:
             self.state = state
 
-    def use_servers(self, staying: Collection[str], servers: Collection[str], settled: bool) -> None:
+    def use_servers(
+        self, staying: Collection[str], servers: Collection[str], settled: bool, copies: int
+    ) -> None:
         """The generation's chunks are on `servers`; settled: nothing is being copied. Before `formed`.
 
-        staying: those that the coordinator wants to keep.
+        staying: those that the coordinator wants to keep. copies: servers that hold each chunk, at least.
         """
         with self._changed:
+            self._copies = copies
             self._needed_servers = [server for server in servers if server not in staying]
             self._unsettled = not settled
             self.servers = [s for s in self.servers if s.id in {*staying, *servers}]
@@ -388,6 +392,7 @@ class Membership:
                         restored=restored,
                         needed_servers=self._needed_servers,
                         servers_unsettled=self._unsettled,
+                        server_copies=self._copies,
                     )
                 )
             )

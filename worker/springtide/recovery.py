@@ -216,7 +216,7 @@ class Recovery:
             fresh=message.fresh,
         )
         self._membership.use_servers(
-            [server.id for server in message.servers], servers.in_use, servers.settled
+            [server.id for server in message.servers], servers.in_use, servers.settled, servers.copies
         )
 
     def _restore(self, begin: Begin, stage: int) -> pb.Restored | None:

@@ -33,6 +33,7 @@ class Generation:
     lost_servers: dict[str, str] = field(default_factory=dict)  # server id -> how that is known
     leaving_servers: tuple[ServerInfo, ...] = ()  # that it may ask for the state while it forms
     needed_servers: set[str] = field(default_factory=set)  # of those: still serve, until their part is copied
+    copies: int = 1  # of its servers that hold each chunk, at least
     unsettled: bool = False  # members say that chunks are still being copied between servers
 
     @property

@@ -88,6 +88,7 @@ def on_formed(m: Membership, record: Record, message: Formed) -> None:
     current.formed.add(record.info.id)
     current.needed_servers |= set(message.needed_servers)
     current.unsettled = current.unsettled or message.servers_unsettled
+    current.copies = message.server_copies
     if current.start is not None:
         hold(m, record, current.start.state)
         if current.start.fresh and record.info.id == current.ids[0]:

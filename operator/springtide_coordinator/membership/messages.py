@@ -124,6 +124,7 @@ class Formed:
     generation: GenerationName
     needed_servers: tuple[str, ...] = ()  # ids of leaving servers that still serve chunks
     servers_unsettled: bool = False  # chunks are still being copied
+    server_copies: int = 1  # servers that hold each chunk, at least
     restored: str = ""
 
 

@@ -44,6 +44,7 @@ class Rules:
     end_together: bool = True  # EndOk only when all members ended at the same state
     save_before_leaving: bool = True  # the last holders of the state write it to storage before they leave
     leaver_hands_over: bool = True  # a leaver goes when a member that stays holds the state
+    copies_suffice: bool = True  # a server that others have copies of is not waited for
     all_servers: bool = True  # a generation begins with one connected server in each slot wanted
     server_loss_ends: bool = True  # a lost server ends the generation that it serves
     void_is_none: bool = True  # a state that the servers do not hold is held by nobody

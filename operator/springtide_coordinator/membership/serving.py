@@ -146,10 +146,19 @@ def note_lost_servers(m: Membership, generation: Generation, now: float) -> list
 
 
 def choose_servers(m: Membership, now: float) -> tuple[ServerInfo, ...] | Status:
-    """One server for each slot wanted, in their order; or whom it waits for."""
+    """One server for each slot wanted, in their order; or whom it waits for.
+
+    Whom others have copies of is not waited for: it joins when it comes.
+    """
     if not m.rules.all_servers:
         return tuple(record.info for record in m.servers.values() if record.usable)
     chosen: list[ServerInfo] = []
+    if copied(m):
+        for slot in range(m.servers_wanted):
+            there = [r for r in m.servers.values() if r.usable and r.info.slot == slot]
+            chosen += [max(there, key=lambda record: record.newness).info] if there else []
+        if chosen:
+            return tuple(chosen)
     # Whoever is out of sight may be alone in holding its share of the state.
     out = {info.slot: info.label for info in holders(m) if may_come_back(m, info, now)}
     missing = list(out.values())
@@ -167,6 +176,15 @@ def choose_servers(m: Membership, now: float) -> tuple[ServerInfo, ...] | Status
         f"{len(chosen)} of {m.servers_wanted} parameter servers are connected",
         tuple(missing),
     )
+
+
+def copied(m: Membership) -> bool:
+    """Whether the last generation's state is whole without those of its servers that are not there now."""
+    current = m.current
+    if current is None or not current.complete or current.copies < 2 or not m.rules.copies_suffice:
+        return False
+    there = {record.info.id for record in m.servers.values() if record.usable}
+    return sum(info.id not in there for info in current.serving) < current.copies
 
 
 def holders(m: Membership) -> tuple[ServerInfo, ...]:

@@ -145,6 +145,11 @@ class ServerExchange:
         """The servers that this generation's chunks are on."""
         return {server for home in self._homes.values() for server in home}
 
+    @property
+    def copies(self) -> int:
+        """How many servers hold each chunk, at least."""
+        return min((len(home) for home in self._homes.values()), default=0)
+
     def copied(self) -> bool:
         """Whether the copies that this member has ordered are there, so that another generation can use them.
 
