@@ -86,6 +86,7 @@ class World:
     shares: dict[StateName, frozenset[str]] = field(default_factory=dict)  # who held it when it was new
     names: set[GenerationName] = field(default_factory=set)
     void: set[StateName] = field(default_factory=set)
+    told_void: set[StateName] = field(default_factory=set)  # as far as this coordinator was told
     copies_take_long: bool = False
     copying: dict[GenerationName, frozenset[str]] = field(default_factory=dict)  # the servers used meanwhile
     commits: int = 0
@@ -114,6 +115,7 @@ class World:
     def restart_coordinator(self) -> None:
         self.incarnation = Incarnation(1, self.incarnation.restart + 1)
         self.m = self._coordinator()
+        self.told_void.clear()
         self._events.clear()
         for process in (*self.workers.values(), *self.servers.values()):
             process.session = None
@@ -148,7 +150,7 @@ class World:
         for info in start.servers:
             if self.servers[info.id].session is None:
                 raise BrokenPromise(f"{start.generation} has {info.id}, which is not connected")
-        if start.state in self.void:
+        if start.state in self.told_void:
             raise BrokenPromise(f"{start.generation} begins from {start.state}, which is lost")
 
     def _told(self, effect: Send) -> None:
@@ -195,6 +197,8 @@ class World:
             having = {i for i in asked if self.servers[i].alive and self.servers[i].holds == start.state}
             if not self.shares[start.state] <= having:
                 self.void.add(start.state)
+                if worker.session is not None:
+                    self.told_void.add(start.state)
                 self._park(worker, say.ParkReason.SERVERS_LACK_STATE)
                 return
             if self.copies_take_long or start.generation in self.copying:
