@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -94,10 +94,15 @@ while True:
 """
 
 
+COMMAND = (sys.executable, "-c", SCRIPT)
+
+
 class Launched:
     """A launcher of two processes of SCRIPT, in an imagined pod."""
 
-    def __init__(self, folder: Path, *options: str, arguments: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, *options: str, arguments: Sequence[str] = (), command: Sequence[str] = COMMAND
+    ) -> None:
         self.log, self.end = folder / "log", folder / "end"
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(ROOTS),
@@ -112,7 +117,7 @@ class Launched:
         }
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(
-                [*LAUNCH, "--processes", "2", *options, "--", sys.executable, "-c", SCRIPT, *arguments],
+                [*LAUNCH, "--processes", "2", *options, "--", *command, *arguments],
                 env=environment,
                 stdout=file,
                 stderr=file,
@@ -138,8 +143,8 @@ class Launched:
 def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     made: list[Launched] = []
 
-    def start(*options: str, arguments: tuple[str, ...] = ()) -> Launched:
-        made.append(Launched(tmp_path, *options, arguments=arguments))
+    def start(*options: str, arguments: Sequence[str] = (), command: Sequence[str] = COMMAND) -> Launched:
+        made.append(Launched(tmp_path, *options, arguments=arguments, command=command))
         return made[-1]
 
     yield start
@@ -169,6 +174,25 @@ def test_a_failure_that_comes_again_ends_the_pod_with_its_words(launch: Callable
         "process 1 exited with code 1: no more (after 1 restarts of processes in this pod)"
     )
     assert "[0] got SIGTERM" in pod.log.read_text()
+
+
+def test_a_command_that_is_gone_when_it_is_needed_again_does_not_end_the_others_at_once(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    command = tmp_path / "command"
+    command.write_text(
+        "#!/bin/sh\n"
+        '[ "$LOCAL_RANK" = 1 ] && { sleep 0.2; rm "$0"; exit 4; }\n'
+        "trap 'echo leaves; exit 0' TERM\n"
+        "while :; do sleep 0.1; done\n"
+    )
+    command.chmod(0o755)
+    pod = launch("--restarts", "1", "--backoff", "0.05", command=[str(command)])
+    assert pod.process.wait(60) == 127
+    said = outcome.parse(pod.end.read_text())
+    assert isinstance(said, outcome.Failed)
+    assert f"cannot start '{command}': No such file" in said.message
+    assert "[0] leaves" in pod.log.read_text()
 
 
 def test_killed_it_takes_its_processes_along(launch: Callable[..., Launched]) -> None:

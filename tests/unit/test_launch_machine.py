@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from springtide.errors import SpringtideError, UsageError
+from springtide.exchange.device import take_gpu
 from springtide.launch import cgroup, cpus, devices
 from springtide.launch.board import merged, read_port
 from springtide.launch.options import parse
@@ -175,3 +177,20 @@ def test_each_process_has_its_own_files_and_numbers() -> None:
     finally:
         folder.close()
     assert not os.path.exists(place.folder)
+
+
+def test_each_process_of_a_pod_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    take_gpu(0, 1)
+    assert taken == []  # a single one keeps what the script chooses
+    take_gpu(0, 2)
+    take_gpu(1, 2)
+    assert taken == [0, 1]
+    with pytest.raises(SpringtideError, match="process 2 of 3 in this pod has no GPU, since there are 2"):
+        take_gpu(2, 3)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    take_gpu(2, 3)
+    assert taken == [0, 1]

@@ -18,7 +18,7 @@ from springtide.launch.gang import Gang
 from springtide.launch.options import parse
 from springtide.launch.script import Attempts, Failure, Round, culprit, variables
 from springtide.launch.supervision import Action, End, Policy, Signal, Spawn
-from springtide_coordinator.membership.messages import ParkReason
+from springtide_coordinator.membership.messages import Boundary, Leave, ParkReason
 from springtide_coordinator.stall import Motion
 from springtide_operator.plan.observation import Report
 from springtide_operator.plan.progress import numbers
@@ -165,6 +165,23 @@ def test_no_state_of_ours_is_lost_with_members_that_hold_none() -> None:
         room.form()
     # The first two came and went without a loss; the third one trains, and what was before it is lost.
     assert room.m.states_lost == 1
+
+
+def test_members_without_a_state_of_ours_leave_when_the_job_wants_none() -> None:
+    room = Room(target=2)
+    for name in ("w0", "w1"):
+        room.hello(name, opaque=True)
+    for name in ("w0", "w1"):
+        room.park(name)
+    held = room.form()
+    room.sync("w0", "w1", target=0)
+    room.leaving = {"w0": room.now + 60, "w1": room.now + 60}
+    room.sync("w0", "w1", target=0)
+    for name in ("w0", "w1"):
+        assert room.told(name, Boundary)
+        room.park(name, ParkReason.BOUNDARY, at=held)
+    for name in ("w0", "w1"):
+        assert room.last(name, Leave).reason == "its pod is going away"
 
 
 def test_scripts_that_commit_nothing_do_not_hang() -> None:

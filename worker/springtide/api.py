@@ -22,7 +22,7 @@ from springtide.environment import read_settings
 from springtide.errors import UsageError
 from springtide.evaluation import Evaluation, evaluate
 from springtide.exact.settings import prepare
-from springtide.exchange.device import tame_nccl
+from springtide.exchange.device import take_gpu, tame_nccl
 from springtide.loading import make_loader
 from springtide.loop import deal_batches
 from springtide.runtime import Runtime
@@ -49,6 +49,7 @@ def init() -> None:
     _log_to_stderr()
     if not settings.alone:
         tame_nccl()
+    take_gpu(settings.local_rank, settings.local_world_size)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     if settings.logical_workers:

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 import torch.distributed as dist
 
-from springtide.errors import UsageError
+from springtide.errors import SpringtideError, UsageError
 
 Backend = Literal["gloo", "nccl"]
 _FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two looks at an event
@@ -43,6 +43,24 @@ def choose_backend(wanted: str, device_type: str, nccl_available: bool) -> Backe
             "torch, or set strategy.allReduce.backend to Auto"
         )
     return "nccl" if wanted != "Gloo" and device_type == "cuda" and nccl_available else "gloo"
+
+
+def take_gpu(local_rank: int, processes: int) -> None:
+    """Of several processes in a pod each has a GPU of its own: make it the current device, so that "cuda"
+    means it. Nothing to do for a single process, or without GPUs.
+
+    Raise SpringtideError when there are fewer GPUs than processes.
+    """
+    if processes < 2 or not torch.cuda.is_available():
+        return
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise SpringtideError(
+            f"process {local_rank} of {processes} in this pod has no GPU, since there are {count}: ask for"
+            f" {processes} GPUs for the container, or for {count} processes; to use none of them set"
+            " CUDA_VISIBLE_DEVICES to nothing"
+        )
+    torch.cuda.set_device(local_rank)
 
 
 def tame_nccl(environ: MutableMapping[str, str] = os.environ) -> None:

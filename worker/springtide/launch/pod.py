@@ -97,7 +97,15 @@ class Pod:
     def _act(self, actions: Sequence[Action], folder: Folder) -> None:
         for action in actions:
             if isinstance(action, Spawn):
-                self._spawn(action, folder)
+                try:
+                    self._spawn(action, folder)
+                except CannotStart as error:
+                    if not self._children:
+                        raise
+                    # The others train: for them it is a process that ended.
+                    log.error("%s", error)
+                    end = End(_CANNOT_START, Failed("", str(error)))
+                    self._act(self._supervisor.ended(action.rank, end, time.monotonic()), folder)
             elif action.rank in self._children:
                 child = self._children[action.rank]
                 name = signal.Signals(action.number).name
