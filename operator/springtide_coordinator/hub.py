@@ -25,6 +25,7 @@ from .membership import (
 from .membership.events import Cut, Effect, LoopEnded, Made, MemberLost, Send
 from .membership.messages import Refused, ServerLeaving
 from .membership.names import Incarnation
+from .poison import Death, Poison
 from .rates import Rates
 from .rendezvous import Rendezvous, TooMuchError
 from .reply import sync_reply
@@ -77,6 +78,7 @@ class Hub:
         self.data = pb.Data()
         self.values: dict[str, float] = {}
         self.evaluations = Evaluations()
+        self.poison = Poison()
         self.streams: dict[int, WorkerStream] = {}
         self.server_streams: dict[int, ServerStream] = {}
         self._last_told = ("", "")
@@ -132,6 +134,8 @@ class Hub:
                     self.storage.heard(stream.member, message.checkpoint)
                 case "formed":
                     self.storage.formed(message.formed, self.clock())
+                case "bye":
+                    self._bye(stream, message.bye)
                 case "evaluate":
                     self._evaluate(stream, message.evaluate)
                 case "values":
@@ -261,6 +265,15 @@ class Hub:
             if other is not stream and other.member in current.ids:
                 other.put(message)
 
+    def _bye(self, stream: WorkerStream, bye: pb.Bye) -> None:
+        record = self.membership.members.get(stream.member)
+        if bye.outcome != "Failed" or record is None:
+            return
+        current = self.membership.current
+        generation = current.name if current is not None else None
+        death = Death(generation, stream.member, record.info.label, bye.samples, bye.detail)
+        self.poison.failed(bye.step, death)
+
     def _size(self) -> int:
         current = self.membership.current
         return len(current.ids) if current is not None else 1
@@ -347,6 +360,7 @@ class Hub:
             self.data = progress.data
         known = self.history.known
         if known is not None:
+            self.poison.committed(known.step)
             stream.put(pb.CoordinatorMessage(known=pb.Known(state=wire.from_state(known))))
 
 

@@ -88,6 +88,10 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
                 since_unix=slow.since,
             )
         )
+    if (poison := hub.poison.verdict) is not None:
+        reply.poison.CopyFrom(
+            pb.Poison(step=poison.step, samples=poison.samples, workers=poison.workers, detail=poison.detail)
+        )
     stalled = hub.motion.stall(m, known, hub.hang_seconds, now)
     if stalled is not None:
         reply.stall.CopyFrom(stall.to_proto(stalled, m, now))

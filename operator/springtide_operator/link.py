@@ -19,6 +19,7 @@ from springtide_operator.plan.observation import (
     CoordinatorPod,
     LateReport,
     MemberReport,
+    PoisonReport,
     RateReport,
     Report,
     ServerReport,
@@ -221,12 +222,20 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         all_saved=reply.all_saved,
         silent=frozenset(reply.silent),
         stall=to_stall(reply.stall) if reply.HasField("stall") else None,
+        poison=_poison(reply),
         rates=tuple(
             RateReport(rate.workers, rate.samples_per_second, rate.seconds, rate.steps)
             for rate in reply.rates
         ),
         opaque=reply.opaque,
     )
+
+
+def _poison(reply: pb.SyncReply) -> PoisonReport | None:
+    if not reply.HasField("poison"):
+        return None
+    told = reply.poison
+    return PoisonReport(told.step, told.samples, tuple(told.workers), told.detail)
 
 
 def to_stall(stall: pb.Stall) -> StallReport:

@@ -55,3 +55,47 @@ def test_killed_in_an_evaluation_and_a_coordinator_too(zygote: Zygote, tmp_path:
         assert cluster.reply.values["held_out"] == pytest.approx(results[0]["-1"]["held_out"])
     finally:
         cluster.close()
+
+
+POISON = """
+import torch
+import springtide
+
+class Pictures(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == 41:
+            raise ValueError("picture 41 is no picture")
+        return torch.randn(4)
+
+springtide.init()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+springtide.distribute(model, optimizer)
+for x in springtide.batches(Pictures(), batch_size=16, shuffle=False):
+    with springtide.step():
+        model(x.data).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_sample_that_ends_one_worker_after_the_other_is_named(zygote: Zygote, tmp_path: Path) -> None:
+    script = tmp_path / "poison.py"
+    script.write_text(POISON)
+    cluster = WorkerCluster(zygote, tmp_path, {}, script=script)
+    try:
+        first, second = cluster.start(2)
+        cluster.until(lambda: not first.running or not second.running, "the first death")
+        cluster.add()
+        cluster.until(lambda: cluster.reply is not None and cluster.reply.HasField("poison"), "the verdict")
+        assert cluster.reply is not None
+        poison = cluster.reply.poison
+        assert poison.step == 3
+        assert poison.samples == "samples 32 to 47 of pass 1"
+        assert len(set(poison.workers)) >= 2
+        assert "picture 41 is no picture" in poison.detail
+    finally:
+        cluster.close()

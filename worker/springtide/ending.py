@@ -27,6 +27,8 @@ def install(runtime: Runtime) -> None:
     def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if runtime.outcome is None:
             runtime.outcome = outcome.failed(error)
+            # Files, network and memory: the same step may well succeed elsewhere or later.
+            runtime.failed_outside = isinstance(error, OSError | MemoryError)
         previous(kind, error, trace)
 
     sys.excepthook = on_exception

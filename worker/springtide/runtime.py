@@ -67,6 +67,8 @@ class Runtime:
         self.outcome: outcome.Outcome | None = None
         self.part_kept = False
         self.evaluations = Evaluations()
+        self.failed_outside = False
+        self._broken = False
         self._deal: Deal | None = None
         self._warned_of_names = False
         self.membership: Membership | None = None
@@ -256,7 +258,20 @@ class Runtime:
             raise
         return False
 
+    @property
+    def ended_in(self) -> tuple[int, str]:
+        """The step whose body or samples ended this process, and its samples in words; 0: none, or by a
+        failure from outside, which may be over next time."""
+        cursor, plan = self.position.cursor, self.plan
+        trained = self._deal is not None or self._broken
+        if plan is None or not trained or self.failed_outside:
+            return 0, ""
+        last = min(cursor.position + plan.batch_size, plan.order.size) - 1
+        order = "" if not plan.order.shuffle else f" in the order of seed {plan.seed}"
+        return cursor.step + 1, f"samples {cursor.position} to {last} of pass {cursor.epoch + 1}{order}"
+
     def _break_off(self, problem: str) -> None:
+        self._broken = True
         trainer = self.ready("step()")
         trainer.transaction.break_off(
             f"step {self.position.cursor.step + 1} was left by an exception, and nothing can go on in this "

@@ -84,7 +84,9 @@ class Session:
             detail = ended.reason if isinstance(ended, Left) else ""
             if isinstance(ended, Failed):
                 detail = f"{ended.exception}: {ended.message}"[:1000]
-            self.send(pb.WorkerMessage(bye=pb.Bye(outcome=type(ended).__name__, detail=detail)))
+            step, samples = self._runtime.ended_in if isinstance(ended, Failed) else (0, "")
+            bye = pb.Bye(outcome=type(ended).__name__, detail=detail, step=step, samples=samples)
+            self.send(pb.WorkerMessage(bye=bye))
         try:
             self._client.close(_FLUSH_SECONDS)
         except SessionClosedError as error:

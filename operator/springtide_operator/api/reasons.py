@@ -65,6 +65,7 @@ BACKOFF_LIMIT_EXCEEDED: Final = "BackoffLimitExceeded"
 PREEMPTION_LIMIT_EXCEEDED: Final = "PreemptionLimitExceeded"
 FAILURE_RULE: Final = "FailureRuleMatched"
 DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
+POISON_STEP: Final = "PoisonStep"
 INVALID_TEMPLATE: Final = "InvalidTemplate"
 INVALID_SPEC: Final = "InvalidSpec"
 

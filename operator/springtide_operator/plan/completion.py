@@ -33,6 +33,9 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> Ou
     exceeded = restarts.exceeded(job, ledger)
     if exceeded is not None:
         return Outcome(False, exceeded.reason, exceeded.message)
+    poison = poisoned(observation, ledger)
+    if poison is not None:
+        return Outcome(False, reasons.POISON_STEP, poison)
     hung = hangs.fatal(job, observation)
     if hung is not None:
         return Outcome(False, hung.reason, hung.message)
@@ -52,6 +55,18 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> Ou
             text = f"the API server refuses the {what} pod as invalid: {refusal.message}"
             return Outcome(False, reasons.INVALID_TEMPLATE, text)
     return None
+
+
+def poisoned(observation: Observation, ledger: Ledger) -> str | None:
+    """What is said of a step that ends one worker after the other; None while there is none."""
+    report = observation.report_of(ledger.incarnation)
+    if report is None or report.poison is None:
+        return None
+    found = report.poison
+    return (
+        f"step {found.step} ({found.samples}) has ended {' and '.join(found.workers)} with the same "
+        f"exception, and would end the next worker too: {found.detail}"
+    )
 
 
 def finished_worker(observation: Observation, ledger: Ledger) -> WorkerPod | None:

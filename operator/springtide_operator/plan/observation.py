@@ -205,6 +205,16 @@ class StallReport:
 
 
 @dataclass(frozen=True)
+class PoisonReport:
+    """A step that was done again and ended another worker with the same exception."""
+
+    step: int
+    samples: str  # which it takes, in words
+    workers: tuple[str, ...]
+    detail: str
+
+
+@dataclass(frozen=True)
 class RateReport:
     """What a number of workers brought: samples/s, measured over so many seconds and steps."""
 
@@ -252,6 +262,7 @@ class Report:
     lost_seconds: Mapping[str, float] = field(default_factory=dict)  # by cause, since its process began
     slow: SlowReport | None = None
     stall: StallReport | None = None  # None: it moves
+    poison: PoisonReport | None = None
     rates: tuple[RateReport, ...] = ()
     servers: tuple[ServerReport, ...] = ()
     servers_settled: bool = False  # a generation runs with exactly those that were asked for
