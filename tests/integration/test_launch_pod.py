@@ -101,7 +101,12 @@ class Launched:
     """A launcher of two processes of SCRIPT, in an imagined pod."""
 
     def __init__(
-        self, folder: Path, *options: str, arguments: Sequence[str] = (), command: Sequence[str] = COMMAND
+        self,
+        folder: Path,
+        *options: str,
+        arguments: Sequence[str] = (),
+        command: Sequence[str] = COMMAND,
+        launcher: Sequence[str] = LAUNCH,
     ) -> None:
         self.log, self.end = folder / "log", folder / "end"
         environment = os.environ | {
@@ -117,7 +122,7 @@ class Launched:
         }
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(
-                [*LAUNCH, "--processes", "2", *options, "--", *command, *arguments],
+                [*launcher, "--processes", "2", *options, "--", *command, *arguments],
                 env=environment,
                 stdout=file,
                 stderr=file,
@@ -143,8 +148,8 @@ class Launched:
 def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     made: list[Launched] = []
 
-    def start(*options: str, arguments: Sequence[str] = (), command: Sequence[str] = COMMAND) -> Launched:
-        made.append(Launched(tmp_path, *options, arguments=arguments, command=command))
+    def start(*options: str, **more: Sequence[str]) -> Launched:
+        made.append(Launched(tmp_path, *options, **more))
         return made[-1]
 
     yield start
@@ -174,6 +179,43 @@ def test_a_failure_that_comes_again_ends_the_pod_with_its_words(launch: Callable
         "process 1 exited with code 1: no more (after 1 restarts of processes in this pod)"
     )
     assert "[0] got SIGTERM" in pod.log.read_text()
+
+
+STARVES = """
+import os, signal, sys, time
+if os.environ["LOCAL_RANK"] == "0":
+    time.sleep(600)
+with open(os.environ["EVENTS"], "w") as file:
+    file.write("oom 1\\noom_kill 1\\n")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+# The launcher, with another root for what it reads of control groups.
+ELSEWHERE = """
+import functools, os, pathlib, sys
+from springtide.launch import cgroup
+root = pathlib.Path(os.environ["ELSEWHERE"])
+cgroup.out_of_memory_kills = functools.partial(cgroup.out_of_memory_kills, root)
+from springtide.launch.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_process_that_the_kernel_kills_for_want_of_memory(
+    launch: Callable[..., Launched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = tmp_path / "sys/fs/cgroup/memory.events"
+    events.parent.mkdir(parents=True)
+    events.write_text("oom 0\noom_kill 0\n")
+    monkeypatch.setenv("EVENTS", str(events))
+    monkeypatch.setenv("ELSEWHERE", str(tmp_path))
+    pod = launch(
+        "--restarts", "0", launcher=[sys.executable, "-c", ELSEWHERE], command=[sys.executable, "-c", STARVES]
+    )
+    assert pod.process.wait(60) == 137
+    said = outcome.parse(pod.end.read_text())
+    assert isinstance(said, outcome.Failed)
+    assert said.reason == "OOMKilled"
+    assert said.message.startswith("process 1 was killed: out of memory: raise the container's memory limit")
 
 
 def test_a_command_that_is_gone_when_it_is_needed_again_does_not_end_the_others_at_once(

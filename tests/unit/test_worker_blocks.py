@@ -58,6 +58,31 @@ def test_members_of_one_block_agree(places: list[Place]) -> None:
         assert verdict.companions is None or rank in verdict.companions
 
 
+@settings(deadline=None)
+@given(
+    past=st.lists(st.booleans(), min_size=1, max_size=5),
+    ready=st.lists(st.booleans(), min_size=5, max_size=5),
+    dead=st.sets(st.integers(0, 4)),
+    joiners=st.integers(0, 2),
+)
+def test_a_block_counts_for_all_of_its_members_or_for_none(
+    past: list[bool], ready: list[bool], dead: set[int], joiners: int
+) -> None:
+    """Whoever passed the last reduction proves that all had come to it; then some members die."""
+    members = [
+        Place(None, past=FIRST) if passed else Place(FIRST, ready=any(past) or ready[number])
+        for number, passed in enumerate(past)
+    ]
+    places = [place for number, place in enumerate(members) if number not in dead] + [Place()] * joiners
+    verdicts = [agree(places, rank) for rank in range(len(places))]
+    inside = [rank for rank, place in enumerate(places) if place.at == FIRST]
+    counts = any(place.past == FIRST for place in places)
+    for rank in inside:
+        assert verdicts[rank].done == counts
+        if not counts:
+            assert verdicts[rank].companions == (None if len(inside) == len(places) else tuple(inside))
+
+
 def test_torch_takes_the_group_and_forgets_it() -> None:
     stores, places = wired_stores(2), addresses(2)
     groups = together(
