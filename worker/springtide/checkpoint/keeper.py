@@ -60,6 +60,11 @@ class Checkpoints:
     def busy(self) -> bool:
         return self._writer.busy
 
+    @property
+    def last_taken(self) -> StateName | None:
+        """The state of the last one that was begun here."""
+        return self._taken[0] if self._taken is not None else None
+
     def make_way(self) -> bool:
         """Whether another one can be begun at once: shares of others are not waited for any more."""
         self._writer.abandon()
