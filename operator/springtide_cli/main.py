@@ -98,6 +98,31 @@ def follow(
 
 
 @app.command()
+def audit(
+    name: Annotated[str, typer.Argument(help="Name of a TrainingJob.")],
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples of one pass, in jobs of one loop: checks totals too."),
+    ] = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    local: Annotated[bool, typer.Option("--local", help="On this machine's embedded cluster.")] = False,
+) -> None:
+    """Say what a job proves about its samples: each counted exactly once per pass, or not.
+
+    Exit codes: 0 proved, 1 disproved, 2 nothing to prove yet, or no such job.
+    """
+    if local and (kubeconfig or context):
+        raise typer.BadParameter("--local brings its own cluster: leave out --kubeconfig and --context")
+    from springtide_cli import audit as command
+    from springtide_cli.run import Options
+
+    options = Options(kubeconfig, context, namespace, plain=True, local=local)
+    raise typer.Exit(command.run(name, samples, options, _console()))
+
+
+@app.command()
 def top(
     kubeconfig: Kubeconfig = None,
     context: Context = None,

@@ -102,7 +102,9 @@ async def run_manifest(manifest: Manifest, options: Options, screen: Screen, pro
         return progress.code
 
 
-async def follow_job(name: str, options: Options, screen: Screen, progress: Progress) -> int:
+@contextlib.asynccontextmanager
+async def on_cluster(options: Options) -> AsyncIterator[Kube]:
+    """A connection to a cluster that is there already. An API server that does not answer is Refused."""
     kubeconfig = options.kubeconfig
     if options.local:
         from springtide_cli.local import running
@@ -110,15 +112,19 @@ async def follow_job(name: str, options: Options, screen: Screen, progress: Prog
         kubeconfig = str(running())
     kube = await connect(kubeconfig, options.context)
     try:
-        namespace = options.namespace or kube.namespace
-        try:
-            job = await read_job(kube, namespace, name)
-        except Unreachable as error:
-            raise Refused(str(error)) from error
-        progress.job = (namespace, name)
-        return await _follow(kube, job, options, screen)
+        yield kube
+    except Unreachable as error:
+        raise Refused(str(error)) from error
     finally:
         await kube.close()
+
+
+async def follow_job(name: str, options: Options, screen: Screen, progress: Progress) -> int:
+    async with on_cluster(options) as kube:
+        namespace = options.namespace or kube.namespace
+        job = await read_job(kube, namespace, name)
+        progress.job = (namespace, name)
+        return await _follow(kube, job, options, screen)
 
 
 async def _follow(kube: KubePort, job: Object, options: Options, screen: Screen) -> int:

@@ -1,0 +1,77 @@
+"""`springtide audit`: what a job can prove about its samples, from the ledger beside its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from springtide_cli.errors import FAILED, REFUSED, SUCCEEDED
+from springtide_cli.kube import KubePort
+from springtide_cli.run import Options, Progress, execute, on_cluster, read_job
+from springtide_cli.screen import Screen
+from springtide_cli.story import Line, Tone
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """lines: the account. code: 0 proved, 1 disproved, 2 nothing to prove yet."""
+
+    lines: tuple[Line, ...]
+    code: int
+
+
+def audit(job: Mapping[str, Any], samples: int | None = None) -> Audit:
+    """PURE. samples: of one pass, if known: then the sums over all closed passes are compared, too."""
+    status = job.get("status") or {}
+    name, state = job["metadata"]["name"], status.get("state", "Pending")
+    data = status.get("data")
+    if not data:
+        return Audit(
+            (Line(f"{name} ({state}): no step has been committed, so there is nothing to prove"),), REFUSED
+        )
+    epoch, seen, total = (int(data.get(field, 0)) for field in ("epoch", "seen", "totalSeen"))
+    repeated, lost, skipped = (int(data.get(field, 0)) for field in ("repeated", "lost", "skipped"))
+    lines = [
+        Line(f"{name} ({state}), step {status.get('step', 0)}"),
+        Line(f"samples whose gradients are in the parameters: {total}"),
+        Line(f"passes closed in the present loop: {epoch}; samples of the running pass: {seen}"),
+        Line(f"counted more than once: {repeated}"),
+        Line(f"not counted: {lost}"),
+        Line(f"steps skipped because a gradient was not finite (their samples count): {skipped}"),
+    ]
+    problems = []
+    if repeated or lost:
+        problems.append(f"{repeated} samples were repeated and {lost} lost")
+    if samples is not None and total != epoch * samples + seen:
+        problems.append(
+            f"{epoch} passes of {samples} samples and {seen} more are {epoch * samples + seen}, not {total}"
+        )
+    if problems:
+        return Audit((*lines, Line(f"NOT exactly once: {'; '.join(problems)}", Tone.BAD)), FAILED)
+    if not epoch and not (state == "Succeeded" and total):
+        return Audit((*lines, Line("no pass is closed yet: ids are compared when one is")), REFUSED)
+    proof = "exactly once: in each closed pass, count and hash of the ids are those of the whole pass"
+    return Audit((*lines, Line(proof, Tone.GOOD)), SUCCEEDED)
+
+
+async def audit_job(kube: KubePort, name: str, namespace: str, samples: int | None) -> Audit:
+    """Raise Refused when there is no such job."""
+    return audit(await read_job(kube, namespace, name), samples)
+
+
+def run(name: str, samples: int | None, options: Options, console: Console) -> int:
+    """The exit code: 0 proved, 1 disproved, 2 nothing to prove yet, or refused."""
+
+    async def work(screen: Screen, progress: Progress) -> int:
+        async with on_cluster(options) as kube:
+            found = await audit_job(kube, name, options.namespace or kube.namespace, samples)
+        for line in found.lines:
+            screen.say(line)
+        return found.code
+
+    return execute(options, console, work)
