@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import ssl
 import sys
 from importlib import metadata
 
 import torch
 from prometheus_client import REGISTRY, start_http_server
 
+from springtide_coordinator.client import read_authority
 from springtide_ps import registration
 from springtide_ps.metrics import ServerCollector
 from springtide_ps.server import Server
 from springtide_ps.settings import Settings, read
 from springtide_ps.store import Store
+from springtide_ps.tls import client_context, server_context
 from springtide_ps.updates import Update
 
 log = logging.getLogger("springtide.ps")
@@ -38,11 +39,15 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
         settings = read(os.environ)
-        tls = _tls(settings)
+        tls = server_context(settings.certificate, settings.key) if settings.certificate else None
+        authority = read_authority(os.environ)
+        peers = client_context(authority) if authority else None
         if settings.threads:
             torch.set_num_threads(settings.threads)
         _warm_up()
-        server = Server(Store(settings.memory_limit), settings.token, settings.bind, settings.port, tls=tls)
+        server = Server(
+            Store(settings.memory_limit), settings.token, settings.bind, settings.port, tls=tls, peers=peers
+        )
         in_job = registration.read(os.environ, server.port)
     except (ValueError, OSError) as error:
         log.error("%s", error)
@@ -74,14 +79,6 @@ def _warm_up() -> None:
     """The first optimizer of a process imports much of torch: no step shall wait for that."""
     for name in ("sgd", "adam"):
         Update(name).bind(torch.zeros(1))(torch.zeros(1))
-
-
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    if not settings.certificate:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(settings.certificate, settings.key)
-    return context
 
 
 def _serve_metrics(settings: Settings):  # type: ignore[no-untyped-def]  # (WSGIServer, Thread) of the library

@@ -49,7 +49,10 @@ class _Client:
 
 
 class Server:
-    """Listens at once; `close` ends everything. `about` is told to every client that connects."""
+    """Listens at once; `close` ends everything. `about` is told to every client that connects.
+
+    tls: of this server. peers: for its own connections to other servers.
+    """
 
     def __init__(
         self,
@@ -59,12 +62,13 @@ class Server:
         port: int = 0,
         about: dict[str, Any] | None = None,
         tls: ssl.SSLContext | None = None,
+        peers: ssl.SSLContext | None = None,
     ) -> None:
         if not token:
             raise ValueError("a parameter server needs the job's token")
         self.store, self.counters = store, Counters()
         self._desk = Desk(store, self.counters, lambda: self.clients)
-        self.steps = Steps(lambda address: ServerClient(address, token), store.memory_limit)
+        self.steps = Steps(lambda address: ServerClient(address, token, tls=peers), store.memory_limit)
         self._asynchronous = asynchronous.Asynchronous(self.steps, self.counters)
         self._token, self._about, self._tls = token, about or {}, tls
         self._listener = socket.create_server((bind, port), backlog=128)

@@ -22,6 +22,7 @@ from springtide_ps.frames import (
     unpack_header,
     unpack_meta,
 )
+from springtide_ps.tls import TlsSocket
 
 HANDSHAKE_SECONDS: Final = 10.0
 _SOCKET_BUFFER: Final = 4 * 1024 * 1024
@@ -39,7 +40,7 @@ class RejectedError(ConnectionError):
 class Stream:
     """Frames over one socket. One thread may send while another receives."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket) -> None:
         self.socket = sock
         self._header = bytearray(HEADER_BYTES)
         self._sending = threading.Lock()
@@ -59,24 +60,16 @@ class Stream:
                 return
             if self._pace:
                 self._wait_for_turn(len(payload) / self._pace)
-            if isinstance(self.socket, ssl.SSLSocket):
+            if isinstance(self.socket, TlsSocket):
                 self.socket.sendall(head)
                 self.socket.sendall(payload)
                 return
-            self._send_both(head, payload)
+            _send_both(self.socket, head, payload)
 
     def _wait_for_turn(self, seconds: float) -> None:
         """As a line of that rate would: what is sent arrives when it has been on it for so long."""
         self._free_at = max(time.monotonic(), self._free_at) + seconds
         time.sleep(max(0.0, self._free_at - time.monotonic()))
-
-    def _send_both(self, head: bytes, payload: memoryview) -> None:
-        sent = self.socket.sendmsg((head, payload))
-        while sent < len(head):
-            sent += self.socket.send(head[sent:])
-        rest = payload[sent - len(head) :]
-        if rest:
-            self.socket.sendall(rest)
 
     def receive(self) -> tuple[Header, dict[str, Any]]:
         """The next frame up to its payload, which is taken by `receive_into` or `skip`.
@@ -112,12 +105,20 @@ class Stream:
     def abort(self) -> None:
         """End the connection now, also under a thread that sends or receives."""
         with contextlib.suppress(OSError):
-            # Not SSLSocket's own: it forgets TLS first, and that thread would go on in the clear.
-            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.abort()
         self.socket.close()
+
+
+def _send_both(sock: socket.socket, head: bytes, payload: memoryview) -> None:
+    sent = sock.sendmsg((head, payload))
+    while sent < len(head):
+        sent += sock.send(head[sent:])
+    rest = payload[sent - len(head) :]
+    if rest:
+        sock.sendall(rest)
 
 
 def read_pace(environment: Mapping[str, str]) -> float:
@@ -142,10 +143,10 @@ def connect(
 
     Raises RejectedError when either side does not know the token, OSError (TimeoutError) otherwise.
     """
-    sock = socket.create_connection(address, timeout=timeout)
+    sock: socket.socket | TlsSocket = socket.create_connection(address, timeout=timeout)
     try:
-        if tls is not None:
-            sock = tls.wrap_socket(sock, server_hostname=address[0])
+        if tls is not None and isinstance(sock, socket.socket):
+            sock = TlsSocket(tls.wrap_socket(sock, server_hostname=address[0]))
         stream = Stream(sock)
         header, meta = stream.receive()
         _expect(header, Kind.CHALLENGE)
@@ -167,13 +168,14 @@ def connect(
 
 
 def accept(
-    sock: socket.socket, token: str, about: dict[str, Any], tls: ssl.SSLContext | None = None
+    accepted: socket.socket, token: str, about: dict[str, Any], tls: ssl.SSLContext | None = None
 ) -> Stream:
     """The server's side of `connect`. Raises RejectedError, FrameError or OSError, with the socket closed."""
+    sock: socket.socket | TlsSocket = accepted
     try:
-        sock.settimeout(HANDSHAKE_SECONDS)
+        accepted.settimeout(HANDSHAKE_SECONDS)
         if tls is not None:
-            sock = tls.wrap_socket(sock, server_side=True)
+            sock = TlsSocket(tls.wrap_socket(accepted, server_side=True))
         stream = Stream(sock)
         ours = auth.nonce()
         stream.send(Frame(Kind.CHALLENGE, meta={"nonce": ours}))

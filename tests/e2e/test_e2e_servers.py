@@ -1,4 +1,4 @@
-"""The same script on parameter servers, one of which is killed."""
+"""The same script on parameter servers, one of which is killed; servers and coordinator speak TLS."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def test_a_killed_server_costs_no_step_where_each_part_has_two_copies(
         epochs=160,
         strategy={"type": "ParameterServer", "parameterServer": {"replication": 2}},
         parameterServers={"replicas": 2},
+        security={"tls": True},
     )
     running.until_trains(2)
     running.until_goes_on()

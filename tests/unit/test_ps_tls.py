@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,27 +14,21 @@ import torch
 
 import springtide.kv
 from springtide_operator.certificate import job_certificate
-from springtide_ps.frames import Frame, Kind
 from springtide_ps.server import Server
 from springtide_ps.store import Store
 from springtide_ps.stream import connect
+from springtide_ps.tls import TlsSocket, client_context, server_context
 
 TOKEN = "t" * 32
 
 
+CERTIFICATE, KEY = job_certificate(b"r" * 32, "uid")
+
+
 @pytest.fixture(scope="module")
-def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Of a server, and of clients that trust its certificate and no other."""
-    folder: Path = tmp_path_factory.mktemp("tls")
-    certificate, key = job_certificate(b"r" * 32, "uid")
-    (folder / "crt").write_text(certificate)
-    (folder / "key").write_text(key)
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(folder / "crt", folder / "key")
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.load_verify_locations(cadata=certificate)
-    return server, client
+    return server_context(CERTIFICATE, KEY), client_context(CERTIFICATE)
 
 
 @pytest.fixture
@@ -52,18 +49,97 @@ def test_values_go_there_and_back(server: Server, contexts: tuple[ssl.SSLContext
         store.close()
 
 
-def test_a_connection_that_is_aborted_never_goes_on_in_the_clear(
-    server: Server, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
-) -> None:
-    stream, _ = connect(("127.0.0.1", server.port), TOKEN, 20.0, contexts[1])
+def test_both_directions_at_once_lose_no_byte(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    """One thread sends while another receives, on both sides, through buffers that are always full."""
+    one, other = pair(contexts)
+    size = 24 * 1024 * 1024
+    sent = torch.randint(0, 256, (size,), dtype=torch.uint8)
+    got = [torch.zeros(size, dtype=torch.uint8) for _ in range(2)]
+
+    def receive(sock: TlsSocket, into: torch.Tensor) -> None:
+        memory = memoryview(into.numpy())
+        while memory:
+            count = sock.recv_into(memory)
+            assert count > 0
+            memory = memory[count:]
+
+    threads = [
+        threading.Thread(target=sock.sendall, args=(memoryview(sent.numpy()),)) for sock in (one, other)
+    ]
+    threads += [threading.Thread(target=receive, args=each) for each in zip((one, other), got, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
     try:
-        assert isinstance(stream.socket, ssl.SSLSocket)
-        stream.abort()
-        assert stream.socket.version() is not None  # what is still sent by another thread is encrypted
-        with pytest.raises(OSError):  # noqa: PT011
-            stream.send(Frame(Kind.PROOF, meta={}), memoryview(bytes(1 << 20)))
+        assert torch.equal(got[0], sent)
+        assert torch.equal(got[1], sent)
     finally:
-        stream.close()
+        one.close()
+        other.close()
+
+
+def pair(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> tuple[TlsSocket, TlsSocket]:
+    """Both ends of a connection, after the handshake."""
+    ours, theirs = socket.socketpair()
+    made: list[TlsSocket] = []
+    thread = threading.Thread(
+        target=lambda: made.append(TlsSocket(contexts[0].wrap_socket(theirs, server_side=True)))
+    )
+    thread.start()
+    client = TlsSocket(contexts[1].wrap_socket(ours, server_hostname="any"))
+    thread.join(20)
+    return client, made[0]
+
+
+def test_a_wait_has_its_time_and_ends_when_the_connection_is_shut(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    one, other = pair(contexts)
+    try:
+        one.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            one.recv_into(memoryview(bytearray(1)))
+        one.settimeout(None)
+        threading.Timer(0.1, lambda: one.shutdown(socket.SHUT_RDWR)).start()
+        with contextlib.suppress(OSError):
+            assert one.recv_into(memoryview(bytearray(1))) == 0
+        with pytest.raises(OSError):  # noqa: PT011
+            one.sendall(bytes(1 << 20))
+    finally:
+        one.close()
+        other.close()
+    with pytest.raises(OSError):  # noqa: PT011
+        one.recv_into(memoryview(bytearray(1)))
+
+
+def test_what_is_sent_after_the_end_is_not_in_the_clear(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    """A thread that still sends when another ends the connection must find TLS there, not a bare socket."""
+    ours, theirs = socket.socketpair()
+    served: list[ssl.SSLSocket] = []
+    thread = threading.Thread(target=lambda: served.append(contexts[0].wrap_socket(theirs, server_side=True)))
+    thread.start()
+    wrapped = contexts[1].wrap_socket(ours, server_hostname="any")
+    thread.join(20)
+    client = TlsSocket(wrapped)
+    client.shutdown(socket.SHUT_RDWR)
+    assert wrapped.version() is not None
+    client.close()
+    served[0].close()
+
+
+@pytest.mark.parametrize("pem", [True, False], ids=["text", "files"])
+def test_certificates_come_as_text_or_as_files(tmp_path: Path, pem: bool) -> None:
+    (tmp_path / "crt").write_text(CERTIFICATE)
+    (tmp_path / "key").write_text(KEY)
+    given = (CERTIFICATE, KEY) if pem else (str(tmp_path / "crt"), str(tmp_path / "key"))
+    assert server_context(*given).get_ca_certs() == []
+    with pytest.raises(ValueError, match="cannot be read"):
+        server_context(CERTIFICATE, CERTIFICATE)
+    with pytest.raises(ValueError, match="cannot be read"):
+        client_context("-----BEGIN NONSENSE-----")
 
 
 def test_a_client_in_the_clear_is_not_served(server: Server) -> None:

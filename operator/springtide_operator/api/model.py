@@ -319,8 +319,8 @@ class Security(ApiModel):
 
     tls: bool = Field(
         default=False,
-        description="Whether calls of the job's coordinator are encrypted, with a certificate of the job's"
-        " own. Gradients between workers are not. Immutable.",
+        description="Whether calls of the job's coordinator and streams of its parameter servers are"
+        " encrypted, with a certificate of the job's own. Gradients between workers are not. Immutable.",
         json_schema_extra={
             "x-kubernetes-validations": [
                 rule("self == oldSelf", "security.tls is immutable: create a new job")

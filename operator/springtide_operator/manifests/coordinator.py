@@ -91,7 +91,8 @@ def service(job: Job, incarnation: int, cluster_ip: str | None = None) -> Object
     }
 
 
-def _certificate(job: Job) -> list[Object]:
+def certificate_environment(job: Job) -> list[Object]:
+    """Of a process that serves: the job's certificate and its key; nothing where the job does without TLS."""
     if not job.spec.security.tls:
         return []
     return [
@@ -142,7 +143,7 @@ def coordinator_pod(
                 "command": ["python", "-m", "springtide_coordinator"],
                 "env": [
                     *common_environment(job, names.ROLE_COORDINATOR),
-                    *_certificate(job),
+                    *certificate_environment(job),
                     *({"name": key, "value": str(value)} for key, value in values.items()),
                 ],
                 "ports": [

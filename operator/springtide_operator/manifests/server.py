@@ -8,7 +8,12 @@ from typing import Any
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import gang, kueue
-from springtide_operator.manifests.coordinator import LOST_NODE, TAKEN_FROM_WORKERS, USER
+from springtide_operator.manifests.coordinator import (
+    LOST_NODE,
+    TAKEN_FROM_WORKERS,
+    USER,
+    certificate_environment,
+)
 from springtide_operator.manifests.worker import TemplateError, common_environment, from_secret
 
 Object = dict[str, Any]
@@ -137,6 +142,7 @@ def _environment(
     }
     own = common_environment(job, names.ROLE_PARAMETER_SERVER)
     own += [{"name": key, "value": str(value)} for key, value in values.items()]
+    own += certificate_environment(job)
     if job.spec.security.tls:
         own.append(from_secret(job, "SPRINGTIDE_TLS_CA", "tls.crt"))
     ours = {entry["name"] for entry in own}

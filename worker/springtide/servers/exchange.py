@@ -53,11 +53,12 @@ class ServerExchange:
         with_norm: bool,
         connect_seconds: float,
         answer_seconds: float,
+        authority: str = "",
     ) -> None:
         self._me, self._replication, self._with_norm = me, replication, with_norm
         self._optimizer, self._name = optimizer, optimizer_name(optimizer)
         self._names = list(parameters)
-        self.links = Links(token, connect_seconds, answer_seconds)
+        self.links = Links(token, connect_seconds, answer_seconds, authority)
         self._layout, self._parameters = layout, list(parameters.values())
         self._flats = _flatten(self._parameters, layout)
         self._versions: list[int] = []

@@ -12,6 +12,7 @@ import torch
 from springtide_ps.client import Answer, RefusedError, ServerClient, ServerLostError
 from springtide_ps.frames import Kind
 from springtide_ps.stream import RejectedError, parse_address
+from springtide_ps.tls import client_context
 
 Result = TypeVar("Result")
 
@@ -21,11 +22,17 @@ class ServerError(RuntimeError):
 
 
 class Links:
-    """One connection to each server, kept from generation to generation. `over` is for any thread."""
+    """One connection to each server, kept from generation to generation. `over` is for any thread.
 
-    def __init__(self, token: str, connect_seconds: float, answer_seconds: float) -> None:
+    authority: the certificate, in PEM, that servers must have; empty: no TLS.
+    """
+
+    def __init__(
+        self, token: str, connect_seconds: float, answer_seconds: float, authority: str = ""
+    ) -> None:
         self._token = token
         self._connect_seconds, self._answer_seconds = connect_seconds, answer_seconds
+        self._tls = client_context(authority) if authority else None
         self._clients: dict[str, ServerClient] = {}
         self._over: Future[str] = Future()
 
@@ -51,7 +58,7 @@ class Links:
                 self._clients.pop(server).close()
             try:
                 self._clients[server] = ServerClient(
-                    parse_address(address), self._token, self._connect_seconds
+                    parse_address(address), self._token, self._connect_seconds, self._tls
                 )
             except (OSError, ValueError, RejectedError) as error:
                 raise ServerError(f"parameter server {address} cannot be reached: {error}") from None

@@ -32,6 +32,7 @@ def exchange_for(settings: Settings) -> MakeServers:
             with_norm=with_norm,
             connect_seconds=settings.connect_seconds,
             answer_seconds=settings.collective_seconds + _BEYOND_COORDINATOR,
+            authority=settings.authority,
         )
 
     return make

@@ -1,0 +1,122 @@
+"""TLS for the streams of parameters, where a job asks for it.
+
+OpenSSL lets one thread at a time into a connection, and a stream is sent on and received from by two. So
+every call here is short and under one lock, and waiting is done outside of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import ssl
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+_BEGIN: Final = "-----BEGIN "
+_SLICE: Final = 256 * 1024  # bytes encrypted at a time
+
+Result = TypeVar("Result")
+
+
+class TlsSocket:
+    """What a stream needs of a socket, after the handshake. One thread may send while another receives."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self._timeout = sock.gettimeout()
+        sock.setblocking(False)
+        self._socket = sock
+        self._lock = threading.Lock()
+
+    def recv_into(self, memory: memoryview) -> int:
+        """Bytes received; 0 at the end. Raises OSError."""
+        return self._attempt(lambda: self._socket.recv_into(memory))
+
+    def sendall(self, data: bytes | bytearray | memoryview) -> None:
+        """Raises OSError."""
+        view = memoryview(data).cast("B")
+        while view:
+            part = view[:_SLICE]
+            view = view[self._attempt(lambda part=part: self._socket.send(part)) :]  # type: ignore[misc]
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        self._socket.setsockopt(level, option, value)
+
+    def settimeout(self, seconds: float | None) -> None:
+        """How long each wait may take."""
+        self._timeout = seconds
+
+    def shutdown(self, how: int) -> None:
+        """End the connection under whoever uses it. Not SSLSocket's own way: it forgets TLS first, and
+        another thread would go on in the clear.
+        """
+        socket.socket.shutdown(self._socket, how)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _attempt(self, call: Callable[[], Result]) -> Result:
+        while True:
+            with self._lock:
+                try:
+                    return call()
+                except ssl.SSLWantReadError:
+                    event = select.POLLIN
+                except ssl.SSLWantWriteError:
+                    event = select.POLLOUT
+            self._wait(event)
+
+    def _wait(self, event: int) -> None:
+        number = self._socket.fileno()
+        if number < 0:
+            raise OSError(errno.EBADF, "the connection was closed")
+        waiting = select.poll()
+        waiting.register(number, event)
+        if not waiting.poll(None if self._timeout is None else self._timeout * 1000):
+            raise TimeoutError("timed out")
+
+
+def client_context(authority: str) -> ssl.SSLContext:
+    """Trusts the one certificate `authority` (PEM), whatever the server's name.
+
+    Raises ValueError where it is none.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    try:
+        context.load_verify_locations(cadata=authority)
+    except ssl.SSLError as error:
+        raise ValueError(f"the certificate to trust cannot be read: {error}") from error
+    return context
+
+
+def server_context(certificate: str, key: str) -> ssl.SSLContext:
+    """From PEM text, or from the names of files. Raises ValueError, OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with _file(certificate) as certificate_file, _file(key) as key_file:
+        try:
+            context.load_cert_chain(certificate_file, key_file)
+        except ssl.SSLError as error:
+            raise ValueError(f"the certificate and its key cannot be read: {error}") from error
+    return context
+
+
+@contextlib.contextmanager
+def _file(text: str) -> Iterator[str]:
+    """A file that holds the PEM text for a moment (Python's ssl reads keys from files alone), or the one that
+    is named.
+    """
+    if not text.lstrip().startswith(_BEGIN):
+        yield text
+        return
+    number, name = tempfile.mkstemp()
+    try:
+        with os.fdopen(number, "w") as file:
+            file.write(text)
+        yield name
+    finally:
+        os.unlink(name)
