@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator_worker_model import BrokenPromise, Chain, Pod, Rendezvous, Session, Worker, fresh_info
+from coordinator_worker_model import (
+    BrokenPromise,
+    Chain,
+    Pod,
+    Rendezvous,
+    Session,
+    Storage,
+    Worker,
+    fresh_info,
+)
 
 from springtide_coordinator.membership import (
     Connected,
@@ -44,7 +53,10 @@ class World:
         maximum: int = 4,
         last_step: int = 10_000,
         rules: Rules | None = None,
+        storage: Storage | None = None,
     ) -> None:
+        self.storage = storage
+        self.suspended = False
         self.now = 1000.0
         self.target, self.minimum, self.maximum = target, minimum, maximum
         self.last_step = last_step
@@ -184,13 +196,13 @@ class World:
     def new_pod(self) -> None:
         uid = f"u{len(self.pods)}"
         self.pods[uid] = pod = Pod(uid, slot=len(self.pods))
-        worker = Worker(fresh_info(len(self.workers), pod), self.last_step)
+        worker = Worker(fresh_info(len(self.workers), pod), self.last_step, storage=self.storage)
         self.workers[worker.info.id] = worker
 
     def new_process(self, pod: Pod) -> None:
         """The launcher starts another process in the place of a dead one."""
         if pod.living and not any(w.alive for w in self.workers.values() if w.info.pod_uid == pod.uid):
-            worker = Worker(fresh_info(len(self.workers), pod), self.last_step)
+            worker = Worker(fresh_info(len(self.workers), pod), self.last_step, storage=self.storage)
             self.workers[worker.info.id] = worker
 
     def act(self, worker: Worker, unlucky: bool = False) -> None:
@@ -243,7 +255,7 @@ class World:
                 w.alive for w in self.workers.values() if w.info.pod_uid == pod.uid
             )
         staying = [pod for pod in self.pods.values() if pod.living and not pod.leave_by]
-        if not self.finished:
+        if not self.finished and not self.suspended:
             for _ in range(self.target - len(staying)):
                 self.new_pod()
         living = tuple(
@@ -252,7 +264,11 @@ class World:
             if pod.living
         )
         for which in range(len(self.coordinators)):
-            self.feed(which, Synced(self.target, self.minimum, self.maximum, living, number=self.number))
+            target = 0 if self.suspended else self.target
+            by = self.now + 60.0 if self.suspended else 0.0
+            sizes = target, self.minimum, self.maximum
+            word = Synced(*sizes, living, number=self.number, suspend=self.suspended, suspend_by=by)
+            self.feed(which, word)
 
     # ---- what must hold
 
@@ -305,6 +321,8 @@ class World:
             w.alive and (w.generation or NONE) > (worker.generation or NONE) for w in self.workers.values()
         ):
             return  # it was cut off one step ahead of those that went on
+        if self.storage is not None and worker.state in self.storage.whole:
+            return
         # One that has just died counts while its coordinator cannot know it.
         others = [
             w
@@ -313,14 +331,16 @@ class World:
         ]
         record = m.members[worker.info.id]
         due = record.leave_deadline(m.settings.leave_margin, m.settings.assumed_grace_period)
-        if self.now < due and not any(w.state == worker.state for w in others):
+        given_up = m.saving is not None and m.saving.given_up and m.saving.state == worker.state
+        wanted = self.storage is not None or not self.suspended  # else nobody is to stay
+        if self.now < due and wanted and not given_up and not any(w.state == worker.state for w in others):
             raise BrokenPromise(f"{worker.info.id} leaves and nobody else holds {worker.state}")
 
     # ---- the end: no more faults
 
     def heal(self) -> None:
-        """Everything works again, and only the newest coordinator is left."""
-        self.operator_up = True
+        """Everything works again, nobody suspends the job, and only the newest coordinator is left."""
+        self.operator_up, self.suspended = True, False
         newest = self.newest()
         for which in range(len(self.coordinators)):
             if which != newest:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import random
 
 from coordinator_simulation import World
+from coordinator_worker_model import Storage
 
 from springtide_coordinator.membership import Rules
 
 
-def walk(seed: int, *, events: int = 300, last_step: int = 10_000, rules: Rules | None = None) -> World:
+def walk(
+    seed: int,
+    *,
+    events: int = 300,
+    last_step: int = 10_000,
+    rules: Rules | None = None,
+    storage: Storage | None = None,
+) -> World:
     """Do random things to a job, then let it go on undisturbed.
 
     Raises BrokenPromise when something does not hold, or when the undisturbed job makes no progress.
     """
     chance = random.Random(seed)
-    world = World(target=chance.choice([1, 2, 3]), last_step=last_step, rules=rules)
+    world = World(target=chance.choice([1, 2, 3]), last_step=last_step, rules=rules, storage=storage)
     for _ in range(events):
         one_event(world, chance)
     world.heal()
@@ -32,7 +40,13 @@ def one_event(world: World, chance: random.Random) -> None:
         "stop": 2, "wake": 2, "break": 1, "delete": 1, "restart": 0.5, "second": 0.5, "away": 0.5,
         "process": 0.5,
     }  # fmt: skip
+    if world.storage is not None:
+        kinds |= {"suspend": 1.0, "resume": 0.3}
     match chance.choices(list(kinds), list(kinds.values()))[0]:
+        case "suspend":
+            world.suspended = True
+        case "resume":
+            world.suspended = False
         case "act":
             world.act(worker, chance.random() < 0.3)
         case "up":

@@ -48,6 +48,14 @@ class Rendezvous:
 
 
 @dataclass
+class Storage:
+    """Where checkpoints are. shares: by state and attempt, who has written one; whole: with a manifest."""
+
+    shares: dict[tuple[StateName, int], set[str]] = field(default_factory=dict)
+    whole: set[StateName] = field(default_factory=set)
+
+
+@dataclass
 class Session:
     """Two ordered queues between a worker and a coordinator."""
 
@@ -83,6 +91,8 @@ class Worker:
     promise: say.Parked | None = None
     depart: bool = False
     outcome: str = ""
+    storage: Storage | None = None  # None: it saves nothing
+    save: say.Save | None = None
 
     @property
     def runs(self) -> bool:
@@ -99,6 +109,7 @@ class Worker:
             layout_hash="" if self.standing is say.Standing.STARTING else "layout",
             leaving=self.leaving,
             ended_stage=self.ended_stages,
+            checkpoints=self.storage is not None,
         )
 
     def send(self, message: say.Incoming) -> None:
@@ -108,7 +119,7 @@ class Worker:
     def park(self, reason: say.ParkReason, detail: str = "", suspects: tuple[str, ...] = ()) -> None:
         self.promise = say.Parked(reason, self.generation, self.state, "layout", detail, suspects)
         self.standing = say.Standing.PARKED
-        self.over, self.boundary, self.boundary_asked = "", False, False
+        self.over, self.boundary, self.boundary_asked, self.save = "", False, False, None
         self.send(self.promise)
 
     # ---- the stream's thread
@@ -137,6 +148,9 @@ class Worker:
             case say.Boundary():
                 if message.generation == self.generation and self.standing is say.Standing.ACTIVE:
                     self.boundary_asked = True
+            case say.Save():
+                if self.standing is say.Standing.PARKED and message.state == self.state:
+                    self.save = message
             case say.Leave():
                 self.depart = self.standing is say.Standing.PARKED
             case say.EndOk():
@@ -156,6 +170,22 @@ class Worker:
         assert self.state is not None
         self.send(say.Ended(self.generation, self.state, 0))
 
+    def _write(self, save: say.Save, unlucky: bool) -> None:
+        """The own share; the first writer adds the manifest when all shares are there."""
+        assert self.storage is not None
+        shares = self.storage.shares.setdefault((save.state, save.attempt), set())
+        if unlucky and self.info.id not in shares:
+            self.send(say.Checkpointed(save.state, "storage is full", 1.0, "leaving"))
+            self.save = None
+            return
+        shares.add(self.info.id)
+        if self.info.id != save.writers[0]:
+            self.save = None
+        elif shares >= set(save.writers):
+            self.storage.whole.add(save.state)
+            self.send(say.Checkpointed(save.state, "", 1.0, "leaving"))
+            self.save = None
+
     # ---- the script's thread: one small move
 
     def act(
@@ -169,6 +199,8 @@ class Worker:
                 if self.depart:
                     self.send(say.Bye("Left"))
                     self.die("Left")
+                elif self.save is not None:
+                    self._write(self.save, unlucky)
             case say.Standing.AFTER:
                 self.send(say.Bye("Finished"))
                 self.die("Finished")

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from coordinator_simulation import World
 from coordinator_walk import walk
-from coordinator_worker_model import BrokenPromise, Worker
+from coordinator_worker_model import BrokenPromise, Storage, Worker
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -125,6 +125,14 @@ def test_random_walks_break_no_promise(last_step: int) -> None:
     assert furthest > 4  # the walks get somewhere
 
 
+def test_whoever_is_suspended_or_drained_leaves_nothing_unsaved() -> None:
+    """The same with checkpoints, and with jobs that are suspended at any moment."""
+    stores = [Storage() for _ in range(100)]
+    worlds = [walk(seed, storage=storage) for seed, storage in enumerate(stores)]
+    assert max(world.top() for world in worlds) > 4
+    assert sum(bool(storage.whole) for storage in stores) > 5  # the walks get that far
+
+
 @pytest.mark.parametrize(
     "rule",
     [
@@ -134,13 +142,16 @@ def test_random_walks_break_no_promise(last_step: int) -> None:
         "own_incarnation",
         "end_together",
         "leaver_hands_over",
+        "save_before_leaving",
     ],
 )
 def test_without_the_rule_a_promise_breaks(rule: str) -> None:
     rules = replace(Rules(), **{rule: False})
     for seed in range(300):
         try:
-            walk(seed, rules=rules, last_step=6 if rule == "end_together" else 10_000)
+            storage = Storage() if rule == "save_before_leaving" else None
+            last_step = 6 if rule == "end_together" else 10_000
+            walk(seed, rules=rules, last_step=last_step, storage=storage)
         except BrokenPromise:
             return
     pytest.fail(f"300 walks without the rule {rule} broke no promise: the rule or its check does nothing")
