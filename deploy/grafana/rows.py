@@ -232,7 +232,7 @@ SERVERS = Row(
         Panel(
             "Servers wanted, there, ready",
             ((greatest("springtide_job_parameter_servers", f"{PER_JOB}, state"), NAME + " {{state}}"),),
-            about="A job trains when all are ready.",
+            about="One that is missing is waited for where no other has copies of what it held.",
             marks=True,
         ),
         Panel(

@@ -87,6 +87,8 @@ class World:
     names: set[GenerationName] = field(default_factory=set)
     void: set[StateName] = field(default_factory=set)
     told_void: set[StateName] = field(default_factory=set)  # as far as this coordinator was told
+    replication: int = 1
+    copies: dict[StateName, int] = field(default_factory=dict)  # servers that hold each part of it
     copies_take_long: bool = False
     copying: dict[GenerationName, frozenset[str]] = field(default_factory=dict)  # the servers used meanwhile
     commits: int = 0
@@ -145,7 +147,11 @@ class World:
         if start.generation in self.names:
             raise BrokenPromise(f"two generations are named {start.generation}")
         self.names.add(start.generation)
-        if [server.slot for server in start.servers] != list(range(self.m.servers_wanted)):
+        slots, wanted = [server.slot for server in start.servers], list(range(self.m.servers_wanted))
+        incomplete = (
+            self.replication > 1 and slots and set(slots) <= set(wanted) and slots == sorted(set(slots))
+        )
+        if slots != wanted and not incomplete:
             raise BrokenPromise(f"{start.generation} has the servers {start.servers}")
         for info in start.servers:
             if self.servers[info.id].session is None:
@@ -190,28 +196,34 @@ class World:
             self._park(worker, say.ParkReason.FORMATION_FAILED, dead)
             return
         ids = frozenset(server.id for server in serving)
-        if not start.fresh and (
-            self.shares[start.state] != ids or any(s.holds != start.state for s in serving)
-        ):
+        copies = min(self.replication, len(ids))
+        right = start.fresh or (
+            self.shares[start.state] == ids
+            and self.copies[start.state] == copies
+            and all(server.holds == start.state for server in serving)
+        )
+        if not right:
             asked = {info.id for info in (*start.servers, *start.leaving_servers)}
             having = {i for i in asked if self.servers[i].alive and self.servers[i].holds == start.state}
-            if not self.shares[start.state] <= having:
+            missing = len(self.shares[start.state] - having)
+            if missing >= self.copies[start.state]:
                 self.void.add(start.state)
                 if worker.session is not None:
                     self.told_void.add(start.state)
                 self._park(worker, say.ParkReason.SERVERS_LACK_STATE)
                 return
             if self.copies_take_long or start.generation in self.copying:
-                self.copying[start.generation] = self.shares[start.state]
+                self.copying[start.generation] = self.shares[start.state] & having
+                copies = self.copies[start.state] - missing
         used = self.copying.get(start.generation, ids)
-        self.shares[start.state] = used
+        self.shares[start.state], self.copies[start.state] = used, copies
         for server in used:
             self.servers[server].holds = start.state
         worker.state, worker.formed = start.state, True
         everybody = (*start.servers, *start.leaving_servers)
         worker.servers = tuple(info for info in everybody if info.id in used | ids)
         needed = tuple(sorted(used - ids))
-        self._say(worker, say.Formed(start.generation, needed, start.generation in self.copying))
+        self._say(worker, say.Formed(start.generation, needed, start.generation in self.copying, copies))
 
     def copied(self) -> None:
         """What was copied has arrived: the members stop at a boundary, for a generation that uses it."""
@@ -250,7 +262,7 @@ class World:
         if len(states) != 1 or first.state is None:
             raise BrokenPromise(f"workers and servers of {name} hold {states}")
         state = StateName(name, first.state.step + 1)
-        self.shares[state] = frozenset(server.id for server in serving)
+        self.shares[state], self.copies[state] = frozenset(used), self.copies[first.state]
         self.commits += 1
         for server in serving:
             server.holds = state

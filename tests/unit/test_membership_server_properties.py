@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from coordinator_server_world import BrokenPromise, Server, Worker, World
@@ -32,9 +33,9 @@ class LifeWithServers(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(wanted=st.integers(1, 3), workers=st.integers(1, 2))
-    def begin(self, wanted: int, workers: int) -> None:
-        self.world = World(wanted, workers)
+    @initialize(wanted=st.integers(1, 3), workers=st.integers(1, 2), replication=st.integers(1, 2))
+    def begin(self, wanted: int, workers: int, replication: int) -> None:
+        self.world = World(wanted, workers, replication=replication)
         self.world.step()
 
     @rule(which=WHICH)
@@ -105,7 +106,7 @@ class LifeWithServers(RuleBasedStateMachine):
             self.world.must_go_on()
 
 
-LifeWithServers.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+LifeWithServers.TestCase.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 TestLifeWithServers = LifeWithServers.TestCase
 
 
@@ -113,7 +114,8 @@ def walk(seed: int, rules: Rules | None = None, events: int = 60, kills: bool = 
     """Random things by seed, then undisturbed. Raises BrokenPromise."""
     kinds = [*OFTEN, *SELDOM, "kill" if kills else "delete"]
     chance = random.Random(seed)
-    world = World(chance.randint(1, 3), chance.randint(1, 2), rules or Rules())
+    sizes = chance.randint(1, 3), chance.randint(1, 2)
+    world = World(*sizes, rules or Rules(), replication=chance.randint(1, 2))
     for _ in range(events):
         server = one_of(list(world.servers.values()), chance.randrange(6))
         match chance.choice(kinds):
@@ -153,6 +155,20 @@ def test_servers_that_are_replaced_or_scaled_while_they_live_cost_no_state() -> 
         world = walk(seed, kills=False)
         assert not world.void, f"seed {seed} lost {world.void}"
         assert not world.m.states_lost
+
+
+def test_one_server_at_a_time_may_be_killed_where_there_are_two_copies() -> None:
+    for seed in range(60):
+        chance = random.Random(seed)
+        world = World(chance.randint(2, 3), chance.randint(1, 2), replication=2)
+        world.must_go_on()
+        for _ in range(4):
+            alive = [server for server in world.servers.values() if server.alive]
+            world.kill_server(chance.choice(alive))
+            for _ in range(chance.randint(0, 6)):
+                chance.choice([world.step, world.reconnect, world.operator, partial(world.elapse, 1.0)])()
+            world.must_go_on()
+        assert not world.void, f"seed {seed} lost {world.void}"
 
 
 @pytest.mark.parametrize("name", ["all_servers", "server_loss_ends", "void_is_none"])

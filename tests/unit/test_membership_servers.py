@@ -119,6 +119,20 @@ def test_a_lost_server_ends_the_generation_at_once() -> None:
     assert start.reason == "parameter server pod-s1 is lost: its stream broke"
 
 
+def test_a_stream_that_breaks_for_a_moment_moves_nothing_where_there_are_copies() -> None:
+    room = trains(servers=3)
+    assert room.m.current is not None
+    for member in room.members:
+        room.tell(member, say.Formed(room.m.current.name, server_copies=2))
+    room.lose("s1")
+    everybody(room, "s0", "s1", "s2")
+    assert not room.told("w0", say.Boundary)
+    room.serve("s1")
+    room.tick(5)
+    assert not room.told("w0", say.Boundary)
+    assert room.number == 1
+
+
 @pytest.mark.parametrize("waits_in_vain", [False, True])
 def test_a_lost_server_that_others_have_copies_of_is_not_waited_for(waits_in_vain: bool) -> None:
     room = trains(servers=3, rules=Rules(copies_suffice=not waits_in_vain))

@@ -220,6 +220,8 @@ def why_other_servers(m: Membership, generation: Generation, now: float) -> tupl
     """
     if not m.servers_wanted or not m.operator_word:
         return None
+    if not all(m.server_connected(info.id) for info in generation.servers):
+        return None  # it comes back within its grace, or it is lost
     chosen = choose_servers(m, now)
     if isinstance(chosen, Status):
         return None
