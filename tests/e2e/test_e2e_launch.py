@@ -38,3 +38,19 @@ def test_scripts_begin_again_and_the_other_pod_stays(
     assert status["restarts"]["failures"] == 0
     assert status["restarts"]["preemptions"] == 1
     assert status.get("statesLost", 0) == 0
+
+
+def test_every_process_of_a_pod_is_a_worker_of_the_job(start: Callable[..., RunningJob]) -> None:
+    running = start("pairs", workers=1, processes=2, epochs=40)
+    running.until_condition("Succeeded", 90)
+    status = running.status()
+    assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
+    assert status["data"]["totalSeen"] == 40 * 64
+    assert status["restarts"]["failures"] == 0
+    (pod,) = running.pods()
+    container = pod["spec"]["containers"][0]
+    assert container["command"][:5] == ["springtide", "launch", "--processes", "2", "--"]
+    log = running.cluster.api.text(
+        f"/api/v1/namespaces/{running.namespace}/pods/{pod['metadata']['name']}/log"
+    )
+    assert "[1] step 25 of 2 workers" in log

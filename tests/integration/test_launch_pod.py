@@ -112,6 +112,7 @@ class Launched:
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(ROOTS),
             "SPRINGTIDE_COORDINATOR": "127.0.0.1:1",
+            "SPRINGTIDE_PROCESSES": "2",
             "SPRINGTIDE_TOKEN": "t",
             "SPRINGTIDE_POD_NAME": "p",
             "SPRINGTIDE_POD_UID": "u",

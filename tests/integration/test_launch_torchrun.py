@@ -28,9 +28,9 @@ Make = Callable[..., WorkerCluster]
 def make(tmp_path: Path) -> Iterator[Make]:
     made: list[WorkerCluster] = []
 
-    def cluster(*options: str, **script: str) -> WorkerCluster:
+    def cluster(*options: str, processes: str = "1", **script: str) -> WorkerCluster:
         launchers = Launchers("--torchrun-env", "--grace", "5", *options)
-        environment = {"SPRINGTIDE_JOB_UID": "uid-of-job"}
+        environment = {"SPRINGTIDE_JOB_UID": "uid-of-job", "SPRINGTIDE_PROCESSES": processes}
         made.append(
             WorkerCluster(launchers, tmp_path, script, script=SCRIPT, environment=environment)  # type: ignore[arg-type]
         )
@@ -138,7 +138,7 @@ def test_a_script_that_fails_by_itself_ends_its_own_pod_and_no_other(make: Make)
 
 
 def test_several_processes_in_a_pod_are_ranks_of_their_own(make: Make) -> None:
-    cluster = make("--processes", "2")
+    cluster = make(processes="2")
     cluster.processes_per_pod = 2
     first, second = cluster.start(2)
     cluster.until(lambda: len(runs(first)) + len(runs(second)) == 4, "four scripts")

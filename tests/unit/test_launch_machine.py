@@ -12,6 +12,7 @@ from springtide.errors import SpringtideError, UsageError
 from springtide.exchange.device import take_gpu
 from springtide.launch import cgroup, cpus, devices
 from springtide.launch.board import merged, read_port
+from springtide.launch.main import agreed
 from springtide.launch.options import parse
 from springtide.launch.output import Lines
 from springtide.launch.surroundings import Folder, environment
@@ -157,6 +158,16 @@ def test_arguments_of_the_launcher() -> None:
     ]:
         with pytest.raises(UsageError, match=says):
             parse(arguments, {})
+
+
+def test_the_job_and_the_command_agree_on_the_number() -> None:
+    job = {"SPRINGTIDE_COORDINATOR": "10.0.0.1:7070"}
+    assert agreed(2, {}) == agreed(2, job | {"SPRINGTIDE_PROCESSES": "2"}) == 2
+    assert agreed(1, job) == 1
+    with pytest.raises(UsageError, match=r"would run 1 processes, and the job's .* is 2"):
+        agreed(1, job | {"SPRINGTIDE_PROCESSES": "2"})
+    with pytest.raises(UsageError, match=r"would run 8 processes, and the job's .* is 1"):
+        agreed(8, job)
 
 
 def test_each_process_has_its_own_files_and_numbers() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from springtide.environment import Settings, read_settings
 from springtide.errors import SpringtideError, UsageError
 from springtide.launch import devices
-from springtide.launch.options import Options, parse
+from springtide.launch.options import PROCESSES_VARIABLE, Options, parse
 from springtide.launch.pod import Pod
 from springtide.launch.solo import Solo
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         options = parse(arguments)
         settings = read_settings()
         _log_to_stderr()
-        count = _count(options)
+        count = agreed(_count(options), os.environ)
         if options.torchrun_env and settings.alone:
             return Solo(options, count, os.environ).run()
         if options.torchrun_env:
@@ -51,6 +51,17 @@ def _crew(options: Options, settings: Settings, count: int) -> int:
     from springtide.launch.crew import Crew
 
     return Crew(options, settings, count, environ, settings.job_uid or settings.job).run()
+
+
+def agreed(count: int, environ: Mapping[str, str]) -> int:
+    """In a job: raise UsageError when its manifest has another number of processes in the pod."""
+    expected = environ.get(PROCESSES_VARIABLE) or "1"
+    if environ.get("SPRINGTIDE_COORDINATOR") and expected != str(count):
+        raise UsageError(
+            f"this pod would run {count} processes, and the job's workers.processesPerPod is {expected}:"
+            " make them equal, or leave --processes out"
+        )
+    return count
 
 
 def _count(options: Options) -> int:
