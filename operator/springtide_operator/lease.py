@@ -23,6 +23,7 @@ NAME = "springtide-operator"
 DURATION = 10.0
 DEADLINE = 6.0
 RETRY = 2.0
+STANDBY_RETRY = 0.5  # a renewal is seen so much late at most, and believed for so much longer
 
 log = logging.getLogger("springtide.operator.lease")
 
@@ -64,7 +65,7 @@ class Lease:
     def pause(self) -> float:
         """Seconds until the next try: not later than the lease of another, unless it is renewed, is over."""
         over = self._free_at - self._clock()
-        return min(RETRY, over + 0.01) if over > 0 else RETRY
+        return min(STANDBY_RETRY, over + 0.01) if over > 0 else RETRY
 
     async def step(self) -> None:
         """One try."""

@@ -22,7 +22,7 @@ from springtide_operator.api import names
 from springtide_operator.cache import Cache
 from springtide_operator.handlers import configure
 from springtide_operator.job_loop import JobLoop, calm
-from springtide_operator.lease import DURATION, RETRY, Lease
+from springtide_operator.lease import DURATION, RETRY, STANDBY_RETRY, Lease
 from springtide_operator.link import Link
 from springtide_operator.manifests.protection import Doors
 from springtide_operator.metrics import Metrics
@@ -248,11 +248,11 @@ async def test_a_standby_tries_when_the_lease_is_over_and_not_a_retry_later() ->
     standby = Lease(cluster, "ns", "b", clock=lambda: now[0])
     await holder.step()
     await standby.step()
-    assert (holder.held, standby.held, standby.pause) == (True, False, RETRY)
-    now[0] += DURATION - 0.5  # the holder is dead
+    assert (holder.held, standby.held, standby.pause) == (True, False, STANDBY_RETRY)
+    now[0] += DURATION - 0.2  # the holder is dead
     await standby.step()
     assert not standby.held
-    assert 0.5 <= standby.pause < 0.6
+    assert 0.2 <= standby.pause < 0.3
     now[0] += standby.pause
     await standby.step()
     assert standby.held
