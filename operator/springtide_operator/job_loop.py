@@ -90,6 +90,7 @@ class JobLoop:
         calm_tick: Callable[[], float] | None = None,
         busy_tick: Callable[[], float] | None = None,
         turns: Turns | None = None,
+        calls: Turns | None = None,
         patience: float = 0.0,
         crowd: Callable[[Key], tuple[str, ...]] = lambda key: (),
         apis: Callable[[Iterable[str]], Mapping[str, bool]] = lambda needed: {},
@@ -108,6 +109,7 @@ class JobLoop:
         self._calm_tick = calm_tick or (lambda: tick)
         self._busy_tick = busy_tick or (lambda: tick)
         self._turns = turns or Turns()
+        self._calls = calls or Turns()
         self._calm = False  # trains or has ended, and the last round changed nothing
         self._apis = apis
         self._queues = queues
@@ -342,9 +344,11 @@ class JobLoop:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._sync_wanted.wait()
-            self._sync_wanted.clear()
+            wanted = self._sync_wanted.is_set()
             try:
-                ok = await self._sync()
+                async with self._calls.turn(urgent=wanted):
+                    self._sync_wanted.clear()
+                    ok = await self._sync()
             except Exception:  # a reply that cannot be read must not end the line for ever
                 log.exception("a call of the coordinator failed", extra=self._fields())
                 ok = False

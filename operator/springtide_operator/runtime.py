@@ -39,6 +39,7 @@ Object = dict[str, Any]
 
 SILENT_API_SECONDS = 20.0
 BUSY_COUNT_SECONDS = 1.0
+CALLS_AT_A_TIME = 64  # of coordinators: after a take-over all of them are called
 NODES_SECONDS = 300.0  # between two lists of all nodes, which are many and well watched
 
 
@@ -68,6 +69,7 @@ class Operator:
         self._queues = Queues(self._cluster, self.cache, self._changed, self._may_queue)
         self._loops: dict[Key, JobLoop] = {}
         self._turns = Turns()
+        self._calls = Turns(CALLS_AT_A_TIME)
         self._busy, self._busy_counted_at = 0, float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: set[asyncio.Task[None]] = set()
@@ -297,6 +299,7 @@ class Operator:
             lambda: calm_seconds(len(self._loops), self.settings.tick),
             self._busy_seconds,
             self._turns,
+            self._calls,
             patience(uid, len(self.cache.job_keys())),
             self._crowding.waiting,
             self._apis.known,
