@@ -61,6 +61,23 @@ def test_killed_at_every_point_of_a_step(
     check(cluster, reference, [steady])
 
 
+@pytest.mark.parametrize("kind", ["lists", "scaler"])
+def test_killed_late_in_a_step_with(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, kind: str
+) -> None:
+    """Several optimizer steps, or a GradScaler: what the survivors' dropped bodies stepped is put back."""
+    points = ["gradients", "reduced", "stepped"]
+    cluster = make_cluster(options={"pace": 0.02, kind: True})
+    steady, victim = cluster.start(2, faults={1: f"{points[0]}:4:kill"})
+    for point in points[1:]:
+        cluster.until(lambda dying=victim: not dying.running, f"the death before {point}")
+        victim = cluster.add(fault=f"{point}:*:kill")
+    cluster.until(lambda: not victim.running, "the last death")
+    joiner = cluster.add()
+    cluster.until_done()
+    check(cluster, reference, [steady, joiner])
+
+
 def test_first_member_killed_and_replaced(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:

@@ -63,8 +63,15 @@ def main() -> None:
     optimizer = kind(model.parameters(), lr=options.get("lr", 0.1), **arguments)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.995)
     springtide.init()
-    model, optimizer = springtide.distribute(
-        model, optimizer, scheduler=scheduler, clip_norm=options.get("clip_norm")
+    # Powers of two: scaled gradients have the bits of plain ones. Small enough, so that nothing overflows.
+    scaler = torch.amp.GradScaler("cpu", 256.0, growth_interval=9, enabled="scaler" in options)
+    lists = "lists" in options
+    springtide.distribute(
+        [model] if lists else model,
+        [optimizer] if lists else optimizer,
+        scheduler=scheduler,
+        scaler=scaler,
+        clip_norm=options.get("clip_norm"),
     )
     rates: dict[int, float] = {}
     for stage in range(options.get("loops", 1)):
@@ -80,11 +87,12 @@ def main() -> None:
                     inputs, labels = micro
                     scheduler_before = optimizer.param_groups[0]["lr"]
                     loss = F.cross_entropy(model(inputs), labels)
-                    loss.backward()
+                    scaler.scale(loss).backward()
                     springtide.report(loss=loss)
                 if options.get("pace"):
                     time.sleep(options["pace"])
-                optimizer.step()
+                scaler.step(optimizer)
+                scaler.update()
                 scheduler.step()
                 optimizer.zero_grad()
                 rates[springtide.api._runtime.position.cursor.step + 1] = scheduler_before

@@ -235,3 +235,26 @@ def test_autocast_in_bfloat16_equals_plain_torch() -> None:
     assert torch.equal(first, second)
     # bfloat16 keeps 8 bits; the two halves of a batch round differently than the whole.
     torch.testing.assert_close(first, alone, rtol=0, atol=5e-3)
+
+
+def test_nan_without_a_scaler_is_applied_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    """As in plain torch: the parameters become NaN, at all workers; the log says so once."""
+
+    def script(rank: Rank) -> torch.Tensor:
+        training = Training()
+        rank.distribute(training.model, training.optimizer)
+        for batch in rank.batches((X, Y), batch_size=BATCH, seed=0):
+            with rank.step():
+                loss = (training.model(batch[0]) - batch[1]).square().mean() * float("nan")
+                loss.backward()
+                rank.report(loss=loss)
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+        assert rank.runtime.position.ledger.audit()["skipped"] == 0
+        return training.parameters()
+
+    with caplog.at_level("WARNING", "springtide"):
+        for values in on_ranks(2, script):
+            assert bool(values.isnan().any())
+    told = [record.getMessage() for record in caplog.records if "not finite" in record.getMessage()]
+    assert told == ["step 1: loss is not finite (said once)"] * 2

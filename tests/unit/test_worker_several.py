@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from worker_ranks import Rank, on_ranks, seeded
 
 import springtide
+from springtide import codec
 from springtide.data.loop import plan_loop
 from springtide.state import Position
 
@@ -204,6 +205,36 @@ def test_lbfgs_with_a_closure(search: str | None, drop_after: int | None) -> Non
         optimizers[0].step(closure)
 
     both(2, make, step, atol=2e-3, drop_after=drop_after)
+
+
+def test_a_joiner_goes_on_searching_as_the_holder_does() -> None:
+    """LBFGS keeps lists of tensors in its state, under one of its parameters."""
+
+    def steps(rank: Rank, tree: Any) -> tuple[torch.Tensor, Any]:
+        net = Net()
+        optimizer = torch.optim.LBFGS(net.model.parameters(), lr=0.3, max_iter=3)
+        rank.distribute(net.model, optimizer)
+        if tree is not None:
+            rank.trainer.state.write(tree)
+        for batch in rank.batches(torch.arange(SAMPLES), batch_size=BATCH, seed=0):
+
+            def closure(ids: torch.Tensor = batch.data) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = net.loss(ids)
+                loss.backward()
+                return loss.detach()
+
+            with rank.step():
+                optimizer.step(closure)
+        header, tensors = codec.flatten(rank.trainer.state.read(rank.runtime.position, {}))
+        return net.values(), codec.unpack(header, codec.pack(tensors))
+
+    _, tree = on_ranks(1, lambda rank: steps(rank, None))[0]
+    # Twice from one tree: what has been received is not written into.
+    holder, _ = on_ranks(1, lambda rank: steps(rank, tree))[0]
+    again, _ = on_ranks(1, lambda rank: steps(rank, tree))[0]
+    assert torch.equal(holder, again)
+    assert not torch.equal(holder, on_ranks(1, lambda rank: steps(rank, None))[0][0])
 
 
 def test_sgd_with_a_closure() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -70,7 +71,7 @@ class Runtime:
         self.failed_outside = False
         self._broken = False
         self._deal: Deal | None = None
-        self._warned_of_names = False
+        self._warned_of_names = self._warned_of_values = False
         self.membership: Membership | None = None
         self.session: Session | None = None
         self.recovery: Recovery | None = None
@@ -308,6 +309,10 @@ class Runtime:
             trainer.want_change(True)
         self.boundary = self.boundary or body.change
         self.checkpoints.committed(result.save, self.plan.ended(cursor))
+        odd = [name for name, value in (result.values or {}).items() if not math.isfinite(value)]
+        if odd and not self._warned_of_values:
+            self._warned_of_values = True
+            log.warning("step %d: %s is not finite (said once)", deal.number, ", ".join(odd))
         if result.values is None and not self._warned_of_names:
             self._warned_of_names = True
             log.warning(
