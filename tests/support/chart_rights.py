@@ -9,6 +9,7 @@ Object = dict[str, Any]
 APPLIED = (
     ("", "services"),
     ("networking.k8s.io", "networkpolicies"),
+    ("policy", "poddisruptionbudgets"),
     ("scheduling.volcano.sh", "podgroups"),
     ("scheduling.x-k8s.io", "podgroups"),
 )
@@ -44,7 +45,7 @@ def used(requests: Iterable[Object], user: str) -> set[Right]:
     """Rights that a user's requests needed, from the embedded API server's count of requests.
 
     A server-side apply that makes its object needs `create` beside `patch`: so the operator makes
-    Services, NetworkPolicies and PodGroups.
+    Services, NetworkPolicies, disruption budgets and PodGroups.
     """
     result: set[Right] = set()
     for request in requests:
