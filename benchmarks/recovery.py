@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +98,15 @@ def zygote() -> None:
 class Job:
     """One job: its coordinator, its workers, and the operator's part."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, workers: int = WORKERS, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """environment: of the workers, besides their own."""
         from springtide_demo.commits import History
 
         self._folder = folder
+        self.workers = workers
+        self._environment = dict(environment or {})
         self._host = f"127.{random.randrange(20, 250)}.{random.randrange(250)}"
         self.history = History()
         self.reply: Any = None
@@ -118,7 +123,7 @@ class Job:
             text=True,
         )
         self._coordinator = self._start_coordinator()
-        for _ in range(WORKERS):
+        for _ in range(workers):
             self.add()
         self._operator = threading.Thread(target=self._sync_for_ever, daemon=True)
         self._operator.start()
@@ -139,6 +144,7 @@ class Job:
             "SPRINGTIDE_METRICS_PORT": "0",
             "SPRINGTIDE_STEP_LOG": str(self._folder / f"{name}.steps"),
             "SPRINGTIDE_TERMINATION_LOG": str(self._folder / f"{name}.end"),
+            **self._environment,
         }
         request = {"environment": environment, "log": str(self._folder / f"{name}.log")}
         assert self._zygote.stdin is not None
@@ -193,9 +199,9 @@ class Job:
         def calm() -> bool:
             last = self.history.curve()[-10:]
             same = len({commit.generation for commit in last}) == 1
-            return len(last) == 10 and same and len(self.history.active()) == WORKERS
+            return len(last) == 10 and same and len(self.history.active()) == self.workers
 
-        self.until(calm, "ten steps by three workers")
+        self.until(calm, "ten steps by all workers")
 
     def close(self) -> None:
         self._closing.set()
@@ -220,9 +226,10 @@ class Job:
             "SPRINGTIDE_BIND": f"{self._host}.1",
             "SPRINGTIDE_PORT": "7070",
             "SPRINGTIDE_METRICS_PORT": "0",
-            "SPRINGTIDE_TARGET": str(WORKERS),
+            "SPRINGTIDE_TARGET": str(self.workers),
             "SPRINGTIDE_MINIMUM": "1",
-            "SPRINGTIDE_MAXIMUM": str(WORKERS + 1),
+            "SPRINGTIDE_MAXIMUM": str(self.workers + 1),
+            **self.of_coordinator(),
         }
         command = [sys.executable, "-m", "springtide_coordinator"]
         with (self._folder / "coordinator.log").open("ab") as log:
@@ -231,7 +238,6 @@ class Job:
     def _sync_for_ever(self) -> None:
         import grpc
 
-        from springtide_coordinator import coordinator_pb2 as pb
         from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
 
         metadata = (("authorization", f"Bearer {TOKEN}"),)
@@ -240,16 +246,21 @@ class Job:
                 stub = pb_grpc.CoordinatorStub(channel)
                 with contextlib.suppress(grpc.RpcError):
                     while not self._closing.wait(0.1):
-                        living = [pb.Pod(uid=name, name=name, started=True) for name in list(self.pids)]
-                        request = pb.SyncRequest(
-                            target=WORKERS,
-                            minimum=1,
-                            maximum=WORKERS + 1,
-                            living=living,
-                            observed=True,
-                        )
-                        self.reply = stub.Sync(request, metadata=metadata, timeout=1.0)
+                        self.reply = stub.Sync(self.request(), metadata=metadata, timeout=1.0)
             self._closing.wait(0.1)
+
+    def request(self) -> Any:
+        """What the operator says."""
+        from springtide_coordinator import coordinator_pb2 as pb
+
+        living = [pb.Pod(uid=name, name=name, started=True) for name in list(self.pids)]
+        return pb.SyncRequest(
+            target=self.workers, minimum=1, maximum=self.workers + 1, living=living, observed=True
+        )
+
+    def of_coordinator(self) -> dict[str, str]:
+        """More of the coordinator's environment."""
+        return {}
 
 
 def strike(job: Job, kind: str, chooser: random.Random) -> dict[str, float]:

@@ -119,9 +119,10 @@ class Rounds:
         who.add(member)
         return len(who) == 1
 
-    def full(self, key: str) -> bool:
-        """Whether every member's gradient for the chunk is there."""
-        return self.staged.get(key, set()) == self.members
+    @property
+    def size(self) -> int:
+        """How many members the generation has."""
+        return len(self.members)
 
     def prepare(self, token: Token, step: int, member: str, count: int) -> list[Effect]:
         """The member has sent all its gradients: `count` of them to this server. Raise RoundError if not."""

@@ -44,6 +44,7 @@ class _Held:
     lock: threading.Lock = field(default_factory=threading.Lock)
     forward: list[str] = field(default_factory=list)
     waiting: list[tuple[int, Done]] = field(default_factory=list)
+    added: int = 0  # gradients in the newest sum
 
 
 class _Rows:
@@ -191,7 +192,7 @@ class Shards:
                 self._chunk(key)
             for key, addresses in forward.items():
                 self._held[key].forward = list(addresses)
-            self._fills = [(key, address) for key, addresses in fill.items() for address in addresses]
+            self._fills += [(key, address) for key, addresses in fill.items() for address in addresses]
             self._wake.notify_all()
 
     def dump(self, token: Token, key: str) -> tuple[int, dict[str, Any], torch.Tensor]:
@@ -245,13 +246,17 @@ class Shards:
             held = self._held[key]
             first = self._rounds.stage(token, step, member, key)
             held.lock.acquire()
+            held.added = 0 if first else held.added
         try:
             spare, held.spare = (held.spare, None) if first else (None, held.spare)
             held.sums[step] = chunk.add(None if first else held.sums[step], gradient, spare)
         finally:
             held.lock.release()
         with self._lock:
-            if held.forward and self._rounds.token == token and self._rounds.full(key):
+            if self._rounds.token != token:
+                return
+            held.added += 1
+            if held.added == self._rounds.size:
                 for address in held.forward:
                     self._send_sum(address, step, key, held.sums[step])
 
@@ -457,7 +462,7 @@ class Shards:
                 wait = self._fill(address, key, version, meta, payload)
                 held.forward = [*held.forward, address]
             step = self._rounds.version + 1
-            if step in held.sums and self._rounds.full(key):
+            if step in held.sums and held.added == self._rounds.size:
                 self._send_sum(address, step, key, held.sums[step])
         wait()
 

@@ -91,6 +91,7 @@ class World:
     copies: dict[StateName, int] = field(default_factory=dict)  # servers that hold each part of it
     copies_take_long: bool = False
     copying: dict[GenerationName, frozenset[str]] = field(default_factory=dict)  # the servers used meanwhile
+    before: set[str] = field(default_factory=set)  # servers of the last Start
     commits: int = 0
     _made: int = 0
 
@@ -148,11 +149,17 @@ class World:
             raise BrokenPromise(f"two generations are named {start.generation}")
         self.names.add(start.generation)
         slots, wanted = [server.slot for server in start.servers], list(range(self.m.servers_wanted))
+        there = {server.id for server in (*start.servers, *start.leaving_servers)}
+        # One that is still to come is not waited for, while copies suffice or none is missing that served before.
         incomplete = (
-            self.replication > 1 and slots and set(slots) <= set(wanted) and slots == sorted(set(slots))
+            (self.replication > 1 or self.before <= there)
+            and slots
+            and set(slots) <= set(wanted)
+            and slots == sorted(set(slots))
         )
         if slots != wanted and not incomplete:
             raise BrokenPromise(f"{start.generation} has the servers {start.servers}")
+        self.before = {server.id for server in start.servers}
         for info in start.servers:
             if self.servers[info.id].session is None:
                 raise BrokenPromise(f"{start.generation} has {info.id}, which is not connected")

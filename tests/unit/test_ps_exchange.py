@@ -19,6 +19,7 @@ from springtide.exchange.store import StreamStore
 from springtide.servers.exchange import ServerExchange, ServersLackState
 from springtide.servers.leading import Place
 from springtide.servers.links import ServerError
+from springtide.servers.plan import LackError, arrange, place_fresh
 from springtide.servers.recipe import optimizer_name
 from springtide_ps.server import Server
 
@@ -27,7 +28,10 @@ torch.set_num_threads(1)
 
 def build(seed: int = 0) -> torch.nn.Module:
     torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(5, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
+    layers = [torch.nn.Linear(5, 40), torch.nn.Tanh()]
+    for _ in range(5):
+        layers += [torch.nn.Linear(40, 40), torch.nn.Tanh()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(40, 3))
 
 
 def gradients_of(model: torch.nn.Module, step: int, part: int, parts: int) -> None:
@@ -151,7 +155,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "nesterov": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
     "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
     "adamw": lambda m: torch.optim.AdamW(
-        [{"params": m[0].parameters(), "lr": 0.02}, {"params": m[2].parameters(), "weight_decay": 0.3}],
+        [{"params": m[0].parameters(), "lr": 0.02}, {"params": m[1:].parameters(), "weight_decay": 0.3}],
         lr=0.01,
     ),
     "amsgrad": lambda m: torch.optim.AdamW(m.parameters(), lr=torch.tensor(0.01), amsgrad=True),
@@ -192,7 +196,7 @@ def test_two_members_and_two_servers_equal_one_process(name: str) -> None:
             schedule.step()
         for mine, theirs, expected in zip(a.values(), b.values(), reference.parameters(), strict=True):
             assert torch.equal(mine, theirs)
-            torch.testing.assert_close(mine, expected.detach())
+            torch.testing.assert_close(mine, expected.detach(), rtol=1e-4, atol=5e-5)
 
 
 def test_a_step_that_one_survivor_committed_counts_and_any_other_does_not() -> None:
@@ -280,7 +284,7 @@ def test_copies_take_over_and_a_lack_is_told_to_all() -> None:
             gradients_of(reference, step, 0, 1)
             optimizer.step()
         for mine, expected in zip(a.values(), reference.parameters(), strict=True):
-            torch.testing.assert_close(mine, expected.detach())
+            torch.testing.assert_close(mine, expected.detach(), rtol=1e-4, atol=5e-5)
         with pytest.raises(ServersLackState, match="held by no server"):
             a.begin(202, ["m0"], running[:1], Store(), step=at)
 
@@ -288,3 +292,56 @@ def test_copies_take_over_and_a_lack_is_told_to_all() -> None:
 def test_an_optimizer_that_servers_do_not_have_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="do not have the optimizer Adamax: use one of SGD, Adam"):
         optimizer_name(torch.optim.Adamax(build().parameters()))
+
+
+def test_copies_are_kept_until_those_that_take_over_have_theirs() -> None:
+    sizes = {str(number): 4 + number % 3 for number in range(9)}
+    holders = {key: list(home) for key, home in place_fresh(sizes, ["a", "b", "c"], 2).homes.items()}
+    for gone, names in (("a", ["b", "c", "d"]), ("b", ["c", "d", "e", "f"]), ("", ["c"])):
+        for having in holders.values():
+            having[:] = [server for server in having if server != gone]
+        leaving = sorted({server for having in holders.values() for server in having} - set(names))
+        for _ in range(3):
+            decided = arrange(sizes, names, holders, 2, leaving)
+            for key, having in holders.items():
+                assert key not in decided.fills or key not in decided.drops
+                assert set(decided.homes[key]) <= set(having)
+                assert len(decided.homes[key]) >= min(2, len(having), len(names))
+                having[:] = sorted({*having, *decided.fills.get(key, ())} - set(decided.drops.get(key, ())))
+            if decided.settled:
+                break
+        assert decided.settled
+        load = {
+            server: sum(sizes[k] for k, home in decided.homes.items() if home[0] == server)
+            for server in names
+        }
+        assert max(load.values()) <= 1.05 * sum(sizes.values()) / len(names) + max(sizes.values())
+    with pytest.raises(LackError, match="1 of 9 chunks are held by no server, 4 for one"):
+        arrange(sizes, ["c"], {**holders, "4": []}, 2)
+
+
+def test_a_server_that_takes_a_place_gets_its_share_while_others_give_theirs_up() -> None:
+    with servers(4) as running, members(1, OPTIMIZERS["momentum"], replication=2) as (a,):
+        a.begin(1, ["m0"], running[:3], Store(), fresh=True)
+        a.exchange.resolve()
+        for number, there in ((2, running[1:3]), (3, running[1:4])):
+            a.begin(number, ["m0"], there, Store(), step=a.step)
+            a.exchange.resolve()
+            assert not a.exchange.settled
+            for _ in range(1000):
+                a.push(0, 1)
+                a.commit()
+                if a.exchange.copied():
+                    break
+            else:
+                raise AssertionError("the copies do not come")
+        a.begin(4, ["m0"], running[1:4], Store(), step=a.step)
+        assert a.exchange.settled
+        a.exchange.resolve()
+        reference = build(seed=sum(map(ord, "m0")))
+        optimizer = OPTIMIZERS["momentum"](reference)
+        for step in range(1, a.step + 1):
+            gradients_of(reference, step, 0, 1)
+            optimizer.step()
+        for mine, expected in zip(a.values(), reference.parameters(), strict=True):
+            torch.testing.assert_close(mine, expected.detach(), rtol=1e-4, atol=5e-5)

@@ -35,7 +35,6 @@ def test_a_step_is_made_when_all_have_committed() -> None:
     with pytest.raises(RoundError, match="which b did not prepare"):
         rounds.commit(token, 1, "a", RECIPE)
     assert not rounds.stage(token, 1, "b", "k")
-    assert rounds.full("k")
     assert rounds.prepare(token, 1, "b", 1) == [Effect.PREPARED]
     assert rounds.commit(token, 1, "a", RECIPE) == []
     assert rounds.version == 0

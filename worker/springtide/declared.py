@@ -154,7 +154,7 @@ def _check_on_servers(models: Sequence[torch.nn.Module], several: bool, tracked:
             "step per body, so far: give them without lists, or use strategy.type AllReduce"
         )
     for name, item in tracked.items():
-        if isinstance(item, torch.amp.GradScaler):
+        if isinstance(item, torch.amp.GradScaler) and item.is_enabled():
             raise UsageError(
                 f"distribute(): {name} is a GradScaler, which strategy.type ParameterServer does not take so "
                 "far: train in float32 or bfloat16, or use strategy.type AllReduce"

@@ -181,10 +181,10 @@ def choose_servers(m: Membership, now: float) -> tuple[ServerInfo, ...] | Status
 def copied(m: Membership) -> bool:
     """Whether the last generation's state is whole without those of its servers that are not there now."""
     current = m.current
-    if current is None or not current.complete or current.copies < 2 or not m.rules.copies_suffice:
+    if current is None or not current.complete or not m.rules.copies_suffice:
         return False
     there = {record.info.id for record in m.servers.values() if record.usable}
-    return sum(info.id not in there for info in current.serving) < current.copies
+    return sum(info.id not in there for info in current.serving) < max(1, current.copies)
 
 
 def holders(m: Membership) -> tuple[ServerInfo, ...]:

@@ -92,16 +92,15 @@ def arrange(
     homes, fills, drops = {}, {}, {}
     for key in sizes:
         holding = set(holders[key])
-        first = next((server for server in wanted[key] if server in holding), None)
-        others = [server for server in wanted[key] if server in holding and server != first]
-        if first is None:
-            # Nobody who should have it has it yet: who has it serves until they do.
-            first = min(holding, key=lambda server: (server in leaving, server))
-        homes[key] = [first, *others]
+        having = [server for server in wanted[key] if server in holding]
+        rest = sorted(holding - set(wanted[key]), key=lambda server: (server in leaving, server))
         if missing := [server for server in wanted[key] if server not in holding]:
-            fills[key] = missing
-        if surplus := sorted(holding - set(wanted[key]) - {first}):
-            drops[key] = surplus
+            # Until they have it, whoever has it keeps it.
+            fills[key], homes[key] = missing, having + rest
+        else:
+            homes[key] = having
+            if rest:
+                drops[key] = rest
     settled = not fills and all(homes[key][0] == wanted[key][0] for key in sizes)
     return Arrangement(homes, fills, drops, settled)
 
