@@ -76,7 +76,7 @@ def test_workers_are_killed_and_come_at_every_point_of_a_step(
         cluster.until(lambda dying=victim: not dying.running, f"the death before {point}")
         victim = cluster.add(fault=f"{point}:*:kill")
     cluster.until_done()
-    assert [worker.code for worker in cluster.workers] == [0] + [-9] * len(points)
+    assert [worker.code for worker in cluster.workers] == [0] + [-9] * len(points), cluster.logs()
     check(cluster, reference, [steady])
 
 

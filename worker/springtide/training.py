@@ -79,10 +79,9 @@ class Trainer:
             self.buckets = make_buckets("None" if make_servers else compression, layout, self.device)
         self._gradients = Gradients(named, self.buckets, clip_norm)
         self.servers: ServerExchange | None = None
-        # A scheduler does not look at the parameters; an average of them does.
-        self._values_are_read = any(
-            not isinstance(item, torch.optim.lr_scheduler.LRScheduler) for item in tracked.values()
-        )
+        # Schedulers and scalers do not look at the parameters; an average of them does.
+        blind = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+        self._values_are_read = any(not isinstance(item, blind) for item in tracked.values())
         if make_servers is not None:
             on_servers = {name: item for name, item in named.items() if item.requires_grad}
             self.servers = make_servers(on_servers, layout, optimizers[0], clip_norm is not None)
@@ -181,7 +180,7 @@ class Trainer:
             self._reduction.settle(parameters)
             return None
         try:
-            self.servers.settle(parameters)
+            self.servers.settle(parameters, to_the_end=phase is not Phase.IDLE)
         except RuntimeError as error:
             if phase is not Phase.IDLE:
                 raise SpringtideError(f"the values of a committed step cannot be had: {error}") from None

@@ -76,7 +76,7 @@ class ServerExchange:
         self._place: Place | None = None
         self._homes: dict[str, list[str]] = {}
         self._clean: set[str] = {chunk.key for chunk in self.chunks}
-        self._fetches: dict[str, Future[Answer]] = {}
+        self._fetches: dict[str, tuple[Future[Answer], str]] = {}
         self._commits: list[Future[Answer]] = []
         self._counts: dict[str, int] = {}
         self._pushed = 0
@@ -238,16 +238,29 @@ class ServerExchange:
         about = {"s": self._step + 1, "me": self._me, "recipe": self.recipe.to_json()}
         place = self._entered
         self._place = replace(place, step=place.step + 1)
-        self._clean = set()
-        try:
-            self._commits = [self._ask(server, Kind.COMMIT, about) for server in self.links]
-            self._fetch(self.chunks, self._step)
-        except ServerError as error:
-            # The step stays committed: its values come with the next generation.
-            self.links.over(str(error))
+        self._clean, self._commits, lost = set(), [], {}
+        for server in self.links:
+            try:
+                self._commits.append(self._ask(server, Kind.COMMIT, about))
+            except ServerError as error:
+                lost[server] = error
+        for chunk in self.chunks:
+            # Where no copy is left, the step stays committed: its values come with the next generation.
+            for home in self._homes[chunk.key]:
+                try:
+                    if home not in lost:
+                        self._fetch([chunk], self._step, home)
+                        break
+                except ServerError as error:
+                    lost[home] = error
+        if lost:
+            self.links.over("; ".join(str(error) for error in lost.values()))
 
-    def settle(self, parameters: Collection[int] | None = None) -> None:
-        """Wait until the values of these parameters (None: all) are here. Raise ServerError."""
+    def settle(self, parameters: Collection[int] | None = None, to_the_end: bool = False) -> None:
+        """Wait until the values of these parameters (None: all) are here. Raise ServerError.
+
+        to_the_end: of a committed step, whose values the servers have also when its generation is over.
+        """
         if len(self._clean) == len(self.chunks):
             return
         keys: Sequence[str]
@@ -257,24 +270,26 @@ class ServerExchange:
             keys = [key for index in parameters for key in self._of_parameter.get(index, ())]
         for key in keys:
             if key not in self._clean:
-                self._receive(key)
+                self._receive(key, to_the_end)
                 self._clean.add(key)
 
-    def _receive(self, key: str) -> None:
+    def _receive(self, key: str, to_the_end: bool) -> None:
         """Wait for the values of a chunk; its other servers have them too, should the first one be lost."""
-        future = self._fetches.pop(key, None)
-        if future is None:
+        asked = self._fetches.pop(key, None)
+        if asked is None:
             raise ServerError(f"the values of chunk {key} are not here")
-        first, *others = self._homes[key]
+        future, first = asked
         try:
-            self.links.answer(future, first, "the step's values")
+            self.links.answer(future, first, "the step's values", to_the_end)
             return
         except ServerError as error:
             lost = error
-        for other in others:
+        for other in self._homes[key]:
+            if other == first:
+                continue
             try:
                 self._fetch([self._chunks[key]], self._step, other)
-                self.links.answer(self._fetches.pop(key), other, "the step's values")
+                self.links.answer(self._fetches.pop(key)[0], other, "the step's values", to_the_end)
                 return
             except ServerError as error:
                 lost = error
@@ -318,9 +333,8 @@ class ServerExchange:
     def _fetch(self, chunks: Collection[PlannedChunk], step: int, at: str | None = None) -> None:
         for chunk in chunks:
             server = at or self._homes[chunk.key][0]
-            self._fetches[chunk.key] = self._ask(
-                server, Kind.FETCH, {"k": chunk.key, "s": step}, out=self._values(chunk)
-            )
+            asked = self._ask(server, Kind.FETCH, {"k": chunk.key, "s": step}, out=self._values(chunk))
+            self._fetches[chunk.key] = (asked, server)
 
     def _ask(
         self,

@@ -68,17 +68,18 @@ class Links:
         if not self._over.done():
             self._over.set_result(reason)
 
-    def result(self, future: Future[Result], what: Callable[[], str]) -> Result:
+    def result(self, future: Future[Result], what: Callable[[], str], to_the_end: bool = False) -> Result:
         """What the server answers. Raise ServerError when it does not, or when the generation is over.
 
-        what: says what is being waited for.
+        what: says what is being waited for. to_the_end: wait also when the generation is over, for an answer
+        that does not need the other members.
         """
         if not future.done():
             started = time.monotonic()
-            either: list[Future[Any]] = [future, self._over]
+            either: list[Future[Any]] = [future] if to_the_end else [future, self._over]
             wait(either, timeout=self._answer_seconds, return_when=FIRST_COMPLETED)
             if not future.done():
-                if self._over.done():
+                if self._over.done() and not to_the_end:
                     raise ServerError(f"{what()}: {self._over.result()}")
                 raise ServerError(f"{what()}: no answer in {time.monotonic() - started:.0f} s")
         try:
@@ -102,9 +103,11 @@ class Links:
         except ConnectionError as error:
             raise ServerError(str(error)) from None
 
-    def answer(self, future: Future[Answer], server: str, what: str) -> Answer:
+    def answer(self, future: Future[Answer], server: str, what: str, to_the_end: bool = False) -> Answer:
         """As `result`, with the server's name."""
-        return self.result(future, lambda: f"{what} at parameter server {self._clients[server].address}")
+        return self.result(
+            future, lambda: f"{what} at parameter server {self._clients[server].address}", to_the_end
+        )
 
     def close(self) -> None:
         self.over("this process ends")
