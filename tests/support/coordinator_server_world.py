@@ -150,7 +150,7 @@ class World:
         self.names.add(start.generation)
         slots, wanted = [server.slot for server in start.servers], list(range(self.m.servers_wanted))
         there = {server.id for server in (*start.servers, *start.leaving_servers)}
-        # One that is still to come is not waited for, while copies suffice or none is missing that served before.
+        # One to come is not waited for, while copies suffice or none is missing that served before.
         incomplete = (
             (self.replication > 1 or self.before <= there)
             and slots
