@@ -35,7 +35,32 @@ class Moody(torch.nn.Module):
         return x
 
 
+class Wide(torch.nn.Module):
+    """Embedding tables of any int64, of bags with weights and of a plain lookup, beside dense layers.
+
+    One of them is used in every second step only.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = springtide.EmbeddingBag(None, 3, mode="sum", seed=1, scale=0.1, slices=3)
+        self.deep = springtide.Embedding(None, 4, seed=2, scale=0.3, slices=4)
+        self.rare = springtide.Embedding(50, 3, padding_idx=0, seed=3, slices=2)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(20, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ids = (x * 3).round().long()
+        ids[:, 0] += 2**60
+        out = self.wide(ids[:, :4], per_sample_weights=x[:, :4])
+        out = out + self.layers(torch.cat((self.deep(ids[:, 4:8]).flatten(1), x[:, 4:8]), 1))
+        if springtide.api._runtime.position.cursor.step % 2:
+            out = out + self.rare(ids[:, 9].abs() % 50)
+        return out
+
+
 def make_model(kind: str) -> torch.nn.Module:
+    if kind == "tables":
+        return Wide()
     layers: list[torch.nn.Module] = [torch.nn.Linear(12, 32)]
     if kind == "norm":
         layers += [torch.nn.BatchNorm1d(32), Moody()]
@@ -59,7 +84,7 @@ def main() -> None:
     torch.manual_seed(0 if options.get("same_start") else int(os.environ.get("SPRINGTIDE_SLOT", "0")))
     model = make_model(options.get("model", "plain"))
     kind = torch.optim.Adam if options.get("optimizer") == "adam" else torch.optim.SGD
-    arguments: dict[str, Any] = {} if kind is torch.optim.Adam else {"momentum": 0.9}
+    arguments: dict[str, Any] = {} if kind is torch.optim.Adam else {"momentum": options.get("momentum", 0.9)}
     optimizer = kind(model.parameters(), lr=options.get("lr", 0.1), **arguments)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.995)
     springtide.init()
@@ -102,6 +127,10 @@ def main() -> None:
     runtime = springtide.api._runtime
     assert runtime is not None
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    for name, module in model.named_modules():
+        if isinstance(module, springtide.Embedding | springtide.EmbeddingBag):
+            ids, rows = module.export()
+            parameters |= {f"{name}.ids": (ids % 1000).float(), f"{name}.rows": rows}
     result = {
         "parameters": digest(dict(parameters)),
         "buffers": digest(buffers),

@@ -37,10 +37,13 @@ if TYPE_CHECKING:
         world_size,
     )
     from springtide.ranks import on_ranks, rank_zero_only
+    from springtide.tables.modules import Embedding, EmbeddingBag
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Embedding",
+    "EmbeddingBag",
     "GenerationChanged",
     "SpringtideError",
     "UsageError",
@@ -71,7 +74,11 @@ if not TYPE_CHECKING:
             return importlib.import_module("springtide.api")
         if name not in __all__:
             raise AttributeError(f"module 'springtide' has no attribute {name!r}")
-        module = "springtide.ranks" if name in ("on_ranks", "rank_zero_only") else "springtide.api"
-        value = getattr(importlib.import_module(module), name)
+        home = "springtide.api"
+        if name in ("on_ranks", "rank_zero_only"):
+            home = "springtide.ranks"
+        elif name.startswith("Embedding"):
+            home = "springtide.tables.modules"
+        value = getattr(importlib.import_module(home), name)
         globals()[name] = value
         return value

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
@@ -79,7 +80,8 @@ def distribute(
         )
     settings = runtime.settings
     exact = bool(settings.logical_workers)
-    on_servers = settings.strategy == "ParameterServer" and not settings.alone
+    strategy = "" if settings.alone else settings.strategy
+    on_servers = strategy == "ParameterServer"
     declared = declare(
         model,
         optimizer,
@@ -88,7 +90,7 @@ def distribute(
         in_job=not settings.alone,
         exact=exact,
         compression=settings.compression,
-        on_servers=on_servers,
+        strategy=strategy,
     )
     runtime.trainer = Trainer(
         declared.models,
@@ -100,8 +102,12 @@ def distribute(
         logical_workers=runtime.settings.logical_workers,
         backend=runtime.settings.backend,
         compression=settings.compression,
-        make_servers=exchange_for(settings) if on_servers else None,
+        make_servers=exchange_for(settings) if strategy in ("ParameterServer", "Hybrid") else None,
     )
+    if runtime.trainer.servers is not None:
+        for index, handle in runtime.trainer.tables.items():
+            handle.read = partial(runtime.rows, index)
+            handle.read_all = partial(runtime.all_rows, index)
     if on_servers:
         wait_in_forward(declared.models[0], runtime.settle)
     runtime.trainer.on_save_wish(lambda rank: runtime.checkpoints.wish(rank == 0))

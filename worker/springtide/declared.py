@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from springtide.errors import UsageError
+from springtide.tables.handle import handle_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,12 @@ def declare(
     in_job: bool,
     exact: bool,
     compression: str = "None",
-    on_servers: bool = False,
+    strategy: str = "",
 ) -> Declared:
     """Check the arguments of `distribute()`; models and optimizers may be one or a list.
 
     in_job: there are other workers. exact: sums are to be exact. compression: how gradients travel.
-    on_servers: parameters lie on servers.
+    strategy: of the job, "" without one.
     Raise UsageError.
     """
     models = list(model) if isinstance(model, list | tuple) else [model]
@@ -49,10 +50,16 @@ def declare(
             "strategy.allReduce.compression to None, or exact to false"
         )
     several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
-    if compression == "PowerSGD" and not on_servers:
+    if compression == "PowerSGD" and strategy != "ParameterServer":
         _check_low_rank(several, tracked)
-    if on_servers:
+    if strategy == "ParameterServer":
         _check_on_servers(models, several, tracked)
+    _check_tables(models, several, tracked, strategy, exact)
+    if strategy == "Hybrid" and compression != "None":
+        raise UsageError(
+            f"distribute(): strategy.type Hybrid takes no compression so far, and the job asks for "
+            f"{compression}: leave strategy.allReduce.compression out"
+        )
     return Declared(models, optimizers, several)
 
 
@@ -144,6 +151,36 @@ def _check_low_rank(several: bool, tracked: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"distribute(): {name} is a GradScaler, whose scale PowerSGD's residuals cannot follow: "
                 "train in bfloat16 without it, or use compression FP16 or BF16"
+            )
+
+
+def _check_tables(
+    models: Sequence[torch.nn.Module], several: bool, tracked: Mapping[str, Any], strategy: str, exact: bool
+) -> None:
+    parameters = _named(models)
+    tables = [name for name, item in parameters.items() if handle_of(item) is not None and item.requires_grad]
+    if strategy == "Hybrid" and not tables:
+        raise UsageError(
+            "distribute(): strategy.type Hybrid keeps embedding tables on servers, and the model has none: "
+            "use springtide.Embedding or EmbeddingBag, or strategy.type AllReduce"
+        )
+    if not tables:
+        return
+    if strategy == "AllReduce" or exact:
+        raise UsageError(
+            f"distribute(): {tables[0]} is a table of springtide.Embedding, which lies on parameter servers: "
+            "use strategy.type Hybrid, or torch.nn.Embedding"
+        )
+    if several or len(models) > 1:
+        raise UsageError(
+            f"distribute(): with tables ({tables[0]}) there is one model and one optimizer, which makes one "
+            "step per body, so far: give them without lists"
+        )
+    for name, item in tracked.items():
+        if isinstance(item, torch.amp.GradScaler):
+            raise UsageError(
+                f"distribute(): {name} is a GradScaler, which does not reach the rows of {tables[0]}: train "
+                "in float32 or bfloat16"
             )
 
 

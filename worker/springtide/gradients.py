@@ -86,11 +86,18 @@ class Gradients:
             self.parameters[index].grad = view.add_(earlier) if used[index] else view.copy_(earlier)
         self._aside = {}
 
-    def clip(self, optimizers_own: Iterable[torch.Tensor] | None, scale: float = 1.0) -> None:
+    def norm(self) -> float:
+        """Of all placed gradients."""
+        indices = [index for index, is_used in enumerate(self._used) if is_used]
+        return math.sqrt(float(self._buckets.square_norm(indices)))
+
+    def clip(
+        self, optimizers_own: Iterable[torch.Tensor] | None, scale: float = 1.0, elsewhere: float = 0.0
+    ) -> None:
         """Clip the placed gradients to the global norm that was asked for, if any.
 
         optimizers_own: the parameters whose gradients are meant; None: all. scale: they are still multiplied
-        by it.
+        by it. elsewhere: norm of gradients that belong to them and are not here.
         """
         if self._clip_norm is None:
             return
@@ -99,7 +106,7 @@ class Gradients:
         else:
             own = (self._index.get(id(item)) for item in optimizers_own)
             indices = [i for i in own if i is not None and self.parameters[i].grad is self._buckets.views[i]]
-        norm = math.sqrt(float(self._buckets.square_norm(indices))) / scale
+        norm = math.hypot(math.sqrt(float(self._buckets.square_norm(indices))), elsewhere) / scale
         coefficient = self._clip_norm / (norm + 1e-6)
         if coefficient >= 1.0:
             return

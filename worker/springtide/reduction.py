@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -21,7 +21,9 @@ from springtide.exchange import side
 from springtide.exchange.buckets import Buckets
 from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, Work, peers_in
-from springtide.servers.exchange import ServerExchange
+from springtide.gradients import Gradients
+from springtide.tables.handle import Handle
+from springtide.tables.step import StepHome, StepTables
 from springtide.transaction import Phase, Transaction
 
 _MOST_ROUNDS = 64  # told apart in the side reduction's step number
@@ -36,7 +38,26 @@ class Reduced:
     correction: float
     combined: dict[int, torch.Tensor]
     norm: float | None = None
-    """Of the sums of gradients on the parameter servers, without the correction."""
+    """Of the sums of gradients in the step's home (on servers, say), without the correction."""
+
+    @property
+    def norm_elsewhere(self) -> float:
+        """Of the gradients in the step's home, as they count."""
+        return 0.0 if self.norm is None else self.norm * abs(self.correction)
+
+
+def commit_on(home: StepHome, reduced: Reduced, gradients: Gradients, clip_norm: float | None) -> None:
+    """The home makes its part of the step; the script's optimizer finds no gradients of that."""
+    scale = reduced.correction
+    if clip_norm is not None and reduced.norm is not None:
+        here = 0.0 if home.dense else gradients.norm()
+        coefficient = clip_norm / (math.hypot(reduced.norm_elsewhere, here) + 1e-6)
+        if not coefficient >= 1.0:
+            scale *= coefficient
+    home.commit(scale, [index for index, used in enumerate(reduced.result.used) if not used])
+    if home.dense:
+        for parameter in gradients.parameters:
+            parameter.grad = None
 
 
 class Reduction:
@@ -53,10 +74,13 @@ class Reduction:
         buffers: Buffers,
         exact: ExactStep | None,
         transaction: Transaction,
-        servers: ServerExchange | None = None,
+        home: StepHome | None = None,
+        tables: Mapping[int, Handle] | None = None,
     ) -> None:
+        """home: of parameters that this process does not step itself. tables: by parameter's number."""
         self._buckets = buckets
-        self._servers = servers
+        self._home = home
+        self._tables = None if home is None else StepTables(tables or {}, home)
         self._buffers = buffers
         self._exact = exact
         self._transaction = transaction
@@ -70,8 +94,10 @@ class Reduction:
     def begin(self, body: Body) -> None:
         """What is summed from here on belongs to this body."""
         self._body = body
-        if self._servers is not None:
-            self._servers.begin_step()
+        if self._home is not None:
+            self._home.begin_step()
+        if self._tables is not None:
+            self._tables.begin()
 
     def start_sum(self, tensor: torch.Tensor) -> Work:
         """Begin to replace the tensor by its sum over the members. Raise Dropped when the group is broken."""
@@ -85,24 +111,30 @@ class Reduction:
 
     def start_gradients(self, tensor: torch.Tensor) -> Work:
         """As `start_sum`, for the next bucket of gradients, which may go to the parameter servers instead."""
-        if self._servers is None:
+        if self._home is None or not self._home.dense:
             return self.start_sum(tensor)
         body = self._running()
         body.sums_began = body.sums_began or time.perf_counter()
         body.reduced_bytes += tensor.nbytes
         try:
-            return self._servers.push(tensor)
+            return self._home.push(tensor)
         except RuntimeError as error:
             self._fail(error)
 
-    def settle(self, parameters: Collection[int] | None = None) -> None:
-        """Wait for the values of these parameters (None: all) from the servers, in an open step.
+    def put_rows(self, index: int, scale: float, last: bool) -> None:
+        """A backward pass has reached a parameter that may stand for a table. Raise Dropped."""
+        if self._tables is None:
+            return
+        try:
+            self._tables.put(index, scale, last)
+        except SpringtideError:
+            raise
+        except RuntimeError as error:
+            self._fail(error)
 
-        Raise Dropped when they do not come.
-        """
-        if self._servers is not None:
-            servers = self._servers
-            self._wait(lambda: servers.settle(parameters))
+    def ask(self, wait: Callable[[], object]) -> None:
+        """Wait for servers in an open step. Raise Dropped when what is waited for does not come."""
+        self._wait(wait)
 
     def complete(self, body: Body, parts: list[Kept]) -> Reduced:
         """Wait for all sums of the round. parts: what this member's bodies have put in.
@@ -120,11 +152,14 @@ class Reduction:
         expected = self._expected_buffers(deal.group)
         vector = torch.cat((fields, self._packed(expected, deal)))
         norm = None
-        if self._servers is not None:
+        if self._home is not None:
             # Before all gradients of all members are on the servers, nobody may learn that the step counts.
-            self._wait(self._buckets.wait)
+            if self._home.dense:
+                self._wait(self._buckets.wait)
+            if self._tables is not None:
+                self._wait(self._tables.flush)
             faults.reach("pushed", deal.number)
-            norm = self._prepare(self._servers)
+            norm = self._prepare(self._home)
             faults.reach("prepared", deal.number)
         work = self.start_sum(vector)
         self._wait(self._buckets.wait)
@@ -233,9 +268,9 @@ class Reduction:
         self._transaction.drop("a gradient did not fit its block's exponent; the step is done again")
         raise Dropped(self._transaction.reason)
 
-    def _prepare(self, servers: ServerExchange) -> float | None:
+    def _prepare(self, home: StepHome) -> float | None:
         found: list[float | None] = []
-        self._wait(lambda: found.append(servers.prepare()))
+        self._wait(lambda: found.append(home.prepare()))
         return found[0]
 
     def _wait(self, wait: Callable[[], object]) -> None:

@@ -194,12 +194,32 @@ class Runtime:
 
         In a step, raise what leaves it when they do not come; between steps, wait for the next generation.
         """
-        trainer = self.trainer
-        if trainer is None or trainer.servers is None or self.recovery is None:
-            return
-        while (error := trainer.settle(parameters)) is not None:
-            if self.plan is None:
-                raise SpringtideError(f"the parameters of the last step are not all here: {error}")
+        if self.trainer is not None and (servers := self.trainer.servers) is not None:
+            self._ask(self.trainer, lambda: servers.settle(parameters))
+
+    def rows(self, index: int, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of a table from the servers, float32 [n, dim]; index: of the parameter that stands for it.
+
+        Waits and raises as `settle`.
+        """
+        trainer = self.ready("an embedding table")
+        servers, found = trainer.servers, list[torch.Tensor]()
+        assert servers is not None
+        self._ask(trainer, lambda: found.append(servers.read_rows(index, ids)))
+        return found[-1]
+
+    def all_rows(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids, rows) of a whole table; as `rows`."""
+        trainer = self.ready("an embedding table")
+        servers, found = trainer.servers, list[tuple[torch.Tensor, torch.Tensor]]()
+        assert servers is not None
+        self._ask(trainer, lambda: found.append(servers.all_rows(index)))
+        return found[-1]
+
+    def _ask(self, trainer: Trainer, wait: Callable[[], object]) -> None:
+        while (error := trainer.ask(wait)) is not None:
+            if self.plan is None or self.recovery is None:
+                raise SpringtideError(f"the values of the last step are not all here: {error}")
             self.recovery.stand(self.loops - 1)
 
     # ---- the step

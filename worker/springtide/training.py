@@ -28,11 +28,13 @@ from springtide.exchange.layout import Field, layout_hash, plan_layout
 from springtide.gradients import Gradients
 from springtide.optimizers import closure_of, parameters_of, scale_of, with_closure
 from springtide.randomness import seed_part
-from springtide.reduction import Reduced, Reduction
+from springtide.reduction import Reduced, Reduction, commit_on
 from springtide.scaling import Scaling
 from springtide.servers.exchange import MakeServers, ServerExchange
+from springtide.servers.saving import lent_states
 from springtide.state import Position, State
 from springtide.strangers import DECLARE, Strangers
+from springtide.tables.step import home_here, tables_among
 from springtide.transaction import Phase, Transaction
 from springtide.undo import Undo
 
@@ -78,6 +80,7 @@ class Trainer:
         else:
             self.buckets = make_buckets("None" if make_servers else compression, layout, self.device)
         self._gradients = Gradients(named, self.buckets, clip_norm)
+        self.tables = tables_among(self._gradients.parameters)
         self.servers: ServerExchange | None = None
         # Schedulers and scalers do not look at the parameters; an average of them does.
         blind = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
@@ -85,6 +88,8 @@ class Trainer:
         if make_servers is not None:
             on_servers = {name: item for name, item in named.items() if item.requires_grad}
             self.servers = make_servers(on_servers, layout, optimizers[0], clip_norm is not None)
+        self._home = self.servers or home_here(self.tables, self._gradients.names, optimizers[0])
+        self._dense_here = self._home is None or not self._home.dense
         self._undo = Undo(self._gradients.parameters, self._buffers, optimizers, tracked, several)
         scalers = [item for item in tracked.values() if isinstance(item, torch.amp.GradScaler)]
         self._scalings = [
@@ -97,20 +102,24 @@ class Trainer:
         held_here = named
         if self.servers is not None:
             tracked = {**tracked, "parameter servers": self.servers}
+        if not self._dense_here:
             held_here = {name: item for name, item in named.items() if not item.requires_grad}
         self.state = self.whole_state = State(held_here, self._buffers, optimizers, tracked)
         if self.servers is not None:
             # A checkpoint looks as one of a job without servers.
             own = {name: item for name, item in tracked.items() if item is not self.servers}
+            own |= {"embedding tables": self.servers.table_state} if self.tables else {}
             self.whole_state = State(named, self._buffers, optimizers, own)
-        self._reduction = Reduction(self.buckets, self._buffers, self._exact, self.transaction, self.servers)
+        self._reduction = Reduction(
+            self.buckets, self._buffers, self._exact, self.transaction, self._home, self.tables
+        )
         self._reduced: Reduced | None = None
         self._clip_norm = clip_norm
         buffers = [
             _field(name, item)
             for name, item in zip(self._buffers.names, self._buffers.current(), strict=True)
         ]
-        place = "" if self.servers is None else " on servers"
+        place = "" if self.servers is None else f" on servers {self.servers.tables.describe()}"
         settings = f"{describe(logical_workers)} {self.device.type} {exchange}{place} {compression}"
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
         agreed = f"{kinds} {clip_norm} {settings}{' several' if several else ''}"
@@ -156,31 +165,30 @@ class Trainer:
         """All of the state, also what lives on parameter servers. Raise RuntimeError when they fail."""
         if self.servers is None:
             return self.state.read(position, plan)
-        state = self._optimizers[0].state
-        held: dict[torch.Tensor, Any] = {
-            self._gradients.parameters[n]: values for n, values in self.servers.optimizer_states().items()
-        }
-        try:
-            state.update(held)
+        states = self.servers.optimizer_states()
+        with lent_states(self._optimizers[0], self._gradients.parameters, states):
             return self.whole_state.read(position, plan)
-        finally:
-            for parameter in held:
-                state.pop(parameter, None)
 
     def settle(self, parameters: Collection[int] | None) -> str | None:
-        """Wait for the values of these parameters (None: all) from the servers.
-
-        In an open step, raise Dropped when they do not come; return why between steps. After optimizer.step()
-        there is no way back: raise SpringtideError.
-        """
-        if self.servers is None:
+        """Wait for the values of these parameters (None: all) from the servers; as `ask`."""
+        servers = self.servers
+        if servers is None:
             return None
+        to_the_end = self.transaction.phase not in (Phase.OPEN, Phase.IDLE)
+        return self.ask(lambda: servers.settle(parameters, to_the_end))
+
+    def ask(self, wait: Callable[[], object]) -> str | None:
+        """Wait for servers. In an open step, raise Dropped when it fails; return why between steps. After
+        optimizer.step() there is no way back: raise SpringtideError."""
+        self.transaction.check_alive()
         phase = self.transaction.phase
         if phase is Phase.OPEN:
-            self._reduction.settle(parameters)
+            self._reduction.ask(wait)
             return None
         try:
-            self.servers.settle(parameters, to_the_end=phase is not Phase.IDLE)
+            wait()
+        except SpringtideError:
+            raise
         except RuntimeError as error:
             if phase is not Phase.IDLE:
                 raise SpringtideError(f"the values of a committed step cannot be had: {error}") from None
@@ -335,6 +343,7 @@ class Trainer:
         last = micro.is_last
         view = self.buckets.put(index, gradient, micro.scale, micro.index, last)
         parameter.grad = view if last else None
+        self._reduction.put_rows(index, micro.scale, last)
         body.gradients += 1
         if body.gradients == (len(self._gradients.parameters) + 1) // 2:
             faults.reach("backward", body.deal.number)
@@ -361,8 +370,8 @@ class Trainer:
                 raise UsageError(f"optimizer.step(closure) has to be declared. {DECLARE}")
             self._complete(body)
             self._cross(body)
-            if self.servers is None:
-                self._gradients.clip(None, scale_of(optimizer))
+            if self._dense_here:
+                self._gradients.clip(None, scale_of(optimizer), self._reduced_now.norm_elsewhere)
             return None
         self._depth += 1
         if self._depth > 1:  # an optimizer that uses another one
@@ -437,7 +446,7 @@ class Trainer:
             self._end_gradients()
         reduced = self._reduction.complete(body, parts)
         self._buffers.write(list(reduced.combined), reduced.combined)
-        if self.servers is None:
+        if self._dense_here:
             self._gradients.place(reduced.result.used, reduced.correction)
         self._reduced = reduced
         body.reduced = True
@@ -450,21 +459,14 @@ class Trainer:
         faults.reach("stepping", body.deal.number)
         if self._exact is not None:
             self._exact.commit(body.deal.number)
-        assert self._reduced is not None
-        self.buckets.committed(self._reduced.result.used)
-        if self.servers is not None:
-            self._commit_on(self.servers, self._reduced)
+        self.buckets.committed(self._reduced_now.result.used)
+        if self._home is not None:
+            commit_on(self._home, self._reduced_now, self._gradients, self._clip_norm)
 
-    def _commit_on(self, servers: ServerExchange, reduced: Reduced) -> None:
-        """The servers make the step; the script's optimizer finds no gradients."""
-        scale = reduced.correction
-        if self._clip_norm is not None and reduced.norm is not None:
-            coefficient = self._clip_norm / (reduced.norm * abs(scale) + 1e-6)
-            if not coefficient >= 1.0:
-                scale *= coefficient
-        servers.commit(scale, [index for index, used in enumerate(reduced.result.used) if not used])
-        for parameter in self._gradients.parameters:
-            parameter.grad = None
+    @property
+    def _reduced_now(self) -> Reduced:
+        assert self._reduced is not None
+        return self._reduced
 
     # ---- parts
 

@@ -20,14 +20,18 @@ from springtide.errors import UsageError
 from springtide.exchange.groups import Group, Work
 from springtide.exchange.layout import Layout
 from springtide.exchange.store import StreamStore
+from springtide.servers import rows
 from springtide.servers.leading import Leader, Place
 from springtide.servers.links import Links, ServerError
 from springtide.servers.plan import LackError, PlannedChunk, plan_chunks
 from springtide.servers.recipe import group_numbers, group_options, optimizer_name
 from springtide.servers.saving import States, cut_states, join_states
+from springtide.servers.tables import PlannedSlice, TableBook, table_name
+from springtide.tables.step import tables_among
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import Answer
 from springtide_ps.frames import Kind
+from springtide_ps.slices import Slice
 
 
 class ServersLackState(Exception):
@@ -54,15 +58,21 @@ class ServerExchange:
         connect_seconds: float,
         answer_seconds: float,
         authority: str = "",
+        dense: bool = True,
     ) -> None:
+        """dense: all parameters are on the servers, not the rows of tables alone."""
         self._me, self._replication, self._with_norm = me, replication, with_norm
+        self._names = list(parameters) if dense else []
+        self.dense = dense
+        self.tables = TableBook(tables_among(list(parameters.values())), list(parameters), optimizer)
         self._optimizer, self._name = optimizer, optimizer_name(optimizer)
-        self._names = list(parameters)
         self.links = Links(token, connect_seconds, answer_seconds, authority)
-        self._layout, self._parameters = layout, list(parameters.values())
-        self._flats = _flatten(self._parameters, layout)
+        self._layout = layout
+        self._parameters = list(parameters.values()) if dense else []
+        self._flats = _flatten(self._parameters, layout) if dense else []
         self._versions: list[int] = []
-        self.chunks = plan_chunks(layout, group_numbers(optimizer, dict(parameters)))
+        self.chunks = plan_chunks(layout, group_numbers(optimizer, dict(parameters))) if dense else []
+        self._planned: list[PlannedChunk | PlannedSlice] = [*self.chunks, *self.tables.slices]
         self._chunks = {chunk.key: chunk for chunk in self.chunks}
         self._by_bucket: list[list[PlannedChunk]] = [[] for _ in layout.sizes]
         for chunk in self.chunks:
@@ -108,7 +118,7 @@ class ServerExchange:
             self.lineage, self.settled = told["lineage"], told["settled"]
             self._place = replace(place, step=told["step"])
             homes = [[told["ids"][number] for number in numbers] for numbers in told["homes"]]
-            self._homes = {chunk.key: home for chunk, home in zip(self.chunks, homes, strict=True)}
+            self._homes = {planned.key: home for planned, home in zip(self._planned, homes, strict=True)}
             return
         if fresh:
             self.lineage = "-".join(str(number) for number in place.token)
@@ -116,7 +126,7 @@ class ServerExchange:
         self._leader = Leader(self.links, place, self._replication)
         try:
             arrangement = self._leader.arrange(
-                self.chunks, self._me, self.lineage, self._new_chunk if fresh else None
+                self._planned, self._me, self.lineage, self._new_chunk if fresh else None
             )
         except LackError as error:
             store.set(f"servers/{leader}", json.dumps({"lacks": str(error)}).encode())
@@ -132,11 +142,13 @@ class ServerExchange:
             "step": place.step,
             "settled": self.settled,
             "ids": ids,
-            "homes": [[numbers[server] for server in self._homes[chunk.key]] for chunk in self.chunks],
+            "homes": [[numbers[server] for server in self._homes[planned.key]] for planned in self._planned],
         }
         store.set(f"servers/{leader}", json.dumps(told).encode())
 
-    def _new_chunk(self, planned: PlannedChunk) -> Chunk:
+    def _new_chunk(self, planned: PlannedChunk | PlannedSlice) -> Chunk | Slice:
+        if isinstance(planned, PlannedSlice):
+            return self.tables.make(planned)
         chunk = Chunk(self._values(planned), planned.pieces, self._name, group_options(self._optimizer))
         cut_states(self._layout, planned, chunk, self._parameters, self._optimizer.state)
         return chunk
@@ -212,6 +224,44 @@ class ServerExchange:
             raise ServerError(str(error)) from None
         self._pushed += 1
         return _PUSHED
+
+    def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
+        """Send all gradients of a table: ids int64 [n], each once; sums float32 [n, dim].
+
+        Raise ServerError.
+        """
+        step, place = self._step + 1, self._entered
+        try:
+            for part in self.tables.cut(index, ids, self._homes, empty=True):
+                gradients = self.tables.records(part, ids, sums)
+                client, name = self.links[part.server], table_name(index)
+                client.stage_rows(place.token, step, self._me, name, part.slices, gradients)
+                self._counts[part.server] = self._counts.get(part.server, 0) + len(part.slices)
+        except ConnectionError as error:
+            raise ServerError(str(error)) from None
+
+    def read_rows(self, index: int, ids: torch.Tensor) -> torch.Tensor:
+        """As `servers.rows`; before the first generation the rows are as this process would make them."""
+        if self._place is None:
+            return self.tables.handles[index].local.rows(ids)
+        return rows.read(self.tables, index, ids, self._homes, self._step, self._ask, self.links.answer)
+
+    def all_rows(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `servers.rows`; before the first generation the rows that this process holds."""
+        if self._place is None:
+            return self.tables.handles[index].local.held()
+        return rows.read_all(self.tables, index, self._homes, self._step, self._ask, self.links.answer)
+
+    @property
+    def table_state(self) -> rows.TableState:
+        """All tables after the last committed step, for a checkpoint."""
+        book = self.tables
+        return rows.TableState(
+            book,
+            lambda: rows.read_slices(
+                book, book.handles, self._homes, self._step, self._ask, self.links.answer
+            ),
+        )
 
     def prepare(self) -> float | None:
         """Wait until all members' gradients are on the servers; the norm of their sum if there is to be one.
@@ -341,10 +391,11 @@ class ServerExchange:
         server: str,
         kind: Kind,
         meta: dict[str, Any],
+        payload: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         any_size: bool = False,
     ) -> Future[Answer]:
-        return self.links.ask(server, kind, self._entered.token, meta, None, out, any_size)
+        return self.links.ask(server, kind, self._entered.token, meta, payload, out, any_size)
 
 
 class _Pushed:

@@ -11,9 +11,13 @@ from typing import Any
 
 from springtide.servers.links import Links, ServerError
 from springtide.servers.plan import Arrangement, PlannedChunk, arrange, place_fresh
+from springtide.servers.tables import PlannedSlice
 from springtide_ps.chunk import Chunk
 from springtide_ps.client import Answer
 from springtide_ps.frames import Kind
+from springtide_ps.slices import Slice
+
+Planned = PlannedChunk | PlannedSlice
 
 _ASK_SECONDS = 0.2
 """How long between two questions whether copies are there."""
@@ -45,10 +49,10 @@ class Leader:
 
     def arrange(
         self,
-        chunks: Collection[PlannedChunk],
+        chunks: Collection[Planned],
         member: str,
         lineage: str,
-        make: Callable[[PlannedChunk], Chunk] | None,
+        make: Callable[[Planned], Chunk | Slice] | None,
     ) -> Arrangement:
         """Have the generation begin on all servers. make: makes the chunks of a fresh start; None otherwise.
 
@@ -106,9 +110,9 @@ class Leader:
 
     def _create(
         self,
-        chunks: Collection[PlannedChunk],
+        chunks: Collection[Planned],
         arrangement: Arrangement,
-        make: Callable[[PlannedChunk], Chunk],
+        make: Callable[[Planned], Chunk | Slice],
     ) -> None:
         waiting = []
         for planned in chunks:

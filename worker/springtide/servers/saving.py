@@ -3,7 +3,8 @@ servers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,3 +58,17 @@ def cut_states(
                 if isinstance(value, torch.Tensor)
             },
         )
+
+
+@contextmanager
+def lent_states(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], states: States
+) -> Iterator[None]:
+    """Let the script's optimizer have the servers' state for as long as it is read."""
+    held: dict[torch.Tensor, dict[str, torch.Tensor]] = {parameters[n]: s for n, s in states.items()}
+    try:
+        optimizer.state.update(held)
+        yield
+    finally:
+        for parameter in held:
+            optimizer.state.pop(parameter, None)

@@ -33,6 +33,7 @@ def exchange_for(settings: Settings) -> MakeServers:
             connect_seconds=settings.connect_seconds,
             answer_seconds=settings.collective_seconds + _BEYOND_COORDINATOR,
             authority=settings.authority,
+            dense=settings.strategy == "ParameterServer",
         )
 
     return make

@@ -1,0 +1,91 @@
+"""Jobs with embedding tables on servers: real processes, and the numbers of a run in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_checks import check
+from worker_cluster import WorkerCluster, Zygote
+from worker_reference import Reference, train_alone
+
+OPTIONS: dict[str, Any] = {
+    "samples": 230,
+    "batch": 32,
+    "epochs": 5,
+    "pace": 0.02,
+    "clip_norm": 0.5,
+    "model": "tables",
+    "momentum": 0.0,
+}
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., WorkerCluster]]:
+    clusters: list[WorkerCluster] = []
+
+    def make(strategy: str, servers: int, replication: int = 1, **options: Any) -> WorkerCluster:
+        environment = {
+            "SPRINGTIDE_STRATEGY": strategy,
+            "SPRINGTIDE_REPLICATION": str(replication),
+            "SPRINGTIDE_BUCKET_MIB": "0.002",
+        }
+        cluster = WorkerCluster(zygote, tmp_path, OPTIONS | options, environment=environment)
+        cluster.servers_wanted = servers
+        clusters.append(cluster)
+        return cluster
+
+    yield make
+    for cluster in clusters:
+        cluster.close()
+
+
+@pytest.fixture(scope="module")
+def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
+
+
+def settled(cluster: WorkerCluster) -> bool:
+    return cluster.reply is not None and cluster.reply.servers_settled
+
+
+@pytest.mark.parametrize("strategy", ["Hybrid", "ParameterServer"])
+def test_workers_are_killed_and_come_at_every_point_of_a_step(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, strategy: str
+) -> None:
+    points = ["backward", "pushed", "prepared", "reduced", "stepping"]
+    points = points if strategy == "Hybrid" else points[2:4]
+    cluster = make_cluster(strategy, 2, pace=0.03)
+    steady, victim = cluster.start(2, faults={1: f"{points[0]}:4:kill"})
+    for point in points[1:]:
+        cluster.until(lambda dying=victim: not dying.running, f"the death before {point}")
+        victim = cluster.add(fault=f"{point}:*:kill")
+    cluster.until_done()
+    assert [worker.code for worker in cluster.workers] == [0] + [-9] * len(points)
+    check(cluster, reference, [steady])
+
+
+def test_a_server_with_copies_is_killed_and_another_one_comes(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster("Hybrid", 2, replication=2, pace=0.04)
+    workers = cluster.start(2)
+    for slot, step in ((0, 4), (1, 16)):
+        cluster.until_step(step)
+        # A copy on another server is needed before the next one goes.
+        cluster.until(lambda: settled(cluster), "copies")
+        next(s for s in cluster.servers if s.slot == slot and s.running).kill()
+        cluster.add_server(slot)
+    cluster.until_done()
+    check(cluster, reference, workers)

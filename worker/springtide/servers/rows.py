@@ -1,0 +1,111 @@
+"""Reading rows of tables from servers, as they are after a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import torch
+
+from springtide.servers.tables import Homes, PlannedSlice, TableBook, table_name
+from springtide_ps.client import Answer
+from springtide_ps.frames import Kind
+from springtide_ps.slices import Slice
+
+
+class Ask(Protocol):
+    """Send a request to a server. Raises ServerError."""
+
+    def __call__(
+        self,
+        server: str,
+        kind: Kind,
+        meta: dict[str, Any],
+        payload: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        any_size: bool = False,
+    ) -> Future[Answer]: ...
+
+
+class Result(Protocol):
+    """Wait for an answer; what: for the error that names what did not come. Raises ServerError."""
+
+    def __call__(self, future: Future[Answer], server: str, what: str) -> Answer: ...
+
+
+def read(
+    book: TableBook, index: int, ids: torch.Tensor, homes: Homes, step: int, ask: Ask, result: Result
+) -> torch.Tensor:
+    """Rows float32 [n, dim] of ids int64 [n], each once. Raise ServerError."""
+    found = torch.empty(len(ids), book.handles[index].dim)
+    asked = []
+    for part in book.cut(index, ids, homes, empty=False):
+        out = torch.empty(len(part.own), found.shape[1])
+        numbers, counts = zip(*part.slices, strict=True)
+        about = {"k": table_name(index), "s": step, "p": list(numbers), "n": list(counts)}
+        asked.append((part, out, ask(part.server, Kind.ROWS, about, ids[part.own], out)))
+    for part, out, future in asked:
+        result(future, part.server, "rows of a table")
+        found[part.own] = out
+    return found
+
+
+def read_all(
+    book: TableBook, index: int, homes: Homes, step: int, ask: Ask, result: Result
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids int64 [n] in order, rows float32 [n, dim]) that the table's slices hold. Raise ServerError."""
+    parts = []
+    for _, piece in read_slices(book, [index], homes, step, ask, result):
+        held = piece.table.held()
+        parts.append((held[0], held[2]))
+    ids, rows = (torch.cat([part[kind] for part in parts]) for kind in (0, 1))
+    order = torch.argsort(ids)
+    return ids[order], rows[order]
+
+
+def read_slices(
+    book: TableBook, indices: Iterable[int], homes: Homes, step: int, ask: Ask, result: Result
+) -> Iterator[tuple[PlannedSlice, Slice]]:
+    """The slices of these tables, with the optimizer's state, as they are after the step.
+
+    Raise ServerError.
+    """
+    wanted = set(indices)
+    for index in wanted:
+        for part in book.cut(index, torch.empty(0, dtype=torch.int64), homes, empty=True):
+            # Answered when the step is made there.
+            numbers = [number for number, _ in part.slices]
+            about = {"k": table_name(index), "s": step, "p": numbers, "n": [0] * len(numbers)}
+            none = torch.empty(0, book.handles[index].dim)
+            result(ask(part.server, Kind.ROWS, about, part.own, none), part.server, "all rows of a table")
+    for planned in book.slices:
+        if planned.parameter in wanted:
+            server = homes[planned.key][0]
+            future = ask(server, Kind.DUMP, {"k": planned.key}, any_size=True)
+            answer = result(future, server, "all rows of a table")
+            assert answer.payload is not None
+            yield planned, Slice.load(answer.meta, answer.payload)
+
+
+class TableState:
+    """The tables in a checkpoint, whole. read: the slices with the state of the optimizer, from servers."""
+
+    def __init__(self, book: TableBook, read: Callable[[], Iterator[tuple[PlannedSlice, Slice]]]) -> None:
+        self._book, self._read = book, read
+
+    def state_dict(self) -> dict[str, Any]:
+        """By slice: what it is as JSON, and its memory."""
+        tree = {}
+        for planned, piece in self._read():
+            about, payload = piece.dump()
+            tree[planned.key] = {"about": json.dumps(about), "memory": payload}
+        return tree
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Hold the slices in this process, from where a fresh start takes them."""
+        for planned in self._book.slices:
+            held = state[planned.key]
+            piece = Slice.load(json.loads(held["about"]), held["memory"].to("cpu", torch.uint8).contiguous())
+            self._book.handles[planned.parameter].local.slices[planned.number] = piece

@@ -1,0 +1,111 @@
+"""Embedding tables on servers: which slice of which table is where, and what goes there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from springtide.errors import UsageError
+from springtide.servers.recipe import group_options
+from springtide.tables.handle import Handle
+from springtide.tables.local import by_slice
+from springtide.tables.rules import group_number, sparse_rule
+from springtide_ps.frames import PAYLOAD_LIMIT
+from springtide_ps.placement import CHUNK_BYTES
+from springtide_ps.slices import ID_WORDS, Slice, records
+
+Homes = Mapping[str, Sequence[str]]
+"""The servers of each slice by its key, first the one that workers speak to."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSlice:
+    """nbytes: what it is expected to hold, equal on all workers; it is placed by that."""
+
+    key: str
+    nbytes: int
+    parameter: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of one request goes to one server. slices: (number, how many ids). own: which of the ids."""
+
+    server: str
+    slices: list[tuple[int, int]]
+    own: torch.Tensor
+
+
+class TableBook:
+    """The tables of one model, by the number of the parameter that stands for each.
+
+    Raise UsageError for an optimizer that tables cannot have.
+    """
+
+    def __init__(
+        self, handles: Mapping[int, Handle], names: Sequence[str], optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.handles, self._names, self._optimizer = dict(handles), names, optimizer
+        self._groups: dict[int, int] = {}
+        self.slices: list[PlannedSlice] = []
+        for index, handle in self.handles.items():
+            number = group_number(optimizer, handle.weight, names[index])
+            handle.local.use(*sparse_rule(optimizer, optimizer.param_groups[number], names[index]))
+            self._groups[index] = number
+            each = CHUNK_BYTES
+            if handle.expected_rows:
+                each = 1 + 4 * handle.dim * handle.expected_rows // len(handle.local.slices)
+            self.slices += [
+                PlannedSlice(f"{table_name(index)}.{piece}", each, index, piece)
+                for piece in range(len(handle.local.slices))
+            ]
+
+    def describe(self) -> str:
+        """What all workers have to agree on."""
+        return " ".join(
+            f"{index}:{h.dim}/{len(h.local.slices)}/{h.local.spec.max_rows}/{h.local.spec.max_age}"
+            for index, h in self.handles.items()
+        )
+
+    def make(self, planned: PlannedSlice) -> Slice:
+        """What a server begins to hold: the slice as it is in this process."""
+        handle = self.handles[planned.parameter]
+        piece = handle.local.slices[planned.number]
+        piece.parameter, piece.group = planned.parameter, self._groups[planned.parameter]
+        piece.groups = group_options(self._optimizer)
+        return piece
+
+    def cut(self, index: int, ids: torch.Tensor, homes: Homes, *, empty: bool) -> Iterator[Part]:
+        """What of the ids goes to which server; empty: slices without ids are named too.
+
+        Raise UsageError for more than fits a request.
+        """
+        handle = self.handles[index]
+        own = by_slice(ids, len(handle.local.slices))
+        width = 4 * (ID_WORDS + handle.dim)
+        numbers: dict[str, list[int]] = {}
+        for number, chosen in enumerate(own):
+            if empty or len(chosen):
+                numbers.setdefault(homes[f"{table_name(index)}.{number}"][0], []).append(number)
+        for server, wanted in numbers.items():
+            together = sum(len(own[number]) for number in wanted) * width <= PAYLOAD_LIMIT
+            for some in [wanted] if together else [[number] for number in wanted]:
+                count = sum(len(own[number]) for number in some)
+                if count * width > PAYLOAD_LIMIT:
+                    raise UsageError(
+                        f"table {self._names[index]}: a batch uses {count} rows of one slice, which do not "
+                        f"fit a request of {PAYLOAD_LIMIT} bytes: give the table more than {len(own)} slices"
+                    )
+                slices = [(number, len(own[number])) for number in some]
+                yield Part(server, slices, torch.cat([own[number] for number in some]))
+
+    def records(self, part: Part, ids: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+        return records(ids[part.own], sums[part.own]).view(-1)
+
+
+def table_name(index: int) -> str:
+    """How servers call the table of parameter `index`; its slices are this, a dot and their number."""
+    return f"t{index}"

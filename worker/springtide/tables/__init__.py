@@ -1,0 +1,1 @@
+"""Embedding tables: modules whose rows lie on parameter servers, or in this process when it trains alone."""

@@ -1,0 +1,101 @@
+"""The rows of a table in this process: when it trains alone, and before a job's servers hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from springtide_ps.chunk import Recipe
+from springtide_ps.slices import Slice, records, slice_numbers
+from springtide_ps.tables import TableSpec
+
+
+def by_slice(ids: torch.Tensor, slices: int) -> list[torch.Tensor]:
+    """For each slice: which of the ids are its own, int64."""
+    if slices == 1:
+        return [torch.arange(len(ids))]
+    numbers = torch.from_numpy(slice_numbers(ids.numpy(), slices))
+    counts = torch.bincount(numbers, minlength=slices).tolist()
+    return list(torch.split(torch.argsort(numbers, stable=True), counts))
+
+
+def merged(parts: list[tuple[torch.Tensor, torch.Tensor]], dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids int64 [n], each once, sums float32 [n, dim]) of such pairs, each of which names an id once."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
+    ids, inverse = torch.unique(torch.cat([part[0] for part in parts]), return_inverse=True)
+    sums = torch.zeros(len(ids), dim).index_add_(0, inverse, torch.cat([part[1] for part in parts]))
+    return ids, sums
+
+
+class LocalRows:
+    """spec: of the whole table; its optimizer is told by `use`. slices: into which it is cut, as on servers,
+    so that the same rows are let go.
+    """
+
+    def __init__(self, spec: TableSpec, slices: int) -> None:
+        self.spec = spec
+        each = replace(spec, max_rows=-(-spec.max_rows // slices))
+        self.slices = [Slice(each, 0, 0, [{}]) for _ in range(slices)]
+
+    def use(self, optimizer: str, initial: Mapping[str, Any]) -> None:
+        """Make later steps with this optimizer; the state of another one is forgotten, rows stay."""
+        if (optimizer, initial) == (self.spec.optimizer, self.spec.options):
+            return
+        self.spec = replace(self.spec, optimizer=optimizer, options=dict(initial))
+        for number, old in enumerate(self.slices):
+            spec = replace(old.table.spec, optimizer=optimizer, options=dict(initial))
+            ids, touched, rows, *_ = old.table.held()
+            self.slices[number] = _slice_of(spec, ids, touched, rows)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """float32 [len(ids), dim]; ids: int64, on the CPU."""
+        found = torch.empty(len(ids), self.spec.dim)
+        for piece, own in zip(self.slices, by_slice(ids, len(self.slices)), strict=True):
+            if len(own):
+                found[own] = piece.rows(ids[own].numpy())
+        return found
+
+    def apply(self, ids: torch.Tensor, sums: torch.Tensor, scale: float, options: Mapping[str, Any]) -> None:
+        """One step with the sums of gradients (each id once), multiplied by `scale`."""
+        recipe = Recipe(scale, False, (dict(options),))
+        for piece, own in zip(self.slices, by_slice(ids, len(self.slices)), strict=True):
+            piece.apply(records(ids[own], sums[own]).view(-1), recipe)
+
+    def held(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids int64 [n] in order, rows float32 [n, dim]) that were ever trained and not let go."""
+        parts = [piece.table.held() for piece in self.slices]
+        ids, rows = (torch.cat([part[kind] for part in parts]) for kind in (0, 2))
+        order = torch.argsort(ids)
+        return ids[order], rows[order]
+
+    def hold(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Hold exactly these rows (each id once), without state of an optimizer."""
+        for number, own in enumerate(by_slice(ids, len(self.slices))):
+            spec = self.slices[number].table.spec
+            self.slices[number] = _slice_of(
+                spec, ids[own], torch.zeros(len(own), dtype=torch.int64), rows[own]
+            )
+
+
+def _slice_of(spec: TableSpec, ids: torch.Tensor, touched: torch.Tensor, rows: torch.Tensor) -> Slice:
+    made = Slice(spec, 0, 0, [{}])
+    state = torch.full(
+        (made.table.width - 1, rows.numel()), spec.settings.get("initial_accumulator_value", 0.0)
+    )
+    pushes = int(touched.max()) if len(touched) else 0
+    data = torch.cat((rows.reshape(1, -1), state))
+    made.table.restore(ids, touched, data, pushes if spec.optimizer != "adam" else 0)
+    return made
+
+
+def as_ids(ids: torch.Tensor) -> torch.Tensor:
+    """int64 [n], contiguous, on the CPU."""
+    flat = ids.detach().to("cpu", torch.int64).reshape(-1)
+    return torch.from_numpy(np.ascontiguousarray(flat.numpy()))

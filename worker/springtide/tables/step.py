@@ -1,0 +1,130 @@
+"""What one step puts into tables: the gradients of rows, weighted as those of dense parameters, sent when the
+last micro-batch has brought its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from springtide.exchange.groups import Work
+from springtide.servers.recipe import group_options
+from springtide.tables.handle import Handle, handle_of
+from springtide.tables.local import merged
+from springtide.tables.rules import group_number, sparse_rule, step_options
+
+
+class StepHome(Protocol):
+    """Where the parameters are that a worker does not step itself."""
+
+    @property
+    def dense(self) -> bool:
+        """Whether all parameters are there, not the rows of tables alone."""
+        ...
+
+    def begin_step(self) -> None: ...
+
+    def push(self, gradients: torch.Tensor) -> Work:
+        """The next bucket's gradients, where the home has the dense parameters."""
+        ...
+
+    def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
+        """All gradients of a table: ids int64 [n], each once; sums float32 [n, dim]."""
+        ...
+
+    def prepare(self) -> float | None:
+        """The norm of all gradients there, if it was asked for, once all members' are there."""
+        ...
+
+    def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None: ...
+
+    def settle(self, parameters: Collection[int] | None = None) -> None: ...
+
+
+def tables_among(parameters: Sequence[torch.Tensor]) -> dict[int, Handle]:
+    """The tables that these parameters stand for, by the parameter's number."""
+    found = {index: handle_of(parameter) for index, parameter in enumerate(parameters)}
+    return {index: handle for index, handle in found.items() if handle is not None}
+
+
+class StepTables:
+    """Between backward hooks and the home of the rows. One step at a time: `begin`, `put`..., `flush`."""
+
+    def __init__(self, handles: Mapping[int, Handle], home: StepHome) -> None:
+        self._handles, self._home = handles, home
+        self._parts: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        for handle in handles.values():
+            handle.managed = True
+
+    def begin(self) -> None:
+        self._parts = {index: [] for index in self._handles}
+        for handle in self._handles.values():
+            handle.take()
+
+    def put(self, index: int, scale: float, last: bool) -> None:
+        """A backward pass has reached parameter `index`; scale: of its micro-batch, 0 leaves its rows out."""
+        if index not in self._parts:
+            return
+        arrived = self._handles[index].take()
+        if scale != 0.0:
+            self._parts[index] += [(ids, rows * scale if scale != 1.0 else rows) for ids, rows in arrived]
+        if last:
+            self._send(index)
+
+    def flush(self) -> None:
+        """Send what has not been sent; a table that was not used sends nothing but says so."""
+        for index in list(self._parts):
+            self._send(index)
+
+    def _send(self, index: int) -> None:
+        ids, sums = merged(self._parts.pop(index), self._handles[index].dim)
+        self._home.stage_rows(index, ids, sums)
+
+
+class LocalHome:
+    """The tables of a process that trains alone."""
+
+    dense = False
+
+    def __init__(
+        self, handles: Mapping[int, Handle], names: Sequence[str], optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._handles, self._optimizer = handles, optimizer
+        self._groups: dict[int, int] = {}
+        self._staged: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for index, handle in handles.items():
+            number = group_number(optimizer, handle.weight, names[index])
+            handle.local.use(*sparse_rule(optimizer, optimizer.param_groups[number], names[index]))
+            self._groups[index] = number
+        group_options(optimizer)
+
+    def begin_step(self) -> None:
+        self._staged = {}
+
+    def push(self, gradients: torch.Tensor) -> Work:
+        raise NotImplementedError("dense parameters are this process's own")
+
+    def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
+        self._staged[index] = ids, sums
+
+    def prepare(self) -> float | None:
+        squares = [sums.to(torch.float64).square().sum() for _, sums in self._staged.values()]
+        return float(sum(squares, torch.zeros((), dtype=torch.float64)).sqrt())
+
+    def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
+        for index, (ids, sums) in self._staged.items():
+            if skip or index in unused:
+                continue
+            options = step_options(self._optimizer.param_groups[self._groups[index]])
+            self._handles[index].local.apply(ids, sums, scale, options)
+
+    def settle(self, parameters: Collection[int] | None = None) -> None:
+        """There is nothing to wait for."""
+
+
+def home_here(
+    handles: Mapping[int, Handle], names: Sequence[str], optimizer: torch.optim.Optimizer
+) -> StepHome | None:
+    """Of tables that no servers hold; None without tables."""
+    return LocalHome(handles, names, optimizer) if handles else None
