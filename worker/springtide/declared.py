@@ -177,7 +177,7 @@ def _check_tables(
             "step per body, so far: give them without lists"
         )
     for name, item in tracked.items():
-        if isinstance(item, torch.amp.GradScaler):
+        if isinstance(item, torch.amp.GradScaler) and item.is_enabled():
             raise UsageError(
                 f"distribute(): {name} is a GradScaler, which does not reach the rows of {tables[0]}: train "
                 "in float32 or bfloat16"
