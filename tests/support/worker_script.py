@@ -68,6 +68,13 @@ def make_model(kind: str) -> torch.nn.Module:
     return torch.nn.Sequential(*layers)
 
 
+def make_data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(samples, 12, generator=generator)
+    y = (x[:, :3] + 0.3 * torch.randn(samples, 3, generator=generator)).argmax(1)
+    return x, y
+
+
 def digest(tensors: dict[str, torch.Tensor]) -> str:
     total = hashlib.sha256()
     for name, tensor in tensors.items():
@@ -77,9 +84,7 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 
 def main() -> None:
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(options["samples"], 12, generator=generator)
-    y = (x[:, :3] + 0.3 * torch.randn(options["samples"], 3, generator=generator)).argmax(1)
+    x, y = make_data(options["samples"])
     # Members that have not received the first member's state must be seen to differ.
     torch.manual_seed(0 if options.get("same_start") else int(os.environ.get("SPRINGTIDE_SLOT", "0")))
     model = make_model(options.get("model", "plain"))
@@ -137,6 +142,7 @@ def main() -> None:
         "values": torch.cat([p.detach().reshape(-1) for p in parameters.values()]).tolist(),
         "buffer_values": [b.reshape(-1).tolist() for b in buffers.values()],
         "rates": rates,
+        "rate_at_end": optimizer.param_groups[0]["lr"],
         "audit": runtime.position.ledger.audit(),
         "step": runtime.position.cursor.step,
         "pid": os.getpid(),

@@ -147,6 +147,10 @@ def test_a_template_that_cannot_be_read_is_named(spec: dict[str, Any], text: str
 def test_workers_and_the_coordinator_are_told_of_the_strategy() -> None:
     env = environment(worker_pod(job(parameterServer={"replication": 2}), 0, 0, ""))
     assert (env["SPRINGTIDE_STRATEGY"], env["SPRINGTIDE_REPLICATION"]) == ("ParameterServer", "2")
+    assert (env["SPRINGTIDE_CONSISTENCY"], env["SPRINGTIDE_STALENESS"]) == ("Synchronous", "4")
+    bounded = {"consistency": "BoundedStaleness", "staleness": 2}
+    env = environment(worker_pod(job(parameterServer=bounded), 0, 0, ""))
+    assert (env["SPRINGTIDE_CONSISTENCY"], env["SPRINGTIDE_STALENESS"]) == ("BoundedStaleness", "2")
     assert environment(coordinator_pod(job(), 1))["SPRINGTIDE_SERVERS"] == "2"
     plain = Job.parse(job_object())
     env = environment(worker_pod(plain, 0, 0, ""))

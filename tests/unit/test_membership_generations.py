@@ -77,6 +77,18 @@ def test_a_joiner_asks_for_one_boundary_and_gets_the_state_of_a_holder() -> None
     assert room.members == ("w0", "w1", "w2")
 
 
+def test_who_stops_at_a_boundary_of_its_own_takes_the_others_along() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.park("w1", ParkReason.BOUNDARY, state(4))
+    room.tick(5)
+    assert (room.number, room.told("w0", say.Boundary), room.told("w1", say.Boundary)) == (1, 1, 0)
+    assert room.last("w0", say.Boundary).reason == "pod-w1 has stopped at a step boundary"
+    room.park("w0", ParkReason.BOUNDARY, state(6))
+    assert room.number == 2
+    assert room.last("w1", say.Start).state == state(6)
+
+
 def test_receivers_are_spread_over_the_holders() -> None:
     room = Room()
     room.train("w0", "w1")

@@ -24,9 +24,11 @@ from springtide.errors import UsageError
 from springtide.evaluation import Evaluation, evaluate
 from springtide.exact.settings import prepare
 from springtide.exchange.device import take_gpu, tame_nccl
+from springtide.leasing import Leasing
 from springtide.loading import make_loader
 from springtide.loop import deal_batches
 from springtide.runtime import Runtime
+from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.wiring import exchange_for, wait_in_forward
 from springtide.training import Trainer
 from springtide_ps.placement import CHUNK_BYTES
@@ -91,6 +93,7 @@ def distribute(
         exact=exact,
         compression=settings.compression,
         strategy=strategy,
+        consistency=settings.consistency,
     )
     runtime.trainer = Trainer(
         declared.models,
@@ -104,12 +107,15 @@ def distribute(
         compression=settings.compression,
         make_servers=exchange_for(settings) if strategy in ("ParameterServer", "Hybrid") else None,
     )
-    if runtime.trainer.servers is not None:
+    servers = runtime.trainer.servers
+    if servers is not None:
         for index, handle in runtime.trainer.tables.items():
             handle.read = partial(runtime.rows, index)
             handle.read_all = partial(runtime.all_rows, index)
     if on_servers:
         wait_in_forward(declared.models[0], runtime.settle)
+    if isinstance(servers, AsynchronousExchange):
+        runtime.leasing = Leasing(runtime, servers, tracked)
     runtime.trainer.on_save_wish(lambda rank: runtime.checkpoints.wish(rank == 0))
     if runtime.membership is not None:
         runtime.membership.layout_hash = runtime.trainer.layout_hash
@@ -183,6 +189,8 @@ def batches(
         weights=weights,
     )
     loader = make_loader(plan, loader_workers, exact=bool(runtime.settings.logical_workers))
+    if runtime.leasing is not None:
+        loader = None  # which range comes next is not known, so nothing is read ahead
     source = replace(plan.source, fetch=runtime.timing.timed(plan.source.fetch))
     return deal_batches(runtime, replace(plan, source=source), loader)
 

@@ -14,6 +14,7 @@ from springtide.body import Failure
 from springtide.errors import GenerationChanged, SpringtideError, UsageError
 from springtide.exchange.groups import Group, peers_in
 from springtide.exchange.handle import Handle
+from springtide.leasing import check_together
 from springtide.places import Key, Place, agree
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Blocks:
     def process_group(self) -> dist.ProcessGroup:
         """Raise GenerationChanged between two generations, UsageError where there is none."""
         runtime = self._runtime
+        check_together(runtime, "process_group()")
         if runtime.membership is not None:
             if runtime.membership.generation is None:
                 raise UsageError(
@@ -114,6 +116,7 @@ class Blocks:
 
     def attempts(self) -> Iterator[Attempt]:
         runtime = self._runtime
+        check_together(runtime, "retry()")
         if runtime.step_in_body:
             raise UsageError("retry() inside of a step: a step is repeated as a whole; use it between steps")
         if self._key is not None:

@@ -31,11 +31,12 @@ def declare(
     exact: bool,
     compression: str = "None",
     strategy: str = "",
+    consistency: str = "Synchronous",
 ) -> Declared:
     """Check the arguments of `distribute()`; models and optimizers may be one or a list.
 
     in_job: there are other workers. exact: sums are to be exact. compression: how gradients travel.
-    strategy: of the job, "" without one.
+    strategy, consistency: of the job; strategy is "" without one.
     Raise UsageError.
     """
     models = list(model) if isinstance(model, list | tuple) else [model]
@@ -54,7 +55,12 @@ def declare(
         _check_low_rank(several, tracked)
     if strategy == "ParameterServer":
         _check_on_servers(models, several, tracked)
-    _check_tables(models, several, tracked, strategy, exact)
+    tables = _check_tables(models, several, tracked, strategy, exact)
+    if tables and consistency != "Synchronous":
+        raise UsageError(
+            f"distribute(): {tables[0]} is a table of springtide.Embedding, which takes "
+            "strategy.parameterServer.consistency Synchronous so far"
+        )
     if strategy == "Hybrid" and compression != "None":
         raise UsageError(
             f"distribute(): strategy.type Hybrid takes no compression so far, and the job asks for "
@@ -156,7 +162,7 @@ def _check_low_rank(several: bool, tracked: Mapping[str, Any]) -> None:
 
 def _check_tables(
     models: Sequence[torch.nn.Module], several: bool, tracked: Mapping[str, Any], strategy: str, exact: bool
-) -> None:
+) -> list[str]:
     parameters = _named(models)
     tables = [name for name, item in parameters.items() if handle_of(item) is not None and item.requires_grad]
     if strategy == "Hybrid" and not tables:
@@ -165,7 +171,7 @@ def _check_tables(
             "use springtide.Embedding or EmbeddingBag, or strategy.type AllReduce"
         )
     if not tables:
-        return
+        return tables
     if strategy == "AllReduce" or exact:
         raise UsageError(
             f"distribute(): {tables[0]} is a table of springtide.Embedding, which lies on parameter servers: "
@@ -182,6 +188,7 @@ def _check_tables(
                 f"distribute(): {name} is a GradScaler, which does not reach the rows of {tables[0]}: train "
                 "in float32 or bfloat16"
             )
+    return tables
 
 
 def _check_on_servers(models: Sequence[torch.nn.Module], several: bool, tracked: Mapping[str, Any]) -> None:

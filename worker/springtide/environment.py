@@ -40,6 +40,9 @@ class Settings:
     """How gradients travel: as one of `exchange.compression.KINDS`."""
     strategy: str = "AllReduce"
     replication: int = 1
+    consistency: str = "Synchronous"
+    staleness: int = 4
+    """With BoundedStaleness: how many steps the fastest worker may be ahead of the slowest."""
     termination_log: str = "/dev/termination-log"
     metrics_port: int = 9400
     metrics_file: str = ""
@@ -140,6 +143,8 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         compression=choice("COMPRESSION", ("None", "BF16", "FP16", "PowerSGD")),
         strategy=choice("STRATEGY", ("AllReduce", "ParameterServer", "Hybrid")),
         replication=int(number("SPRINGTIDE_REPLICATION", 1, 1)),
+        consistency=choice("CONSISTENCY", ("Synchronous", "BoundedStaleness", "Asynchronous")),
+        staleness=int(number("SPRINGTIDE_STALENESS", 4, 1)),
         bucket_mib=number("SPRINGTIDE_BUCKET_MIB", 25.0, 0.001),
         termination_log=text("TERMINATION_LOG", "/dev/termination-log"),
         metrics_port=int(number("SPRINGTIDE_METRICS_PORT", 9400, 0)),

@@ -17,6 +17,7 @@ from springtide import faults
 from springtide.data.batch import Batch, Micro
 from springtide.data.source import Source
 from springtide.errors import SpringtideError, UsageError
+from springtide.leasing import check_together
 from springtide.names import StateName
 from springtide_coordinator import coordinator_pb2 as pb
 
@@ -208,7 +209,8 @@ class Evaluations:
 
 
 def evaluate(runtime: Runtime, source: Source, batch_size: Any, epochs: int) -> Evaluation:
-    """Check the arguments. Raise ValueError."""
+    """Check the arguments. Raise ValueError, UsageError for a wrong place."""
+    check_together(runtime, "batches(train=False)")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batches(): batch_size must be an integer >= 1, got {batch_size!r}")
     if epochs != 1:

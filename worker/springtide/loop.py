@@ -49,7 +49,11 @@ def _deal(runtime: Runtime, plan: LoopPlan, loader: Loader | None) -> Iterator[B
 
 
 def _deals(runtime: Runtime, plan: LoopPlan, cursor: Cursor, stage: int, loader: Loader | None) -> list[Deal]:
-    """The bodies that this worker runs for the step at the cursor: one, or one per logical part."""
+    """The bodies that this worker runs for the step at the cursor: one, or one per logical part; none when it
+    has to look at the cursor again.
+    """
+    if runtime.leasing is not None:
+        return runtime.leasing.deal(runtime.ready("batches()"), plan, cursor, stage)
     group, number = runtime.group, cursor.step + 1
     if not runtime.settings.logical_workers:
         fetch = None

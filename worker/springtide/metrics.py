@@ -74,6 +74,14 @@ class Metrics:
             list(labels),
             registry=self.registry,
         ).labels(**labels)
+        self.staleness = Histogram(
+            "springtide_worker_staleness_updates",
+            "Updates of others that a chunk got between this process's pull and its push, the mean over the "
+            "chunks.",
+            list(labels),
+            registry=self.registry,
+            buckets=(0, 1, 2, 4, 8, 16, 32, 64, 128),
+        ).labels(**labels)
         self.generation = Gauge(
             "springtide_worker_generation",
             "Number of the membership generation.",

@@ -14,7 +14,7 @@ import torch
 
 from springtide import faults, outcome
 from springtide.blocks import Blocks
-from springtide.body import Deal
+from springtide.body import Body, Deal
 from springtide.checkpoint import names as checkpoint_names
 from springtide.checkpoint.keeper import Checkpoints
 from springtide.checkpoint.place import Place
@@ -27,6 +27,7 @@ from springtide.environment import Settings
 from springtide.errors import Dropped, SpringtideError, UsageError
 from springtide.evaluation import Evaluations
 from springtide.exchange.groups import Group
+from springtide.leasing import Leasing
 from springtide.membership import Depart, Membership
 from springtide.metrics import Metrics
 from springtide.names import ALONE, Generation, StateName
@@ -55,6 +56,8 @@ class Runtime:
         self.ring = Ring()
         self.step_log = StepLog(settings.step_log, settings.pod_name or "alone")
         self.trainer: Trainer | None = None
+        self.leasing: Leasing | None = None
+        """Where workers do not step together."""
         self.position = Position(Cursor(), Ledger())
         self.plan: LoopPlan | None = None
         self.last_plan: LoopPlan | None = None
@@ -108,6 +111,8 @@ class Runtime:
     def on_boundary(self) -> None:
         if self.trainer is not None:
             self.trainer.want_change(True)
+        if self.leasing is not None:
+            self.leasing.interrupt()
 
     # ---- the loop
 
@@ -302,6 +307,9 @@ class Runtime:
 
     def _commit(self, trainer: Trainer) -> None:
         body = trainer.end_stepped()
+        if self.leasing is not None:
+            self.leasing.commit(trainer, body)
+            return
         result, deal = body.result, body.deal
         assert result is not None
         assert self.plan is not None
@@ -340,20 +348,14 @@ class Runtime:
                 deal.number,
                 sorted(body.reports),
             )
-        data, paused = self.timing.committed(seconds, body.backward_seconds, body.exposed_seconds)
-        commit = Commit(
-            state,
-            time.time(),
-            seconds,
-            body.exposed_seconds,
-            deal.batch.micro.global_samples,
-            result.values or {},
-            data,
-            paused,
-            body.skipped,
-        )
+        commit = self.account(body, seconds, state, result.values or {})
         self.ring.add(commit)
         self.step_log.write(commit)
+        faults.reach("committed", cursor.step)
+
+    def account(self, body: Body, seconds: float, state: StateName, values: dict[str, float]) -> Commit:
+        """Count a committed step, which took so long and made this state."""
+        data, paused = self.timing.committed(seconds, body.backward_seconds, body.exposed_seconds)
         self.metrics.step.observe(seconds)
         self.metrics.compute.observe(body.backward_seconds)
         self.metrics.exposed.observe(body.exposed_seconds)
@@ -361,7 +363,17 @@ class Runtime:
         self.metrics.communicated(body.communication_seconds, body.exposed_seconds, body.reduced_bytes)
         self.metrics.steps.inc()
         self.metrics.samples.inc(body.samples)
-        faults.reach("committed", cursor.step)
+        return Commit(
+            state,
+            time.time(),
+            seconds,
+            body.exposed_seconds,
+            body.deal.batch.micro.global_samples,
+            values,
+            data,
+            paused,
+            body.skipped,
+        )
 
     # ---- from the thread that writes checkpoints
 

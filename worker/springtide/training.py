@@ -72,7 +72,7 @@ class Trainer:
         self._optimizers = optimizers
         self._several = several
         self._depth = 0
-        self._buffers = Buffers(model)
+        self.buffers = self._buffers = Buffers(model)
         self.transaction = Transaction()
         if logical_workers:
             self.buckets: Buckets = (exact := ExactBuckets(layout, logical_workers))
@@ -113,6 +113,7 @@ class Trainer:
         self._reduction = Reduction(
             self.buckets, self._buffers, self._exact, self.transaction, self._home, self.tables
         )
+        self.reduction = self._reduction
         self._reduced: Reduced | None = None
         self._clip_norm = clip_norm
         buffers = [

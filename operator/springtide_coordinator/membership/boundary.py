@@ -17,7 +17,8 @@ def ask_for_boundary(m: Membership, generation: Generation, now: float) -> list[
     """Ask all members to stop after the same step when somebody wants in or out."""
     if generation.closing or generation.ended_stage is not None or not m.settled:
         return []
-    if not generation.boundary:
+    asked = generation.boundary or stopped_by_itself(m, generation)
+    if not asked:
         records = [m.members.get(member) for member in generation.ids]
         trains = [r for r in records if r is not None and r.connected and r.standing is Standing.ACTIVE]
         if len(trains) < len(generation.ids) or not generation.complete:
@@ -26,13 +27,31 @@ def ask_for_boundary(m: Membership, generation: Generation, now: float) -> list[
         why = why or why_other_servers(m, generation, now)
         if why is None:
             return []
-        generation.boundary_cause, generation.boundary = why
+        generation.boundary_cause, asked = why
+        generation.boundary = asked
     effects: list[Effect] = []
     for record in list(m.connected()):
         if record.generation == generation.name and record.standing is Standing.ACTIVE:
-            message = Boundary(generation.name, generation.boundary)
+            message = Boundary(generation.name, asked)
             effects += once(record, ("boundary", generation.name), message)
     return effects
+
+
+def stopped_by_itself(m: Membership, generation: Generation) -> str:
+    """Who waits at a boundary that nobody was asked for; "" if nobody does.
+
+    Where all step together the others are there, too. Where they do not, nothing else tells them.
+    """
+    for member in generation.ids:
+        record = m.members.get(member)
+        if (
+            record is not None
+            and record.parked
+            and record.park_reason is ParkReason.BOUNDARY
+            and record.generation == generation.name
+        ):
+            return f"{record.info.label} has stopped at a step boundary"
+    return ""
 
 
 def standbys(m: Membership, generation: Generation | None) -> list[Record]:

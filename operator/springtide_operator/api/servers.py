@@ -14,6 +14,13 @@ MAX_SERVERS = 64
 
 class Consistency(StrEnum):
     SYNCHRONOUS = "Synchronous"
+    BOUNDED_STALENESS = "BoundedStaleness"
+    ASYNCHRONOUS = "Asynchronous"
+
+
+def _immutable(name: str) -> dict[str, Any]:
+    message = f"strategy.parameterServer.{name} is immutable: create a new job"
+    return {"x-kubernetes-validations": [rule("self == oldSelf", message)]}
 
 
 class ParameterServer(ApiModel):
@@ -22,23 +29,28 @@ class ParameterServer(ApiModel):
     consistency: Consistency = Field(
         default=Consistency.SYNCHRONOUS,
         description="Synchronous: a step counts when all workers' gradients of it are in; the numbers are"
-        " those of one process.",
+        " those of one process. Asynchronous: each worker computes whole global batches by itself, and the"
+        " servers apply its gradients when they come. BoundedStaleness: so, but no worker gets more than"
+        " staleness steps ahead of the slowest. Immutable.",
+        json_schema_extra=_immutable("consistency"),
+    )
+    staleness: int = Field(
+        default=4,
+        ge=1,
+        le=1000,
+        description="How many steps the fastest worker may be ahead of the slowest, with consistency"
+        " BoundedStaleness. Immutable.",
+        json_schema_extra=_immutable("staleness"),
     )
     replication: int = Field(
         default=1,
         ge=1,
         le=2,
         description="Servers that hold each part of the parameters. With 2 the loss of one loses nothing;"
-        " with 1 what it held is lost, and training starts again, or from a checkpoint. At most"
+        " with 1 what it held is lost, and training starts again, or from a checkpoint (unless consistency is"
+        " not Synchronous: then from what workers pulled last). At most"
         " parameterServers.replicas. Immutable.",
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule(
-                    "self == oldSelf",
-                    "strategy.parameterServer.replication is immutable: create a new job",
-                )
-            ]
-        },
+        json_schema_extra=_immutable("replication"),
     )
 
 

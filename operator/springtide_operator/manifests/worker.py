@@ -233,7 +233,10 @@ def _collectives(job: Job) -> list[Object]:
 def _strategy(job: Job) -> list[Object]:
     values = {"SPRINGTIDE_STRATEGY": job.spec.strategy.type.value}
     if job.spec.servers:
-        values["SPRINGTIDE_REPLICATION"] = str(job.spec.strategy.parameter_server.replication)
+        servers = job.spec.strategy.parameter_server
+        values["SPRINGTIDE_REPLICATION"] = str(servers.replication)
+        values["SPRINGTIDE_CONSISTENCY"] = servers.consistency.value
+        values["SPRINGTIDE_STALENESS"] = str(servers.staleness)
     return [{"name": key, "value": value} for key, value in values.items()]
 
 

@@ -43,7 +43,9 @@ MakeServers = Callable[[dict[str, torch.nn.Parameter], Layout, torch.optim.Optim
 
 
 class ServerExchange:
-    """Used from the script's thread; `over` from any."""
+    """Used from the script's thread. asynchronous: workers do not step together."""
+
+    asynchronous = False
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class ServerExchange:
         if not holds:
             self._clean = set()
         if group.rank != leader:
-            told = json.loads(store.get(f"servers/{leader}"))
+            told = self._hear(store, leader)
             if "lacks" in told:
                 raise ServersLackState(told["lacks"])
             self.lineage, self.settled = told["lineage"], told["settled"]
@@ -123,7 +125,7 @@ class ServerExchange:
         if fresh:
             self.lineage = "-".join(str(number) for number in place.token)
             self.recipe = None
-        self._leader = Leader(self.links, place, self._replication)
+        self._leader = self._make_leader(place)
         try:
             arrangement = self._leader.arrange(
                 self._planned, self._me, self.lineage, self._new_chunk if fresh else None
@@ -145,6 +147,15 @@ class ServerExchange:
             "homes": [[numbers[server] for server in self._homes[planned.key]] for planned in self._planned],
         }
         store.set(f"servers/{leader}", json.dumps(told).encode())
+
+    def _make_leader(self, place: Place) -> Leader:
+        return Leader(self.links, place, self._replication)
+
+    def _hear(self, store: StreamStore, leader: int) -> dict[str, Any]:
+        """What the leader tells."""
+        told = json.loads(store.get(f"servers/{leader}"))
+        assert isinstance(told, dict)
+        return told
 
     def _new_chunk(self, planned: PlannedChunk | PlannedSlice) -> Chunk | Slice:
         if isinstance(planned, PlannedSlice):
@@ -223,7 +234,7 @@ class ServerExchange:
         except ConnectionError as error:
             raise ServerError(str(error)) from None
         self._pushed += 1
-        return _PUSHED
+        return PUSHED
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
         """Send all gradients of a table: ids int64 [n], each once; sums float32 [n, dim].
@@ -408,7 +419,7 @@ class _Pushed:
         return True
 
 
-_PUSHED = _Pushed()
+PUSHED = _Pushed()
 
 
 def _flatten(parameters: list[torch.nn.Parameter], layout: Layout) -> list[torch.Tensor]:

@@ -67,17 +67,21 @@ class Leader:
             arrangement = place_fresh(sizes, staying, self._replication)
             self._create(chunks, arrangement, make)
         else:
-            holders: dict[str, list[str]] = {key: [] for key in sizes}
-            for server, future in self._inventory(place.servers).items():
-                for key in _names_in(self._links.answer(future, server, "what it holds")) & set(sizes):
-                    holders[key].append(server)
-            arrangement = arrange(sizes, staying, holders, self._replication, place.leaving)
+            arrangement = arrange(sizes, staying, self._holders(sizes), self._replication, place.leaving)
         self._tell(arrangement)
         for key, others in arrangement.fills.items():
             for other in others:
                 self._awaited.setdefault(other, set()).add(key)
         self._ask_again = time.monotonic() + _ASK_SECONDS
         return arrangement
+
+    def _holders(self, sizes: Mapping[str, int]) -> dict[str, list[str]]:
+        """Who can serve each chunk."""
+        holders: dict[str, list[str]] = {key: [] for key in sizes}
+        for server, future in self._inventory(self._place.servers).items():
+            for key in _names_in(self._links.answer(future, server, "what it holds")) & set(sizes):
+                holders[key].append(server)
+        return holders
 
     def copied(self) -> bool:
         """Whether the copies that were ordered are there, so that another generation can use them.

@@ -87,6 +87,12 @@ class Links:
         except (ServerLostError, RefusedError, ValueError) as error:
             raise ServerError(f"{what()}: {error}") from None
 
+    def first_of(self, future: Future[Any], other: Future[Any]) -> bool:
+        """Wait for either, at most as long as `result` does. False: only `other` is done."""
+        both: list[Future[Any]] = [future, other, self._over]
+        wait(both, timeout=self._answer_seconds, return_when=FIRST_COMPLETED)
+        return future.done() or not other.done()
+
     def ask(
         self,
         server: str,

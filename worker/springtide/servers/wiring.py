@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from springtide.environment import Settings
 from springtide.exchange.layout import Layout
+from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.exchange import MakeServers, ServerExchange
 from springtide.servers.waiting import ForwardWaits, Wait
 
@@ -22,7 +26,11 @@ def exchange_for(settings: Settings) -> MakeServers:
         optimizer: torch.optim.Optimizer,
         with_norm: bool,
     ) -> ServerExchange:
-        return ServerExchange(
+        kind: Callable[..., ServerExchange] = ServerExchange
+        if settings.consistency != "Synchronous":
+            bound = settings.staleness if settings.consistency == "BoundedStaleness" else None
+            kind = partial(AsynchronousExchange, bound=bound)
+        return kind(
             parameters,
             layout,
             optimizer,

@@ -1,0 +1,189 @@
+"""Jobs whose workers do not step together: real processes, ranges that count once, and a model as good as the
+synchronous one's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from worker_cluster import Worker, WorkerCluster, Zygote
+from worker_reference import Reference, train_alone
+from worker_script import make_data, make_model
+
+from springtide import outcome
+
+OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 7, "pace": 0.015, "clip_norm": 0.5}
+PER_EPOCH = 8
+STEPS = 56
+NOTHING_LEARNT = 1.1  # log 3
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., WorkerCluster]]:
+    clusters: list[WorkerCluster] = []
+
+    def make(consistency: str, servers: int = 2, replication: int = 1, **options: Any) -> WorkerCluster:
+        environment = {
+            "SPRINGTIDE_STRATEGY": "ParameterServer",
+            "SPRINGTIDE_CONSISTENCY": consistency,
+            "SPRINGTIDE_REPLICATION": str(replication),
+            "SPRINGTIDE_BUCKET_MIB": "0.002",
+        }
+        environment |= options.pop("environment", {})
+        cluster = WorkerCluster(zygote, tmp_path, OPTIONS | options, environment=environment)
+        cluster.servers_wanted = servers
+        clusters.append(cluster)
+        return cluster
+
+    yield make
+    for cluster in clusters:
+        cluster.close()
+
+
+@pytest.fixture(scope="module")
+def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
+
+
+def loss_of(values: list[float], kind: str = "plain") -> float:
+    """Of the model with these parameters, over all samples."""
+    model = make_model(kind)
+    torch.nn.utils.vector_to_parameters(torch.tensor(values), model.parameters())
+    x, y = make_data(OPTIONS["samples"])
+    return float(F.cross_entropy(model(x), y).detach())
+
+
+def check(cluster: WorkerCluster, members: list[Worker], reference: Reference, kind: str = "plain") -> None:
+    """They finished with one model, in whose chunks every range is once, and which is about as good."""
+    results = []
+    for member in members:
+        assert isinstance(member.outcome(), outcome.Finished), cluster.logs()
+        result = member.result()
+        assert result is not None
+        results.append(result)
+        audit = result["audit"]
+        found = (result["step"], audit["epoch"], audit["totalSeen"], audit["repeated"], audit["lost"])
+        assert found == (STEPS, 7, 7 * OPTIONS["samples"], 0, 0), cluster.logs()
+    assert len({result["parameters"] for result in results}) == 1
+    assert len({result["buffers"] for result in results}) == 1
+    # A commit is a push of a range; some are done again by others. Ranges before a restart are in it as well.
+    assert set(ranges(cluster)) == set(range(1, STEPS + 1))
+    assert len({result["rate_at_end"] for result in results}) == 1
+    ours, theirs = loss_of(results[0]["values"], kind), loss_of(reference.values)
+    assert ours < theirs + 0.25 * (NOTHING_LEARNT - theirs), (ours, theirs)
+
+
+def ranges(cluster: WorkerCluster) -> Counter[int]:
+    """How often each range was committed, by any worker."""
+    return Counter(commit["step"] for worker in cluster.workers for commit in worker.commits())
+
+
+def test_workers_share_the_ranges_out(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster("Asynchronous")
+    workers = cluster.start(2)
+    cluster.until_done()
+    check(cluster, workers, reference)
+    assert set(ranges(cluster).values()) == {1}
+    assert all(len(worker.commits()) > STEPS // 5 for worker in workers)
+
+
+def test_workers_are_killed_at_every_point_of_a_step(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    points = ["body", "backward", "gradients", "stepping", "stepped", "committed"]
+    cluster = make_cluster("BoundedStaleness", pace=0.01)
+    # The bound keeps the steady one from getting to the end before all of them are gone.
+    faults = {
+        number: f"body:*:sleep={0.2 * number};{point}:*:kill" for number, point in enumerate(points, start=1)
+    }
+    steady, *victims = cluster.start(1 + len(points), faults=faults)
+    cluster.until_done()
+    assert [worker.code for worker in victims] == [-9] * len(points)
+    check(cluster, [steady], reference)
+
+
+def test_servers_and_the_coordinator_are_killed(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster("Asynchronous", pace=0.04, model="norm")
+    workers = cluster.start(2)
+    cluster.until_step(6)
+    cluster.kill_coordinator()
+    before = len(workers[0].commits())
+    cluster.until(lambda: len(workers[0].commits()) > before + 3, "steps without a coordinator")
+    cluster.start_coordinator(same_pod=True)
+    cluster.servers[0].kill()  # of which nobody has a copy, but for the workers' own pulls
+    cluster.add_server(0)
+    joiner = cluster.add()
+    cluster.until(lambda: bool(joiner.commits()), "the joiner's first step")
+    workers[1].terminate()
+    cluster.until_done()
+    assert isinstance(workers[1].outcome(), outcome.Left)
+    check(cluster, [workers[0], joiner], reference, "norm")
+
+
+def test_when_all_workers_are_gone_a_checkpoint_of_an_epochs_end_brings_them_back(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    (tmp_path / "volume").mkdir()
+    place = {"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "volume"), "SPRINGTIDE_CHECKPOINT_SECONDS": "0.1"}
+    cluster = make_cluster("Asynchronous", pace=0.04, environment=place)
+    first = cluster.start(2)
+    cluster.until(lambda: bool([*(tmp_path / "volume").rglob("manifest.json")]), "a checkpoint")
+    for worker in first:
+        worker.kill()
+    again = [cluster.add(), cluster.add()]
+    cluster.until_done()
+    check(cluster, again, reference)
+    later = {commit["step"] for worker in again for commit in worker.commits()}
+    assert len(later) < STEPS
+    assert (STEPS - len(later)) % PER_EPOCH == 0
+    assert later == set(range(STEPS - len(later) + 1, STEPS + 1))
+
+
+def test_a_server_with_copies_is_killed_and_nothing_is_done_again(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster("Asynchronous", replication=2, pace=0.04)
+    workers = cluster.start(2)
+    for slot, step in ((0, 5), (1, 25)):
+        cluster.until(lambda wanted=step: len(ranges(cluster)) >= wanted, f"{step} steps")
+        cluster.until(lambda: cluster.reply is not None and cluster.reply.servers_settled, "copies")
+        next(s for s in cluster.servers if s.slot == slot and s.running).kill()
+        cluster.add_server(slot)
+    cluster.until_done()
+    check(cluster, workers, reference)
+    assert set(ranges(cluster).values()) == {1}
+
+
+def test_the_fastest_worker_is_never_too_far_ahead(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster("BoundedStaleness", pace=0.01, environment={"SPRINGTIDE_STALENESS": "3"})
+    fast, slow = cluster.start(2, faults={1: ";".join(["backward:*:sleep=0.2"] * 5)})
+    cluster.until_done()
+    check(cluster, [fast, slow], reference)
+    begun = sorted((commit["time"], worker.name) for worker in (fast, slow) for commit in worker.commits())
+    steps = Counter[str]()
+    ahead = []
+    for _, name in begun:
+        steps[name] += 1
+        ahead.append(steps[fast.name] - steps[slow.name])
+    assert max(ahead) == 3

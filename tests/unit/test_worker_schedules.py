@@ -1,0 +1,90 @@
+"""Learning rates, chunks and bodies of workers that do not step together: the parts without processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LRScheduler, ReduceLROnPlateau
+
+from springtide.errors import UsageError
+from springtide.schedules import Schedules
+from springtide.servers.books import newest_copies, rescue
+from springtide_ps.ranges import Book, RangeSet
+
+
+def scheduler(kind: str = "exponential") -> tuple[torch.optim.Optimizer, LRScheduler]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    made: LRScheduler = (
+        ExponentialLR(optimizer, 0.5) if kind == "exponential" else CosineAnnealingLR(optimizer, 20)
+    )
+    return optimizer, made
+
+
+def rates(kind: str, steps: int, each: int = 1) -> list[float]:
+    """Of one process."""
+    optimizer, item = scheduler(kind)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        for _ in range(each):
+            item.step()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["exponential", "cosine"])
+@pytest.mark.parametrize("each", [0, 1, 2])
+def test_a_range_is_computed_with_its_own_rate(kind: str, each: int) -> None:
+    alone = rates(kind, 12, each)
+    optimizer, item = scheduler(kind)
+    schedules = Schedules({"scheduler": item})
+    found = {}
+    for number in (0, 1, 4, 5, 11):
+        schedules.go_to(number)
+        found[number] = optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        for _ in range(each):
+            item.step()
+        schedules.stepped()
+    assert found == pytest.approx({number: alone[number] for number in found})
+
+
+def test_a_rate_never_goes_back() -> None:
+    optimizer, item = scheduler()
+    schedules = Schedules({"scheduler": item})
+    for number in (0, 5):
+        schedules.go_to(number)
+        optimizer.step()
+        item.step()
+        schedules.stepped()
+    schedules.go_to(2)  # taken over from a worker that died
+    assert optimizer.param_groups[0]["lr"] == 0.5**6
+
+
+def test_what_would_differ_from_worker_to_worker_is_refused() -> None:
+    optimizer, _ = scheduler()
+    with pytest.raises(UsageError, match="plateau is a ReduceLROnPlateau"):
+        Schedules({"plateau": ReduceLROnPlateau(optimizer)})
+    with pytest.raises(UsageError, match="average is a AveragedModel"):
+        Schedules({"average": torch.optim.swa_utils.AveragedModel(torch.nn.Linear(1, 1))})
+
+
+def book(applied: int) -> Book:
+    return Book(RangeSet([(0, applied)]) if applied else RangeSet(), applied)
+
+
+def test_a_copy_that_lags_behind_does_not_count() -> None:
+    books = {"a": {"x": book(3), "y": book(1)}, "b": {"x": book(2), "y": book(1)}}
+    assert newest_copies({"x": ["a", "b"], "y": ["a", "b"], "z": []}, books) == {
+        "x": ["a"],
+        "y": ["a", "b"],
+        "z": [],
+    }
+
+
+def test_what_no_server_holds_comes_from_the_newest_pull() -> None:
+    offers = {0: {"x": [True, 5], "y": [False, 9]}, 1: {"x": [True, 7], "y": [True, 2]}, 2: {}}
+    chosen = rescue(offers, {"x": 10, "y": 10, "z": 10}, {"a": 15, "b": 0})
+    assert {key: giver for key, (giver, _) in chosen.items()} == {"x": 1, "y": 1}
+    assert sorted(server for _, server in chosen.values()) == ["b", "b"]
+    assert rescue(offers, {"x": 1}, {}) == {}

@@ -1,0 +1,202 @@
+"""A training loop in which workers do not step together: each takes whole global batches (ranges) in turn.
+
+Servers give the ranges of the running epoch out and know which are finished (`springtide_ps.leases`); the
+epoch ends for all when each is in every chunk. There the workers meet once: buffers are averaged by the
+samples that each worker has computed in the epoch, and a checkpoint may be taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from springtide import faults
+from springtide.body import Body, Deal, Failure
+from springtide.checkpoint.shares import Share
+from springtide.data.cursor import Cursor
+from springtide.data.ledger import Ledger
+from springtide.data.loop import LoopPlan
+from springtide.errors import UsageError
+from springtide.exchange.combine import pack, unpack
+from springtide.exchange.groups import Group, peers_in
+from springtide.names import StateName
+from springtide.schedules import Schedules
+from springtide.servers.asynchronous import AsynchronousExchange
+from springtide.training import Trainer
+
+if TYPE_CHECKING:
+    from springtide.runtime import Runtime
+
+log = logging.getLogger("springtide")
+
+
+class Leasing:
+    """Used from the script's thread, `interrupt` from any. Raise UsageError for tracked objects that would
+    differ from worker to worker.
+    """
+
+    def __init__(self, runtime: Runtime, servers: AsynchronousExchange, tracked: Mapping[str, Any]) -> None:
+        self._runtime, self._servers = runtime, servers
+        self._schedules = Schedules(tracked)
+        if runtime.membership is not None:
+            # Between two epochs' ends there is no state that all agree on.
+            runtime.membership.checkpoints = False
+        self._samples = 0  # that this worker has computed in the epoch
+        self._told: StateName | None = None
+        self._finished = 0  # ranges, as of `_told`
+
+    def interrupt(self) -> None:
+        """A new generation is wanted: wait for a range no longer."""
+        self._servers.interrupt()
+
+    def deal(self, trainer: Trainer, plan: LoopPlan, cursor: Cursor, stage: int) -> list[Deal]:
+        """The next body: one range. None when the loop has to look first where it stands."""
+        runtime = self._runtime
+        first = cursor.step - cursor.position // plan.batch_size
+        try:
+            if trainer.reduction.change_wanted:
+                self._servers.settle()
+                runtime.boundary = True
+                return []
+            lease = self._servers.lease(first, first + plan.steps_per_epoch)
+            if lease.over:
+                self._end_epoch(trainer, plan, first)
+                return []
+        except RuntimeError as error:
+            trainer.reduction.failure = Failure(str(error), peers_in(error))
+            return []
+        if lease.number is None:
+            runtime.boundary = True
+            return []
+        self._advance(plan, first, lease.finished)
+        if lease.waited:
+            # Others went on: a bound on staleness is one on the values that a step is computed with.
+            self._servers.refresh()
+        number = lease.number
+        self._schedules.go_to(number)
+        own = Cursor(stage, cursor.epoch, (number - first) * plan.batch_size, number)
+        alone = Group(None, 0, 1, runtime.settings.collective_seconds)
+        return [Deal(plan.batch(own, 0, 1), alone, number + 1, plan.seed, stage, cursor.epoch, 0)]
+
+    def commit(self, trainer: Trainer, body: Body) -> None:
+        """The body's gradients are on their way."""
+        runtime, deal = self._runtime, body.deal
+        assert body.result is not None
+        seconds = time.perf_counter() - body.began
+        position = runtime.position
+        runtime.position = replace(
+            position,
+            productive_seconds=position.productive_seconds + seconds,
+            began_unix=position.began_unix or time.time() - seconds,
+        )
+        self._samples += body.samples
+        self._schedules.stepped()
+        trainer.transaction.end()
+        if self._servers.copied():
+            trainer.want_change(True)
+        runtime.boundary = runtime.boundary or body.change
+        state = StateName(runtime.generation, position.cursor.step)
+        commit = runtime.account(body, seconds, state, body.result.values or {})
+        if (staleness := self._servers.staleness()) is not None:
+            runtime.metrics.staleness.observe(staleness)
+        runtime.step_log.write(replace(commit, state=StateName(runtime.generation, deal.number)))
+        if self._told is None or state > self._told:
+            plan = runtime.plan
+            assert plan is not None
+            count = max(0, state.step - (self._finished if self._told is not None else state.step - 1))
+            runtime.ring.add(replace(commit, samples=count * plan.batch_size))
+            self._told, self._finished = state, state.step
+        faults.reach("committed", deal.number)
+
+    def _advance(self, plan: LoopPlan, first: int, finished: int) -> None:
+        """So many of the epoch's ranges are in every chunk. The last one counts with the epoch's end."""
+        runtime = self._runtime
+        position = runtime.position
+        cursor, count = position.cursor, min(finished, plan.steps_per_epoch - 1)
+        if first + count <= cursor.step:
+            return
+        samples = min(count * plan.batch_size, plan.order.size)
+        runtime.position = replace(
+            position,
+            cursor=Cursor(cursor.stage, cursor.epoch, count * plan.batch_size, first + count),
+            ledger=_seen(position.ledger, cursor, plan, samples),
+        )
+        self._hold()
+
+    def _end_epoch(self, trainer: Trainer, plan: LoopPlan, first: int) -> None:
+        """All ranges of the epoch are in every chunk: the workers meet. Raise RuntimeError."""
+        runtime, servers, stop = self._runtime, self._servers, first + plan.steps_per_epoch
+        servers.refresh()
+        servers.settle()
+        self._schedules.go_to(stop)
+        # Where nobody who is left has computed anything, the first member's buffers count.
+        weight = self._samples + (1e-9 if runtime.group.rank == 0 else 0.0)
+        buffers = trainer.buffers.current()
+        wish = runtime.checkpoints.wish(runtime.group.rank == 0)
+        own = torch.tensor([weight, wish], dtype=torch.float64)
+        vector = torch.cat((own, pack(buffers, weight, runtime.group.rank == 0)))
+        runtime.group.start_sum(vector).wait()
+        repeated, lost = servers.audit(first, stop)
+        values = unpack(vector[2:], buffers, float(vector[0]))
+        trainer.buffers.write(list(range(len(buffers))), values)
+        trainer.buffers.remember()
+        position = runtime.position
+        cursor = position.cursor
+        if repeated or lost:
+            log.error("epoch %d: %d ranges too many, and these are missing: %s", cursor.epoch, repeated, lost)
+        short = sum(min(plan.batch_size, plan.order.size - (n - first) * plan.batch_size) for n in lost)
+        ledger = _seen(position.ledger, cursor, plan, plan.order.size - short)
+        after = Cursor(cursor.stage, cursor.epoch + 1, 0, stop)
+        runtime.position = replace(
+            position,
+            cursor=after,
+            ledger=replace(
+                ledger,
+                epoch=after.epoch,
+                count=0,
+                repeated=ledger.repeated + repeated * plan.batch_size,
+                lost=ledger.lost + short,
+            ),
+        )
+        self._samples = 0
+        self._hold()
+        runtime.blocks.together()
+        runtime.checkpoints.committed(float(vector[1]), plan.ended(after))
+        if runtime.checkpoints.due and runtime.membership is not None:
+            share = Share(runtime.group.rank, tuple(runtime.membership.labels()))
+            state = StateName(runtime.generation, stop)
+            runtime.save(state, share, "end" if plan.ended(after) else "interval")
+        # Nobody goes on before all have read what the checkpoint holds.
+        runtime.group.start_sum(torch.zeros(1)).wait()
+
+    def _hold(self) -> None:
+        runtime = self._runtime
+        if runtime.membership is not None:
+            runtime.membership.hold(StateName(runtime.generation, runtime.position.cursor.step))
+
+
+def _seen(ledger: Ledger, cursor: Cursor, plan: LoopPlan, samples: int) -> Ledger:
+    """With so many samples of the running epoch in every chunk."""
+    return replace(
+        ledger,
+        stage=cursor.stage,
+        epoch=cursor.epoch,
+        expected=plan.order.size,
+        count=samples,
+        hash=0,
+        total_seen=ledger.total_seen - ledger.count + samples,
+    )
+
+
+def check_together(runtime: Runtime, call: str) -> None:
+    """Raise UsageError in a loop in which the workers are at different steps."""
+    if runtime.leasing is not None and runtime.plan is not None:
+        raise UsageError(
+            f"{call} inside of a training loop needs strategy.parameterServer.consistency Synchronous: the "
+            "workers are at different steps. Call it after the loop"
+        )

@@ -1,0 +1,56 @@
+"""Learning-rate schedulers of a worker that computes only some of the steps: the rate is that of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.amp import GradScaler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from springtide.errors import UsageError
+
+
+class Schedules:
+    """The schedulers that `distribute()` was given.
+
+    The script steps them in its bodies; for each range that another worker took they are stepped as often as
+    in the last body of this one. They never go back: a range that is taken over late is computed with the
+    present rate. Raise UsageError for tracked objects of other kinds.
+    """
+
+    def __init__(self, tracked: Mapping[str, Any]) -> None:
+        tracked = {name: item for name, item in tracked.items() if not _is_off(item)}
+        for name, item in tracked.items():
+            if not isinstance(item, LRScheduler) or isinstance(item, ReduceLROnPlateau):
+                raise UsageError(
+                    f"distribute(): {name} is a {type(item).__name__}, which would differ from worker to "
+                    "worker where strategy.parameterServer.consistency is not Synchronous: leave it out, or "
+                    "use Synchronous. Schedulers that need no measured value are fine"
+                )
+        self._items: list[LRScheduler] = list(tracked.values())
+        self._at: list[int] = []
+        self._each: list[int] | None = None
+        """Steps of each scheduler in a body; None before the first one."""
+
+    def go_to(self, number: int) -> None:
+        """The next body is that of this range."""
+        if self._each is not None:
+            for item, each in zip(self._items, self._each, strict=True):
+                # A scheduler makes a first step of its own when it is made.
+                for _ in range(1 + each * number - count_of(item)):
+                    item.step()
+        self._at = [count_of(item) for item in self._items]
+
+    def stepped(self) -> None:
+        """The body of that range has ended."""
+        self._each = [count_of(item) - at for item, at in zip(self._items, self._at, strict=True)]
+
+
+def _is_off(item: Any) -> bool:
+    return isinstance(item, GradScaler) and not item.is_enabled()
+
+
+def count_of(item: LRScheduler) -> int:
+    """How often it was stepped, its making included."""
+    return int(item._step_count)

@@ -1,0 +1,337 @@
+"""The exchange of one worker that does not step together with the others (BoundedStaleness, Asynchronous).
+
+A body works on a whole global batch of its own, a *range*. Its gradients go to the servers at
+optimizer.step(), each chunk's with its range and the options of the script's optimizer, and the answer brings
+that chunk's newest values. A push without an answer is kept and sent again in the next generation, so
+nothing is computed twice for a new token; a server that has the range answers without applying it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Collection, Iterable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from springtide.exchange.groups import Group, Work
+from springtide.exchange.store import StreamStore
+from springtide.servers.books import BookLeader, Offer, books_of, rescue
+from springtide.servers.exchange import PUSHED, ServerExchange
+from springtide.servers.leading import Leader, Place
+from springtide.servers.links import ServerError
+from springtide.servers.plan import PlannedChunk
+from springtide.servers.recipe import group_options
+from springtide.servers.tables import PlannedSlice
+from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.client import Answer, RefusedError
+from springtide_ps.frames import DTYPE_NAMES, Kind
+from springtide_ps.leases import starting_clocks
+from springtide_ps.ranges import Book, RangeSet
+from springtide_ps.slices import Slice
+
+log = logging.getLogger("springtide")
+
+_LATE_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """number: the range to work on; None: there is none, because the window is `over` or this member was
+    asked to stop. finished: how many of the window's ranges are in every chunk. waited: others went on in
+    the meantime.
+    """
+
+    number: int | None
+    over: bool = False
+    finished: int = 0
+    waited: bool = False
+
+
+class AsynchronousExchange(ServerExchange):
+    """As `ServerExchange`, from which it has chunks, places and waits. `interrupt` is for any thread.
+
+    bound: how many steps the fastest worker may be ahead of the slowest; None: any number.
+    """
+
+    asynchronous = True
+
+    def __init__(self, *args: Any, bound: int | None, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._bound = bound
+        self._restored = 0
+        self._clock: int | None = None
+        self._leased = 0
+        self._sent: int | None = None
+        self._recipe = Recipe(1.0, True, ())
+        self._gradients: dict[str, torch.Tensor] = {}
+        self._pending: set[str] = set()
+        self._done: list[int] = []
+        self._pulled: dict[str, Offer] = {}
+        self._stop: Future[None] = Future()
+        self._meeting: tuple[StreamStore, int, int] | None = None  # store, rank, leader
+        self._behind: list[int] = []
+
+    # ---- generations
+
+    def begin_generation(
+        self, place: Place, group: Group, store: StreamStore, *, holds: bool, leader: int, fresh: bool
+    ) -> None:
+        """As in `ServerExchange`; then send again what has no answer yet."""
+        self._stop, self._done, self._behind = Future(), [], []
+        self._meeting = (store, group.rank, leader)
+        self._restored = place.step
+        self.links.connect(place.servers)
+        self._await_late()
+        if fresh:
+            self._clock, self._sent, self._pending, self._pulled = 0, None, set(), {}
+            if group.rank == leader:
+                store.set(f"lost/{leader}", b"{}")
+        # The servers count ranges, not steps.
+        super().begin_generation(
+            replace(place, step=0), group, store, holds=holds, leader=leader, fresh=fresh
+        )
+        again = sorted(self._pending)
+        self._send(again)
+        for key in again:
+            self._receive(key, to_the_end=False)
+        self._count()
+        store.set(f"clock/{group.rank}", json.dumps(self._clock).encode())
+
+    def _await_late(self) -> None:
+        """What the last generation still answers must not land after this one's values."""
+        wait([future for future, _ in self._fetches.values()], _LATE_SECONDS)
+        for key, (future, _) in self._fetches.items():
+            error = future.exception() if future.done() else TimeoutError()
+            if error is None:
+                self._take(key, future.result())
+            elif key in self._pulled and not isinstance(error, RefusedError):
+                self._pulled[key] = replace(self._pulled[key], torn=True)
+
+    def _make_leader(self, place: Place) -> Leader:
+        return BookLeader(self.links, place, self._replication, self._rescue)
+
+    def _hear(self, store: StreamStore, leader: int) -> dict[str, Any]:
+        """As another member than the leader: give what is asked of this one's pulled values."""
+        lost = json.loads(store.get(f"lost/{leader}"))
+        if lost:
+            assert self._meeting is not None
+            rank = self._meeting[1]
+            offers = {key: self._pulled[key].rank() for key in lost if key in self._pulled}
+            store.set(f"pulls/{rank}", json.dumps(offers).encode())
+            chosen = json.loads(store.get(f"rescue/{leader}"))
+            own = {key: server for key, (giver, server) in chosen.items() if giver == rank}
+            self._give(own)
+            store.set(f"rescued/{rank}", b"")
+        return super()._hear(store, leader)
+
+    def _rescue(self, lost: list[str], loads: dict[str, int]) -> dict[str, str]:
+        """As the leader: have chunks that no server holds made again from newest pulls; server by chunk.
+
+        Chunks of which nobody has a pull are left out.
+        """
+        assert self._meeting is not None
+        store, rank, _ = self._meeting
+        store.set(f"lost/{rank}", json.dumps(lost).encode())
+        if not lost:
+            return {}
+        others = [other for other in range(len(self._entered.members)) if other != rank]
+        offers = {rank: {key: self._pulled[key].rank() for key in lost if key in self._pulled}}
+        offers |= {other: json.loads(store.get(f"pulls/{other}")) for other in others}
+        sizes = {key: self._chunks[key].nbytes for key in lost}
+        chosen = rescue(offers, sizes, loads)
+        store.set(f"rescue/{rank}", json.dumps(chosen).encode())
+        self._give({key: server for key, (giver, server) in chosen.items() if giver == rank})
+        for other in others:
+            store.get(f"rescued/{other}")
+        return {key: server for key, (_, server) in chosen.items()}
+
+    def _give(self, keys: dict[str, str]) -> None:
+        """Have servers hold chunks as this worker pulled them last; their optimizers' state begins anew."""
+        asked = []
+        for key, server in keys.items():
+            planned, offer = self._chunks[key], self._pulled[key]
+            chunk = Chunk(self._values(planned), planned.pieces, self._name, group_options(self._optimizer))
+            chunk.book = Book(RangeSet.from_json(offer.ranges), offer.applied)
+            meta, payload = chunk.dump()
+            about = {**meta, "k": key, "s": 0}
+            asked.append((server, self.links.ask(server, Kind.LOAD, self._entered.token, about, payload)))
+        for server, future in asked:
+            self.links.answer(future, server, "values that this worker has pulled")
+        if keys:
+            log.warning(
+                "%d chunks that no server held begin again from what this worker pulled last, without their "
+                "optimizer's state; ranges that came later are done again",
+                len(keys),
+            )
+
+    def _new_chunk(self, planned: PlannedChunk | PlannedSlice) -> Chunk | Slice:
+        chunk = super()._new_chunk(planned)
+        assert isinstance(chunk, Chunk)
+        before = RangeSet([(0, self._restored)]) if self._restored else RangeSet()
+        chunk.book = Book(before, self._restored)
+        return chunk
+
+    def resolve(self) -> None:
+        """All members are here, and have sent again what had no answer: let the ranges be given out."""
+        assert self._meeting is not None
+        store, rank, leader = self._meeting
+        members = self._entered.members
+        reported = {member: json.loads(store.get(f"clock/{number}")) for number, member in enumerate(members)}
+        clocks = starting_clocks(reported)
+        self._clock = clocks[self._me]
+        if rank == leader:
+            finished: RangeSet | None = None
+            for book in self._books().values():
+                finished = book.ranges if finished is None else finished.intersection(book.ranges)
+            ranges = RangeSet() if finished is None else finished
+            about = {"ranges": ranges.to_json(), "clocks": clocks, "bound": self._bound}
+            self.links.answer(self._ask(self._desk, Kind.OPEN, about), self._desk, "the ranges' begin")
+        self._versions = [parameter._version for parameter in self._parameters]
+        self.refresh()
+
+    def fetch_again(self) -> None:
+        for parameter in self._parameters:
+            self._optimizer.state.pop(parameter, None)
+        self._versions = [parameter._version for parameter in self._parameters]
+        self.refresh()
+
+    # ---- ranges
+
+    def lease(self, first: int, stop: int) -> Lease:
+        """A range of first..stop-1 to work on, after everything that was pushed is answered.
+
+        Raise ServerError when the generation is over.
+        """
+        self.settle()
+        about = {"me": self._me, "first": first, "stop": stop, "done": self._done}
+        future = self._ask(self._desk, Kind.LEASE, about)
+        if not self.links.first_of(future, self._stop):
+            return Lease(None)
+        said = self.links.answer(future, self._desk, "a range to work on").meta
+        self._done = []
+        finished, waited = int(said["finished"]), bool(said["waited"])
+        if "range" not in said:
+            return Lease(None, True, finished, waited)
+        self._leased = int(said["range"])
+        return Lease(self._leased, False, finished, waited)
+
+    def interrupt(self) -> None:
+        """Wait for a range no longer: this member is asked to stop. Any thread."""
+        if not self._stop.done():
+            self._stop.set_result(None)
+
+    def refresh(self) -> None:
+        """Begin to fetch the newest values of all chunks; nothing may be on its way."""
+        self._clean = set()
+        for chunk in self.chunks:
+            server = self._homes[chunk.key][0]
+            asked = self._ask(server, Kind.PULL_CHUNK, {"k": chunk.key}, out=self._values(chunk))
+            self._fetches[chunk.key] = (asked, server)
+
+    def audit(self, first: int, stop: int) -> tuple[int, list[int]]:
+        """(updates of a chunk beyond one per range, ranges of first..stop-1 that a chunk lacks)."""
+        lost: set[int] = set()
+        repeated = 0
+        for book in self._books().values():
+            lost |= set(book.ranges.missing(first, stop))
+            repeated = max(repeated, book.applied - len(book.ranges))
+        return repeated, sorted(lost)
+
+    def staleness(self) -> float | None:
+        """Updates of others between the pull that the last push was computed on and the push: the mean over
+        the chunks; None when no push was answered since the last call.
+        """
+        behind, self._behind = self._behind, []
+        return sum(behind) / len(behind) if behind else None
+
+    # ---- a step
+
+    def push(self, gradients: torch.Tensor) -> Work:
+        """Keep the next bucket's gradients (flat, in the layout's order): all leave at the commit, since only
+        then the norm and the options are known.
+        """
+        for chunk in self._by_bucket[self._pushed]:
+            self._gradients[chunk.key] = gradients[chunk.start : chunk.stop]
+        self._pushed += 1
+        return PUSHED
+
+    def prepare(self) -> float | None:
+        """The norm of this worker's own gradients if there is to be one. Raise ServerError."""
+        self.settle()
+        if not self._with_norm:
+            return None
+        parts = [
+            self._gradients[chunk.key][start:stop]
+            for chunk in self.chunks
+            for _, _, start, stop in chunk.pieces
+        ]
+        return math.sqrt(math.fsum(float(norm) ** 2 for norm in torch._foreach_norm(parts)))
+
+    def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
+        """Send the gradients; the values follow."""
+        self._recipe = Recipe(scale, skip, group_options(self._optimizer), frozenset(unused))
+        self._sent, self._pending, self._clean = self._leased, set(self._chunks), set()
+        try:
+            self._send(self._chunks)
+        except ServerError as error:
+            # The step stays committed: the rest of it leaves in the next generation.
+            self.links.over(str(error))
+
+    def settle(self, parameters: Collection[int] | None = None, to_the_end: bool = False) -> None:
+        super().settle(parameters, to_the_end)
+        self._count()
+
+    def _send(self, keys: Iterable[str]) -> None:
+        for planned in [self._chunks[key] for key in keys]:
+            own = {piece[0] for piece in planned.pieces}
+            recipe = replace(self._recipe, unused=self._recipe.unused & own)
+            gradient = self._gradients[planned.key]
+            about = {
+                "k": planned.key,
+                "r": self._sent,
+                "d": DTYPE_NAMES[gradient.dtype],
+                "recipe": recipe.to_json(),
+            }
+            server, values = self._homes[planned.key][0], self._values(planned)
+            asked = self.links.ask(server, Kind.PUSH_RANGE, self._entered.token, about, gradient, values)
+            self._fetches[planned.key] = (asked, server)
+
+    def _receive(self, key: str, to_the_end: bool) -> None:
+        asked = self._fetches.get(key)
+        if asked is None:
+            raise ServerError(f"the values of chunk {key} are not here")
+        future, server = asked
+        self._take(key, self.links.answer(future, server, "the newest values", to_the_end))
+        del self._fetches[key]
+
+    def _take(self, key: str, answer: Answer) -> None:
+        """Values have landed."""
+        said, before = answer.meta, self._pulled.get(key)
+        self._pulled[key] = Offer(int(said["applied"]), said["ranges"])
+        if "already" not in said or key not in self._pending:
+            return
+        self._pending.discard(key)
+        if not said["already"] and before is not None:
+            self._behind.append(int(said["before"]) - before.applied)
+
+    def _count(self) -> None:
+        """A range that every chunk has answered is done."""
+        if self._sent is not None and not self._pending:
+            self._done.append(self._sent)
+            self._clock = (self._clock or 0) + 1
+            self._sent, self._gradients = None, {}
+
+    # ---- within
+
+    @property
+    def _desk(self) -> str:
+        """The server that gives the ranges out."""
+        return self._homes[self.chunks[0].key][0]
+
+    def _books(self) -> dict[str, Book]:
+        return books_of(self.links, self._entered.token, {key: home[0] for key, home in self._homes.items()})

@@ -1,0 +1,108 @@
+"""What the leader of a generation does more where chunks keep books: copies that lag behind do not count, and
+chunks that no server holds are made again from what workers pulled last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from springtide.servers.leading import Leader, Place
+from springtide.servers.links import Links, ServerError
+from springtide_ps.frames import Kind
+from springtide_ps.ranges import Book, RangeError
+
+Rescue = Callable[[list[str], dict[str, int]], dict[str, str]]
+"""(chunks that no server holds, bytes by server that stays) -> server by chunk that is there again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a worker has of a chunk: its newest pull, with what was in it then. torn: newer values may have
+    come in half.
+    """
+
+    applied: int
+    ranges: list[int]
+    torn: bool = False
+
+    def rank(self) -> tuple[bool, int]:
+        """The greater, the better."""
+        return (not self.torn, self.applied)
+
+
+class BookLeader(Leader):
+    """rescue: called once for each generation that is not fresh, also when nothing is lost."""
+
+    def __init__(self, links: Links, place: Place, replication: int, rescue: Rescue) -> None:
+        super().__init__(links, place, replication)
+        self._rescue = rescue
+
+    def _holders(self, sizes: Mapping[str, int]) -> dict[str, list[str]]:
+        found = super()._holders(sizes)
+        servers = {server for holders in found.values() for server in holders}
+        books = {s: ask_books(self._links, s, self._place.token) for s in sorted(servers)}
+        holders = newest_copies(found, books)
+        loads = {
+            server: sum(sizes[key] for key, names in holders.items() if server in names)
+            for server in self._place.servers
+            if server not in self._place.leaving
+        }
+        lost = [key for key in sizes if not holders[key]]
+        for key, server in self._rescue(lost, loads).items():
+            holders[key] = [server]
+        return holders
+
+
+def newest_copies(
+    holders: Mapping[str, list[str]], books: Mapping[str, Mapping[str, Book]]
+) -> dict[str, list[str]]:
+    """Who of the holders has everything that any of them has. PURE.
+
+    A copy gets each update from the chunk's first server before that is answered, so the one with the most
+    has all.
+    """
+    found = {}
+    for key, names in holders.items():
+        most = max((books[name][key].applied for name in names), default=0)
+        found[key] = [name for name in names if books[name][key].applied == most]
+    return found
+
+
+def rescue(
+    offers: Mapping[int, Mapping[str, Any]], sizes: Mapping[str, int], loads: Mapping[str, int]
+) -> dict[str, tuple[int, str]]:
+    """By chunk: the member whose pull is the newest, and the server that gets it. PURE.
+
+    offers: ranks of `Offer` by member and chunk. loads: bytes by server. Chunks that nobody offers are left
+    out.
+    """
+    chosen, load = {}, dict(loads)
+    for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
+        givers = {member: tuple(offer[key]) for member, offer in offers.items() if key in offer}
+        if not givers or not load:
+            continue
+        server = min(load, key=lambda name: (load[name], name))
+        load[server] += sizes[key]
+        chosen[key] = (max(givers, key=lambda member: (givers[member], -member)), server)
+    return chosen
+
+
+def ask_books(links: Links, server: str, token: tuple[int, int, int]) -> dict[str, Book]:
+    """Of all chunks of a server. Raise ServerError."""
+    answer = links.answer(links.ask(server, Kind.BOOKS, token, {}, any_size=True), server, "its books")
+    payload = b"{}" if answer.payload is None else answer.payload.numpy().tobytes()
+    try:
+        return {key: Book.from_json(book) for key, book in json.loads(payload).items()}
+    except (RangeError, ValueError, AttributeError) as error:
+        raise ServerError(f"the books of parameter server {links[server].address}: {error}") from None
+
+
+def books_of(links: Links, token: tuple[int, int, int], homes: Mapping[str, str]) -> dict[str, Book]:
+    """By chunk, from the server that it is at. Raise ServerError."""
+    books = {server: ask_books(links, server, token) for server in sorted(set(homes.values()))}
+    try:
+        return {key: books[server][key] for key, server in homes.items()}
+    except KeyError as error:
+        raise ServerError(f"chunk {error} is not where it should be") from None
