@@ -35,10 +35,13 @@ def zygote() -> Iterator[Zygote]:
 def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., WorkerCluster]]:
     clusters: list[WorkerCluster] = []
 
-    def make(**options: Any) -> WorkerCluster:
+    def make(environment: dict[str, str] | None = None, minimum: int = 1, **options: Any) -> WorkerCluster:
         folder = tmp_path / f"job-{len(clusters)}"
         folder.mkdir()
-        cluster = WorkerCluster(zygote, folder, OPTIONS | options, script=SCRIPT, environment=ENVIRONMENT)
+        environment = ENVIRONMENT | (environment or {})
+        cluster = WorkerCluster(
+            zygote, folder, OPTIONS | options, script=SCRIPT, environment=environment, minimum=minimum
+        )
         clusters.append(cluster)
         return cluster
 
@@ -105,6 +108,22 @@ def test_equal_bits_over_kills_and_joins(make_cluster: Callable[..., WorkerClust
     assert isinstance(first.outcome(), outcome.Left)
     check(cluster, alone(), [third, fifth])
     assert fifth.commits()[0]["step"] > 3
+
+
+def test_equal_bits_from_a_checkpoint_at_another_size(
+    make_cluster: Callable[..., WorkerCluster], alone: Alone, tmp_path: Path
+) -> None:
+    """The exponents of the sums are part of what is saved."""
+    place = {"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path), "SPRINGTIDE_CHECKPOINT_SECONDS": "0.05"}
+    cluster = make_cluster(place, minimum=2)
+    first, second = cluster.start(2, faults={0: "saved:*:kill"})
+    cluster.until(lambda: not first.running, "the death after a checkpoint")
+    second.kill()
+    after = [cluster.add() for _ in range(3)]
+    cluster.until_done()
+    # Each step is there once, though not begun at the first.
+    assert min(worker.commits()[0]["step"] for worker in after) > 1
+    check(cluster, alone(), after)
 
 
 def test_values_that_are_not_finite_travel(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:

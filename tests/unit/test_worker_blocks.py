@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -164,6 +165,29 @@ def test_the_wrong_ways_to_say_it_are_told() -> None:
             springtide.on_ranks()
         with pytest.raises(UsageError, match="numbers from 0"):
             springtide.on_ranks(-1)
+
+
+def test_between_two_generations_there_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    with library() as runtime:
+        member = SimpleNamespace(generation=None, over="")
+        monkeypatch.setattr(runtime, "membership", member)
+        with pytest.raises(UsageError, match="before the first training loop"):
+            springtide.process_group()
+        with pytest.raises(UsageError, match="before the first training loop"):
+            next(iter(springtide.retry()))
+        member.generation = object()
+        springtide.process_group()
+        member.over = "worker-1 is lost"
+        with pytest.raises(springtide.GenerationChanged, match="worker-1 is lost"):
+            springtide.process_group()
+        member.over = ""
+        runtime.group.shut()
+        with pytest.raises(springtide.GenerationChanged, match="a reduction failed"):
+            springtide.process_group()
+        # An error of the script's own is not taken for a change, whatever its class.
+        with pytest.raises(RuntimeError, match="mine"):
+            in_block(lambda: (_ for _ in ()).throw(RuntimeError("mine")))
+        monkeypatch.undo()
 
 
 def test_functions_for_some_ranks_alone() -> None:
