@@ -47,3 +47,33 @@ def test_example(
             assert said in worker.log()
     finally:
         cluster.close()
+
+
+def test_clicks_in_a_job_rank_as_well_as_in_one_process(zygote: Zygote, tmp_path: Path) -> None:
+    """The tables lie on two servers; one worker is killed and another one comes."""
+    script = EXAMPLES / "clicks" / "train.py"
+    sizes = {"CLICKS_SAMPLES": "20000", "CLICKS_EPOCHS": "3"}
+    pid = zygote.fork(sizes, [str(script)], tmp_path / "alone.log")
+    environment = {"SPRINGTIDE_STRATEGY": "Hybrid", "SPRINGTIDE_REPLICATION": "2", **sizes}
+    cluster = WorkerCluster(zygote, tmp_path, {}, script=script, environment=environment)
+    cluster.servers_wanted = 2
+    try:
+        first, victim = cluster.start(2, faults={1: "gradients:20:kill"})
+        cluster.until(lambda: not victim.running, "the death")
+        second = cluster.add()
+        cluster.until_done(seconds=90)
+        cluster.until(lambda: zygote.code(pid) is not None, "the end of the run in one process", 60)
+        assert zygote.code(pid) == 0, (tmp_path / "alone.log").read_text()
+        alone = auc_in((tmp_path / "alone.log").read_text())
+        assert alone > 0.7
+        for worker in (first, second):
+            end = worker.outcome()
+            assert isinstance(end, outcome.Finished), f"{end}\n{cluster.logs()}"
+            assert (end.data["repeated"], end.data["lost"]) == (0, 0)
+            assert auc_in(worker.log()) == pytest.approx(alone, abs=0.005)
+    finally:
+        cluster.close()
+
+
+def auc_in(log: str) -> float:
+    return float(log.rpartition("test AUC ")[2].split(",")[0])

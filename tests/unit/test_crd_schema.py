@@ -198,7 +198,17 @@ def test_the_strategy_is_immutable_and_nothing_below_it() -> None:
             {"strategy": {"type": "ParameterServer", "parameterServer": {"replication": 2}}},
             "must not be greater than parameterServers.replicas",
         ),
-        ({"parameterServers": {"replicas": 1}}, "for strategy.type ParameterServer only"),
+        ({"parameterServers": {"replicas": 1}}, "for strategy.type ParameterServer and Hybrid only"),
+        ({"strategy": {"type": "Hybrid"}, "parameterServers": {"replicas": 2}}, None),
+        (
+            {"strategy": {"type": "Hybrid", "parameterServer": {"replication": 2}}},
+            "must not be greater than parameterServers.replicas",
+        ),
+        (
+            {"strategy": {"type": "Hybrid", "parameterServer": {"consistency": "Asynchronous"}}},
+            "Hybrid has consistency Synchronous only",
+        ),
+        ({"strategy": {"type": "ParameterServer"}, "checkpoint": {"uri": "file:///data"}}, None),
         (
             {"strategy": {"type": "ParameterServer", "allReduce": {"exact": True}}},
             "exact is for strategy.type AllReduce only",

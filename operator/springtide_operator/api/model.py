@@ -24,6 +24,7 @@ MAX_PROCESSES_PER_POD = 64
 class StrategyType(StrEnum):
     ALL_REDUCE = "AllReduce"
     PARAMETER_SERVER = "ParameterServer"
+    HYBRID = "Hybrid"
 
 
 class PodCleanup(StrEnum):
@@ -110,6 +111,7 @@ class Strategy(ApiModel):
         default=StrategyType.ALL_REDUCE,
         description="AllReduce: every worker holds the whole model and gradients are summed."
         " ParameterServer: gradients are pushed to servers, which hold the parameters and run the optimizer."
+        " Hybrid: dense gradients are summed, and servers hold the tables of springtide.Embedding."
         " The script is the same. Immutable.",
         json_schema_extra={
             "x-kubernetes-validations": [
@@ -124,7 +126,7 @@ class Strategy(ApiModel):
     )
     parameter_server: ParameterServer = Field(
         default_factory=ParameterServer,
-        description="Settings of the ParameterServer strategy.",
+        description="Settings of the strategies ParameterServer and Hybrid.",
         json_schema_extra={"default": {}},
     )
 
@@ -365,21 +367,23 @@ class TrainingJobSpec(ApiModel):
                     reason="FieldValueInvalid",
                 ),
                 rule(
-                    "!has(self.parameterServers) || self.strategy.type == 'ParameterServer'",
-                    "parameterServers is for strategy.type ParameterServer only: leave it out, or choose that"
-                    " strategy",
+                    "!has(self.parameterServers) || self.strategy.type != 'AllReduce'",
+                    "parameterServers is for strategy.type ParameterServer and Hybrid only: leave it out, or"
+                    " choose one of those",
                     reason="FieldValueForbidden",
                 ),
                 rule(
-                    "self.strategy.type != 'ParameterServer' || self.strategy.parameterServer.replication"
+                    "self.strategy.type == 'AllReduce' || self.strategy.parameterServer.replication"
                     " <= (has(self.parameterServers) ? self.parameterServers.replicas : 1)",
                     "strategy.parameterServer.replication must not be greater than parameterServers.replicas:"
                     " two copies need two servers",
                     reason="FieldValueInvalid",
                 ),
                 rule(
-                    "!has(self.checkpoint) || self.strategy.type == 'AllReduce'",
-                    "checkpoint is for strategy AllReduce: what parameter servers hold is not saved yet",
+                    "self.strategy.type != 'Hybrid'"
+                    " || self.strategy.parameterServer.consistency == 'Synchronous'",
+                    "strategy.type Hybrid has consistency Synchronous only: dense gradients are summed in"
+                    " each step",
                     reason="FieldValueInvalid",
                 ),
                 rule(
@@ -463,6 +467,6 @@ class TrainingJobSpec(ApiModel):
     @property
     def servers(self) -> int:
         """Parameter servers wanted; 0 with a strategy that has none."""
-        if self.strategy.type is not StrategyType.PARAMETER_SERVER:
+        if self.strategy.type is StrategyType.ALL_REDUCE:
             return 0
         return self.parameter_servers.replicas if self.parameter_servers is not None else 1
