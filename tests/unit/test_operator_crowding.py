@@ -54,8 +54,12 @@ async def test_a_worker_that_another_job_needs_is_waited_for_and_extras_are_give
         said = cluster.job("elastic")["status"]["elasticity"]
         assert said["reason"] == "OthersWait"
         assert "default/needy-worker-0-0" in said["message"]
-        leaving = [p["metadata"]["name"] for p in cluster.pods() if "deletionTimestamp" in p["metadata"]]
-        assert leaving == ["elastic-worker-2-0"]
+
+        def leaving() -> list[str]:
+            return [p["metadata"]["name"] for p in cluster.pods() if "deletionTimestamp" in p["metadata"]]
+
+        await until(leaving, "a pod to be deleted: status says so first")
+        assert leaving() == ["elastic-worker-2-0"]
 
 
 def cached(cluster: FakeCluster, extra: int) -> tuple[Cache, Crowding]:
