@@ -107,7 +107,7 @@ class Asynchronous:
                 if fresh:
                     # Before the update, which uses the gradient up; in the lock, for copies keep the order.
                     copies = [self._copy(address, token, meta, gradient.clone()) for address in held.forward]
-                    chunk.apply(gradient, recipe)
+                    chunk.apply(gradient.to(chunk.dtype), recipe)
                 about = {**_about(chunk.book), "already": not fresh, "before": before}
                 values = chunk.values.clone() if kind is Kind.PUSH_RANGE else chunk.values[:0]
         except Exception:

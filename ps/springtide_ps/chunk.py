@@ -15,6 +15,7 @@ import torch
 
 from springtide_ps.frames import DTYPE_NAMES, DTYPES, joined
 from springtide_ps.ranges import Book
+from springtide_ps.selected import Selected, count_selected
 from springtide_ps.updates import Update, UpdateError
 
 PIECE_FIELDS: Final = 4
@@ -116,10 +117,20 @@ class Chunk:
         if nbytes != wanted:
             raise ChunkError(f"a gradient brings {nbytes} bytes, {wanted} belong there")
 
+    def check_selected(self, nbytes: int, dtype: torch.dtype | None) -> None:
+        """Raise ChunkError or SelectedError unless so many bytes can be a selection of its elements."""
+        if dtype is not self.dtype:
+            raise ChunkError(f"elements of a gradient are {self.dtype} here, not {dtype}")
+        count_selected(nbytes, dtype, self.values.numel())
+
     def add(
-        self, total: torch.Tensor | None, gradient: torch.Tensor, spare: torch.Tensor | None
+        self, total: torch.Tensor | None, gradient: torch.Tensor | Selected, spare: torch.Tensor | None
     ) -> torch.Tensor:
         """The sum so far with one more gradient (flat; its memory is not kept). spare: memory to use."""
+        if isinstance(gradient, Selected):
+            if total is None:
+                total = torch.zeros_like(self.values) if spare is None else spare.zero_()
+            return gradient.add_to(total)
         if total is not None:
             return total.add_(gradient)
         first = torch.empty_like(self.values) if spare is None else spare

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 
 from springtide_ps.frames import DTYPE_NAMES, NO_REPLY, Frame, FrameError, Header, Kind, joined, memory
+from springtide_ps.selected import Selected, pack
 from springtide_ps.stream import PeerClosedError, Stream, connect
 from springtide_ps.tables import TableSpec
 
@@ -139,11 +140,18 @@ class ServerClient:
         return self._ask(kind, about, payload, out, any_size)
 
     def stage(
-        self, token: tuple[int, int, int], step: int, member: str, key: str, gradient: torch.Tensor
-    ) -> Future[None]:
-        """Send a gradient that has no answer of its own; done when its memory has been read."""
-        about = {"t": list(token), "s": step, "me": member, "k": key, "d": DTYPE_NAMES[gradient.dtype]}
-        return self._send_unanswered(Kind.STAGE, about, gradient)
+        self, token: tuple[int, int, int], step: int, member: str, key: str, gradient: torch.Tensor | Selected
+    ) -> int:
+        """Send a gradient that has no answer of its own, nor must it change before its PREPARE is answered;
+        return how many bytes that are."""
+        dense = gradient.values if isinstance(gradient, Selected) else gradient
+        about = {"t": list(token), "s": step, "me": member, "k": key, "d": DTYPE_NAMES[dense.dtype]}
+        if isinstance(gradient, Selected):
+            block = pack(gradient)
+            self._send_unanswered(Kind.STAGE_SELECTED, about, block)
+            return block.nbytes
+        self._send_unanswered(Kind.STAGE, about, gradient)
+        return gradient.nbytes
 
     def stage_rows(
         self,

@@ -20,6 +20,7 @@ from springtide_ps.client import ServerClient
 from springtide_ps.desk import Answer, Counters, Desk
 from springtide_ps.frames import Frame, FrameError, Kind, memory
 from springtide_ps.rounds import RoundError
+from springtide_ps.selected import SelectedError
 from springtide_ps.steps import KINDS, Steps
 from springtide_ps.store import Store, StoreError
 from springtide_ps.stream import PeerClosedError, Stream, accept
@@ -28,7 +29,15 @@ from springtide_ps.updates import UpdateError
 
 log = logging.getLogger("springtide.ps")
 
-_REFUSALS: Final = (StoreError, UpdateError, TableError, RoundError, ChunkError, *asynchronous.REFUSALS)
+_REFUSALS: Final = (
+    StoreError,
+    UpdateError,
+    TableError,
+    RoundError,
+    ChunkError,
+    SelectedError,
+    *asynchronous.REFUSALS,
+)
 _CLIENTS_LIMIT: Final = 512
 _ANSWERS_LIMIT: Final = 64  # not yet sent, per client; then its requests wait, so memory stays bounded
 

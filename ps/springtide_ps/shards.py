@@ -19,6 +19,7 @@ from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.idmap import Ids
 from springtide_ps.ranges import Book
 from springtide_ps.rounds import Effect, RoundError, Rounds, StaleError, Token
+from springtide_ps.selected import Selected
 from springtide_ps.slices import Slice
 
 log = logging.getLogger("springtide.ps")
@@ -136,6 +137,12 @@ class Shards:
     def dtype(self, key: str) -> torch.dtype:
         return self._chunk(key).dtype
 
+    def dense(self, key: str) -> Chunk:
+        """Raise RoundError when the chunk is not here."""
+        if not isinstance(chunk := self._chunk(key), Chunk):
+            raise RoundError(f"{key!r} is a slice of a table")
+        return chunk
+
     @property
     def token(self) -> Token:
         """Of the present generation. Raise RoundError before the first one."""
@@ -239,10 +246,12 @@ class Shards:
 
     # ---- a step
 
-    def stage(self, token: Token, step: int, member: str, key: str, gradient: torch.Tensor) -> None:
+    def stage(
+        self, token: Token, step: int, member: str, key: str, gradient: torch.Tensor | Selected
+    ) -> None:
         """Add a gradient (flat, of the chunk's size; its memory is not kept)."""
         with self._lock:
-            chunk = self._chunk(key)
+            chunk: Any = self.dense(key) if isinstance(gradient, Selected) else self._chunk(key)
             held = self._held[key]
             first = self._rounds.stage(token, step, member, key)
             held.lock.acquire()

@@ -14,13 +14,14 @@ from springtide_ps.client import ServerClient
 from springtide_ps.desk import Answer
 from springtide_ps.frames import DTYPES, PAYLOAD_LIMIT, Frame, FrameError, Header, Kind, memory
 from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, Token
+from springtide_ps.selected import unpack
 from springtide_ps.shards import Shards
 from springtide_ps.slices import ID_WORDS, SLICES_LIMIT, Slice
 from springtide_ps.store import KEY_LIMIT
 from springtide_ps.stream import parse_address
 
 KINDS: Final = frozenset(kind for kind in Kind if Kind.ENTER <= kind < Kind.PUSH_RANGE)
-_PAYLOAD_KINDS: Final = (Kind.LOAD, Kind.STAGE, Kind.SUM, Kind.ROWS, Kind.STAGE_ROWS)
+_PAYLOAD_KINDS: Final = (Kind.LOAD, Kind.STAGE, Kind.STAGE_SELECTED, Kind.SUM, Kind.ROWS, Kind.STAGE_ROWS)
 _CONNECT_SECONDS: Final = 10.0
 _EMPTY: Final = memoryview(b"")
 
@@ -29,8 +30,8 @@ Connect = Callable[[tuple[str, int]], ServerClient]
 
 
 class Steps:
-    """`connect` opens a connection to another server of the job. Raises RoundError, ChunkError or UpdateError
-    for what cannot be done, FrameError for what no client of ours sends.
+    """`connect` opens a connection to another server of the job. Raises RoundError, ChunkError, SelectedError
+    or UpdateError for what cannot be done, FrameError for what no client of ours sends.
     """
 
     def __init__(self, connect: Connect, memory_limit: int = 0) -> None:
@@ -56,6 +57,8 @@ class Steps:
         key = key_in(meta)
         if kind is Kind.STAGE:
             self.shards.check_gradient(key, nbytes, DTYPES.get(str(meta["d"])) if "d" in meta else None)
+        elif kind is Kind.STAGE_SELECTED:
+            self.shards.dense(key).check_selected(nbytes, DTYPES.get(str(meta.get("d"))))
         elif kind in (Kind.ROWS, Kind.STAGE_ROWS):
             slices = _slices(meta)
             dim = self.shards.slice_of(slices[0][0]).table.spec.dim
@@ -102,6 +105,10 @@ class Steps:
                 dtype = DTYPES[str(meta["d"])] if "d" in meta else shards.dtype(key)
                 shards.stage(token, _step(meta), str(meta.get("me")), key, payload.view(dtype))
                 # A gradient has no answer of its own: PREPARE counts them.
+            case Kind.STAGE_SELECTED:
+                chunk = shards.dense(key := key_in(meta))
+                selected = unpack(payload, chunk.dtype, chunk.values.numel())
+                shards.stage(token, _step(meta), str(meta.get("me")), key, selected)
             case Kind.STAGE_ROWS:
                 words, start, me = payload.view(torch.int32), 0, str(meta.get("me"))
                 for key, count in _slices(meta):

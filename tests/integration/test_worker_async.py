@@ -108,7 +108,8 @@ def test_workers_are_killed_at_every_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
     points = ["body", "backward", "gradients", "stepping", "stepped", "committed"]
-    cluster = make_cluster("BoundedStaleness", pace=0.01)
+    sixteen_bits = {"SPRINGTIDE_COMPRESSION": "BF16"}
+    cluster = make_cluster("BoundedStaleness", pace=0.01, environment=sixteen_bits)
     # The bound keeps the steady one from getting to the end before all of them are gone.
     faults = {
         number: f"body:*:sleep={0.2 * number};{point}:*:kill" for number, point in enumerate(points, start=1)

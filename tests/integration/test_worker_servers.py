@@ -80,6 +80,29 @@ def test_workers_are_killed_and_come_at_every_point_of_a_step(
     check(cluster, reference, [steady])
 
 
+def test_compressed_gradients_train_on_while_workers_die_and_leave(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    """The numbers are others than those of one process, but equal on all workers, and they train as well."""
+    topk = {"SPRINGTIDE_COMPRESSION": "TopK", "SPRINGTIDE_TOP_K_RATIO": "0.3"}
+    cluster = make_cluster(2, pace=0.03, environment=topk)
+    faults = {1: "pushed:3:kill", 2: "reduced:6:kill", 3: "stepping:9:kill"}
+    steady, *victims, leaver = cluster.start(5, faults=faults)
+    cluster.until_step(12)
+    leaver.terminate()
+    cluster.until_done()
+    assert [worker.code for worker in victims] == [-9] * 3, cluster.logs()
+    end, left, result = steady.outcome(), leaver.outcome(), steady.result()
+    assert isinstance(end, outcome.Finished), cluster.logs()
+    assert isinstance(left, outcome.Left), cluster.logs()
+    assert (end.data["repeated"], end.data["lost"], end.data["totalSeen"]) == (0, 0, 7 * 230)
+    losses = [commit["values"]["loss"] for commit in steady.commits()]
+    expected = [reference.losses[step] for step in range(STEPS - 7, STEPS + 1)]
+    assert abs(sum(losses[-8:]) - sum(expected)) / 8 < 0.1
+    assert result is not None
+    assert max(abs(a - b) for a, b in zip(result["values"], reference.values, strict=True)) > 1e-3
+
+
 def test_a_server_with_copies_is_killed_again_and_again(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:

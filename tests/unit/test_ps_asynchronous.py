@@ -45,12 +45,19 @@ class Client:
         self.ask(Kind.LOAD, token, {**meta, "k": key, "s": 0}, payload=payload).result(20)
 
     def push(
-        self, token: tuple[int, int, int], number: int, key: str, gradient: list[float], lr: float = 1.0
+        self,
+        token: tuple[int, int, int],
+        number: int,
+        key: str,
+        gradient: list[float],
+        lr: float = 1.0,
+        dtype: torch.dtype = torch.float32,
     ) -> tuple[list[float], dict[str, Any]]:
         """(values after it, what the server says)."""
         out = torch.zeros(len(gradient))
         about = {"k": key, "r": number, "recipe": Recipe(1.0, False, ({"lr": lr},)).to_json()}
-        future = self.ask(Kind.PUSH_RANGE, token, about, payload=torch.tensor(gradient), out=out, typed=True)
+        payload = torch.tensor(gradient, dtype=dtype)
+        future = self.ask(Kind.PUSH_RANGE, token, about, payload=payload, out=out, typed=True)
         answer = future.result(20)
         return out.tolist(), answer.meta
 
@@ -161,7 +168,8 @@ def test_a_copy_has_every_update_that_was_answered(clients: list[Client]) -> Non
         first.push(FIRST, number, "k", [1.0, 0.0])
         number += 1
     for more in range(number, number + 20):
-        values, _ = first.push(FIRST, more, "k", [1.0, 0.0])
+        # In 16 bits on the way, of which the copy gets what the first one got.
+        values, _ = first.push(FIRST, more, "k", [1.0, 0.0], dtype=torch.bfloat16)
         assert second.pull(FIRST, "k") == values == [-more - 1.0, 0.0]
     assert second.books(FIRST) == first.books(FIRST)
 

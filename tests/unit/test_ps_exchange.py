@@ -2,151 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from ps_servers import TOKEN, servers
-from torch.nn import functional as F
+from ps_members import Store, build, gradients_of, members, together
+from ps_servers import servers
 
 from springtide.errors import UsageError
-from springtide.exchange.groups import Group
-from springtide.exchange.layout import Field, plan_layout
-from springtide.exchange.store import StreamStore
-from springtide.servers.exchange import ServerExchange, ServersLackState
-from springtide.servers.leading import Place
+from springtide.servers.exchange import ServersLackState
 from springtide.servers.links import ServerError
 from springtide.servers.plan import LackError, arrange, place_fresh
 from springtide.servers.recipe import optimizer_name
-from springtide_ps.server import Server
 
 torch.set_num_threads(1)
-
-
-def build(seed: int = 0) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    layers = [torch.nn.Linear(5, 40), torch.nn.Tanh()]
-    for _ in range(5):
-        layers += [torch.nn.Linear(40, 40), torch.nn.Tanh()]
-    return torch.nn.Sequential(*layers, torch.nn.Linear(40, 3))
-
-
-def gradients_of(model: torch.nn.Module, step: int, part: int, parts: int) -> None:
-    """Gradients of the mean over a seeded batch of 12, from this part's samples only."""
-    generator = torch.Generator().manual_seed(step)
-    x, y = torch.randn(12, 5, generator=generator), torch.randn(12, 3, generator=generator)
-    own = slice(part * 12 // parts, (part + 1) * 12 // parts)
-    model.zero_grad()
-    (F.mse_loss(model(x[own]), y[own], reduction="sum") / y.numel()).backward()
-
-
-class Store(StreamStore):
-    """One store that all members share."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda key, value: None, ["all"], 30.0)
-
-
-class Member:
-    """What a worker does around the exchange, in a few lines."""
-
-    def __init__(self, name: str, optimizer: Callable[[Any], torch.optim.Optimizer], **options: Any) -> None:
-        self.name = name
-        self.model = build(seed=sum(map(ord, name)))
-        self.optimizer = optimizer(self.model)
-        named = dict(self.model.named_parameters())
-        self.layout = plan_layout([Field(n, tuple(p.shape), p.dtype) for n, p in named.items()], 256)
-        self.exchange = ServerExchange(
-            named,
-            self.layout,
-            self.optimizer,
-            me=name,
-            token=TOKEN,
-            replication=options.get("replication", 1),
-            with_norm=options.get("with_norm", False),
-            connect_seconds=10.0,
-            answer_seconds=20.0,
-        )
-        self.step = 0
-
-    def begin(
-        self, number: int, members: list[str], running: list[Server], store: StreamStore, **how: Any
-    ) -> None:
-        group = Group(None, members.index(self.name), len(members), 10.0)
-        place = Place(
-            (1, 0, number),
-            tuple(members),
-            {f"s{server.port}": f"127.0.0.1:{server.port}" for server in running},
-            frozenset(how.get("leaving", ())),
-            how.get("step", 0),
-        )
-        self.exchange.begin_generation(
-            place,
-            group,
-            store,
-            holds=how.get("holds", True),
-            leader=how.get("leader", 0),
-            fresh=how.get("fresh", False),
-        )
-        self.step = place.step
-
-    def push(self, part: int, parts: int) -> float | None:
-        self.exchange.settle()
-        gradients_of(self.model, self.step + 1, part, parts)
-        self.exchange.begin_step()
-        for bucket, size in enumerate(self.layout.sizes):
-            flat = torch.zeros(size)
-            for index in self.layout.members[bucket]:
-                gradient = list(self.model.parameters())[index].grad
-                offset = self.layout.slots[index].offset
-                flat[offset : offset + gradient.numel()] = gradient.flatten()
-            self.exchange.push(flat)
-        return self.exchange.prepare()
-
-    def commit(self, scale: float = 1.0, unused: tuple[int, ...] = ()) -> None:
-        self.exchange.commit(scale, unused)
-        self.step += 1
-
-    def values(self) -> list[torch.Tensor]:
-        self.exchange.settle()
-        return [parameter.detach().clone() for parameter in self.model.parameters()]
-
-
-@contextmanager
-def members(
-    count: int, optimizer: Callable[[Any], torch.optim.Optimizer], **options: Any
-) -> Iterator[list[Member]]:
-    made = [Member(f"m{number}", optimizer, **options) for number in range(count)]
-    try:
-        yield made
-    finally:
-        for member in made:
-            member.exchange.close()
-
-
-def together(*calls: Callable[[], Any]) -> list[Any]:
-    """Make the calls at the same time; raise the first error."""
-    results: list[Any] = [None] * len(calls)
-    errors: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            results[number] = calls[number]()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
-    return results
 
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -51,8 +51,12 @@ def declare(
             "strategy.allReduce.compression to None, or exact to false"
         )
     several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
-    if compression == "PowerSGD" and strategy != "ParameterServer":
-        _check_low_rank(several, tracked)
+    _check_compression(compression, strategy, several, tracked)
+    if compression == "TopK" and consistency != "Synchronous":
+        raise UsageError(
+            "distribute(): strategy.parameterServer.compression TopK takes consistency Synchronous so far: "
+            "use BF16 or FP16"
+        )
     if strategy == "ParameterServer":
         _check_on_servers(models, several, tracked)
     tables = _check_tables(models, several, tracked, strategy, exact)
@@ -146,16 +150,24 @@ def _check_parameters(parameters: Mapping[str, torch.nn.Parameter], *, in_job: b
         )
 
 
-def _check_low_rank(several: bool, tracked: Mapping[str, Any]) -> None:
+def _check_compression(compression: str, strategy: str, several: bool, tracked: Mapping[str, Any]) -> None:
+    on_servers = strategy == "ParameterServer"
+    if compression == ("PowerSGD" if on_servers else "TopK"):
+        raise UsageError(
+            f"distribute(): compression {compression} is not for strategy.type {strategy or 'AllReduce'}: "
+            f"use BF16, FP16 or {'TopK' if on_servers else 'PowerSGD'}"
+        )
+    if compression not in ("PowerSGD", "TopK"):
+        return
     if several:
         raise UsageError(
-            "distribute(): strategy.allReduce.compression PowerSGD takes one optimizer, which makes one step "
-            "per body: give it without a list, or use compression BF16"
+            f"distribute(): compression {compression} takes one optimizer, which makes one step per body: "
+            "give it without a list, or use compression BF16"
         )
     for name, item in tracked.items():
         if isinstance(item, torch.amp.GradScaler) and item.is_enabled():
             raise UsageError(
-                f"distribute(): {name} is a GradScaler, whose scale PowerSGD's residuals cannot follow: "
+                f"distribute(): {name} is a GradScaler, whose scale {compression}'s residuals cannot follow: "
                 "train in bfloat16 without it, or use compression FP16 or BF16"
             )
 

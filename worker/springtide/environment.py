@@ -37,7 +37,9 @@ class Settings:
     bucket_mib: float = 25.0
     backend: str = "Auto"
     compression: str = "None"
-    """How gradients travel: as one of `exchange.compression.KINDS`."""
+    """How gradients travel: as one of `exchange.compression.KINDS`, or of `servers.wire.KINDS` to servers."""
+    top_k_ratio: float = 0.01
+    """With compression TopK: which part of a gradient's elements."""
     strategy: str = "AllReduce"
     replication: int = 1
     consistency: str = "Synchronous"
@@ -140,7 +142,8 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         local_rank=int(number("LOCAL_RANK", 0, 0)),
         local_world_size=int(number("LOCAL_WORLD_SIZE", 1, 1)),
         backend=choice("BACKEND", ("Auto", "Gloo", "NCCL")),
-        compression=choice("COMPRESSION", ("None", "BF16", "FP16", "PowerSGD")),
+        compression=choice("COMPRESSION", ("None", "BF16", "FP16", "PowerSGD", "TopK")),
+        top_k_ratio=min(number("SPRINGTIDE_TOP_K_RATIO", 0.01, 1e-6), 1.0),
         strategy=choice("STRATEGY", ("AllReduce", "ParameterServer", "Hybrid")),
         replication=int(number("SPRINGTIDE_REPLICATION", 1, 1)),
         consistency=choice("CONSISTENCY", ("Synchronous", "BoundedStaleness", "Asynchronous")),

@@ -115,11 +115,12 @@ class Reduction:
             return self.start_sum(tensor)
         body = self._running()
         body.sums_began = body.sums_began or time.perf_counter()
-        body.reduced_bytes += tensor.nbytes
         try:
-            return self._home.push(tensor)
+            pushed = self._home.push(tensor)
         except RuntimeError as error:
             self._fail(error)
+        body.reduced_bytes += pushed.nbytes
+        return pushed
 
     def put_rows(self, index: int, scale: float, last: bool) -> None:
         """A backward pass has reached a parameter that may stand for a table. Raise Dropped."""
@@ -187,7 +188,8 @@ class Reduction:
         body.communication_seconds += ended - (body.sums_began or started)
         body.sums_began = 0.0
         body.weight, body.told = math.fsum(kept.weight for kept in parts), body.entries
-        body.result, body.change = result, body.change or result.change
+        ends = result.change if self._home is None else self._home.ends(result.change)
+        body.result, body.change = result, body.change or ends
         faults.reach("reduced", deal.number)
         return Reduced(result, correction, combined, norm)
 

@@ -335,7 +335,9 @@ class Runtime:
         self.blocks.together()
         if trainer.servers is not None and trainer.servers.copied():
             trainer.want_change(True)
-        self.boundary = self.boundary or body.change
+        # The loop ends anyway: nobody waits for another step.
+        closing = trainer.servers is not None and trainer.servers.wire.closing and self.plan.ended(cursor)
+        self.boundary = self.boundary or body.change or closing
         self.checkpoints.committed(result.save, self.plan.ended(cursor))
         odd = [name for name, value in (result.values or {}).items() if not math.isfinite(value)]
         if odd and not self._warned_of_values:

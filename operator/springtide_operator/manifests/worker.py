@@ -9,6 +9,7 @@ from typing import Any
 
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
+from springtide_operator.api.model import StrategyType
 from springtide_operator.manifests import gang, kueue
 from springtide_operator.manifests.errors import TemplateError as TemplateError
 
@@ -213,8 +214,15 @@ def _environment(
 
 
 def _compression(job: Job) -> list[Object]:
-    kind = job.spec.strategy.all_reduce.compression.value
-    return [] if kind == "None" else [{"name": "SPRINGTIDE_COMPRESSION", "value": kind}]
+    strategy = job.spec.strategy
+    servers = strategy.type is StrategyType.PARAMETER_SERVER
+    kind = (strategy.parameter_server if servers else strategy.all_reduce).compression.value
+    if kind == "None":
+        return []
+    own = [{"name": "SPRINGTIDE_COMPRESSION", "value": kind}]
+    if kind == "TopK":
+        own.append({"name": "SPRINGTIDE_TOP_K_RATIO", "value": str(strategy.parameter_server.top_k_ratio)})
+    return own
 
 
 def _processes(job: Job) -> list[Object]:

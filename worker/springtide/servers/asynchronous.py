@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import torch
 
-from springtide.exchange.groups import Group, Work
+from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
 from springtide.servers.books import BookLeader, Offer, books_of, rescue
-from springtide.servers.exchange import PUSHED, ServerExchange
+from springtide.servers.exchange import Pushed, ServerExchange
 from springtide.servers.leading import Leader, Place
 from springtide.servers.links import ServerError
 from springtide.servers.plan import PlannedChunk
@@ -251,14 +251,14 @@ class AsynchronousExchange(ServerExchange):
 
     # ---- a step
 
-    def push(self, gradients: torch.Tensor) -> Work:
+    def push(self, gradients: torch.Tensor) -> Pushed:
         """Keep the next bucket's gradients (flat, in the layout's order): all leave at the commit, since only
         then the norm and the options are known.
         """
         for chunk in self._by_bucket[self._pushed]:
             self._gradients[chunk.key] = gradients[chunk.start : chunk.stop]
         self._pushed += 1
-        return PUSHED
+        return Pushed(self.wire.shrunk(gradients[:1]).itemsize * len(gradients))
 
     def prepare(self) -> float | None:
         """The norm of this worker's own gradients if there is to be one. Raise ServerError."""
@@ -290,7 +290,7 @@ class AsynchronousExchange(ServerExchange):
         for planned in [self._chunks[key] for key in keys]:
             own = {piece[0] for piece in planned.pieces}
             recipe = replace(self._recipe, unused=self._recipe.unused & own)
-            gradient = self._gradients[planned.key]
+            gradient = self.wire.shrunk(self._gradients[planned.key])
             about = {
                 "k": planned.key,
                 "r": self._sent,

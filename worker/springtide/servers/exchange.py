@@ -11,13 +11,13 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from springtide.errors import UsageError
-from springtide.exchange.groups import Group, Work
+from springtide.exchange.groups import Group
 from springtide.exchange.layout import Layout
 from springtide.exchange.store import StreamStore
 from springtide.servers import rows
@@ -27,6 +27,7 @@ from springtide.servers.plan import LackError, PlannedChunk, plan_chunks
 from springtide.servers.recipe import group_numbers, group_options, optimizer_name
 from springtide.servers.saving import States, cut_states, join_states
 from springtide.servers.tables import PlannedSlice, TableBook, table_name
+from springtide.servers.wire import Made, Wire
 from springtide.tables.step import tables_among
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import Answer
@@ -61,8 +62,13 @@ class ServerExchange:
         answer_seconds: float,
         authority: str = "",
         dense: bool = True,
+        wire: Wire | None = None,
     ) -> None:
-        """dense: all parameters are on the servers, not the rows of tables alone."""
+        """dense: all parameters are on the servers, not the rows of tables alone. wire: how gradients travel;
+        None: as they are.
+        """
+        self.wire = wire or Wire()
+        self._made: Made | None = None
         self._me, self._replication, self._with_norm = me, replication, with_norm
         self._names = list(parameters) if dense else []
         self.dense = dense
@@ -108,9 +114,11 @@ class ServerExchange:
         """
         self._place = place
         self._fetches, self._commits = {}, []
-        self._leader = None
+        self._leader, self.wire.closing = None, False
         self.links.connect(place.servers)
         group.on_shut(lambda: self.links.over("the generation is over"))
+        if fresh:
+            self._made = None
         if not holds:
             self._clean = set()
         if group.rank != leader:
@@ -185,6 +193,7 @@ class ServerExchange:
         """All members hold the state: let the servers make what is open of it, and fetch what is not here."""
         recipe = None if self.recipe is None else self.recipe.to_json()
         self._commits = [self._ask(server, Kind.RESOLVE, {"recipe": recipe}) for server in self.links]
+        self._stand_at(self._made)
         # What comes from the servers does not count as a change.
         self._versions = [parameter._version for parameter in self._parameters]
         self._fetch([chunk for chunk in self.chunks if chunk.key not in self._clean], self._step)
@@ -200,11 +209,12 @@ class ServerExchange:
     def state_dict(self) -> dict[str, Any]:
         """What a member must know to let the servers make an open step."""
         recipe = None if self.recipe is None else self.recipe.to_json()
-        return {"lineage": self.lineage, "recipe": json.dumps(recipe)}
+        return {"lineage": self.lineage, "recipe": json.dumps(recipe), "made": json.dumps(self._made)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        recipe = json.loads(state["recipe"])
+        recipe, made = json.loads(state["recipe"]), json.loads(state["made"])
         self.lineage = str(state["lineage"])
+        self._made = None if made is None else ((made[0][0], made[0][1], made[0][2]), made[1])
         self.recipe = None if recipe is None else Recipe.from_json(recipe)
 
     def close(self) -> None:
@@ -215,6 +225,7 @@ class ServerExchange:
     def begin_step(self) -> None:
         """Raise UsageError when the script has changed a parameter since the last step."""
         self._pushed, self._counts = 0, {}
+        self.wire.begin((self._entered.token, self._step + 1))
         for name, parameter, version in zip(self._names, self._parameters, self._versions, strict=True):
             if parameter._version != version:
                 raise UsageError(
@@ -222,19 +233,19 @@ class ServerExchange:
                     "parameter servers: change it before distribute(), or use strategy.type AllReduce"
                 )
 
-    def push(self, gradients: torch.Tensor) -> Work:
+    def push(self, gradients: torch.Tensor) -> Pushed:
         """Send the next bucket's gradients (flat, in the layout's order) on their way."""
-        step, place = self._step + 1, self._entered
+        step, place, sent = self._step + 1, self._entered, 0
         try:
             for chunk in self._by_bucket[self._pushed]:
                 server = self._homes[chunk.key][0]
-                part = gradients[chunk.start : chunk.stop]
-                self.links[server].stage(place.token, step, self._me, chunk.key, part)
+                part = self.wire.outgoing(chunk, gradients[chunk.start : chunk.stop])
+                sent += self.links[server].stage(place.token, step, self._me, chunk.key, part)
                 self._counts[server] = self._counts.get(server, 0) + 1
         except ConnectionError as error:
             raise ServerError(str(error)) from None
         self._pushed += 1
-        return PUSHED
+        return Pushed(sent)
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
         """Send all gradients of a table: ids int64 [n], each once; sums float32 [n, dim].
@@ -293,12 +304,18 @@ class ServerExchange:
             return None
         return math.sqrt(math.fsum(float(answer.meta["square_norm"]) for answer in answers))
 
+    def ends(self, wanted: bool) -> bool:
+        """All members agree whether to stop: whether this step is the last one."""
+        return self.wire.ends(wanted)
+
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
         """The step is committed: have the servers make it, and begin to fetch the values."""
         self.recipe = Recipe(scale, skip, group_options(self._optimizer), frozenset(unused))
         about = {"s": self._step + 1, "me": self._me, "recipe": self.recipe.to_json()}
         place = self._entered
         self._place = replace(place, step=place.step + 1)
+        self._made = (place.token, place.step + 1)
+        self._stand_at(self._made)
         self._clean, self._commits, lost = set(), [], {}
         for server in self.links:
             try:
@@ -388,6 +405,13 @@ class ServerExchange:
     def _step(self) -> int:
         return self._entered.step
 
+    def _stand_at(self, made: Made | None) -> None:
+        recipe = self.recipe
+        if recipe is None:
+            self.wire.stand_at(made, (), False)
+        else:
+            self.wire.stand_at(made, recipe.unused, recipe.skip)
+
     def _values(self, chunk: PlannedChunk) -> torch.Tensor:
         return self._flats[chunk.bucket][chunk.start : chunk.stop]
 
@@ -409,17 +433,17 @@ class ServerExchange:
         return self.links.ask(server, kind, self._entered.token, meta, payload, out, any_size)
 
 
-class _Pushed:
-    """A push has no answer of its own: `prepare` is its answer."""
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """A push has no answer of its own: `prepare` is its answer. nbytes: what is sent."""
+
+    nbytes: int
 
     def wait(self) -> bool:
         return True
 
     def is_completed(self) -> bool:
         return True
-
-
-PUSHED = _Pushed()
 
 
 def _flatten(parameters: list[torch.nn.Parameter], layout: Layout) -> list[torch.Tensor]:

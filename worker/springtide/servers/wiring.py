@@ -12,6 +12,7 @@ from springtide.exchange.layout import Layout
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.exchange import MakeServers, ServerExchange
 from springtide.servers.waiting import ForwardWaits, Wait
+from springtide.servers.wire import Wire
 
 _BEYOND_COORDINATOR = 60.0
 """An answer may wait for another member for as long as the coordinator lets it live."""
@@ -42,6 +43,7 @@ def exchange_for(settings: Settings) -> MakeServers:
             answer_seconds=settings.collective_seconds + _BEYOND_COORDINATOR,
             authority=settings.authority,
             dense=settings.strategy == "ParameterServer",
+            wire=Wire(settings.compression, settings.top_k_ratio),
         )
 
     return make

@@ -8,11 +8,21 @@ from typing import Protocol
 
 import torch
 
-from springtide.exchange.groups import Work
 from springtide.servers.recipe import group_options
 from springtide.tables.handle import Handle, handle_of
 from springtide.tables.local import merged
 from springtide.tables.rules import group_number, sparse_rule, step_options
+
+
+class Pushed(Protocol):
+    """nbytes: how much has been sent."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def wait(self) -> bool: ...
+
+    def is_completed(self) -> bool: ...
 
 
 class StepHome(Protocol):
@@ -25,8 +35,12 @@ class StepHome(Protocol):
 
     def begin_step(self) -> None: ...
 
-    def push(self, gradients: torch.Tensor) -> Work:
+    def push(self, gradients: torch.Tensor) -> Pushed:
         """The next bucket's gradients, where the home has the dense parameters."""
+        ...
+
+    def ends(self, wanted: bool) -> bool:
+        """All members agree whether to stop: whether this step is the last one, and not the next."""
         ...
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
@@ -102,8 +116,11 @@ class LocalHome:
     def begin_step(self) -> None:
         self._staged = {}
 
-    def push(self, gradients: torch.Tensor) -> Work:
+    def push(self, gradients: torch.Tensor) -> Pushed:
         raise NotImplementedError("dense parameters are this process's own")
+
+    def ends(self, wanted: bool) -> bool:
+        return wanted
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
         self._staged[index] = ids, sums

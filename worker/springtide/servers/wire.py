@@ -1,0 +1,134 @@
+"""How gradients travel to the servers: as they are, in 16 bits, or only the largest elements of each chunk.
+
+Top-k with error feedback: what a push leaves out is the worker's residual, which it adds to its next gradient
+(Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018). Residuals are the worker's own and are
+never transferred. They go with a state by its name, the generation and step in which it was made: a dropped
+body leaves them as they were, and where others committed the step, what this worker left out of it counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import torch
+
+from springtide.servers.plan import PlannedChunk
+from springtide_ps.selected import Selected, worth_it
+
+Made = tuple[tuple[int, int, int], int]
+"""A state that is in no other run: the generation that made it, and its step."""
+Spans = Sequence[tuple[int, int]]
+
+KINDS: Final = ("None", "BF16", "FP16", "TopK")
+_WIRE: Final = {"BF16": torch.bfloat16, "FP16": torch.float16}
+
+
+class Residuals:
+    """By chunk: what this worker's gradients still owe. PURE."""
+
+    def __init__(self) -> None:
+        self._made: Made | None = None
+        self._kept: dict[str, torch.Tensor] = {}
+        self._next_made: Made | None = None
+        self._next: dict[str, torch.Tensor] = {}
+
+    def begin(self, made: Made) -> None:
+        """A body begins that would make this state."""
+        self._next_made, self._next = made, {}
+
+    def owed(self, key: str, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient with what was left out before; memory of its own."""
+        kept = self._kept.get(key)
+        return gradient.clone() if kept is None else gradient + kept
+
+    def leave_out(self, key: str, rest: torch.Tensor) -> None:
+        """What is not sent of it; the memory is kept."""
+        self._next[key] = rest
+
+    def stand_at(self, made: Made | None, unused: Mapping[str, Spans], skip: bool) -> None:
+        """The worker holds this state now, whoever committed it.
+
+        unused: elements of chunks that had no part in its last step. skip: the step changed nothing.
+        """
+        if made == self._made:
+            return
+        if made is None or made != self._next_made:
+            self._kept = {}  # this worker had no part in that step
+        elif not skip:
+            for key, rest in self._next.items():
+                for start, stop in unused.get(key, ()):
+                    kept = self._kept.get(key)
+                    rest[start:stop] = 0.0 if kept is None else kept[start:stop]
+                self._kept[key] = rest
+        self._made, self._next_made, self._next = made, None, {}
+
+
+class Wire:
+    """What is sent of each chunk's gradient. ratio: of elements, with TopK.
+
+    closing: send everything that is owed, since this worker may leave after the step.
+    """
+
+    def __init__(self, kind: str = "None", ratio: float = 0.01) -> None:
+        self._dtype, self._ratio = _WIRE.get(kind), ratio
+        self.residuals = Residuals() if kind == "TopK" else None
+        self.closing = False
+        self._chunks: dict[str, PlannedChunk] = {}
+
+    def begin(self, made: Made) -> None:
+        """A body begins that would make this state."""
+        if self.residuals is not None:
+            self.residuals.begin(made)
+
+    def shrunk(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient in the type in which it travels."""
+        smaller = self._dtype is not None and gradient.element_size() > self._dtype.itemsize
+        return gradient.to(self._dtype) if smaller else gradient
+
+    def outgoing(self, chunk: PlannedChunk, gradient: torch.Tensor) -> torch.Tensor | Selected:
+        """What travels of a chunk's gradient (flat)."""
+        if self.residuals is None:
+            return self.shrunk(gradient)
+        self._chunks[chunk.key] = chunk
+        owed = self.residuals.owed(chunk.key, gradient)
+        _clear_padding(owed, chunk)
+        count = math.ceil(owed.numel() * self._ratio)
+        if self.closing or not worth_it(count, owed.dtype, owed.numel()):
+            self.residuals.leave_out(chunk.key, torch.zeros_like(owed))
+            return owed
+        indices = owed.abs().topk(count, sorted=False).indices.sort().values
+        values = owed[indices]
+        owed[indices] = 0.0
+        self.residuals.leave_out(chunk.key, owed)
+        return Selected(indices.to(torch.int32), values)
+
+    def stand_at(self, made: Made | None, unused: Collection[int], skip: bool) -> None:
+        """The worker holds this state now. unused: parameters without a gradient in its last step."""
+        if self.residuals is None:
+            return
+        spans = {
+            key: [(start, stop) for index, _, start, stop in chunk.pieces if index in unused]
+            for key, chunk in self._chunks.items()
+        }
+        self.residuals.stand_at(made, spans, skip)
+
+    def ends(self, wanted: bool) -> bool:
+        """All members agree whether to stop: whether this step is the last one.
+
+        With residuals it is the next one, in which they are sent.
+        """
+        if self.residuals is None or self.closing or not wanted:
+            return wanted
+        self.closing = True
+        return False
+
+
+def _clear_padding(flat: torch.Tensor, chunk: PlannedChunk) -> None:
+    """What belongs to no parameter of the optimizer would be left out for ever."""
+    end = 0
+    for _, _, start, stop in chunk.pieces:
+        flat[end:start] = 0.0
+        end = stop
+    flat[end:] = 0.0
