@@ -35,12 +35,14 @@ format: $(STAMP) ## let ruff format and sort imports
 	ruff check --fix .
 	ruff format .
 
-generate: $(STAMP) tools ## write the generated files again: the coordinator's protocol, the CRD and its reference, what is made from the chart
+generate: $(STAMP) tools ## write the generated files again: the coordinator's protocol, the CRD, both references, what is made from the chart
 	python -m grpc_tools.protoc -I operator --python_out=operator --pyi_out=operator --grpc_python_out=operator operator/springtide_coordinator/coordinator.proto
 	python -m springtide_operator.api.crd > deploy/crd/trainingjobs.yaml.new
 	mv deploy/crd/trainingjobs.yaml.new deploy/crd/trainingjobs.yaml
 	python -m springtide_operator.api.docs > docs/api.md.new
 	mv docs/api.md.new docs/api.md
+	python docs/reference.py > docs/reference.md.new
+	mv docs/reference.md.new docs/reference.md
 	python charts/generate.py
 
 bench: $(STAMP) ## run every benchmark (each is one file that also runs by itself)

@@ -159,8 +159,8 @@ def batches(
 ) -> Iterator[Batch] | Evaluation:
     """Iterate over this worker's parts of the global batches.
 
-    dataset: map-style dataset, TensorDataset, tensors, or an IterableDataset with __len__() and
-    read_range(start, stop) (with shuffle=False). batch_size: samples of the global batch over all
+    dataset: map-style dataset, TensorDataset, tensors, or an IterableDataset with `__len__()` and
+    `read_range(start, stop)` (with shuffle=False). batch_size: samples of the global batch over all
     workers. epochs: passes over the data. seed: of the order and of random numbers in a step. micro_batch:
     most samples that one worker computes at once; then use `for micro in batch.split():`. min_part: fewest
     samples that a worker computes at once. shuffle=False: in the dataset's order. drop_last: leave an epoch's

@@ -70,12 +70,10 @@ class Questions:
 
 
 class Evaluation:
-    """Iterate over this worker's batches; after the loop, `values` are the means over all samples.
-
-    samples: of the whole evaluation. unit: that this worker computes at once.
-    """
+    """Iterate over this worker's batches; after the loop, `values` are the means over all samples."""
 
     def __init__(self, runtime: Runtime, source: Source, unit: int) -> None:
+        """unit: samples that this worker computes at once."""
         self._runtime = runtime
         self._source = source
         self._unit = unit

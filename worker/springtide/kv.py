@@ -48,6 +48,7 @@ class Handle:
         self._what, self._parts = what, parts
 
     def done(self) -> bool:
+        """Whether every server has answered, or can answer no more."""
         return all(future.done() for future, _ in self._parts)
 
     def wait(self, timeout: float = 60.0) -> None:
