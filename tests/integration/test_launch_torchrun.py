@@ -28,11 +28,20 @@ Make = Callable[..., WorkerCluster]
 def make(tmp_path: Path) -> Iterator[Make]:
     made: list[WorkerCluster] = []
 
-    def cluster(*options: str, processes: str = "1", **script: str) -> WorkerCluster:
+    def cluster(
+        *options: str, processes: str = "1", script: Path = SCRIPT, minimum: int = 1, **more: str
+    ) -> WorkerCluster:
         launchers = Launchers("--torchrun-env", "--grace", "5", *options)
         environment = {"SPRINGTIDE_JOB_UID": "uid-of-job", "SPRINGTIDE_PROCESSES": processes}
         made.append(
-            WorkerCluster(launchers, tmp_path, script, script=SCRIPT, environment=environment)  # type: ignore[arg-type]
+            WorkerCluster(
+                launchers,  # type: ignore[arg-type]
+                tmp_path,
+                more,
+                script=script,
+                environment=environment,
+                minimum=minimum,
+            )
         )
         return made[-1]
 
@@ -152,28 +161,41 @@ def test_several_processes_in_a_pod_are_ranks_of_their_own(make: Make) -> None:
         assert isinstance(pod.outcome(), outcome.Finished), cluster.logs()
 
 
-def test_what_people_do_with_torch_distributed_works_over_two_ranks(tmp_path: Path) -> None:
-    held = tmp_path / "held.json"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(ROOTS), "OMP_NUM_THREADS": "1"}
-    command = [*LAUNCH, "--processes", "2", "--torchrun-env", "--restarts", "0", "--", sys.executable]
-    done = subprocess.run(
-        [*command, str(FEATURES), str(held)], env=environment, capture_output=True, text=True, timeout=150
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(held.read_text())
-    # TorchOpt itself is tried where it is installed.
-    assert found.pop("torchopt_itself") in ("held", "skipped: No module named 'torchopt'")
-    assert found == dict.fromkeys(
-        (
-            "primitives",
-            "data_parallel",
-            "fully_sharded",
-            "pipeline",
-            "remote_calls",
-            "partition_map_reduce",
-        ),
-        "held",
-    )
+def test_what_people_do_with_torch_distributed_works_before_and_after_a_change_of_members(make: Make) -> None:
+    cluster = make("--restarts", "0", script=FEATURES, minimum=2)
+    first, second = cluster.start(2)
+
+    def held() -> dict[str, str]:
+        """What held in the newest round that has come so far, and which round it is."""
+        found = max(first.folder.glob("held.[0-9]*"), key=lambda path: int(path.suffix[1:]), default=None)
+        return {} if found is None else json.loads(found.read_text()) | {"round": found.suffix[1:]}
+
+    cluster.until(lambda: bool(held()), "all that was tried to hold", 100.0)
+    before = held()
+    # It has the store, and the other one is in the middle of a ring.
+    first.kill()
+    third = cluster.add()
+    cluster.until(lambda: held()["round"] != before["round"], "all that was tried to hold again", 100.0)
+    after = held()
+    for found in (before, after):
+        # TorchOpt itself is tried where it is installed.
+        assert found.pop("torchopt_itself") in ("held", "skipped: No module named 'torchopt'")
+        assert int(found.pop("round")) >= 0
+        assert found == dict.fromkeys(
+            (
+                "primitives",
+                "data_parallel",
+                "fully_sharded",
+                "pipeline",
+                "remote_calls",
+                "partition_map_reduce",
+            ),
+            "held",
+        )
+    (first.folder / "finish").touch()
+    cluster.until_done()
+    for pod in (second, third):
+        assert isinstance(pod.outcome(), outcome.Finished), cluster.logs()
 
 
 def test_the_example_trains_and_leaves_checkpoints(tmp_path: Path) -> None:

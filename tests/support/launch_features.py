@@ -1,6 +1,7 @@
-"""What people do with torch.distributed, over the ranks that the environment names. argv: RESULT_FILE.
+"""What people do with torch.distributed, over the ranks that the environment names. argv: FOLDER.
 
-Nothing here knows the library. Rank 0 writes the names of what was tried and held; every check raises.
+Nothing here knows the library. Rank 0 writes the names of what was tried and held to FOLDER/held.ROUND; every
+check raises. Then all sum in a ring, until FOLDER/finish is there.
 """
 
 from __future__ import annotations
@@ -229,10 +230,16 @@ def main() -> None:
     rpc.init_rpc(f"worker{RANK}", rank=RANK, world_size=WORLD)
     for what in (remote_calls, partition_map_reduce, torchopt_itself):
         attempt(what)
+    folder, held_in = Path(sys.argv[1]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+    if RANK == 0:
+        (folder / "held.new").write_text(json.dumps(held))
+        (folder / "held.new").rename(folder / f"held.{held_in}")
+    over = torch.zeros(1)
+    while not over.item():
+        # All stop after the same turn; whoever is ended in between leaves the others in the middle of it.
+        over = ring_all_reduce(torch.tensor([float((folder / "finish").exists())]))
     rpc.shutdown()
     dist.destroy_process_group()
-    if RANK == 0:
-        Path(sys.argv[1]).write_text(json.dumps(held))
 
 
 if __name__ == "__main__":
