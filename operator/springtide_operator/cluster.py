@@ -42,7 +42,9 @@ class Cluster(Protocol):
 
     async def get_pod(self, namespace: str, name: str) -> Object: ...
 
-    async def create_pod(self, pod: Object) -> Object: ...
+    async def create_pod(self, pod: Object) -> Object:
+        """A field that the API server does not know is refused (400): elsewhere it would be dropped."""
+        ...
 
     async def delete_pod(
         self, namespace: str, name: str, uid: str, because: str, grace: int | None = None
@@ -167,7 +169,8 @@ class KubeCluster:
         return await self._kube.request("GET", _core(namespace, "pods", name))
 
     async def create_pod(self, pod: Object) -> Object:
-        return await self._kube.request("POST", _core(pod["metadata"]["namespace"], "pods"), pod)
+        path = _core(pod["metadata"]["namespace"], "pods")
+        return await self._kube.request("POST", path, pod, query={"fieldValidation": "Strict"})
 
     async def delete_pod(
         self, namespace: str, name: str, uid: str, because: str, grace: int | None = None

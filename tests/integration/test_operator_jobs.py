@@ -180,9 +180,9 @@ def test_a_refused_pod_is_told_in_the_servers_words_and_is_no_failure(
 
 
 def test_an_invalid_template_fails_at_once_and_names_the_field(job: FakeJob) -> None:
-    job.start(container={"ports": [{"containerPort": 99999}]})
+    job.start(container={"resource": {"limits": {"cpu": "1"}}})
     failed = job.until_condition("Failed", "InvalidTemplate")
-    assert "spec.containers[0].ports[0].containerPort" in failed["message"]
+    assert 'unknown field "spec.containers[0].resource"' in failed["message"]  # else it would be dropped
     job.cluster.until(20, "the coordinator to go", lambda: not job.pods("coordinator"))
 
 

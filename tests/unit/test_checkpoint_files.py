@@ -10,9 +10,11 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import safetensors.torch
 import torch
+from fsspec.spec import AbstractFileSystem
 
 from springtide.checkpoint import names, restore
 from springtide.checkpoint.keeper import Checkpoints
@@ -282,6 +284,24 @@ def test_storage_that_does_not_answer_is_no_reason_to_begin_anew(
 def test_a_protocol_that_nobody_knows_is_told() -> None:
     with pytest.raises(StorageError, match="nonsense"):
         Storage("nonsense://bucket/x")
+
+
+def test_storage_that_fails_when_it_is_opened_is_told_and_the_job_begins_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unreachable(AbstractFileSystem):  # type: ignore[misc]
+        protocol = "unreachable"
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            raise OSError(-2, "Name or service not known")
+
+    fsspec.register_implementation("unreachable", Unreachable, clobber=True)
+    with pytest.raises(StorageError, match="cannot reach unreachable://host/x: OSError: Name or service"):
+        Storage("unreachable://host/x")
+    members = Members(Path(), 1, uri="unreachable://host")
+    assert members.all[0].newest(must_read=False) == (None, [])
+    members.close()
 
 
 def test_a_state_that_cannot_be_saved_is_told_and_training_goes_on(root: Path) -> None:

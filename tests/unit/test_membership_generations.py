@@ -426,3 +426,74 @@ def test_a_start_that_was_lost_with_the_stream_is_said_again() -> None:
     room.hello("w1", Standing.PARKED, layout_hash="layout")
     assert room.told("w1", say.Start) == 2
     assert room.number == 1
+
+
+def test_a_process_alone_that_cannot_begin_is_refused_with_its_own_words() -> None:
+    room = Room(target=1)
+    room.hello("w0")
+    room.park("w0")
+    room.sync("w0")
+    for _ in range(3):
+        room.park("w0", ParkReason.FORMATION_FAILED)
+        room.tick(0.31)
+    refused = room.last("w0", say.Refused)
+    assert not refused.retry
+    assert refused.reason == "pod-w0 alone failed 3 times in a row to begin; pod-w0 says: it failed"
+
+
+def test_a_process_alone_that_holds_the_state_is_never_cut_off() -> None:
+    room = Room(target=1)
+    room.train("w0")
+    for _ in range(6):
+        room.park("w0", ParkReason.FORMATION_FAILED, state(4))
+        room.tick(0.31)
+    assert room.cut == []
+    assert room.members == ("w0",)
+
+
+def test_whoever_is_cut_off_without_being_named_hears_what_was_said() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    for _ in range(3):
+        room.park("w0", ParkReason.REDUCTION_FAILED, state(0))
+        room.tick(0.31)
+        room.park("w1", ParkReason.DROPPED, state(0))
+    assert "it is the youngest; pod-w0 says: it failed" in room.last("w1", say.Refused).reason
+
+
+def test_a_lost_state_is_counted_once_however_often_its_successor_has_to_be_formed() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.sync("w0", "w1")
+    for member in ("w0", "w1"):
+        room.lose(member)
+    room.sync("w2", "w3")
+    for member in ("w2", "w3"):
+        room.hello(member)
+        room.park(member)
+    assert (room.m.states_lost, room.members) == (1, ("w2", "w3"))
+    for _ in range(2):
+        for member in ("w2", "w3"):
+            room.park(member, ParkReason.FORMATION_FAILED)
+        room.tick(0.31)
+    assert room.m.states_lost == 1
+    for member in ("w2", "w3"):
+        room.tell(member, say.Formed(room.m.members[member].generation))
+    room.sync("w2", "w3")
+    for member in ("w2", "w3"):
+        room.lose(member)
+    room.sync("w4")
+    room.hello("w4")
+    room.park("w4")
+    assert room.m.states_lost == 2
+
+
+def test_what_the_operator_calls_trained_is_no_state_where_the_first_coordinator_has_seen_none() -> None:
+    for incarnation, lost in (((1, 0), 0), ((1, 1), 1), ((2, 0), 1)):
+        room = Room(target=1, incarnation=incarnation)
+        room.sync("w0", trained=True)
+        room.hello("w0")
+        room.park("w0")
+        room.tick(60)
+        assert room.members == ("w0",)
+        assert room.m.states_lost == lost

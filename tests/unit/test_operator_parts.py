@@ -336,6 +336,7 @@ async def test_lists_are_read_page_by_page_and_refusals_keep_the_servers_words(
         with pytest.raises(ApiError, match="exceeded quota") as refused:
             await KubeCluster(kube).create_pod({"metadata": {"namespace": "a", "name": "b"}})
         assert (refused.value.code, refused.value.reason) == (403, "Forbidden")
+        assert seen[-1].query["fieldValidation"] == "Strict"
         with pytest.raises(ApiError, match="bad gateway"):
             await kube.request("GET", "/broken")
     assert errors == [403, 502]

@@ -7,7 +7,13 @@ from dataclasses import replace
 from operator_world import World, job_object
 
 from springtide_operator.api import reasons
-from springtide_operator.plan.actions import ApplyService, CreateCoordinator, DeletePod, EnsureSecret
+from springtide_operator.plan.actions import (
+    ApplyService,
+    CreateCoordinator,
+    CreateWorker,
+    DeletePod,
+    EnsureSecret,
+)
 from springtide_operator.plan.coordinator import LEARNING_SECONDS, SECRET_CHECK_SECONDS
 from springtide_operator.plan.observation import Refusal
 
@@ -194,3 +200,33 @@ def test_the_event_of_a_takeover_says_that_workers_train_only_if_they_do() -> No
     world.now += 10
     said = [e.message for e in world.round().events if e.reason == reasons.EVENT_COORDINATOR_STARTED]
     assert said == ["coordinator 3 takes over: the coordinator's pod is gone"]
+
+
+def test_coordinators_that_were_refused_are_no_take_over() -> None:
+    world = World(job=job_object(2))
+    for _ in range(3):
+        decided = world.round(1)
+        for action in decided.actions:
+            if not isinstance(action, CreateCoordinator | CreateWorker):  # pods are refused
+                world.act(action)
+        assert any(isinstance(action, CreateCoordinator) for action in decided.actions)
+        assert decided.events == ()
+        world.now += 10
+    assert set(world.status["slots"]) == {"0", "1"}
+    world.settle()
+    assert world.incarnations_made == [4]
+
+
+def test_a_resumed_job_has_a_new_coordinator_and_no_take_over() -> None:
+    world = started()
+    world.reports()
+    for suspend in (True, False):
+        world.job["spec"]["suspend"] = suspend
+        world.job["metadata"]["generation"] += 1
+        told = []
+        for _ in range(8):
+            told += [event.reason for event in world.round().events]
+            world.kubelet()
+            world.now += 2
+        assert told == [reasons.JOB_RESUMED] or suspend, told
+    assert [p["metadata"]["name"] for p in world.coordinators()] == ["digits-coordinator-2"]

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("springtide")
 
 _WHY: dict[int, str] = {pb.STANDBY: "ready to train", pb.BOUNDARY: "members come or go"}
+CALM_TRIES = 3
+CALM_LIMIT_SECONDS = 2.0
 _SPARE_BYTES = 1 << 30
 _STATE_PER_MODEL = 16
 """A state that is more than this many times the model plus 1 GiB is taken for a broken header."""
@@ -46,6 +48,7 @@ class Recovery:
         self._runtime = runtime
         self._membership = membership
         self._formation_error = ""
+        self._unformed = 0  # generations in a row that this process could not enter
         self._lacking = ""
         self._awaited: tuple[int, dict[str, object], State] | None = None
 
@@ -124,6 +127,7 @@ class Recovery:
             return
         try:
             self._form(answer, stage)
+            self._unformed = 0
         except SpringtideError:
             raise
         except ServersLackState as error:
@@ -132,6 +136,10 @@ class Recovery:
         except (RuntimeError, OSError, ValueError) as error:
             self._formation_error = f"{type(error).__name__}: {error}"
             runtime.group.shut()
+            self._unformed += 1
+            if self._unformed >= CALM_TRIES:
+                # Whoever fails for a reason of its own would make generations as fast as it can.
+                time.sleep(min(CALM_LIMIT_SECONDS, 0.1 * 2.0 ** min(self._unformed - CALM_TRIES, 10)))
 
     def _form(self, begin: Begin, stage: int) -> None:
         runtime, membership = self._runtime, self._membership

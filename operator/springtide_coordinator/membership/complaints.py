@@ -24,12 +24,14 @@ class ComplaintRow:
     accused: Counter[str] = field(default_factory=Counter)
     details: dict[str, str] = field(default_factory=dict)  # accused -> last complaint about it
     of_servers: Counter[str] = field(default_factory=Counter)  # member -> complaints
+    said: dict[str, str] = field(default_factory=dict)  # label of a member -> its last complaint
 
     def reset(self) -> None:
         self.length = 0
         self.accused.clear()
         self.details.clear()
         self.of_servers.clear()
+        self.said.clear()
 
     def record(
         self, members: Sequence[Record], lived: float, healthy: float, servers: Collection[str] = ()
@@ -48,6 +50,7 @@ class ComplaintRow:
         for member in members:
             if not member.park_reason.is_complaint:
                 continue
+            self.said[member.info.label] = member.detail or member.park_reason.name
             for suspect in set(member.suspects) & ids - {member.info.id}:
                 self.accused[suspect] += 1
                 self.details[suspect] = f"{member.info.label}: {member.detail or member.park_reason.name}"
@@ -58,16 +61,23 @@ class ComplaintRow:
                 )
 
     def worst(self, members: Sequence[Record]) -> tuple[Record, str] | None:
-        """The member to cut off and why; None when fewer than two are there to choose from, or when most of
-        them complain of parameter servers.
+        """The member to cut off and why; None when most of them complain of parameter servers.
+
+        One that is alone is cut off only while it has nothing to lose: it is what keeps itself from training.
         """
-        if len(members) < 2 or 2 * len(self.of_servers) > len(members):
+        if not members or 2 * len(self.of_servers) > len(members):
             return None
+        said = "; ".join(f"{label} says: {text[:300]}" for label, text in list(self.said.items())[:3])
+        if len(members) == 1:
+            alone = members[0]
+            if alone.state is not None:
+                return None
+            return alone, f"{alone.info.label} alone failed {self.length} times in a row to begin; {said}"
         if self.of_servers and not self.accused:
             self.accused.update(self.of_servers)
         worst = max(members, key=lambda member: (self.accused[member.info.id], member.order))
         count = self.accused[worst.info.id]
-        detail = self.details.get(worst.info.id, "no member was named, it is the youngest")
+        detail = self.details.get(worst.info.id, f"no member was named, it is the youngest; {said}")
         return worst, (
             f"{self.length} generations in a row failed while all members were connected;"
             f" {worst.info.label} was complained of {count} times ({detail})."

@@ -27,6 +27,7 @@ class Generation:
     boundary: str = ""  # why its members shall stop at the same step
     boundary_cause: str = ""
     complained: bool = False  # it ended by a complaint
+    began_anew: bool = False  # it began without the state that the job had, which is counted as lost
     ended_stage: int | None = None  # EndOk was said for this loop
     ended_state: StateName | None = None  # at which it ended, as far as known
     servers: tuple[ServerInfo, ...] = ()  # in slot order

@@ -81,7 +81,8 @@ def hear_operator(m: Membership, event: Synced, now: float) -> list[Effect]:
     m.processes_per_pod = max(1, event.processes_per_pod)
     m.operator_heard_at, m.operator_pause = now, event.pause
     m.operator_word = m.operator_word or event.observed
-    m.state_existed = m.state_existed or event.trained
+    # Of the first coordinator's own generations the operator knows no more than it does.
+    m.state_existed = m.state_existed or (event.trained and not m.incarnation.is_first)
     m.suspended, m.suspend_by, m.put_away_with = event.suspend, event.suspend_by, event.saved
     for record in m.members.values():
         if event.suspend:

@@ -90,7 +90,14 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
     if chosen is None and m.put_away_with:
         lost = False
     cause, reason = why(m, participants, chosen, lost, servers)
-    return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, lost, servers)
+    counts = lost and not still_begins_anew(m, chosen)
+    return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, counts, servers)
+
+
+def still_begins_anew(m: Membership, chosen: StateName | None) -> bool:
+    """Whether a generation that began without the job's state was never formed: one loss, tried again."""
+    current = m.current
+    return chosen is None and current is not None and current.began_anew and not current.formed
 
 
 def strength(m: Membership, participants: Sequence[Record]) -> int:
@@ -252,11 +259,13 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
     effects += judge_complaints(m, participants, now)
     if not any(record.state == plan.chosen for record in participants):
         return effects  # the only holder was cut off: decide again
+    anew = plan.state_lost or still_begins_anew(m, plan.chosen)
     name = m.next_name()
     leaving = still_holding(m, plan.servers)
     start = compose(name, participants, plan.chosen, plan.reason, plan.servers, leaving, m.state_existed)
     m.current = Generation(name, start.members, made_at=now, base=start.state, start=start)
     m.current.servers, m.current.leaving_servers = start.servers, start.leaving_servers
+    m.current.began_anew = anew and plan.chosen is None
     m.minimum_since = m.saving = None
     m.resumes = m.put_away_with if plan.chosen is None else ""
     m.states_lost += plan.state_lost

@@ -77,10 +77,14 @@ def decide(observation: Observation, ledger: Ledger, now: float) -> tuple[list[A
             elif ledger.incarnation > 1:
                 why = "the coordinator's pod is gone"
             actions.append(CreateCoordinator(ledger.incarnation, why))
-            if ledger.incarnation > 1 and ledger.slots:
-                meanwhile = (
-                    "; workers train on meanwhile" if any(w.running for w in observation.workers) else ""
-                )
+            alive = [worker for worker in observation.workers if worker.live]
+            # Not where the one before was refused, or put away with its workers.
+            ended = {slot.ended for slot in ledger.slots.values()} & {
+                reasons.END_FAILED,
+                reasons.END_PREEMPTED,
+            }
+            if ledger.incarnation > 1 and (replaced is not None or alive or ended):
+                meanwhile = "; workers train on meanwhile" if any(w.running for w in alive) else ""
                 text = f"coordinator {ledger.incarnation} takes over: {why}{meanwhile}"
                 events.append(Event(reasons.EVENT_COORDINATOR_STARTED, text))
     actions += _service(observation, ledger, now)

@@ -29,7 +29,7 @@ class StorageError(Exception):
 class Storage:
     """The folder `folder` below `uri`; paths are relative to it. Thread-safe as far as fsspec is.
 
-    Raise StorageError when nothing installed understands the URI.
+    Raise StorageError when nothing installed understands the URI, or when what it names is out of reach.
     """
 
     def __init__(self, uri: str, folder: str = "") -> None:
@@ -39,6 +39,8 @@ class Storage:
         except (ImportError, ValueError) as error:
             hint = f": pip install {_HINTS[protocol]}" if protocol in _HINTS else ""
             raise StorageError(f"checkpoints at {uri}: {error}{hint}") from None
+        except Exception as error:  # some file systems connect at once, and each has its own
+            raise StorageError(f"cannot reach {uri}: {_cause(error)}") from error
         self._local = isinstance(self._fs, LocalFileSystem)
         self.given = uri
         self._given_root = root.rstrip("/") or "/"
