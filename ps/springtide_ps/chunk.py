@@ -158,9 +158,16 @@ class Chunk:
             raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {len(self._groups)}")
 
     def square_norm(self, total: torch.Tensor) -> float:
-        """Sum of the squares of the sums, padding left out."""
-        norms = torch._foreach_norm([total[start:stop] for _, _, start, stop in self.pieces])
-        return math.fsum(float(norm) ** 2 for norm in norms)
+        """Sum of the squares of the sums, padding left out; finite exactly when all of them are.
+
+        (Of float64 also when it is beyond its range.)
+        """
+        pieces = [total[start:stop] for _, _, start, stop in self.pieces]
+        norms = [float(norm) for norm in torch._foreach_norm(pieces)]
+        if not all(map(math.isfinite, norms)):
+            # The squares may be beyond float32 alone.
+            norms = [float(torch.linalg.vector_norm(piece, dtype=torch.float64)) for piece in pieces]
+        return math.fsum(norm * norm for norm in norms)
 
     def dump(self) -> tuple[dict[str, Any], torch.Tensor]:
         """(JSON, uint8 [n]) from which `load` makes an equal chunk; the memory is a copy."""

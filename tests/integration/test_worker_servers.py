@@ -70,7 +70,7 @@ def test_workers_are_killed_and_come_at_every_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
     points = ["body", "backward", "gradients", "pushed", "prepared", "reduced", "stepping", "stepped"]
-    cluster = make_cluster(2, pace=0.03)
+    cluster = make_cluster(2, pace=0.03, scaler=True)
     steady, victim = cluster.start(2, faults={1: f"{points[0]}:4:kill"})
     for point in points[1:]:
         cluster.until(lambda dying=victim: not dying.running, f"the death before {point}")

@@ -19,8 +19,11 @@ from springtide.data.loop import plan_loop
 from springtide.declared import declare
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
+from springtide.exchange.store import StreamStore
 from springtide.loop import deal_batches
 from springtide.runtime import Runtime
+from springtide.servers.leading import Place
+from springtide.servers.wiring import exchange_for, wait_in_forward
 from springtide.training import Trainer
 
 _seeding = threading.Lock()
@@ -58,8 +61,16 @@ class Rank:
     ) -> None:
         settings = self.runtime.settings
         exact = bool(settings.logical_workers)
+        on_servers = settings.strategy == "ParameterServer"
         declared = declare(
-            model, optimizer, clip_norm, tracked, in_job=True, exact=exact, compression=settings.compression
+            model,
+            optimizer,
+            clip_norm,
+            tracked,
+            in_job=True,
+            exact=exact,
+            compression=settings.compression,
+            strategy=settings.strategy,
         )
         self.runtime.trainer = Trainer(
             declared.models,
@@ -70,9 +81,23 @@ class Rank:
             bucket_bytes=2048,
             logical_workers=settings.logical_workers,
             compression=settings.compression,
+            make_servers=exchange_for(settings) if on_servers else None,
         )
+        if on_servers:
+            wait_in_forward(declared.models[0], self.runtime.settle)
         # Bodies seed the process's generator: models have to be made before.
         self._ready.wait(30)
+
+    def enter_servers(self, addresses: list[str], store: StreamStore) -> None:
+        """Begin training on these parameter servers from rank 0's parameters; all ranks share the store."""
+        group, servers = self.runtime.group, self.trainer.servers
+        assert servers is not None
+        store.set(f"id/{group.rank}", self.runtime.settings.process_id.encode())
+        members = tuple(store.get(f"id/{rank}").decode() for rank in range(group.size))
+        place = Place((1, 0, 1), members, dict(zip(addresses, addresses, strict=True)), frozenset(), 0)
+        servers.begin_generation(place, group, store, holds=group.rank == 0, leader=0, fresh=True)
+        self._ready.wait(30)
+        servers.resolve()
 
     def batches(self, dataset: Any, **arguments: Any) -> Iterator[Any]:
         return deal_batches(self.runtime, plan_loop(dataset, **arguments))

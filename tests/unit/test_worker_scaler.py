@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from ps_members import Store
+from ps_servers import TOKEN, names, servers
 from torch.nn import functional as F
 from worker_alone import library
 from worker_ranks import Rank, on_ranks, seeded
 
 import springtide
+from springtide_ps.chunk import Chunk
 
 SAMPLES, BATCH, OVERFLOW = 24, 8, 3  # the third step meets an infinity
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))
@@ -69,9 +73,13 @@ def elastic(
     drop_at: tuple[int, str] | None = None,
     infinite: bool = True,
     clip_norm: float | None = None,
+    addresses: list[str] | None = None,
     **settings: Any,
 ) -> tuple[list[tuple[Training, dict[str, int]]], list[torch.Tensor], int | None]:
-    """Train on `size` ranks; also return the global batches and the sample whose loss is infinite."""
+    """Train on `size` ranks; also return the global batches and the sample whose loss is infinite.
+
+    addresses: of parameter servers.
+    """
     with library() as runtime:  # only to see the order in which samples are dealt
         script = Training()
         springtide.distribute(script.model, script.optimizer)
@@ -85,10 +93,15 @@ def elastic(
         assert runtime.position.cursor.step == 9
     # One sample of the third step; it comes again in later epochs.
     sample = int(order[OVERFLOW - 1][-1]) if infinite else None
+    store = Store()
+    if addresses is not None:
+        settings |= {"strategy": "ParameterServer", "token": TOKEN}
 
     def script_of(rank: Rank) -> tuple[Training, dict[str, int]]:
         training = Training(**(how or {}))
         rank.distribute(training.model, training.optimizer, scaler=training.scaler, clip_norm=clip_norm)
+        if addresses is not None:
+            rank.enter_servers(addresses, store)
         dropped = False
         for batch in rank.batches((X, Y, IDS), batch_size=BATCH, epochs=3, seed=0):
             with rank.step():
@@ -101,6 +114,7 @@ def elastic(
                     rank.drop()
                 training.finish()
         assert drop_at is None or dropped
+        rank.runtime.settle(None)
         return training, rank.runtime.position.ledger.audit()
 
     return on_ranks(size, script_of, **settings), order, sample
@@ -130,6 +144,39 @@ def test_equal_to_plain_torch(size: int, how: dict[str, Any], clip_norm: float |
         assert (audit["repeated"], audit["lost"], audit["totalSeen"]) == (0, 0, 72)
     assert len({tuple(training.parameters().tolist()) for training, _ in results}) == 1
     assert min(expected.scales) < 1024 < max(expected.scales)
+
+
+@pytest.mark.parametrize(
+    ("size", "how", "clip_norm"),
+    [
+        (1, {}, None),
+        (2, {}, 0.05),
+        (3, {"kind": "adam", "unscale": True}, None),
+        (2, {"kind": "fused"}, 0.05),
+    ],
+)
+def test_parameter_servers_skip_for_all(size: int, how: dict[str, Any], clip_norm: float | None) -> None:
+    with servers(2) as running:
+        results, order, sample = elastic(size, how=how, clip_norm=clip_norm, addresses=names(running))
+    expected = plain(order, sample, **({**how, "unscale": True, "clip": clip_norm} if clip_norm else how))
+    for training, audit in results:
+        torch.testing.assert_close(training.parameters(), expected.parameters(), rtol=0, atol=2e-6)
+        assert training.scales == expected.scales
+        assert (audit["skipped"], audit["repeated"], audit["lost"]) == (3, 0, 0)
+
+
+def test_gradients_on_servers_are_not_clipped_by_the_script() -> None:
+    with servers(1) as running, pytest.raises(springtide.UsageError, match=r"distribute.*clip_norm="):
+        elastic(1, how={"unscale": True, "clip": 0.01}, addresses=names(running))
+
+
+def test_a_chunk_s_norm_is_finite_exactly_when_its_sums_are() -> None:
+    chunk = Chunk(torch.zeros(6), [(0, 0, 0, 2), (1, 0, 3, 6)], "sgd", [{"lr": 0.1}])
+    total = torch.tensor([1e30, -1e30, float("inf"), 2.0, 0.0, 1.0])  # an infinity between the parameters
+    assert chunk.square_norm(total) == pytest.approx(2e60)
+    for broken in (float("inf"), float("-inf"), float("nan")):
+        total[4] = broken
+        assert not math.isfinite(chunk.square_norm(total))
 
 
 @pytest.mark.parametrize("where", [(1, "backward"), (1, "unscaled"), (5, "unscaled"), (5, "backward")])

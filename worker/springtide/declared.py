@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from springtide.errors import UsageError
+from springtide.scaling import enabled_among
 from springtide.tables.handle import handle_of
 
 
@@ -58,7 +59,12 @@ def declare(
             "use BF16 or FP16"
         )
     if strategy == "ParameterServer":
-        _check_on_servers(models, several, tracked)
+        _check_on_servers(models, several)
+    if consistency != "Synchronous" and (scalers := enabled_among(tracked)):
+        raise UsageError(
+            f"distribute(): {scalers[0]} is a GradScaler, which strategy.parameterServer.consistency "
+            f"{consistency} does not take so far: train in float32 or bfloat16, or use Synchronous"
+        )
     tables = _check_tables(models, several, tracked, strategy, exact)
     if tables and consistency != "Synchronous":
         raise UsageError(
@@ -164,12 +170,11 @@ def _check_compression(compression: str, strategy: str, several: bool, tracked: 
             f"distribute(): compression {compression} takes one optimizer, which makes one step per body: "
             "give it without a list, or use compression BF16"
         )
-    for name, item in tracked.items():
-        if isinstance(item, torch.amp.GradScaler) and item.is_enabled():
-            raise UsageError(
-                f"distribute(): {name} is a GradScaler, whose scale {compression}'s residuals cannot follow: "
-                "train in bfloat16 without it, or use compression FP16 or BF16"
-            )
+    for name in enabled_among(tracked):
+        raise UsageError(
+            f"distribute(): {name} is a GradScaler, whose scale {compression}'s residuals cannot follow: "
+            "train in bfloat16 without it, or use compression FP16 or BF16"
+        )
 
 
 def _check_tables(
@@ -194,27 +199,20 @@ def _check_tables(
             f"distribute(): with tables ({tables[0]}) there is one model and one optimizer, which makes one "
             "step per body, so far: give them without lists"
         )
-    for name, item in tracked.items():
-        if isinstance(item, torch.amp.GradScaler) and item.is_enabled():
-            raise UsageError(
-                f"distribute(): {name} is a GradScaler, which does not reach the rows of {tables[0]}: train "
-                "in float32 or bfloat16"
-            )
+    for name in enabled_among(tracked):
+        raise UsageError(
+            f"distribute(): {name} is a GradScaler, which does not reach the rows of {tables[0]}: train "
+            "in float32 or bfloat16"
+        )
     return tables
 
 
-def _check_on_servers(models: Sequence[torch.nn.Module], several: bool, tracked: Mapping[str, Any]) -> None:
+def _check_on_servers(models: Sequence[torch.nn.Module], several: bool) -> None:
     if several or len(models) > 1:
         raise UsageError(
             "distribute(): strategy.type ParameterServer takes one model and one optimizer, which makes one "
             "step per body, so far: give them without lists, or use strategy.type AllReduce"
         )
-    for name, item in tracked.items():
-        if isinstance(item, torch.amp.GradScaler) and item.is_enabled():
-            raise UsageError(
-                f"distribute(): {name} is a GradScaler, which strategy.type ParameterServer does not take so "
-                "far: train in float32 or bfloat16, or use strategy.type AllReduce"
-            )
     for name, parameter in models[0].named_parameters():
         if parameter.device.type != "cpu":
             raise UsageError(

@@ -45,16 +45,32 @@ class Reduced:
         """Of the gradients in the step's home, as they count."""
         return 0.0 if self.norm is None else self.norm * abs(self.correction)
 
+    @property
+    def broken_elsewhere(self) -> bool:
+        """Whether a gradient in the step's home is not finite; only if the norm was asked for."""
+        assert self.norm is not None
+        return not math.isfinite(self.norm)
 
-def commit_on(home: StepHome, reduced: Reduced, gradients: Gradients, clip_norm: float | None) -> None:
-    """The home makes its part of the step; the script's optimizer finds no gradients of that."""
-    scale = reduced.correction
-    if clip_norm is not None and reduced.norm is not None:
+
+def commit_on(
+    home: StepHome,
+    reduced: Reduced,
+    gradients: Gradients,
+    clip_norm: float | None,
+    inverse: float = 1.0,
+    skip: bool = False,
+) -> None:
+    """The home makes its part of the step; the script's optimizer finds no gradients of that.
+
+    inverse: what a GradScaler multiplies them by. skip: a gradient is not finite, so nothing changes.
+    """
+    scale = reduced.correction * inverse
+    if clip_norm is not None and reduced.norm is not None and not skip:
         here = 0.0 if home.dense else gradients.norm()
-        coefficient = clip_norm / (math.hypot(reduced.norm_elsewhere, here) + 1e-6)
+        coefficient = clip_norm / (math.hypot(reduced.norm_elsewhere * inverse, here) + 1e-6)
         if not coefficient >= 1.0:
             scale *= coefficient
-    home.commit(scale, [index for index, used in enumerate(reduced.result.used) if not used])
+    home.commit(scale, [index for index, used in enumerate(reduced.result.used) if not used], skip)
     if home.dense:
         for parameter in gradients.parameters:
             parameter.grad = None
@@ -133,9 +149,25 @@ class Reduction:
         except RuntimeError as error:
             self._fail(error)
 
-    def ask(self, wait: Callable[[], object]) -> None:
-        """Wait for servers in an open step. Raise Dropped when what is waited for does not come."""
-        self._wait(wait)
+    def ask(self, wait: Callable[[], object]) -> str | None:
+        """Wait for servers. In an open step, raise Dropped when it fails; return why between steps. After
+        optimizer.step() there is no way back: raise SpringtideError.
+        """
+        self._transaction.check_alive()
+        phase = self._transaction.phase
+        if phase is Phase.OPEN:
+            self._wait(wait)
+            return None
+        try:
+            wait()
+        except SpringtideError:
+            raise
+        except RuntimeError as error:
+            if phase is not Phase.IDLE:
+                raise SpringtideError(f"the values of a committed step cannot be had: {error}") from None
+            self.failure = Failure(str(error), [])
+            return str(error)
+        return None
 
     def complete(self, body: Body, parts: list[Kept]) -> Reduced:
         """Wait for all sums of the round. parts: what this member's bodies have put in.

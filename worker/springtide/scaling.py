@@ -7,8 +7,9 @@ all members: then all members find the same, and a step is skipped by all of the
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,11 +44,46 @@ def _watched(scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, *
     return _unscale(scaler, optimizer, *args, **kwargs)
 
 
+class Scalings:
+    """The scalers of one script, hooked into as `Scaling` says."""
+
+    def __init__(
+        self,
+        tracked: Collection[Any],
+        optimizers: Sequence[torch.optim.Optimizer],
+        reduce: Callable[[torch.optim.Optimizer], None],
+        skipped: Callable[[torch.optim.Optimizer], None],
+        elsewhere: Callable[[], bool | None],
+    ) -> None:
+        """tracked: among other objects, the scalers."""
+        self.scalers = [item for item in tracked if isinstance(item, GradScaler)]
+        self._all = [Scaling(item, optimizers, reduce, skipped, elsewhere) for item in self.scalers]
+
+    def begin(self) -> None:
+        """A body begins."""
+        for scaling in self._all:
+            scaling.begin()
+
+    def found(self) -> bool:
+        """Whether a gradient was not finite in this body."""
+        return any(scaling.found() for scaling in self._all)
+
+    def inverse(self) -> float:
+        """What gradients elsewhere are still to be multiplied by in this body."""
+        return math.prod(scaling.inverse for scaling in self._all)
+
+
+def enabled_among(tracked: Mapping[str, Any]) -> list[str]:
+    """Names of the scalers that scale."""
+    return [name for name, item in tracked.items() if isinstance(item, GradScaler) and item.is_enabled()]
+
+
 class Scaling:
     """Hooks into one scaler's calls for our optimizers.
 
     reduce: called before gradients are looked at. skipped: called when the optimizer's step has been left
-    out.
+    out. elsewhere: asked then whether a gradient is not finite, where the sums are not in this process but
+    on servers; None where they are here.
     """
 
     def __init__(
@@ -56,15 +92,25 @@ class Scaling:
         optimizers: Sequence[torch.optim.Optimizer],
         reduce: Callable[[torch.optim.Optimizer], None],
         skipped: Callable[[torch.optim.Optimizer], None],
+        elsewhere: Callable[[], bool | None] = lambda: None,
     ) -> None:
         ours = {id(optimizer) for optimizer in optimizers}
         self._found: list[torch.Tensor] = []
+        self.inverse = 1.0
         unscale, maybe_step = scaler._unscale_grads_, scaler._maybe_opt_step
 
-        def unscale_complete(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        def unscale_complete(
+            optimizer: torch.optim.Optimizer, inverse: torch.Tensor, found_inf: torch.Tensor, fp16: bool
+        ) -> Any:
             if id(optimizer) in ours:
                 reduce(optimizer)
-            found = unscale(optimizer, *args, **kwargs)
+                broken = elsewhere()
+                if broken is not None:
+                    assert scaler._scale is not None
+                    self.inverse = float(scaler._scale.double().reciprocal().float())
+                    self._found.append(found_inf.fill_(float(broken)))
+                    return {found_inf.device: found_inf}
+            found = unscale(optimizer, inverse, found_inf, fp16)
             self._found.extend(found.values())
             return found
 
@@ -76,12 +122,12 @@ class Scaling:
                 skipped(optimizer)
             return result
 
-        scaler._unscale_grads_ = unscale_complete  # type: ignore[method-assign]
+        scaler._unscale_grads_ = unscale_complete  # type: ignore[method-assign,assignment]
         scaler._maybe_opt_step = step_or_skip  # type: ignore[method-assign]
 
     def begin(self) -> None:
         """A body begins."""
-        self._found = []
+        self._found, self.inverse = [], 1.0
 
     def found(self) -> bool:
         """Whether a gradient was not finite in this body."""

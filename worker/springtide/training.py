@@ -29,7 +29,7 @@ from springtide.gradients import Gradients
 from springtide.optimizers import closure_of, parameters_of, scale_of, with_closure
 from springtide.randomness import seed_part
 from springtide.reduction import Reduced, Reduction, commit_on
-from springtide.scaling import Scaling
+from springtide.scaling import Scalings, enabled_among
 from springtide.servers.exchange import MakeServers, ServerExchange
 from springtide.servers.saving import lent_states
 from springtide.state import Position, State
@@ -87,14 +87,18 @@ class Trainer:
         self._values_are_read = any(not isinstance(item, blind) for item in tracked.values())
         if make_servers is not None:
             on_servers = {name: item for name, item in named.items() if item.requires_grad}
-            self.servers = make_servers(on_servers, layout, optimizers[0], clip_norm is not None)
+            with_norm = clip_norm is not None or bool(enabled_among(tracked))
+            self.servers = make_servers(on_servers, layout, optimizers[0], with_norm)
         self._home = self.servers or home_here(self.tables, self._gradients.names, optimizers[0])
         self._dense_here = self._home is None or not self._home.dense
         self._undo = Undo(self._gradients.parameters, self._buffers, optimizers, tracked, several)
-        scalers = [item for item in tracked.values() if isinstance(item, torch.amp.GradScaler)]
-        self._scalings = [
-            Scaling(item, optimizers, self._before_unscale, self._after_skip) for item in scalers
-        ]
+        self._scalings = Scalings(
+            tracked.values(),
+            optimizers,
+            self._before_unscale,
+            self._after_skip,
+            lambda: None if self._dense_here else self._reduced_now.broken_elsewhere,
+        )
         if logical_workers:
             tracked = {**tracked, "exact mode": exact.exponents}
         if isinstance(self.buckets, LowRankBuckets):
@@ -138,7 +142,7 @@ class Trainer:
             optimizer.register_step_post_hook(self._after_step)
         for part in models:
             part.register_forward_pre_hook(lambda *_: self.transaction.check_alive())
-        self._strangers = Strangers(optimizers, scalers, self.transaction)
+        self._strangers = Strangers(optimizers, self._scalings.scalers, self.transaction)
 
     def close(self) -> None:
         """Take the hooks away that reach beyond the script's own objects."""
@@ -179,23 +183,8 @@ class Trainer:
         return self.ask(lambda: servers.settle(parameters, to_the_end))
 
     def ask(self, wait: Callable[[], object]) -> str | None:
-        """Wait for servers. In an open step, raise Dropped when it fails; return why between steps. After
-        optimizer.step() there is no way back: raise SpringtideError."""
-        self.transaction.check_alive()
-        phase = self.transaction.phase
-        if phase is Phase.OPEN:
-            self._reduction.ask(wait)
-            return None
-        try:
-            wait()
-        except SpringtideError:
-            raise
-        except RuntimeError as error:
-            if phase is not Phase.IDLE:
-                raise SpringtideError(f"the values of a committed step cannot be had: {error}") from None
-            self._reduction.failure = Failure(str(error), [])
-            return str(error)
-        return None
+        """Wait for servers; see `Reduction.ask`."""
+        return self._reduction.ask(wait)
 
     # ---- the body
 
@@ -206,8 +195,7 @@ class Trainer:
         self.transaction.begin()
         self._undo.begin()
         self._gradients.begin()
-        for scaling in self._scalings:
-            scaling.begin()
+        self._scalings.begin()
         self._depth = 0
         self._strangers.begin()
         self._body = Body(deal, time.perf_counter())
@@ -310,7 +298,7 @@ class Trainer:
                 f"optimizer.step() of step {body.deal.number} raised an exception that the script caught: "
                 "the parameters may be half updated; let the exception end the process"
             )
-        body.skipped = any(scaling.found() for scaling in self._scalings)
+        body.skipped = self._scalings.found()
         self._body = self._earlier = None
         self._strangers.end()
         return body
@@ -456,13 +444,16 @@ class Trainer:
 
     def _cross(self, body: Body) -> None:
         """From here on the step cannot be dropped. Raise Dropped if it has been."""
+        if not self._dense_here:
+            self.buckets.check_untouched()
         self.transaction.start_stepping()
         faults.reach("stepping", body.deal.number)
         if self._exact is not None:
             self._exact.commit(body.deal.number)
         self.buckets.committed(self._reduced_now.result.used)
         if self._home is not None:
-            commit_on(self._home, self._reduced_now, self._gradients, self._clip_norm)
+            inverse, skip = self._scalings.inverse(), self._scalings.found()
+            commit_on(self._home, self._reduced_now, self._gradients, self._clip_norm, inverse, skip)
 
     @property
     def _reduced_now(self) -> Reduced:

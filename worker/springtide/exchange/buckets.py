@@ -110,6 +110,10 @@ class Buckets:
         """
         for work in self._works:
             work.wait()
+        self.check_untouched()
+
+    def check_untouched(self) -> None:
+        """Raise UsageError when somebody else has changed a gradient."""
         for bucket in range(len(self._flats)):
             self._check(bucket)
 
