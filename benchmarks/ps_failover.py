@@ -35,11 +35,13 @@ _ROOT = Path(__file__).resolve().parents[1]
 class ServerJob(Job):
     """A job with servers."""
 
-    def __init__(self, folder: Path, servers: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, servers: int, environment: Mapping[str, str], workers: int = WORKERS
+    ) -> None:
         self.wanted = servers
         self.servers: dict[str, tuple[int, subprocess.Popen[bytes]]] = {}
         self._made = itertools.count()
-        super().__init__(folder, WORKERS, {"SPRINGTIDE_STRATEGY": "ParameterServer", **environment})
+        super().__init__(folder, workers, {"SPRINGTIDE_STRATEGY": "ParameterServer", **environment})
         for slot in range(servers):
             self.add_server(slot)
 

@@ -72,8 +72,10 @@ def train() -> None:
             optimizer.zero_grad()
 
 
-def zygote() -> None:
-    """Fork a worker for each line of JSON (its environment and log); answer with its process id."""
+def zygote(script: Callable[[], None]) -> None:
+    """Fork a worker, which runs the script, for each line of JSON (its environment and log); answer with its
+    process id.
+    """
     import torch
     import torch._dynamo  # the first optimizer of a process would import it
 
@@ -90,13 +92,16 @@ def zygote() -> None:
             log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            train()
+            script()
             raise SystemExit(0)
         print(pid, flush=True)
 
 
 class Job:
     """One job: its coordinator, its workers, and the operator's part."""
+
+    script = "benchmarks.recovery"
+    """A module that with --zygote calls `zygote`."""
 
     def __init__(
         self, folder: Path, workers: int = WORKERS, environment: Mapping[str, str] | None = None
@@ -115,7 +120,7 @@ class Job:
         self._offsets: dict[str, int] = {}
         self._closing = threading.Event()
         self._zygote = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.recovery", "--zygote"],
+            [sys.executable, "-m", self.script, "--zygote"],
             cwd=_ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
@@ -128,11 +133,12 @@ class Job:
         self._operator = threading.Thread(target=self._sync_for_ever, daemon=True)
         self._operator.start()
 
-    def add(self) -> str:
-        """Start a worker in a new pod; return its name."""
+    def add(self, **environment: str) -> str:
+        """Start a worker in a new pod, with more of an environment; return its name."""
         number = next(self._numbers)
         name = f"worker-{number}"
         environment = {
+            **environment,
             "SPRINGTIDE_JOB": "recovery",
             "SPRINGTIDE_COORDINATOR": f"{self._host}.1:7070",
             "SPRINGTIDE_TOKEN": TOKEN,
@@ -454,7 +460,7 @@ def main() -> None:
     parser.add_argument("--ddp", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.zygote:
-        zygote()
+        zygote(train)
         return
     if arguments.ddp:
         train_ddp(arguments.ddp)
