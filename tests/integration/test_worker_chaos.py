@@ -1,26 +1,24 @@
 """Real workers and a real coordinator under faults from a seed: whatever survives has the numbers of an
 undisturbed run, and the ledger shows each sample once.
 
-SPRINGTIDE_CHAOS_SECONDS: how long to go on, seed after seed (20). SPRINGTIDE_CHAOS_SEED: the first seed.
-Seeds that once found something are kept in tests/support/worker_chaos_seeds.txt, and come first.
+Seeds that once found something are kept in tests/support/worker_chaos_seeds.txt.
 """
 
 from __future__ import annotations
 
-import os
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos_seeds import each_seed, seconds
 from worker_chaos import Chaos
 from worker_checks import check
 from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 
-SECONDS = float(os.environ.get("SPRINGTIDE_CHAOS_SECONDS") or 20)
+SECONDS = seconds(20)
 SEEDS = Path(__file__).resolve().parents[1] / "support" / "worker_chaos_seeds.txt"
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 14, "pace": 0.015, "split": 2}
 
@@ -37,11 +35,6 @@ def zygote() -> Iterator[Zygote]:
 @pytest.fixture(scope="module")
 def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
-
-
-def kept_seeds() -> list[int]:
-    lines = SEEDS.read_text(encoding="utf-8").splitlines()
-    return [int(line.split("#")[0]) for line in lines if line.split("#")[0].strip()]
 
 
 def survive(zygote: Zygote, folder: Path, reference: Reference, seed: int) -> str:
@@ -67,9 +60,6 @@ def survive(zygote: Zygote, folder: Path, reference: Reference, seed: int) -> st
         generation = chaos.cluster.reply.generation.number
         return f"{len(chaos.log)} deeds, {len(finished)} finished, generation {generation}"
     except AssertionError as error:
-        if seed not in kept_seeds():
-            with SEEDS.open("a", encoding="utf-8") as file:
-                file.write(f"{seed}\n")
         story = "\n".join(chaos.log)
         raise AssertionError(
             f"seed {seed} (kept in {SEEDS.name}):\n{story}\n{error}\n{chaos.cluster.logs()}"
@@ -81,17 +71,9 @@ def survive(zygote: Zygote, folder: Path, reference: Reference, seed: int) -> st
 def test_whatever_happens_the_survivors_have_the_undisturbed_run_s_numbers(
     zygote: Zygote, reference: Reference, tmp_path: Path
 ) -> None:
-    given = os.environ.get("SPRINGTIDE_CHAOS_SEED")
-    fresh = random.SystemRandom().randrange(1_000_000) if os.environ.get("SPRINGTIDE_CHAOS_SECONDS") else 1
-    seeds = kept_seeds()
-    first = int(given) if given else fresh
-    end = time.monotonic() + SECONDS
-    while seeds or first is not None:
-        seed = seeds.pop(0) if seeds else first
-        if not seeds:
-            first = seed + 1 if seed >= first else first
+    def one(seed: int) -> str:
         folder = tmp_path / str(seed)
         folder.mkdir()
-        print(f"seed {seed}: {survive(zygote, folder, reference, seed)}", flush=True)
-        if time.monotonic() > end and not seeds:
-            return
+        return survive(zygote, folder, reference, seed)
+
+    each_seed(SEEDS, SECONDS, one)

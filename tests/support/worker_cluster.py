@@ -175,10 +175,19 @@ class ServerPod:
     def running(self) -> bool:
         return self.code is None
 
-    def kill(self) -> None:
+    def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             if self.running:
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self.signal(signal.SIGCONT)
 
     def log(self) -> str:
         return self.path.read_text() if self.path.exists() else ""
@@ -224,6 +233,7 @@ class WorkerCluster:
         self._incarnation = 0
         self._closing = threading.Event()
         self.reply: pb.SyncReply | None = None
+        self.asked_at = 0.0  # monotonic, when the present reply was asked for
         self._operator = threading.Thread(target=self._sync_for_ever, daemon=True)
 
     # ---- verbs
@@ -383,9 +393,11 @@ class WorkerCluster:
                 while not self._closing.wait(_SYNC_SECONDS):
                     if self.over_when_finished and self.finished():
                         continue
+                    began = time.monotonic()
                     self.reply = stub.Sync(
                         self._request(), metadata=(("authorization", f"Bearer {_TOKEN}"),), timeout=1.0
                     )
+                    self.asked_at = began
             except grpc.RpcError:
                 self._closing.wait(_SYNC_SECONDS)
             finally:

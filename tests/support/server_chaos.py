@@ -1,0 +1,98 @@
+"""Faults from a seed on the parameter servers of a job, beside those on workers and coordinator.
+
+Each part of the parameters is on two servers, so one server at a time may be killed, stopped, replaced or
+taken away; the next one only when the coordinator has said, after that, that all copies are there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from worker_chaos import Chaos
+from worker_cluster import ServerPod, WorkerCluster
+
+MOST_SERVERS = 3
+_HEARD_SECONDS = 0.5
+"""What the coordinator says is believed when it was asked so long after the last deed."""
+
+
+class ServerChaos(Chaos):
+    """As `Chaos`, with deeds on servers in between."""
+
+    def __init__(self, cluster: WorkerCluster, seed: int) -> None:
+        super().__init__(cluster, seed)
+        self._last_deed = time.monotonic()
+        self._wake_server: tuple[float, ServerPod] | None = None
+        self._replace: tuple[float, int] | None = None
+        self._retired: list[ServerPod] = []
+
+    def strike(self) -> None:
+        super().strike()
+        if self.cluster.finished():
+            return
+        self._mend_servers(time.monotonic())
+        if self._whole():
+            self._bury()
+            if self.random.random() < 0.6:
+                self._hurt_server()
+
+    def heal(self) -> None:
+        super().heal()
+        self._mend_servers(math.inf)
+
+    def is_over(self) -> bool:
+        """Whether the anchor has ended; until then servers that end are replaced."""
+        self._mend_servers(time.monotonic())
+        return not self.anchor.running
+
+    def _whole(self) -> bool:
+        """Whether all copies are there, by a word that is newer than the last deed."""
+        if self._wake_server is not None or self._replace is not None or self._coordinator_at is not None:
+            return False
+        reply, asked = self.cluster.reply, self.cluster.asked_at
+        return reply is not None and reply.servers_settled and asked > self._last_deed + _HEARD_SECONDS
+
+    def _hurt_server(self) -> None:
+        cluster, now = self.cluster, time.monotonic()
+        self._last_deed = now
+        deed = self.random.choice(("kill", "kill", "kill", "stop", "more", "fewer"))
+        if deed == "more" and cluster.servers_wanted < MOST_SERVERS:
+            cluster.add_server(cluster.servers_wanted)
+            cluster.servers_wanted += 1
+            self._say(f"{cluster.servers_wanted} servers")
+        elif deed == "fewer" and cluster.servers_wanted > 2:
+            cluster.servers_wanted -= 1
+            slot = cluster.servers_wanted
+            self._retired += [server for server in cluster.servers if server.running and server.slot == slot]
+            self._say(f"{cluster.servers_wanted} servers")
+        else:
+            chosen = [s for s in cluster.servers if s.running and s.slot < cluster.servers_wanted]
+            victim = self.random.choice(chosen)
+            if deed == "stop":
+                self._say(f"stop {victim.name}")
+                victim.stop()
+                self._wake_server = now + self.random.choice((0.2, 1.0, 3.0)), victim
+            else:
+                self._say(f"kill {victim.name}")
+                victim.kill()
+                self._replace = now + self.random.choice((0.0, 0.3, 1.0)), victim.slot
+
+    def _mend_servers(self, now: float) -> None:
+        if self._wake_server is not None and self._wake_server[0] <= now:
+            self._wake_server[1].wake()
+            self._wake_server, self._last_deed = None, time.monotonic()
+        there = {server.slot for server in self.cluster.servers if server.running}
+        missing = sorted(set(range(self.cluster.servers_wanted)) - there)
+        if missing and self._replace is None:
+            self._replace = now, missing[0]
+        if self._replace is not None and self._replace[0] <= now:
+            server = self.cluster.add_server(self._replace[1])
+            self._replace, self._last_deed = None, time.monotonic()
+            self._say(f"add {server.name}")
+
+    def _bury(self) -> None:
+        """Servers that nobody needs go, as the operator has it."""
+        for server in self._retired:
+            server.kill()
+        self._retired = []
