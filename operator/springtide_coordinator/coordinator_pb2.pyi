@@ -130,7 +130,7 @@ class Server(_message.Message):
     def __init__(self, id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_name: _Optional[str] = ..., slot: _Optional[int] = ..., address: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "activity", "times", "evaluate", "checkpoint")
+    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "activity", "times", "evaluate", "checkpoint", "transferring")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
     STORE_SET_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class WorkerMessage(_message.Message):
     TIMES_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERRING_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     parked: Parked
     store_set: StoreEntry
@@ -157,7 +158,8 @@ class WorkerMessage(_message.Message):
     times: Times
     evaluate: Evaluate
     checkpoint: Checkpoint
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
+    transferring: Transferring
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., transferring: _Optional[_Union[Transferring, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints")
@@ -236,6 +238,18 @@ class Formed(_message.Message):
     needed_servers: _containers.RepeatedScalarFieldContainer[str]
     servers_unsettled: bool
     def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., group_seconds: _Optional[float] = ..., transfer_seconds: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., server_copies: _Optional[int] = ..., needed_servers: _Optional[_Iterable[str]] = ..., servers_unsettled: _Optional[bool] = ...) -> None: ...
+
+class Transferring(_message.Message):
+    __slots__ = ("generation", "holder", "bytes_done", "bytes_total")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    generation: GenerationName
+    holder: str
+    bytes_done: int
+    bytes_total: int
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., holder: _Optional[str] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ...) -> None: ...
 
 class Restored(_message.Message):
     __slots__ = ("state", "name", "uri", "skipped")

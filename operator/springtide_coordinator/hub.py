@@ -34,6 +34,7 @@ from .slowness import Slow, Slowness
 from .stall import Motion
 from .storage import Storage
 from .streams import Stream
+from .transfers import Transfers
 
 log = logging.getLogger("springtide.coordinator")
 
@@ -74,6 +75,7 @@ class Hub:
         self.rates = Rates()
         self.hang_seconds = 0.0  # the operator's limit; 0: not told
         self.rendezvous = Rendezvous()
+        self.transfers = Transfers()
         self.storage = Storage(interval=options.checkpoint_seconds)
         self.data = pb.Data()
         self.values: dict[str, float] = {}
@@ -132,6 +134,8 @@ class Hub:
                         self.motion.heard(stream.member, message.activity, self.clock())
                 case "checkpoint":
                     self.storage.heard(stream.member, message.checkpoint)
+                case "transferring":
+                    self.transfers.heard(stream.member, message.transferring, self.membership)
                 case "formed":
                     self.storage.formed(message.formed, self.clock())
                 case "bye":

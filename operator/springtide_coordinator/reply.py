@@ -29,7 +29,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         state=wire.from_state(known),
         waiting_for=sorted(status.waiting_for),  # in an order that does not change: it is written to status
         reason=status.reason,
-        message=status.message,
+        message=_message(hub, phase, status.message),
         data=hub.data,
         samples_per_second=history.samples_per_second(now),
         goodput=goodput(hub, now),
@@ -113,6 +113,11 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
             )
         )
     return reply
+
+
+def _message(hub: Hub, phase: Phase, text: str) -> str:
+    moving = hub.transfers.text(hub.membership) if phase is Phase.FORMING else ""
+    return f"{text}; {moving}" if moving else text
 
 
 def goodput(hub: Hub, now: float) -> float:

@@ -197,6 +197,25 @@ def test_killed_while_the_state_is_sent(
     check(cluster, reference, [first, second])
 
 
+def test_the_rest_of_the_state_comes_from_another_holder(
+    make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The sender dies in the middle. Three are needed, so nobody trains on before the last one is there."""
+    options = {"hidden": 256, "epochs": 2, "pace": 0.0}
+    reference = train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS | options)
+    cluster = make_cluster(options=options, minimum=3)
+    first, second, third = cluster.start(3, faults={0: "committed:4:kill", 1: "sending:*:kill"})
+    cluster.until(lambda: not first.running, "the first death")
+    joiner = cluster.add()
+    cluster.until(lambda: not second.running, "the sender's death")
+    another = cluster.add()
+    cluster.until_done()
+    assert (first.code, second.code) == (-9, -9)
+    check(cluster, reference, [third, joiner, another])
+    assert "were here from a transfer before" in joiner.log()
+    assert "were here from a transfer before" not in another.log()
+
+
 def test_killed_at_the_end_of_the_loop(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:

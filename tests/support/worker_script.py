@@ -58,13 +58,13 @@ class Wide(torch.nn.Module):
         return out
 
 
-def make_model(kind: str) -> torch.nn.Module:
+def make_model(kind: str, hidden: int = 32) -> torch.nn.Module:
     if kind == "tables":
         return Wide()
-    layers: list[torch.nn.Module] = [torch.nn.Linear(12, 32)]
+    layers: list[torch.nn.Module] = [torch.nn.Linear(12, hidden)]
     if kind == "norm":
-        layers += [torch.nn.BatchNorm1d(32), Moody()]
-    layers += [torch.nn.ReLU(), torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3)]
+        layers += [torch.nn.BatchNorm1d(hidden), Moody()]
+    layers += [torch.nn.ReLU(), torch.nn.Linear(hidden, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 3)]
     return torch.nn.Sequential(*layers)
 
 
@@ -87,7 +87,7 @@ def main() -> None:
     x, y = make_data(options["samples"])
     # Members that have not received the first member's state must be seen to differ.
     torch.manual_seed(0 if options.get("same_start") else int(os.environ.get("SPRINGTIDE_SLOT", "0")))
-    model = make_model(options.get("model", "plain"))
+    model = make_model(options.get("model", "plain"), options.get("hidden", 32))
     kind = torch.optim.Adam if options.get("optimizer") == "adam" else torch.optim.SGD
     arguments: dict[str, Any] = {} if kind is torch.optim.Adam else {"momentum": options.get("momentum", 0.9)}
     optimizer = kind(model.parameters(), lr=options.get("lr", 0.1), **arguments)

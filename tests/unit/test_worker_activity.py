@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from springtide.activity import Activity, doing, main_thread_place
+from springtide.environment import Settings
+from springtide.exchange.progress import Progress
+from springtide.names import Generation
+from springtide.session import Session
 from springtide.timing import Timing
 from springtide.transaction import Phase
 from springtide_coordinator import coordinator_pb2 as pb
@@ -52,6 +57,7 @@ def runtime(phase: Phase = Phase.IDLE, **changes: Any) -> Any:
         "evaluations": SimpleNamespace(
             running=changes.get("evaluates"), questions=SimpleNamespace(open=changes.pop("asks", None))
         ),
+        "recovery": SimpleNamespace(handover=SimpleNamespace(progress=changes.pop("moves", None))),
         "position": SimpleNamespace(cursor=SimpleNamespace(step=41)),
     }
     return SimpleNamespace(**{**whole, **changes})
@@ -78,10 +84,38 @@ def test_every_place_of_a_step_has_a_word(state: Any, expected: int) -> None:
 
 @pytest.mark.parametrize(
     "state",
-    [runtime(plan=None), runtime(trainer=None), runtime(standing=pb.PARKED), runtime(membership=None)],
+    [
+        *(runtime(plan=None), runtime(trainer=None), runtime(standing=pb.PARKED), runtime(membership=None)),
+        runtime(moves=Progress("worker-0", sends=True)),
+    ],
 )
 def test_outside_of_a_generation_s_loop_there_is_nothing_to_tell(state: Any) -> None:
     assert doing(state) is None
+
+
+def test_a_transfer_that_takes_a_while_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """The receiver tells the coordinator every second; both ends say it in their logs every five."""
+    sent: list[pb.WorkerMessage] = []
+    state = SimpleNamespace(recovery=None, on_over=None, on_boundary=None)
+    session = Session(Settings(coordinator="127.0.0.1:1", token="t", pod_ip="127.0.0.1"), state)  # type: ignore[arg-type]
+    session.send = sent.append  # type: ignore[method-assign]
+    session._client = SimpleNamespace(connected=True)  # type: ignore[assignment]
+    session.membership.generation = Generation(2, 0, 7)
+    session._watch_transfer(99.0)
+    progress = Progress("worker-0", sends=False, total=400, done=100, began=100.0)
+    state.recovery = SimpleNamespace(handover=SimpleNamespace(progress=progress))
+    with caplog.at_level(logging.INFO, "springtide"):
+        for tenth in range(125):
+            session._watch_transfer(100.0 + tenth / 10)
+        progress.sends = True
+        session._watch_transfer(200.0)
+    assert 10 <= len(sent) <= 12
+    told = sent[0].transferring
+    assert (told.holder, told.bytes_done, told.bytes_total) == ("worker-0", 100, 400)
+    assert (told.generation.incarnation.number, told.generation.number) == (2, 7)
+    assert 3 <= len(caplog.messages) <= 4
+    assert "100 B of 400 B (25 %)" in caplog.messages[0]
+    assert "sending the state to worker-0" in caplog.messages[-1]
 
 
 def test_fetching_is_noticed_while_it_lasts() -> None:

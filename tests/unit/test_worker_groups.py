@@ -12,7 +12,6 @@ import torch
 from worker_groups import addresses, form_groups, together, wired_stores
 
 from springtide.exchange import groups as groups_module
-from springtide.exchange import transfer
 from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, form, peers_in
 from springtide.exchange.store import FormationCancelled, StreamStore
@@ -144,48 +143,6 @@ def test_addresses_in_an_error() -> None:
     error = RuntimeError("Read error [127.0.0.1]:48279: reset; Connection closed by peer [10.0.0.7]:5")
     assert peers_in(error) == ["127.0.0.1", "10.0.0.7"]
     assert peers_in(RuntimeError("nothing")) == []
-
-
-def test_state_travels_in_pieces(groups: Callable[..., list[Group]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PIECE_BYTES", 1000)
-    tree = {
-        "big": torch.arange(3000, dtype=torch.float64),
-        "small": [torch.tensor(True), torch.zeros(0), torch.arange(7, dtype=torch.int16)],
-        "half": torch.randn(33).to(torch.bfloat16),
-        "number": 0.1,
-    }
-    holder, one, two = groups(3)
-    pieces: list[int] = []
-    sent, got_one, got_two = together(
-        [
-            lambda: transfer.send_state(holder, [1, 2], tree, lambda: pieces.append(1)),
-            lambda: transfer.receive_state(one, 0, 1 << 20),
-            lambda: transfer.receive_state(two, 0, 1 << 20),
-        ]
-    )
-    for received, size in (got_one, got_two):
-        assert size == sent
-        assert torch.equal(received["big"], tree["big"])
-        assert torch.equal(received["half"], tree["half"])
-        assert [item.tolist() for item in received["small"]] == [True, [], list(range(7))]
-        assert received["number"] == 0.1
-    assert len(pieces) == 25
-
-
-def test_state_beyond_the_limit_is_refused_before_memory_is_taken(groups: Callable[..., list[Group]]) -> None:
-    holder, receiver = groups(2)
-
-    def send() -> None:
-        with pytest.raises(RuntimeError):
-            # More than the sockets hold.
-            transfer.send_state(holder, [1], {"big": torch.zeros(2 * 10**7)})
-
-    def receive() -> None:
-        with pytest.raises(ValueError, match="100 bytes are the limit here"):
-            transfer.receive_state(receiver, 0, 100)
-        receiver.shut()
-
-    together([send, receive])
 
 
 def _combined(group: Group, buffers: list[torch.Tensor], weight: float) -> list[torch.Tensor]:

@@ -28,6 +28,8 @@ def doing(runtime: Runtime) -> Now | None:
     trainer, membership = runtime.trainer, runtime.membership
     if trainer is None or membership is None or runtime.plan is None or membership.standing != pb.ACTIVE:
         return None
+    if runtime.recovery is not None and runtime.recovery.handover.progress is not None:
+        return None  # told by itself
     step = runtime.position.cursor.step + 1
     phase = trainer.transaction.phase
     if runtime.timing.fetching:

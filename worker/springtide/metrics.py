@@ -53,7 +53,11 @@ class Metrics:
         self.dropped = counter("dropped_steps", "Steps whose body was dropped.")
         self.transfers = counter("state_transfers", "State transfers that this process sent or received.")
         self.transfer_bytes = counter(
-            "state_transfer_bytes", "Bytes of state that this process sent or received."
+            "state_transfer_bytes", "Bytes of state that this process sent or received, as they move."
+        )
+        self.transfer_kept_bytes = counter(
+            "state_transfer_kept_bytes",
+            "Bytes of state that did not come again, since a transfer that was cut off had brought them.",
         )
         self.checkpoint = seconds(
             "checkpoint", "Writing this process's share of a checkpoint, and waiting for it."

@@ -19,7 +19,7 @@ from springtide.data.loop import LoopPlan
 from springtide.errors import SpringtideError
 from springtide.exchange.groups import Group, form
 from springtide.exchange.store import StreamStore
-from springtide.exchange.transfer import receive_state, send_state
+from springtide.handover import Handover
 from springtide.membership import Begin, Depart, Membership, SaveAsked
 from springtide.names import StateName
 from springtide.places import Place
@@ -36,9 +36,6 @@ log = logging.getLogger("springtide")
 _WHY: dict[int, str] = {pb.STANDBY: "ready to train", pb.BOUNDARY: "members come or go"}
 CALM_TRIES = 3
 CALM_LIMIT_SECONDS = 2.0
-_SPARE_BYTES = 1 << 30
-_STATE_PER_MODEL = 16
-"""A state that is more than this many times the model plus 1 GiB is taken for a broken header."""
 
 
 class Recovery:
@@ -47,6 +44,7 @@ class Recovery:
     def __init__(self, runtime: Runtime, membership: Membership) -> None:
         self._runtime = runtime
         self._membership = membership
+        self.handover = Handover(runtime)
         self._formation_error = ""
         self._unformed = 0  # generations in a row that this process could not enter
         self._lacking = ""
@@ -114,6 +112,7 @@ class Recovery:
         trainer.transaction.allow()
         if not at_boundary and not runtime.group.release():
             trainer.buckets.allocate()
+            self.handover.detach()
         trainer.failure = None
         runtime.boundary, self._formation_error = False, ""
         while isinstance(answer := membership.await_start(runtime.checkpoints.make_way), SaveAsked):
@@ -163,6 +162,11 @@ class Recovery:
             raise RuntimeError(f"the generation ended while its group was formed: {membership.over}")
         formed = time.monotonic()
         faults.reach("formed", runtime.position.cursor.step + 1)
+        places = [Place.from_json(store.get(f"place/{other}")) for other in range(len(ids))]
+        # Before the state is moved: that may take longer than members wait for each other here.
+        runtime.blocks.formed(
+            places, rank, lambda ranks: connect(store.within("block/"), ranks.index(rank), len(ranks))
+        )
         receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in begin.message.transfers]
         lacking = {receiver for receiver, _ in receivers}
         restored = self._restore(begin, stage) if begin.message.fresh and rank == 0 else None
@@ -171,7 +175,7 @@ class Recovery:
             self._enter_on(servers, begin, group, lacking)
         if rank not in lacking:
             begin.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
-        moved = self._transfer(begin, group, receivers, stage)
+        moved = self._hand_over(begin, group, receivers, stage)
         membership.hold(StateName.from_proto(begin.message.state))
         ended = [
             json.loads(begin.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
@@ -181,10 +185,6 @@ class Recovery:
             if group.size > 1:
                 group.start_sum(torch.zeros(1)).wait()
             servers.resolve()
-        places = [Place.from_json(store.get(f"place/{other}")) for other in range(len(ids))]
-        runtime.blocks.formed(
-            places, rank, lambda ranks: connect(store.within("block/"), ranks.index(rank), len(ranks))
-        )
         now = time.monotonic()
         membership.formed(formed - began, now - formed, moved, restored)
         runtime.checkpoints.started()
@@ -262,29 +262,20 @@ class Recovery:
             state=manifest.state.to_proto(), name=manifest.name, uri=found.uri, skipped=skipped
         )
 
-    def _transfer(self, begin: Begin, group: Group, receivers: list[tuple[int, int]], stage: int) -> int:
+    def _hand_over(self, begin: Begin, group: Group, transfers: list[tuple[int, int]], stage: int) -> int:
         """Send or receive the state as Start says; return the bytes moved."""
-        runtime = self._runtime
+        runtime, plan = self._runtime, self._runtime.plan
         trainer = runtime.ready("batches()")
-        plan = runtime.plan
         assert plan is not None
-        step = runtime.position.cursor.step + 1
-        mine = [receiver for receiver, holder in receivers if holder == group.rank]
-        if mine:
-            tree = trainer.state.read(runtime.position, plan.fingerprint())
-            sent = send_state(group, mine, tree, lambda: faults.reach("transfer", step))
-            runtime.metrics.transfers.inc(len(mine))
-            runtime.metrics.transfer_bytes.inc(sent * len(mine))
-            return sent * len(mine)
-        for receiver, holder in receivers:
-            if receiver == group.rank:
-                limit = _STATE_PER_MODEL * trainer.state.size_bytes() + _SPARE_BYTES
-                tree, moved = receive_state(group, holder, limit, lambda: faults.reach("transfer", step))
-                runtime.position = self._accept(tree, stage, plan, trainer.state)
-                runtime.metrics.transfers.inc()
-                runtime.metrics.transfer_bytes.inc(moved)
-                return moved
-        return 0
+        moved, tree = self.handover.run(
+            begin.message,
+            group,
+            transfers,
+            lambda: trainer.state.read(runtime.position, plan.fingerprint()),
+        )
+        if tree is not None:
+            runtime.position = self._accept(tree, stage, plan, trainer.state)
+        return moved
 
     def _accept(self, tree: dict[str, object], stage: int, plan: LoopPlan, state: State) -> Position:
         """Swap the received state in. Raise SpringtideError when it belongs to another script."""

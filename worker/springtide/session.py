@@ -29,6 +29,8 @@ _TIMES_SECONDS = 1.0
 _FLUSH_SECONDS = 2.0
 _UNHEARD_SECONDS = 5.0
 _SAY_SECONDS = 10.0
+_MOVED_SECONDS = 1.0
+_MOVED_SAY_SECONDS = 5.0
 
 
 class Session:
@@ -51,6 +53,7 @@ class Session:
         self.membership.on_wait = self.check_term
         self.term_at: float | None = None
         self._said = 0.0
+        self._moved_told = self._moved_said = 0.0
         self._timed_at = 0.0
         self._streams = 0
         self._resend = False
@@ -135,6 +138,7 @@ class Session:
             self._tell_times()
             self._tell_activity()
             self._watch_reductions()
+            self._watch_transfer(time.monotonic())
             if self.term_at is not None and not self.membership.leaving:
                 log.info("SIGTERM: leaving at the next boundary")
                 self.membership.leave("SIGTERM")
@@ -160,6 +164,25 @@ class Session:
             log.warning(
                 "a step has waited %.0f s for the gradients of the other members: %s", now - since, names
             )
+
+    def _watch_transfer(self, now: float) -> None:
+        """Say how far the state has come that moves to or from this process, when that takes a while."""
+        recovery, membership = self._runtime.recovery, self.membership
+        progress = None if recovery is None else recovery.handover.progress
+        if progress is None or now - max(progress.began, self._moved_told) < _MOVED_SECONDS:
+            return
+        self._moved_told = now
+        if now - max(progress.began, self._moved_said) >= _MOVED_SAY_SECONDS:
+            self._moved_said = now
+            log.info("%s", progress.text(now))
+        if not progress.sends and membership.generation is not None and self._client.connected:
+            told = pb.Transferring(
+                generation=membership.generation.to_proto(),
+                holder=progress.peer,
+                bytes_done=progress.done,
+                bytes_total=progress.total,
+            )
+            self.send(pb.WorkerMessage(transferring=told))
 
     def _tell_times(self) -> None:
         now = time.monotonic()

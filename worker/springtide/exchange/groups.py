@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from springtide.exchange.device import DeviceSums, form_nccl
+from springtide.exchange.messages import Message, Waiter
 from springtide.exchange.store import FormationCancelled, StreamStore
 
 log = logging.getLogger("springtide")
@@ -83,6 +84,7 @@ class Group:
         self._lock = threading.Lock()
         self._shut = False
         self._works: list[Work] = []
+        self._waiter = Waiter(self._timeout, lambda: self._shut)
         self._device = device
         self._on_shut: list[Callable[[], None]] = []
 
@@ -115,10 +117,10 @@ class Group:
         return self._track(self._alive().allreduce([tensor], options))
 
     def start_send(self, tensor: torch.Tensor, receiver: int) -> Work:
-        return self._track(self._alive().send([tensor], receiver, 0))
+        return self._track(Message(self._alive().send([tensor], receiver, 0), tensor, self._waiter))
 
     def start_receive(self, tensor: torch.Tensor, sender: int) -> Work:
-        return self._track(self._alive().recv([tensor], sender, 0))
+        return self._track(Message(self._alive().recv([tensor], sender, 0), tensor, self._waiter))
 
     @property
     def backend(self) -> Any | None:
@@ -181,12 +183,14 @@ class Group:
         if self._device is not None:
             clean, self._device = self._device.release(), None
         deadline = time.monotonic() + _RELEASE_SECONDS
-        while not all(work.is_completed() for work in self._works):
-            if time.monotonic() > deadline:
+        while pending := [work for work in self._works if not work.is_completed()]:
+            lost = all(isinstance(work, Message) and work.lost for work in pending)
+            if lost or time.monotonic() > deadline:
                 _parked.append((self._backend, self._store, self._works))
                 self._backend, self._works = None, []
                 return False
             time.sleep(0.001)
+        self._waiter.close()
         self._works = []
         self._backend = None
         self._store = None

@@ -1,0 +1,61 @@
+"""How far the state has come that members of a forming generation receive, in words for status."""
+
+from __future__ import annotations
+
+from . import coordinator_pb2 as pb
+from . import wire
+from .membership import Membership
+from .membership.names import GenerationName
+
+_SHOWN = 3
+_NAME_LIMIT = 253  # characters
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+class Transfers:
+    """What receivers said last; of the newest generation alone."""
+
+    def __init__(self) -> None:
+        self._generation: GenerationName | None = None
+        self._heard: dict[str, pb.Transferring] = {}  # by member id
+
+    def heard(self, member: str, message: pb.Transferring, m: Membership) -> None:
+        """Raise MalformedError when it names no generation."""
+        generation = wire.to_generation(message.generation)
+        if generation is None:
+            raise wire.MalformedError("Transferring.generation is not set")
+        current = m.current
+        if current is None or generation != current.name or member not in current.ids:
+            return
+        if generation != self._generation:
+            self._generation, self._heard = generation, {}
+        self._heard[member] = message
+
+    def text(self, m: Membership) -> str:
+        """Of the members that have not formed yet, in rank order; "" when none is known to receive."""
+        current = m.current
+        if current is None or current.name != self._generation:
+            return ""
+        said = [
+            _line(info.label, self._heard[info.id])
+            for info in current.members
+            if info.id in self._heard and info.id not in current.formed
+        ]
+        more = f", and {len(said) - _SHOWN} more receive it" if len(said) > _SHOWN else ""
+        return ", ".join(said[:_SHOWN]) + more
+
+
+def _line(receiver: str, message: pb.Transferring) -> str:
+    holder = message.holder[:_NAME_LIMIT]
+    if not message.bytes_total:
+        return f"{receiver} waits for the state from {holder}"
+    percent = min(100, 100 * message.bytes_done // message.bytes_total)
+    return f"{receiver} has {percent} % of {_size(message.bytes_total)} of state from {holder}"
+
+
+def _size(count: float) -> str:
+    for unit in _UNITS[:-1]:
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} {_UNITS[-1]}"

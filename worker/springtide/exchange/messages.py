@@ -1,0 +1,88 @@
+"""Sends and receives of a group, waited for so that nothing can hold the script's thread for long.
+
+When a connection breaks, the backend (gloo) may lose the very message that was moving on it, whose wait then
+ends by its timeout alone. So a thread of the group's waits, and whoever wants to know gives up soon after
+the group was shut.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+_LOOK_SECONDS = 0.05
+_LOST_SECONDS = 0.25
+"""A message that has not failed so long after its group was shut is lost: others fail within milliseconds."""
+
+
+class Message:
+    """A send or receive under way; `tensor` is its memory."""
+
+    def __init__(self, work: Any, tensor: torch.Tensor, waiter: Waiter) -> None:
+        self._work, self._tensor, self._waiter = work, tensor, waiter
+        self._ended = False
+        self.lost = False
+        """The backend will never say what became of it, so its memory and the group must not be freed."""
+
+    def wait(self) -> bool:
+        """Raise RuntimeError when it fails or the group is shut. Calls after the first do nothing."""
+        if not self._ended and not self.lost:
+            try:
+                self.lost = not self._waiter.wait(self._work)
+            finally:
+                self._ended = not self.lost
+            if self.lost:
+                raise RuntimeError("the group was shut while a message was on its way")
+        return True
+
+    def is_completed(self) -> bool:
+        return self._ended
+
+
+class Waiter:
+    """One thread that waits for one message at a time; made when the first is waited for.
+
+    By themselves messages would be waited for as long as connecting may take.
+    """
+
+    def __init__(self, timeout: timedelta, is_shut: Callable[[], bool]) -> None:
+        self._timeout, self._is_shut = timeout, is_shut
+        self._asked: queue.SimpleQueue[tuple[Any, threading.Event, list[BaseException]] | None] | None = None
+
+    def wait(self, work: Any) -> bool:
+        """False: the group was shut, and the message is lost. Raise the backend's RuntimeError."""
+        if self._asked is None:
+            self._asked = queue.SimpleQueue()
+            threading.Thread(
+                target=self._run, args=(self._asked,), name="springtide-messages", daemon=True
+            ).start()
+        done, errors = threading.Event(), list[BaseException]()
+        self._asked.put((work, done, errors))
+        while not done.wait(_LOOK_SECONDS):
+            if self._is_shut() and not done.wait(_LOST_SECONDS):
+                self._asked = None  # its thread is lost with it
+                return False
+        if errors:
+            raise errors[0]
+        return True
+
+    def close(self) -> None:
+        """End the thread; no message may be under way."""
+        if self._asked is not None:
+            self._asked.put(None)
+            self._asked = None
+
+    def _run(self, asked: queue.SimpleQueue[tuple[Any, threading.Event, list[BaseException]] | None]) -> None:
+        while (next_one := asked.get()) is not None:
+            work, done, errors = next_one
+            try:
+                work.wait(self._timeout)
+            except RuntimeError as error:
+                errors.append(error)
+            finally:
+                done.set()

@@ -1,0 +1,92 @@
+"""The state goes from members that hold it to those that lack it, while a generation forms.
+
+Only the script's thread comes here, except that any thread may look at `progress`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from springtide import faults
+from springtide.exchange.groups import Group
+from springtide.exchange.pieces import Incoming
+from springtide.exchange.progress import Progress, in_words
+from springtide.exchange.transfer import Route, receive_state, route, send_state
+from springtide.names import StateName
+from springtide_coordinator import coordinator_pb2 as pb
+
+if TYPE_CHECKING:
+    from springtide.runtime import Runtime
+
+log = logging.getLogger("springtide")
+
+_SPARE_BYTES = 1 << 30
+_STATE_PER_MODEL = 16
+"""A state that is more than this many times the model plus 1 GiB is taken for a broken header."""
+
+
+class Handover:
+    """Keeps what has come of a state when its sender is lost in the middle, for the next generation."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.progress: Progress | None = None
+        self._here: tuple[StateName | None, Incoming] | None = None
+
+    def detach(self) -> None:
+        """The last group could not be freed: what has come moves to memory that it cannot reach."""
+        if self._here is not None:
+            self._here[1].move()
+
+    def run(
+        self, start: pb.Start, group: Group, transfers: Sequence[tuple[int, int]], read: Callable[[], Any]
+    ) -> tuple[int, dict[str, Any] | None]:
+        """Take part in the transfers, (receiver, holder) ranks; return the bytes moved here, and the tree if
+        this member lacked it.
+
+        read: this member's own tree. Raise RuntimeError of the group's, ValueError.
+        """
+        where = route(transfers, group.rank)
+        if where is None or where.upstream is None:
+            self._here = None
+        if where is None:
+            return 0, None
+        other = where.downstream if where.upstream is None else where.upstream
+        assert other is not None
+        peer = start.members[other].pod_name or start.members[other].id
+        self.progress = Progress(peer, sends=where.upstream is None)
+        try:
+            moved, tree = self._move(start, group, where, read, self.progress)
+        finally:
+            self.progress = None
+        self._here = None
+        return moved, tree
+
+    def _move(
+        self, start: pb.Start, group: Group, where: Route, read: Callable[[], Any], progress: Progress
+    ) -> tuple[int, dict[str, Any] | None]:
+        runtime = self._runtime
+        step = runtime.position.cursor.step + 1
+        runtime.metrics.transfers.inc()
+
+        def on_piece(order: int, count: int, size: int) -> None:
+            faults.reach("transfer", step)
+            if order == count // 2:
+                faults.reach("sending" if progress.sends else "receiving", step)
+            runtime.metrics.transfer_bytes.inc(size)
+
+        if where.upstream is None:
+            assert where.downstream is not None
+            return send_state(group, where.downstream, read(), progress, on_piece), None
+        # Initial states are as good as equal: the checksums tell which pieces are.
+        name = None if start.fresh else StateName.from_proto(start.state)
+        if self._here is None or self._here[0] != name:
+            self._here = name, Incoming()
+        limit = _STATE_PER_MODEL * runtime.ready("batches()").state.size_bytes() + _SPARE_BYTES
+        tree, moved = receive_state(group, where, limit, self._here[1], progress, on_piece)
+        if progress.kept:
+            runtime.metrics.transfer_kept_bytes.inc(progress.kept)
+            log.info("of the state, %s were here from a transfer before", in_words(progress.kept))
+        return moved, tree
