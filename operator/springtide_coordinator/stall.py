@@ -21,12 +21,13 @@ WHERE_LIMIT = 300  # characters
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a member has been doing since unix time `since`, in the step of number `step`."""
+    """What a member has been doing since unix time `since`, in step number `step`; told of at `told`."""
 
     step: int
     doing: pb.Doing
     since: float
     where: str = ""
+    told: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Motion:
     def heard(self, member: str, activity: pb.Activity, now: float) -> None:
         seconds = activity.seconds if 0 <= activity.seconds < 1e9 else 0.0
         self.activities[member] = Activity(
-            activity.step, activity.doing, now - seconds, activity.where[:WHERE_LIMIT]
+            activity.step, activity.doing, now - seconds, activity.where[:WHERE_LIMIT], now
         )
 
     def keep(self, members: set[str]) -> None:
@@ -92,11 +93,19 @@ class Motion:
             if not record.connected or self._waits(record, step):
                 continue
             activity = self.activities.get(record.info.id)
-            fresh = activity is not None and activity.step >= step
-            late.append(Late(record.info.id, activity if fresh else None))
+            late.append(Late(record.info.id, activity if self._holds(activity, step) else None))
         late_pods = {m.members[one.member].info.pod_uid for one in late}
         waiting = sum(record.connected and record.info.pod_uid not in late_pods for record in records)
         return Stall(self.moved_at, step, tuple(late), waiting)
+
+    def _holds(self, activity: Activity | None, step: int) -> bool:
+        """Whether it is what keeps the member from `step`. That may be the end of the step before: the others
+        left that one with its reductions, in which this member took part.
+        """
+        if activity is None or self.moved_at is None:
+            return False
+        behind = activity.step == step - 1 and activity.doing not in (pb.DOING_REDUCING, pb.DOING_ASKING)
+        return activity.step >= step or (behind and activity.told >= self.moved_at)
 
     def _waits(self, record: Record, step: int) -> bool:
         if record.standing is not Standing.ACTIVE:

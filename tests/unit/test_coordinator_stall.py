@@ -91,6 +91,24 @@ def test_one_that_hangs_in_its_optimizer_is_late_although_the_others_are_a_step_
     assert [late.member for late in found.late] == ["w0"]
 
 
+def test_one_that_hangs_after_its_reductions_is_told_of_although_the_others_committed_that_step() -> None:
+    room = three()
+    room.does("w1", 6, pb.DOING_FETCHING)  # of the same step, and over: the job moved after that
+    room.now += 1
+    room.motion.moved(room.now)
+    for member in ("w0", "w2"):
+        room.does(member, 7, pb.DOING_REDUCING)
+    room.now += LIMIT
+    found = room.stalled(6)
+    assert found is not None
+    assert [(late.member, late.activity) for late in found.late] == [("w1", None)]
+    room.does("w1", 6, pb.DOING_STEPPING, seconds=10.0, where="train.py:40 in log")
+    found = room.stalled(6)
+    assert found is not None
+    assert found.late[0].activity is not None
+    assert found.late[0].activity.where == "train.py:40 in log"
+
+
 def test_when_all_wait_for_each_other_nobody_is_late() -> None:
     room = three()
     for member in ("w0", "w1", "w2"):

@@ -119,6 +119,23 @@ def test_a_template_that_speaks_is_not_overridden() -> None:
     assert env["NCCL_DEBUG"] == "INFO"
 
 
+def test_an_init_container_that_fails_leaves_the_end_of_its_log() -> None:
+    spec = {
+        "containers": [{"name": "worker", "image": "i"}],
+        "initContainers": [
+            {"name": "fetch", "image": "i"},
+            {"name": "check", "image": "i", "terminationMessagePolicy": "File"},
+        ],
+    }
+    pod = worker_pod(job_with({"spec": spec}), 0, 0, ADDRESS)
+    policies = [container["terminationMessagePolicy"] for container in pod["spec"]["initContainers"]]
+    assert policies == ["FallbackToLogsOnError", "File"]
+    assert (
+        "initContainers"
+        not in worker_pod(job_with({"spec": {"containers": spec["containers"]}}), 0, 0, ADDRESS)["spec"]
+    )
+
+
 @pytest.mark.parametrize(
     ("cpu", "threads"), [("4", "4"), ("2500m", "2"), ("100m", "1"), (2, "2"), ("1.5", "1")]
 )

@@ -66,6 +66,27 @@ def test_repeated_failures_wait_longer_and_say_so() -> None:
     assert waits == [0, 1, 2, 4]
 
 
+def test_a_crash_loop_is_told_once_and_is_over_when_all_train() -> None:
+    world = running_world(2)
+    world.reports()
+    told: list[str] = []
+    for _ in range(5):
+        world.fail(world.workers()[0])
+        for _ in range(40):  # the next try comes, runs, and has not trained
+            told += [event.reason for event in world.round().events]
+            world.now += 0.5
+        world.kubelet()
+        world.round()
+    assert told.count(reasons.CRASH_LOOP) == 1
+    degraded = next(c for c in world.status["conditions"] if c["type"] == reasons.DEGRADED)
+    assert degraded["reason"] == reasons.CRASH_LOOP
+    assert "(5 times of late); last failure: worker digits-worker-" in degraded["message"]
+    world.reports()
+    world.round()
+    degraded = next(c for c in world.status["conditions"] if c["type"] == reasons.DEGRADED)
+    assert degraded["reason"] == reasons.HEALTHY
+
+
 def test_scaling_up_does_not_wait_for_another_slots_backoff() -> None:
     world = running_world(3)
     for _ in range(2):

@@ -16,7 +16,8 @@ def enough_to_start(m: Membership, ready: int, now: float) -> Status | None:
     minimum = max(1, m.minimum)
     if ready < minimum:
         m.minimum_since = None
-        return waiting_for_workers(m, ready, minimum)
+        need = f"at least {minimum} {'is' if minimum == 1 else 'are'} needed"
+        return waiting_for_workers(m, f"{_ready(ready)}, {need}")
     if m.minimum_since is None:
         m.minimum_since = now
     if ready >= max(minimum, m.target):
@@ -25,15 +26,17 @@ def enough_to_start(m: Membership, ready: int, now: float) -> Status | None:
     nobody_is_coming = m.operator_word and not starting and not silent_pods(m)
     if nobody_is_coming or now - m.minimum_since >= m.settings.first_start:
         return None
-    return waiting_for_workers(m, ready, m.target)
+    return waiting_for_workers(m, f"{_ready(ready)}, {m.target} are wanted")
 
 
-def waiting_for_workers(m: Membership, ready: int, wanted: int) -> Status:
+def _ready(count: int) -> str:
+    return f"{count or 'no'} {'process is' if count < 2 else 'processes are'} ready"
+
+
+def waiting_for_workers(m: Membership, text: str) -> Status:
     names = [record.info.label for record in m.connected() if record.standing is Standing.STARTING]
     names += [name for _, name in silent_pods(m)]
-    return Status(
-        "WaitingForWorkers", f"{ready} of {wanted} processes are ready", tuple(dict.fromkeys(names))
-    )
+    return Status("WaitingForWorkers", text, tuple(dict.fromkeys(names)))
 
 
 def may_start_fresh(m: Membership) -> Status | None:

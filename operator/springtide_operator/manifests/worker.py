@@ -49,7 +49,10 @@ def worker_pod(
     _typed(spec, "securityContext", dict, "spec.securityContext").setdefault(
         "seccompProfile", {"type": "RuntimeDefault"}
     )
-    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    before = _typed(spec, "initContainers", list, "spec.initContainers") if "initContainers" in spec else []
+    for one in (container, *before):
+        if isinstance(one, dict):
+            one.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     termination_log = container.setdefault("terminationMessagePath", names.TERMINATION_LOG)
     _shared_memory(spec, container)
     _metrics_port(spec, container)

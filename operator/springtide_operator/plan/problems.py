@@ -6,7 +6,7 @@ from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan import elasticity, gang, hangs, kueue, restarts, servers, sizing
-from springtide_operator.plan.backoff import LOOP_COUNT
+from springtide_operator.plan.backoff import LOOP_COUNT, decayed
 from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, Problem
@@ -175,18 +175,30 @@ def _silent(observation: Observation, ledger: Ledger, now: float) -> list[Proble
 
 
 def _backing_off(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
-    if not any(restarts.waits(ledger, slot, now) for slot in sizing.missing_slots(job, observation)):
-        return []
+    waits = any(restarts.waits(ledger, slot, now) for slot in sizing.missing_slots(job, observation))
     backoff = ledger.backoff(restarts.ROLE)
+    loop = decayed(backoff.count, backoff.last, now) >= LOOP_COUNT
+    # A loop is none only when what was made anew trains: each try is the same trouble, and no news.
+    if not waits and not (loop and not _all_train(job, observation, ledger)):
+        return []
     last = ledger.last_failure or {}
-    loop = backoff.count >= LOOP_COUNT
     text = f"failed workers are replaced after {timestamp(backoff.until)}"
     if loop:
-        text = f"workers end again and again ({backoff.count} times of late); the next try is after"
-        text += f" {timestamp(backoff.until)}"
+        text = f"workers end again and again ({backoff.count} times of late)"
+        if waits:
+            text += f"; the next try is after {timestamp(backoff.until)}"
     if last:
         text += f"; last failure: worker {last.get('pod')}: {last.get('message')}"
     return [Problem(reasons.CRASH_LOOP if loop else reasons.BACKING_OFF, text)]
+
+
+def _all_train(job: Job, observation: Observation, ledger: Ledger) -> bool:
+    """Whether every worker wanted takes part in the generation that trains."""
+    report = observation.report_of(ledger.incarnation)
+    members = report.members if report is not None else ()
+    active = {member.pod_uid for member in members if member.active}
+    training = {pod.slot for pod in sizing.live_pods(observation) if pod.uid in active}
+    return set(sizing.wanted_slots(job, observation)) <= training
 
 
 def _unreachable(observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
