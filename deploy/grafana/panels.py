@@ -50,3 +50,8 @@ def per_second(metric: str, by: str = PER_JOB, labels: str = JOB) -> str:
 def greatest(metric: str, by: str = PER_JOB) -> str:
     """The greatest value of a gauge per job: two pods may serve it for a moment while one takes over."""
     return f"max by ({by}) ({metric}{{{JOB}}})"
+
+
+def total(metric: str, by: str = PER_JOB) -> str:
+    """The sum over a job's pods."""
+    return f"sum by ({by}) ({metric}{{{JOB}}})"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from deploy.grafana.checkpoints import CHECKPOINTS
-from deploy.grafana.panels import JOB, NAME, PER_JOB, Panel, Row, greatest, per_second, quantiles
+from deploy.grafana.panels import JOB, NAME, PER_JOB, Panel, Row, greatest, per_second, quantiles, total
+from deploy.grafana.servers import SERVERS, UPDATES
 
 JOBS = Row(
     "Jobs",
@@ -83,12 +84,10 @@ WORKERS = Row(
         Panel(
             "Members of the generation",
             (
-                (
-                    greatest("springtide_coordinator_generation_members"),
-                    NAME,
-                ),
+                (greatest("springtide_coordinator_generation_members"), NAME),
+                (greatest("springtide_coordinator_streams"), NAME + " open streams"),
             ),
-            about="Processes that train together.",
+            about="Processes that train together; streams of workers and servers that are open.",
             marks=True,
         ),
         Panel(
@@ -96,6 +95,27 @@ WORKERS = Row(
             ((per_second("springtide_worker_dropped_steps_total"), NAME),),
             unit="ops",
             about="Bodies that were left because the members changed; their samples are dealt again.",
+        ),
+        Panel(
+            "Processes of pods that have several",
+            (
+                (total("springtide_launcher_processes"), NAME + " run"),
+                (total("springtide_launcher_process_restarts_total"), NAME + " started again"),
+            ),
+            about="With processesPerPod above 1: one that ends is started again within its pod.",
+            marks=True,
+        ),
+        Panel(
+            "Coordinator",
+            (
+                (greatest("springtide_coordinator_incarnation_number"), NAME + " number"),
+                (
+                    greatest("springtide_coordinator_incarnation_restarts"),
+                    NAME + " restarts of its container",
+                ),
+            ),
+            about="A new number is a new pod. Workers train on meanwhile.",
+            marks=True,
         ),
     ),
 )
@@ -152,8 +172,11 @@ RESCALING = Row(
     (
         Panel(
             "Generation",
-            ((greatest("springtide_coordinator_generation"), NAME),),
-            about="Rises by one with every change of members.",
+            (
+                (greatest("springtide_coordinator_generation"), NAME),
+                (f"min by ({PER_JOB}) (springtide_worker_generation{{{JOB}}})", NAME + " last worker"),
+            ),
+            about="Rises by one with every change of members. A worker that stays behind is cut off.",
             marks=True,
         ),
         Panel(
@@ -164,8 +187,12 @@ RESCALING = Row(
         ),
         Panel(
             "Bytes of state transferred",
-            ((per_second("springtide_worker_state_transfer_bytes_total"), NAME),),
+            (
+                (per_second("springtide_worker_state_transfer_bytes_total"), NAME),
+                (per_second("springtide_worker_state_transfer_kept_bytes_total"), NAME + " kept"),
+            ),
             unit="Bps",
+            about="kept: did not move again after its sender was lost.",
         ),
     ),
 )
@@ -175,9 +202,12 @@ TIMES = Row(
     (
         Panel(
             "Step time",
-            quantiles("springtide_worker_step_seconds"),
+            (
+                *quantiles("springtide_worker_step_seconds"),
+                (greatest("springtide_coordinator_step_seconds"), NAME + " from commit to commit"),
+            ),
             unit="s",
-            about="From the body's begin to its commit.",
+            about="From the body's begin to its commit; the job's mean from commit to commit.",
         ),
         Panel(
             "Compute", quantiles("springtide_worker_compute_seconds"), unit="s", about="Forward and backward."
@@ -222,39 +252,6 @@ SHARES = Row(
             "Slowest worker",
             ((greatest("springtide_coordinator_slowest_worker_ratio"), NAME),),
             about="Its time per step over the others' median; status.slowWorker names it. 1: nobody is slow.",
-        ),
-    ),
-)
-
-SERVERS = Row(
-    "Parameter servers",
-    (
-        Panel(
-            "Servers wanted, there, ready",
-            ((greatest("springtide_job_parameter_servers", f"{PER_JOB}, state"), NAME + " {{state}}"),),
-            about="One that is missing is waited for where no other has copies of what it held.",
-            marks=True,
-        ),
-        Panel(
-            "Values held",
-            ((f"sum by ({PER_JOB}) (springtide_ps_value_bytes{{{JOB}}})", NAME),),
-            unit="bytes",
-            about="On all servers of a job, second copies included.",
-        ),
-        Panel(
-            "Received and sent",
-            (
-                (
-                    per_second("springtide_ps_received_bytes_total"),
-                    NAME + " received",
-                ),
-                (
-                    per_second("springtide_ps_sent_bytes_total"),
-                    NAME + " sent",
-                ),
-            ),
-            unit="Bps",
-            about="By all servers of a job.",
         ),
     ),
 )
@@ -305,10 +302,14 @@ OPERATOR = Row(
         ),
         Panel(
             "Replicas that are scraped",
-            (("count(springtide_operator_acting)", "operators"),),
+            (
+                ("count(springtide_operator_acting)", "operators"),
+                ("max(springtide_operator_nodes_readable)", "nodes readable"),
+            ),
+            about="Without nodes (watchNamespaces) lost ones are heard of only through their pods.",
             marks=True,
         ),
     ),
 )
 
-ROWS = (JOBS, WORKERS, RECOVERIES, RESCALING, CHECKPOINTS, TIMES, SHARES, SERVERS, OPERATOR)
+ROWS = (JOBS, WORKERS, RECOVERIES, RESCALING, CHECKPOINTS, TIMES, SHARES, SERVERS, UPDATES, OPERATOR)

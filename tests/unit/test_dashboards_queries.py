@@ -26,6 +26,22 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     return operator_series() | jobs
 
 
+# Each says more elsewhere on the dashboard.
+NOT_DRAWN = {
+    "springtide_job_generation": "coordinator_generation is fresher",
+    "springtide_job_goodput_ratio": "coordinator_goodput_ratio is fresher",
+    "springtide_job_lost_seconds_total": "coordinator_lost_seconds_total is fresher",
+    "springtide_job_recoveries_total": "coordinator_recoveries_total has the cause",
+    "springtide_job_samples_per_second": "coordinator_samples_per_second is fresher",
+    "springtide_job_samples_total": "samples per second are drawn",
+    "springtide_job_step": "coordinator_step is fresher",
+    "springtide_coordinator_samples_total": "samples per second are drawn",
+    "springtide_worker_samples_total": "one worker's part of the samples per second",
+    "springtide_worker_steps_total": "all workers commit the same steps",
+}
+_ENDINGS = re.compile(r"_(bucket|count|sum|created)$")
+
+
 def rules() -> list[dict[str, str]]:
     groups = yaml.safe_load(ALERTS.read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
@@ -39,6 +55,12 @@ def asked() -> dict[str, list[str]]:
 def test_every_metric_that_is_asked_for_is_served(served: dict[str, set[str]]) -> None:
     missing = {who: names_in(queries) - set(served) for who, queries in asked().items()}
     assert {who: names for who, names in missing.items() if names} == {}
+
+
+def test_every_metric_is_drawn_or_asked_for_or_said_elsewhere(served: dict[str, set[str]]) -> None:
+    used = {_ENDINGS.sub("", name) for name in names_in([q for queries in asked().values() for q in queries])}
+    known = {_ENDINGS.sub("", name) for name in served}
+    assert known - used == set(NOT_DRAWN)
 
 
 def test_every_label_that_is_asked_for_is_served(served: dict[str, set[str]]) -> None:
