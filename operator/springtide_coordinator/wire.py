@@ -121,6 +121,7 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
                 parked.layout_hash,
                 parked.detail,
                 tuple(parked.suspects),
+                parked.cannot_go_back,
             )
         case "formed":
             formed = message.formed

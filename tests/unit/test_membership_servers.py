@@ -372,6 +372,36 @@ def test_processes_that_never_trained_go_on_without_those_that_did() -> None:
     assert room.last("w2", say.Start).fresh
 
 
+def with_checkpoints(room: Room) -> None:
+    for record in room.m.members.values():
+        record.checkpoints = True
+
+
+def test_with_checkpoints_those_that_held_the_state_stay_and_go_back() -> None:
+    room = trains()
+    with_checkpoints(room)
+    lacking(room)
+    assert room.number == 3
+    for worker in ("w0", "w1"):
+        assert room.told(worker, say.Leave) == 0
+        start = room.last(worker, say.Start)
+        assert start.fresh
+        assert start.had_state
+        assert "the job goes back to its newest checkpoint" in start.reason
+    assert room.m.states_lost == 1
+
+
+def test_one_that_has_no_checkpoint_to_go_back_to_leaves() -> None:
+    room = trains()
+    with_checkpoints(room)
+    lacking(room)
+    stuck = say.Parked(say.ParkReason.FORMATION_FAILED, room.m.members["w0"].generation, cannot_go_back=True)
+    room.tell("w0", stuck)
+    room.park("w1", say.ParkReason.DROPPED)
+    assert room.told("w0", say.Leave) == 1
+    assert room.told("w1", say.Leave) == 0
+
+
 def test_one_worker_that_finds_it_out_is_enough() -> None:
     room = trains()
     room.lose("s1")

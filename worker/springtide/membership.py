@@ -331,10 +331,13 @@ class Membership:
         with self._changed:
             self._end_stages(count)
 
-    def park(self, reason: int, detail: str = "", addresses: Sequence[str] = ()) -> None:
+    def park(
+        self, reason: int, detail: str = "", addresses: Sequence[str] = (), cannot_go_back: bool = False
+    ) -> None:
         """Promise to commit nothing before the next Start.
 
-        Call it only with the script's thread in the library.
+        Call it only with the script's thread in the library. cannot_go_back: there is no older state that
+        this process could take in the place of its own.
         """
         with self._changed:
             suspects = [m.id for m in self.members if m.address in addresses and m.id != self.me.id]
@@ -344,6 +347,7 @@ class Membership:
                 layout_hash=self.layout_hash,
                 detail=detail[:1000],
                 suspects=suspects,
+                cannot_go_back=cannot_go_back,
             )
             if self.generation is not None:
                 promise.generation.CopyFrom(self.generation.to_proto())

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("springtide")
 
+
+class NoWayBackError(RuntimeError):
+    """The state to go on from is older than what this process could take."""
+
+
 _WHY: dict[int, str] = {pb.STANDBY: "ready to train", pb.BOUNDARY: "members come or go"}
 CALM_TRIES = 3
 CALM_LIMIT_SECONDS = 2.0
@@ -48,6 +53,7 @@ class Recovery:
         self._formation_error = ""
         self._unformed = 0  # generations in a row that this process could not enter
         self._lacking = ""
+        self._no_way_back = ""
         self._awaited: tuple[int, dict[str, object], State] | None = None
 
     def stand(self, stage: int) -> None:
@@ -85,6 +91,8 @@ class Recovery:
             return pb.STANDBY, "", []
         if over := membership.over:
             return pb.DROPPED, over, []
+        if self._no_way_back:
+            return pb.FORMATION_FAILED, self._no_way_back, []
         if self._lacking:
             return pb.SERVERS_LACK_STATE, self._lacking, []
         if self._formation_error:
@@ -106,7 +114,8 @@ class Recovery:
         log.info(
             "after step %d: waiting for the next generation (%s: %s)", step, pb.ParkReason.Name(reason), why
         )
-        membership.park(reason, detail, suspects)
+        membership.park(reason, detail, suspects, cannot_go_back=bool(self._no_way_back))
+        self._lacking = ""
         # What comes from here on concerns the next generation.
         trainer.want_change(False)
         trainer.transaction.allow()
@@ -131,6 +140,9 @@ class Recovery:
             raise
         except ServersLackState as error:
             self._lacking = str(error)
+            runtime.group.shut()
+        except NoWayBackError as error:
+            self._no_way_back = f"StateLost: {error}"
             runtime.group.shut()
         except (RuntimeError, OSError, ValueError) as error:
             self._formation_error = f"{type(error).__name__}: {error}"
@@ -238,6 +250,10 @@ class Recovery:
         began = time.monotonic()
         found, skipped = runtime.checkpoints.newest(begin.message.had_state)
         if found is None:
+            if runtime.position.cursor.step:
+                raise NoWayBackError(
+                    "there is no checkpoint that a process which has trained could go back to"
+                )
             if begin.message.had_state:
                 log.warning("there is no checkpoint to go on from: training begins again")
             return pb.Restored(skipped=skipped) if skipped else None
@@ -280,6 +296,10 @@ class Recovery:
     def _accept(self, tree: dict[str, object], stage: int, plan: LoopPlan, state: State) -> Position:
         """Swap the received state in. Raise SpringtideError when it belongs to another script."""
         position = state.check(tree)
+        if position.cursor.stage < stage:
+            raise NoWayBackError(
+                f"the state is of training loop {position.cursor.stage + 1}, which this process has left"
+            )
         if position.cursor.stage == stage:
             try:
                 plan.check_same(tree["plan"])  # type: ignore[arg-type]

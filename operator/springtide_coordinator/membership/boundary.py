@@ -104,7 +104,7 @@ def dismiss(m: Membership, now: float) -> list[Effect]:
         idle = not member or (current is not None and current.ended_stage is not None)
         running = current is not None and not current.closing and somebody_trains(m, current)
         unneeded = record.leaving and not member and (record.state is None or running)
-        reason = m.void_reason if record.voided else ""
+        reason = (m.void_reason or record.detail) if record.voided else ""
         if m.finished and idle and record.park_reason is not ParkReason.BOUNDARY:
             reason = "the job is finished"
         elif unneeded or is_due(m, record, now, relieved):

@@ -137,11 +137,11 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
     record.info = hello.member
     record.standing = hello.standing
     record.generation = hello.generation
+    record.checkpoints = hello.checkpoints
     hold(m, record, hello.state)
     record.layout_hash = hello.layout_hash or record.layout_hash
     record.ended_stages = hello.ended_stage
     record.opaque = hello.opaque
-    record.checkpoints = hello.checkpoints
     record.at_stage = hello.ended_stage if hello.standing is Standing.ENDED else None
     record.dismissed = record.goodbye = ""
     record.replaced = False

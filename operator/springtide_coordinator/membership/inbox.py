@@ -69,6 +69,7 @@ def on_parked(m: Membership, record: Record, message: Parked, now: float) -> lis
         record.parked_at = now
     record.standing = Standing.PARKED
     record.generation = message.generation
+    record.stuck = record.stuck or message.cannot_go_back
     lacking = message.reason is ParkReason.SERVERS_LACK_STATE
     if lacking and current is not None and message.generation == current.name:
         void(m, current, message)

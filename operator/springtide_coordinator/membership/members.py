@@ -35,8 +35,9 @@ class Record:
     goodbye: str = ""  # the outcome it said Bye with
     opaque: bool = False  # it has no state of ours that could be lost
     replaced: bool = False  # another process has its place
-    voided: bool = False  # it held a state that the servers have lost: it cannot begin anew
+    voided: bool = False  # it held a state that the servers have lost, and cannot begin anew
     checkpoints: bool = False  # it knows where to write checkpoints
+    stuck: bool = False  # it has trained, and there is no checkpoint that it could go back to
     sent: set[Hashable] = field(default_factory=set)  # what was said once on this stream
 
     @property

@@ -112,6 +112,7 @@ class Parked:
     layout_hash: str = ""
     detail: str = ""
     suspects: tuple[str, ...] = ()
+    cannot_go_back: bool = False  # there is no checkpoint that it could take in the place of its state
 
 
 @dataclass(frozen=True, slots=True)

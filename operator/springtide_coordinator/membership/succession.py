@@ -223,7 +223,9 @@ def why(
     """(cause, reason) of the generation to make."""
     current = m.current
     if lost and chosen is None and current is not None and m.void_found_by == current.name:
-        return "failure", f"{m.void_reason}; the job starts again from nothing"
+        back = any(record.checkpoints for record in participants)
+        what = "goes back to its newest checkpoint" if back else "starts again from nothing"
+        return "failure", f"{m.void_reason}; the job {what}"
     if lost:
         what = "starts again from nothing" if chosen is None else f"goes back to {chosen}"
         return "failure", f"StateLost: every holder of newer state is gone, the job {what}"

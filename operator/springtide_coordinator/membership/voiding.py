@@ -2,8 +2,9 @@
 
 A worker holds the parameters of its state, but not what belongs to them on the servers (the optimizer's
 state, tables): when the servers of a generation do not hold the state that its Start named, nobody can go on
-from it, nor from an older one. A process that trained cannot go back to its initial values either, so all
-that held it leave, and processes that never trained begin anew.
+from it, nor from an older one. Where there are checkpoints, processes that held it go back to the newest one
+and stay; one that cannot says so. A process that trained cannot go back to its initial values, so without
+checkpoints all that held the state leave, and processes that never trained begin anew.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def hold(m: Membership, record: Record, state: StateName | None) -> None:
     """Write down which state a process holds."""
     record.state = state
     if state is not None and m.void is not None and state <= m.void:
-        record.state, record.voided = None, True
+        record.state, record.voided = None, not record.checkpoints
+    record.voided = record.voided or record.stuck
 
 
 def void(m: Membership, generation: Generation, said: Parked) -> None:
