@@ -203,6 +203,10 @@ class Chunk:
     def piece_table(self) -> torch.Tensor:
         return torch.tensor(self.pieces, dtype=torch.int64).reshape(-1, PIECE_FIELDS)
 
+    def again(self, meta: Mapping[str, Any], payload: torch.Tensor) -> Chunk:
+        """This chunk as it was dumped."""
+        return Chunk.load(meta, payload)
+
     @classmethod
     def load(cls, meta: Mapping[str, Any], payload: torch.Tensor) -> Chunk:
         """The chunk that was dumped. Raise ChunkError for what is none."""

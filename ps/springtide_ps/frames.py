@@ -56,6 +56,7 @@ class Kind(IntEnum):
     STAGE = 44  # {"t", "s", "k", "me"} + gradient
     PREPARE = 45  # {"t", "s", "me", "count", "norm"}; answered with {"square_norm"} when all members have
     COMMIT = 46  # {"t", "s", "me", "recipe"}
+    TRY = 51  # {"t", "s", "me"}: it has committed step s and needs the values, though not all have
     FETCH = 47  # {"t", "s", "k"}; answered with the values after step s
     SUM = 48  # {"t", "s", "k"} + sum of all gradients, from the chunk's first server to the others
     RESOLVE = 50  # {"t", "recipe"}: all members hold the state that the generation begins from

@@ -7,6 +7,11 @@ server that has heard every member commit knows that nobody will ever go back be
 keeps one version: a step that some members have committed and some servers have not made is made in the next
 generation, because the greatest state of the survivors names it; but only once all its members hold that
 state (`resolve`), for until then the only one that knows of it may die. Any other staged step is dropped.
+
+A member may need the new values before its body ends (for an average of weights) when another one, which has
+not committed yet, is dead; and until that body has ended no generation can follow. For such a member a server
+*tries* the step that it has committed: it makes it, and keeps the values and the optimizer's state from
+before until the next generation is settled, which begins from either.
 """
 
 from __future__ import annotations
@@ -37,7 +42,9 @@ class Effect(Enum):
 
     FENCE = auto()  # refuse whoever waits: its generation is over
     DROP = auto()  # forget the staged step
-    APPLY = auto()  # make the staged step with `recipe`; `version` counts it already
+    APPLY = auto()  # make the staged step with `recipe` for good; `version` counts it already
+    TRY = auto()  # make the staged step with `recipe`, and keep what was before it
+    UNDO = auto()  # go back to what was before the tried step
     FORGET = auto()  # forget all chunks: they belong to another state
     PREPARED = auto()  # all gradients of the step are here
 
@@ -58,6 +65,8 @@ class Rounds:
     committed: set[str] = field(default_factory=set)
     complete: bool = False
     """Whether all gradients of the step are here."""
+    tried: bool = False
+    """Whether the values of step `version` + 1 are here too."""
     unresolved: int | None = None
     """The step that the generation begins from, while this server still has to be told how to make it."""
 
@@ -96,8 +105,9 @@ class Rounds:
 
     def _begin_from(self, step: int, lineage: str) -> list[Effect]:
         if lineage == self.lineage and step == self.version:
+            undone = [Effect.UNDO] if self.tried else []
             self._clear()
-            return [Effect.DROP]
+            return [*undone, Effect.DROP]
         if lineage == self.lineage and step == self.version + 1 and self.complete:
             self.unresolved = step
             return []
@@ -144,11 +154,23 @@ class Rounds:
             missing = ", ".join(sorted(self.members - self.prepared))
             raise RoundError(f"{member} commits step {step}, which {missing} did not prepare")
         self.committed.add(member)
+        self.recipe = recipe
         if self.committed != self.members:
             return []
-        self.version, self.recipe = step, recipe
+        self.version = step
         self._clear()
         return [Effect.APPLY]
+
+    def try_step(self, token: Token, step: int, member: str) -> list[Effect]:
+        """The member, which has committed the step, needs its values now. Raise RoundError if it has not."""
+        self.check_token(token)
+        if step == self.version or (self.tried and step == self.version + 1):
+            return []
+        self._check(token, step, member)
+        if member not in self.committed:
+            raise RoundError(f"{member} needs step {step}, which it has not committed")
+        self.tried = True
+        return [Effect.TRY]
 
     def may_fetch(self, token: Token, step: int) -> None:
         """Raise RoundError unless the values after `step` are or will be here."""
@@ -183,4 +205,5 @@ class Rounds:
             raise StaleError(f"generation {token} is over: {self.token} is the present one")
 
     def _clear(self) -> None:
-        self.staged, self.prepared, self.committed, self.complete = {}, set(), set(), False
+        self.staged, self.prepared, self.committed = {}, set(), set()
+        self.complete = self.tried = False

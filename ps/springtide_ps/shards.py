@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.gathered import Done, GatheredRows
 from springtide_ps.idmap import Ids
 from springtide_ps.ranges import Book
 from springtide_ps.rounds import Effect, RoundError, Rounds, StaleError, Token
@@ -30,49 +31,24 @@ Forward = Callable[[str, int, str, torch.Tensor, Callable[[Exception | None], No
 """(address, step, key, sum, done): send a sum to another server; `done` gets None once it is there."""
 Fill = Callable[[str, str, int, dict[str, Any], torch.Tensor], Callable[[], None]]
 """(address, key, version, meta, payload): send a whole chunk to another server; the result waits for that."""
-Done = Callable[[Any, Exception | None], None]
-"""(result, error)."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """One chunk, or (chunk None) the sums that wait for it. sums: by step, complete or in the making."""
+    """One chunk, or (chunk None) the sums that wait for it. sums: by step, complete or in the making.
+
+    before: what the chunk was before a tried step, as it is dumped.
+    """
 
     chunk: Chunk | Slice | None = None
     version: int = -1
     sums: dict[int, torch.Tensor] = field(default_factory=dict)
+    before: tuple[dict[str, Any], torch.Tensor] | None = None
     spare: torch.Tensor | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     forward: list[str] = field(default_factory=list)
     waiting: list[tuple[int, Done]] = field(default_factory=list)
     added: int = 0  # gradients in the newest sum
-
-
-class _Rows:
-    """An answer of rows that waits for several slices."""
-
-    def __init__(self, slices: Sequence[tuple[Slice, Ids]], late: int, done: Done) -> None:
-        self._slices, self._late, self._done = slices, late, done
-        self._lock = threading.Lock()
-
-    def __call__(self, result: Any, error: Exception | None) -> None:
-        with self._lock:
-            self._late -= 1
-            done, over = self._done, error is not None
-            if over:
-                self._done = lambda result, error: None
-        if over:
-            done(None, error)
-        elif not self._late:
-            self.give()
-
-    def give(self) -> None:
-        try:
-            rows = torch.cat([piece.rows(ids) for piece, ids in self._slices])
-        except (RuntimeError, MemoryError) as error:
-            self._done(None, RoundError(f"the rows cannot be read: {error}"))
-            return
-        self._done(rows, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +72,7 @@ class Shards:
         self._commits: list[Done] = []
         self._unacknowledged = 0
         self._lost_backup = ""
-        self._todo: list[tuple[str, int]] = []  # chunks to bring to a step
+        self._todo: list[tuple[str, int, bool]] = []  # chunks to bring to a step; it is only tried
         self._fills: list[tuple[str, str]] = []
         self._wake = threading.Condition(self._lock)
         self._busy = False
@@ -126,8 +102,10 @@ class Shards:
                 key
                 for key, held in self._held.items()
                 if held.chunk is not None
-                and held.version == version
-                and (needed is None or needed in held.sums)
+                and (
+                    (held.version == version and (needed is None or needed in held.sums))
+                    or held.version == needed
+                )
             ]
 
     def check_gradient(self, key: str, nbytes: int, dtype: torch.dtype | None) -> None:
@@ -160,6 +138,8 @@ class Shards:
             for effect in effects:
                 if effect is Effect.FENCE:
                     self._fence(StaleError(f"generation {token} has begun"))
+                elif effect is Effect.UNDO:
+                    self._undo()
                 elif effect is Effect.DROP:
                     self._drop_sums()
                 elif effect is Effect.FORGET:
@@ -180,7 +160,7 @@ class Shards:
             with held.lock:
                 held.chunk, held.version = chunk, version
                 held.sums = {step: total for step, total in held.sums.items() if step > version}
-            self._todo.append((key, self._rounds.version))
+            self._todo.append((key, self._rounds.version, False))
             self._wake.notify_all()
 
     def arrange(
@@ -286,6 +266,15 @@ class Shards:
             self._prepares.append((norm, done))
             self._answer_prepares()
 
+    def try_step(self, token: Token, step: int, member: str) -> None:
+        """See `Rounds.try_step`."""
+        with self._lock:
+            if self._rounds.try_step(token, step, member):
+                assert self._rounds.recipe is not None
+                self._recipes[step] = self._rounds.recipe
+                self._todo += [(key, step, True) for key in self._held]
+                self._wake.notify_all()
+
     def commit(self, token: Token, step: int, member: str, recipe: Recipe, done: Done) -> None:
         """`done` gets None when the step is decided here."""
         with self._lock:
@@ -315,7 +304,7 @@ class Shards:
             self._rounds.may_fetch(token, step)
             slices = [(self.slice_of(key), ids) for key, ids in wanted]
             late = {key for key, _ in wanted if self._held[key].version < step}
-            answer = _Rows(slices, len(late), done)
+            answer = GatheredRows(slices, len(late), done)
             for key in late:
                 self._held[key].waiting.append((step, answer))
         if not late:
@@ -368,8 +357,22 @@ class Shards:
         self._recipes[version] = recipe
         while len(self._recipes) > _RECIPES_LIMIT:
             del self._recipes[min(self._recipes)]
-        self._todo += [(key, version) for key in self._held]
+        self._todo += [(key, version, False) for key in self._held]
         self._wake.notify_all()
+
+    def _undo(self) -> None:
+        """The tried step never was."""
+        version = self._rounds.version
+        self._recipes.pop(version + 1, None)
+        for key, held in list(self._held.items()):
+            with held.lock:
+                if held.version <= version or held.chunk is None:
+                    continue
+                if held.before is None:
+                    del self._held[key]
+                    continue
+                held.chunk, held.version = held.chunk.again(*held.before), version
+                held.before = None
 
     def _send_sum(self, address: str, step: int, key: str, total: torch.Tensor) -> None:
         self._unacknowledged += 1
@@ -412,7 +415,8 @@ class Shards:
     def _work_for_ever(self) -> None:
         while True:
             with self._lock:
-                while not self._todo and not self._fills and not self._closed:
+                # A copy is made of what stays.
+                while not self._todo and (not self._fills or self._rounds.tried) and not self._closed:
                     self._wake.wait()
                 if self._closed:
                     return
@@ -433,8 +437,11 @@ class Shards:
                     self._busy = False
                     self._wake.notify_all()
 
-    def _bring(self, key: str, version: int) -> None:
-        """Apply the sums of a chunk up to `version`, and answer who waits for that."""
+    def _bring(self, key: str, version: int, trying: bool) -> None:
+        """Apply the sums of a chunk up to `version`, and answer who waits for that.
+
+        trying: keep what the chunk was before that step.
+        """
         with self._lock:
             held = self._held.get(key)
             recipes = (
@@ -443,11 +450,15 @@ class Shards:
         if held is None or held.chunk is None:
             return
         with held.lock:
+            if not trying:
+                held.before = None
             while held.version < version:
                 step = held.version + 1
                 total, recipe = held.sums.pop(step, None), recipes.get(step)
                 if total is None or recipe is None:
                     break  # a copy in the making that missed a step: it is not in the inventory
+                if trying and step == version:
+                    held.before = held.chunk.dump()
                 held.chunk.apply(total, recipe)
                 held.version = step
                 held.spare = total if isinstance(held.chunk, Chunk) else None

@@ -66,6 +66,7 @@ class Slice:
             raise ChunkError(f"a table of parameter group {group}, and there are {len(groups)}")
         self.table = Table(spec, memory)
         self.parameter, self.group, self.groups = parameter, group, groups
+        self._memory = memory
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +131,10 @@ class Slice:
             "evicted": self.table.evicted,
         }
         return about, joined(*held)
+
+    def again(self, meta: Mapping[str, Any], payload: torch.Tensor) -> Slice:
+        """This slice as it was dumped."""
+        return Slice.load(meta, payload, self._memory)
 
     @classmethod
     def load(cls, meta: Mapping[str, Any], payload: torch.Tensor, memory: int = 0) -> Slice:

@@ -140,6 +140,9 @@ class Steps:
                     Recipe.from_json(meta.get("recipe")),
                     _later(number, reply, lambda _: (Frame(Kind.DONE, number), None)),
                 )
+            case Kind.TRY:
+                shards.try_step(token, _step(meta), str(meta.get("me")))
+                done(Frame(Kind.DONE, number))
             case Kind.FETCH:
                 shards.fetch(
                     token,

@@ -85,6 +85,26 @@ def test_workers_are_killed_and_come_at_every_point_of_a_step(
     check(cluster, reference, [steady])
 
 
+def test_an_average_of_the_weights_goes_on_when_workers_and_servers_are_killed_at_every_point(
+    make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
+) -> None:
+    """It reads new values in the body, when another worker may be dead that has not committed the step."""
+    (tmp_path / "alone").mkdir()
+    averaged: dict[str, Any] = {"average": True, "optimizer": "adam", "lr": 0.01}
+    reference = train_alone(zygote, tmp_path / "alone", OPTIONS | averaged)
+    cluster = make_cluster(2, replication=2, pace=0.02, **averaged)
+    points = ["prepared", "reduced", "stepping", "stepped"]
+    faults = {number: f"{point}:{3 * number}:kill" for number, point in enumerate(points, start=1)}
+    steady, *victims = cluster.start(1 + len(points), faults=faults)
+    cluster.until(lambda: not any(victim.running for victim in victims), "the last death")
+    cluster.until(lambda: settled(cluster), "copies")
+    cluster.servers[0].kill()
+    cluster.add_server(0)
+    cluster.until_done()
+    assert [worker.code for worker in victims] == [-9] * 4, cluster.logs()
+    check(cluster, reference, [steady])
+
+
 def test_compressed_gradients_train_on_while_workers_die_and_leave(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import springtide
 
@@ -96,12 +97,17 @@ def main() -> None:
     # Powers of two: scaled gradients have the bits of plain ones. Small enough, so that nothing overflows.
     scaler = torch.amp.GradScaler("cpu", 256.0, growth_interval=9, enabled="scaler" in options)
     lists = "lists" in options
+    tracked: dict[str, Any] = {}
+    if "average" in options:
+        # Reads the parameters in each body after the optimizer's step.
+        tracked["average"] = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     springtide.distribute(
         [model] if lists else model,
         [optimizer] if lists else optimizer,
         scheduler=scheduler,
         scaler=scaler,
         clip_norm=options.get("clip_norm"),
+        **tracked,
     )
     rates: dict[int, float] = {}
     for stage in range(options.get("loops", 1)):
@@ -124,6 +130,8 @@ def main() -> None:
                 scaler.step(optimizer)
                 scaler.update()
                 scheduler.step()
+                for average in tracked.values():
+                    average.update_parameters(model)
                 optimizer.zero_grad()
                 rates[springtide.api._runtime.position.cursor.step + 1] = scheduler_before
             if springtide.api._runtime.position.cursor.step == options.get("stop_at"):
@@ -136,6 +144,8 @@ def main() -> None:
         if isinstance(module, springtide.Embedding | springtide.EmbeddingBag):
             ids, rows = module.export()
             parameters |= {f"{name}.ids": (ids % 1000).float(), f"{name}.rows": rows}
+    for average in tracked.values():
+        parameters |= {f"average.{name}": item for name, item in average.named_parameters()}
     result = {
         "parameters": digest(dict(parameters)),
         "buffers": digest(buffers),

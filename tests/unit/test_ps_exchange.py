@@ -111,6 +111,87 @@ def test_a_step_that_one_survivor_committed_counts_and_any_other_does_not() -> N
             c.exchange.settle()
 
 
+def test_values_of_a_committed_step_are_had_when_another_member_is_dead() -> None:
+    """And the step is kept or undone, as the next generation begins from it or from the one before."""
+    make = OPTIMIZERS["adam"]
+    with servers(3) as running, members(2, make, replication=2) as (a, b):
+        names, store = ["m0", "m1"], Store()
+        together(
+            lambda: a.begin(1, names, running[:2], store, fresh=True),
+            lambda: b.begin(1, names, running[:2], store, fresh=True, holds=False),
+        )
+        together(a.exchange.resolve, b.exchange.resolve)
+        reference = build(seed=sum(map(ord, "m0")))
+        optimizer = make(reference)
+
+        def expect(member: Any) -> None:
+            for mine, expected in zip(member.model.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(mine.detach(), expected.detach(), rtol=1e-4, atol=5e-5)
+
+        def advance(step: int) -> None:
+            gradients_of(reference, step, 0, 1)
+            optimizer.step()
+
+        def one_commits(one: Any, step: int) -> None:
+            """The other one has no result of the step's side reduction, and is gone."""
+            together(lambda: a.push(0, 2), lambda: b.push(1, 2))
+            one.commit()
+            one.exchange.links.over("the other one is gone")
+            with pytest.raises(ServerError, match="is gone"):
+                one.exchange.settle()
+
+        together(lambda: a.push(0, 2), lambda: b.push(1, 2))
+        a.commit()
+        b.commit()
+        advance(1)
+        a.values()
+        for number, step in enumerate((2, 3), start=2):
+            one_commits(a, step)
+            advance(step)
+            for member in (a, b):
+                member.exchange._fetches, member.exchange._commits = {}, []
+            a.exchange._fetch(a.exchange.chunks, step)
+            a.exchange.settle(to_the_end=True)
+            expect(a)
+            # a goes on from it; a server is new, and gets copies of what stays.
+            store = Store()
+            there = running[number - 2 : number]
+            together(
+                lambda number=number, there=there, store=store, step=step: a.begin(
+                    number, names, there, store, step=step
+                ),
+                lambda number=number, there=there, store=store, step=step: b.begin(
+                    number, names, there, store, step=step, holds=False
+                ),
+            )
+            b.exchange.load_state_dict(a.exchange.state_dict())
+            together(a.exchange.resolve, b.exchange.resolve)
+            for member in (a, b):
+                member.values()
+                expect(member)
+        # Once more; a is the one that dies, and b knows of no step 4.
+        one_commits(a, 4)
+        a.exchange._fetches = {}
+        a.exchange._fetch(a.exchange.chunks, 4)
+        a.exchange.settle(to_the_end=True)
+        moved = [parameter.detach().clone() for parameter in a.model.parameters()]
+        b.begin(9, ["m1"], running[1:], Store(), step=3)
+        b.exchange.fetch_again()
+        b.exchange.resolve()
+        b.values()
+        expect(b)
+        assert not any(
+            torch.equal(mine, other) for mine, other in zip(b.model.parameters(), moved, strict=True)
+        )
+        # The optimizer's state has been put back as well.
+        for step in (4, 5, 6):
+            b.push(0, 1)
+            b.commit()
+            b.values()
+            advance(step)
+            expect(b)
+
+
 def test_copies_take_over_and_a_lack_is_told_to_all() -> None:
     make = OPTIMIZERS["momentum"]
     with servers(3) as running, members(1, make, replication=2) as (a,):

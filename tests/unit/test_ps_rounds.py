@@ -92,6 +92,23 @@ def test_another_run_of_training_is_forgotten_even_at_the_same_step() -> None:
     assert rounds.enter((1, 0, 4), ("a",), 2, "third") == [Effect.FENCE, Effect.FORGET]
 
 
+def test_a_step_is_tried_for_who_has_committed_it_and_undone_if_nobody_is_left() -> None:
+    rounds, token = entered(), (1, 0, 1)
+    prepare_all(rounds, token, 1)
+    with pytest.raises(RoundError, match="a needs step 1, which it has not committed"):
+        rounds.try_step(token, 1, "a")
+    assert rounds.commit(token, 1, "a", RECIPE) == []
+    assert rounds.try_step(token, 1, "a") == [Effect.TRY]
+    assert rounds.try_step(token, 1, "a") == []
+    assert rounds.version == 0
+    assert rounds.enter((1, 0, 2), ("a",), 1, "L") == [Effect.FENCE]
+    # The only one that knows of it dies before the others hold the state.
+    assert rounds.enter((1, 0, 3), ("b",), 0, "L") == [Effect.FENCE, Effect.UNDO, Effect.DROP]
+    prepare_all(rounds, (1, 0, 3), 1)
+    assert rounds.commit((1, 0, 3), 1, "b", RECIPE) == [Effect.APPLY]
+    assert rounds.try_step((1, 0, 3), 1, "b") == []
+
+
 class Training(RuleBasedStateMachine):
     """Members and servers exchange words one by one; members die and new generations begin at any moment.
 
@@ -105,6 +122,7 @@ class Training(RuleBasedStateMachine):
         self.servers = [Rounds() for _ in range(SERVERS)]
         self.made: list[dict[int, frozenset[str]]] = [{} for _ in range(SERVERS)]
         self.sums: list[set[str]] = [set() for _ in range(SERVERS)]
+        self.tried: list[frozenset[str] | None] = [None] * SERVERS
         self.number = 0
         self.born = 0
         self.truth: dict[int, frozenset[str]] = {}  # step -> members whose gradients are in it
@@ -125,11 +143,13 @@ class Training(RuleBasedStateMachine):
         self.to_resolve: set[tuple[str, int]] = set()
         self.in_reduction: set[str] = set()
         self.to_commit: set[tuple[str, int]] = set()
+        self.told: set[tuple[str, int]] = set()
         self.sent: set[tuple[str, int]] = set()
 
     def apply(self, s: int) -> None:
-        self.made[s][self.servers[s].version] = frozenset(self.sums[s])
-        self.sums[s] = set()
+        tried = self.tried[s]
+        self.made[s][self.servers[s].version] = frozenset(self.sums[s]) if tried is None else tried
+        self.sums[s], self.tried[s] = set(), None
 
     @property
     def formed(self) -> bool:
@@ -141,6 +161,8 @@ class Training(RuleBasedStateMachine):
         member, s = data.draw(st.sampled_from(sorted(self.to_enter)))
         self.to_enter.discard((member, s))
         effects = self.servers[s].enter(self.token, self.members, self.base, "L")
+        if Effect.UNDO in effects:
+            self.tried[s] = None
         if Effect.DROP in effects:
             self.sums[s] = set()
         if Effect.FORGET in effects:
@@ -202,6 +224,7 @@ class Training(RuleBasedStateMachine):
         self.truth[self.step[member]] = frozenset(self.members)
         for s in range(SERVERS):
             self.sent.discard((member, s))
+            self.told.discard((member, s))
             self.to_commit.add((member, s))
         if not self.sent:
             self.in_reduction = set()
@@ -211,9 +234,20 @@ class Training(RuleBasedStateMachine):
     def commit(self, data: st.DataObject) -> None:
         member, s = data.draw(st.sampled_from(sorted(self.to_commit)))
         self.to_commit.discard((member, s))
+        self.told.add((member, s))
         effects = self.servers[s].commit(self.token, self.step[member], member, RECIPE)
         if Effect.APPLY in effects:
             self.apply(s)
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data())
+    def values_are_needed(self, data: st.DataObject) -> None:
+        """Whoever has committed a step can have its values, whatever became of the others."""
+        member, s = data.draw(st.sampled_from(sorted(self.told)))
+        server, step = self.servers[s], self.step[member]
+        if Effect.TRY in server.try_step(self.token, step, member):
+            self.tried[s] = frozenset(self.sums[s])
+        assert server.version == step or (server.version == step - 1 and self.tried[s] == self.truth[step])
 
     @rule(data=st.data(), joins=st.booleans())
     def generation_changes(self, data: st.DataObject, joins: bool) -> None:
@@ -236,6 +270,7 @@ class Training(RuleBasedStateMachine):
     @invariant()
     def servers_hold_what_was_committed(self) -> None:
         for s, server in enumerate(self.servers):
+            assert server.tried == (self.tried[s] is not None)
             for step, members in self.made[s].items():
                 if step <= max(self.step.values(), default=0):
                     assert members == self.truth[step], f"server {s} made step {step} from {members}"

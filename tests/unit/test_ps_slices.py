@@ -197,6 +197,47 @@ def test_rows_are_those_after_the_step_that_is_asked_for() -> None:
         shards.close()
 
 
+def test_a_tried_step_is_there_and_can_be_undone_or_kept() -> None:
+    shards, answers = Shards(lambda *_: None, lambda *_: None), Answers()
+    ids = np.array([4, 5])
+
+    def one_commits(token: tuple[int, int, int], step: int) -> torch.Tensor:
+        for member in "ab":
+            shards.stage(token, step, member, "t2.0", record([4], 3, step))
+            shards.prepare(token, step, member, 1, False, lambda *_: None)
+        shards.commit(token, step, "a", recipe(0.5), lambda *_: None)
+        shards.fetch_rows(token, step, [("t2.0", ids)], answers)
+        shards.try_step(token, step, "a")
+        found = answers.next()[0]
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    try:
+        shards.enter(TOKEN, ["a", "b"], 0, "L")
+        shards.load(TOKEN, "t2.0", 0, make("adagrad"))
+        first = make("adagrad").rows(ids)
+        tried = one_commits(TOKEN, 1)
+        assert not torch.equal(tried, first)
+        # a dies before anybody else holds its state.
+        shards.enter((1, 0, 2), ["b"], 0, "L")
+        assert shards.inventory((1, 0, 2)) == ["t2.0"]
+        shards.fetch_rows((1, 0, 2), 0, [("t2.0", ids)], answers)
+        assert torch.equal(answers.next()[0], first)
+        shards.enter((1, 0, 3), ["a", "b"], 0, "L")
+        assert torch.equal(one_commits((1, 0, 3), 1), tried)
+        # a lives, and the next generation begins from its state.
+        shards.enter((1, 0, 4), ["a", "b"], 1, "L")
+        assert shards.inventory((1, 0, 4)) == ["t2.0"]
+        shards.resolve((1, 0, 4), recipe(0.5))
+        assert shards.inventory((1, 0, 4)) == ["t2.0"]
+        shards.fetch_rows((1, 0, 4), 1, [("t2.0", ids)], answers)
+        assert torch.equal(answers.next()[0], tried)
+        assert shards._held["t2.0"].before is None
+        assert not torch.equal(one_commits((1, 0, 4), 2), tried)
+    finally:
+        shards.close()
+
+
 def test_options_of_a_step_reach_the_rows() -> None:
     piece = make()
     before = piece.rows(np.array([1]))

@@ -200,7 +200,8 @@ class Runtime:
         In a step, raise what leaves it when they do not come; between steps, wait for the next generation.
         """
         if self.trainer is not None and (servers := self.trainer.servers) is not None:
-            self._ask(self.trainer, lambda: servers.settle(parameters))
+            stepped = self.trainer.transaction.phase in (Phase.STEPPING, Phase.STEPPED)
+            self._ask(self.trainer, lambda: servers.settle(parameters, stepped))
 
     def rows(self, index: int, ids: torch.Tensor) -> torch.Tensor:
         """Rows of a table from the servers, float32 [n, dim]; index: of the parameter that stands for it.

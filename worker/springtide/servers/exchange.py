@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,6 +99,7 @@ class ServerExchange:
         self._commits: list[Future[Answer]] = []
         self._counts: dict[str, int] = {}
         self._pushed = 0
+        self._tried = False
         self.settled = True
         self._leader: Leader | None = None
 
@@ -234,7 +236,10 @@ class ServerExchange:
                 )
 
     def push(self, gradients: torch.Tensor) -> Pushed:
-        """Send the next bucket's gradients (flat, in the layout's order) on their way."""
+        """Send the next bucket's gradients (flat, in the layout's order) on their way.
+
+        Raise ServerError.
+        """
         step, place, sent = self._step + 1, self._entered, 0
         try:
             for chunk in self._by_bucket[self._pushed]:
@@ -314,7 +319,7 @@ class ServerExchange:
         about = {"s": self._step + 1, "me": self._me, "recipe": self.recipe.to_json()}
         place = self._entered
         self._place = replace(place, step=place.step + 1)
-        self._made = (place.token, place.step + 1)
+        self._made, self._tried = (place.token, place.step + 1), False
         self._stand_at(self._made)
         self._clean, self._commits, lost = set(), [], {}
         for server in self.links:
@@ -337,7 +342,7 @@ class ServerExchange:
     def settle(self, parameters: Collection[int] | None = None, to_the_end: bool = False) -> None:
         """Wait until the values of these parameters (None: all) are here. Raise ServerError.
 
-        to_the_end: of a committed step, whose values the servers have also when its generation is over.
+        to_the_end: within the body that has committed the step, also when the generation is over.
         """
         if len(self._clean) == len(self.chunks):
             return
@@ -357,6 +362,8 @@ class ServerExchange:
         if asked is None:
             raise ServerError(f"the values of chunk {key} are not here")
         future, first = asked
+        if to_the_end and self.links.outlived_by(future):
+            self._try_step()
         try:
             self.links.answer(future, first, "the step's values", to_the_end)
             return
@@ -404,6 +411,15 @@ class ServerExchange:
     @property
     def _step(self) -> int:
         return self._entered.step
+
+    def _try_step(self) -> None:
+        """This member has committed the step, and others may not: have the servers make it for now."""
+        if self._tried:
+            return
+        self._tried = True
+        for server in self.links:
+            with suppress(ServerError):  # the others have copies
+                self._ask(server, Kind.TRY, {"s": self._step, "me": self._me})
 
     def _stand_at(self, made: Made | None) -> None:
         recipe = self.recipe

@@ -87,6 +87,11 @@ class Links:
         except (ServerLostError, RefusedError, ValueError) as error:
             raise ServerError(f"{what()}: {error}") from None
 
+    def outlived_by(self, future: Future[Any]) -> bool:
+        """Wait for it as `result` does. True: it is still open, and the generation is over."""
+        wait([future, self._over], timeout=self._answer_seconds, return_when=FIRST_COMPLETED)
+        return self._over.done() and not future.done()
+
     def first_of(self, future: Future[Any], other: Future[Any]) -> bool:
         """Wait for either, at most as long as `result` does. False: only `other` is done."""
         both: list[Future[Any]] = [future, other, self._over]

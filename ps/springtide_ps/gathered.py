@@ -1,0 +1,43 @@
+"""Rows of a table that lie in several slices, which may still have steps to make."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from springtide_ps.idmap import Ids
+from springtide_ps.rounds import RoundError
+from springtide_ps.slices import Slice
+
+Done = Callable[[Any, Exception | None], None]
+"""(result, error)."""
+
+
+class GatheredRows:
+    """An answer of rows that waits for several slices."""
+
+    def __init__(self, slices: Sequence[tuple[Slice, Ids]], late: int, done: Done) -> None:
+        self._slices, self._late, self._done = slices, late, done
+        self._lock = threading.Lock()
+
+    def __call__(self, result: Any, error: Exception | None) -> None:
+        with self._lock:
+            self._late -= 1
+            done, over = self._done, error is not None
+            if over:
+                self._done = lambda result, error: None
+        if over:
+            done(None, error)
+        elif not self._late:
+            self.give()
+
+    def give(self) -> None:
+        try:
+            rows = torch.cat([piece.rows(ids) for piece, ids in self._slices])
+        except (RuntimeError, MemoryError) as error:
+            self._done(None, RoundError(f"the rows cannot be read: {error}"))
+            return
+        self._done(rows, None)
