@@ -9,6 +9,7 @@ and kills its children, when its standard input is closed.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -40,6 +41,9 @@ def serve() -> dict[str, Any] | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     children: set[int] = set()
     buffered = b""
+    # What is here lives for ever, so collecting garbage in a child must not copy the pages that it is in.
+    gc.collect()
+    gc.freeze()
     while True:
         select.select([0, wake_read], [], [], 0.2)
         _reap(children)

@@ -36,13 +36,13 @@ POINTS = frozenset(
         "committed",
         "formed",
         "transfer",
-        "sending",
-        "receiving",
         "ended",
         "evaluation",
     ]
 )
+TRANSFER_POINTS = frozenset(["sending", "receiving"])
 CHECKPOINT_POINTS = frozenset(["staged", "share", "shared", "manifest", "saved", "pruned", "restore"])
+_KNOWN = POINTS | TRANSFER_POINTS | CHECKPOINT_POINTS
 
 
 @dataclass(slots=True)
@@ -59,11 +59,10 @@ def parse(text: str) -> list[Fault]:
     for entry in filter(None, text.split(";")):
         point, step, action = [*entry.split(":"), "", ""][:3]
         known = action in ("kill", "stop", "term", "raise") or action.startswith("sleep=")
-        if point not in POINTS | CHECKPOINT_POINTS or not known or not (step == "*" or step.isdigit()):
+        if point not in _KNOWN or not known or not (step == "*" or step.isdigit()):
             raise ValueError(
                 f"SPRINGTIDE_FAULT: expected POINT:STEP:ACTION with a point of "
-                f"{sorted(POINTS | CHECKPOINT_POINTS)}, got "
-                f"{entry!r}"
+                f"{sorted(_KNOWN)}, got {entry!r}"
             )
         faults.append(Fault(point, None if step == "*" else int(step), action))
     return faults

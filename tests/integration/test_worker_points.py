@@ -1,0 +1,161 @@
+"""Workers that stop, raise or are cut off at named points: those that a kill is tried at elsewhere, and the
+ends of epochs, loops and jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cut_proxy import CutProxy
+from worker_checks import check
+from worker_cluster import Worker, WorkerCluster, Zygote
+from worker_reference import Reference, train_alone
+
+from springtide import outcome
+
+EVALUATION = Path(__file__).parents[1] / "support" / "worker_evaluation_script.py"
+OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 3}
+STEPS = 24
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., WorkerCluster]]:
+    clusters: list[WorkerCluster] = []
+
+    def make(**settings: Any) -> WorkerCluster:
+        settings = {"options": OPTIONS} | settings
+        clusters.append(WorkerCluster(zygote, tmp_path, **settings))
+        return clusters[-1]
+
+    yield make
+    for cluster in clusters:
+        cluster.close()
+
+
+@pytest.fixture(scope="module")
+def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
+
+
+def stopped(worker: Worker) -> bool:
+    """Whether the process stands still by a SIGSTOP."""
+    stat = Path(f"/proc/{worker.pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_stopped_at_every_point_of_a_step(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    """Three stand still before the sums of a step, later three between the sums and the commit of another.
+
+    They are woken when the others have gone on: some come back in time, some find the job's end.
+    """
+    cluster = make_cluster()
+    early, late = ["body", "backward", "gradients"], ["reduced", "stepping", "stepped"]
+    faults = {1 + number: f"{point}:4:stop" for number, point in enumerate(early)}
+    faults |= {4 + number: f"{point}:6:stop" for number, point in enumerate(late)}
+    steady, *victims = cluster.start(7, faults=faults)
+    cluster.until(lambda: all(stopped(victim) for victim in victims), "six that stand still")
+    cluster.until_step(9, steady)
+    for victim in victims:
+        victim.wake()
+    cluster.until_done()
+    ends = [worker.outcome() for worker in cluster.workers]
+    assert all(isinstance(end, outcome.Finished | outcome.Left) for end in ends), cluster.logs()
+    check(cluster, reference, [steady, *(worker for worker in victims if worker in cluster.finished())])
+    assert max(commit["generation"] for commit in steady.commits()) >= 3
+
+
+def test_an_exception_at_every_point_of_a_step(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster()
+    points = ["body", "gradients", "reduced", "stepping", "stepped"]
+    faults = {1 + number: f"{point}:{3 + number}:raise" for number, point in enumerate(points)}
+    steady, *victims = cluster.start(6, faults=faults)
+    cluster.until_done()
+    for victim, point in zip(victims, points, strict=True):
+        end = victim.outcome()
+        assert isinstance(end, outcome.Failed), f"{point}: {end}\n{cluster.logs()}"
+        assert f"fault at {point}" in end.message
+        assert victim.result() is None
+    check(cluster, reference, [steady])
+
+
+def test_in_a_transfer(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
+    """The one that sends the state stands still; the one that receives it fails once, and tries again."""
+    cluster = make_cluster(minimum=3)
+    first, second, third = cluster.start(3, faults={0: "committed:4:kill", 1: "sending:*:stop"})
+    cluster.until(lambda: not first.running, "the first death")
+    receiver = cluster.add(fault="receiving:*:raise")
+    cluster.until(lambda: stopped(second), "a sender that stands still")
+    another = cluster.add()
+    cluster.until_done(third, receiver, another)
+    second.kill()
+    check(cluster, reference, [third, receiver, another])
+    assert "FORMATION_FAILED: RuntimeError: fault at receiving" in receiver.log()
+
+
+def test_at_the_end_of_the_loop(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
+    """One stands still where the loop ends, one raises; woken, the first finds the job at its end."""
+    cluster = make_cluster()
+    faults = {0: f"ended:{STEPS}:stop", 1: f"ended:{STEPS}:raise"}
+    first, second, third, fourth = cluster.start(4, faults=faults)
+    cluster.until_done(second, third, fourth)
+    assert isinstance(second.outcome(), outcome.Failed)
+    check(cluster, reference, [third, fourth])
+    first.wake()
+    cluster.until_done()
+    assert first.outcome() == outcome.Left("the job is finished")
+    assert first.code == 0
+
+
+def test_in_evaluations_at_the_ends_of_epochs(make_cluster: Callable[..., WorkerCluster]) -> None:
+    """Each epoch of four steps ends with an evaluation: in them one stands still, one raises, and one is cut
+    off from the coordinator; the means are over all samples all the same."""
+    cluster = make_cluster(options={"epochs": 4, "pace": 0.02}, script=EVALUATION)
+    proxies: list[CutProxy] = []
+
+    def proxied(name: str, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        proxies.append(CutProxy((host, int(port))))
+        return proxies[-1].address
+
+    cluster.coordinator_of = proxied
+    try:
+        faults = {1: "evaluation:4:stop", 2: "evaluation:8:raise"}
+        first, second, third, fourth = cluster.start(4, faults=faults)
+        cluster.until(lambda: stopped(second), "one that stands still")
+        cluster.until_step(5, first)
+        second.wake()
+        cluster.until(lambda: not third.running, "one that raises")
+        cluster.until_step(12, fourth)
+        proxies[3].cut()
+        cluster.until_step(13, first)
+        proxies[3].heal()
+        cluster.until_done()
+        assert isinstance(third.outcome(), outcome.Failed)
+        results = [worker.result() for worker in (first, second, fourth)]
+        assert results[0] is not None, cluster.logs()
+        assert set(results[0]) == {"4", "8", "12", "16", "-1"}
+        for worker, result in zip((first, second, fourth), results, strict=True):
+            assert isinstance(worker.outcome(), outcome.Finished), cluster.logs()
+            assert result is not None
+            for step, values in result.items():
+                assert values["number"] == pytest.approx(150.0), f"step {step}\n{cluster.logs()}"
+                assert values == results[0][step], step
+    finally:
+        for proxy in proxies:
+            proxy.close()
