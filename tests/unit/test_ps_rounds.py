@@ -158,7 +158,9 @@ class Training(RuleBasedStateMachine):
     @precondition(lambda self: self.to_enter)
     @rule(data=st.data())
     def enter(self, data: st.DataObject) -> None:
-        member, s = data.draw(st.sampled_from(sorted(self.to_enter)))
+        self.enter_one(*data.draw(st.sampled_from(sorted(self.to_enter))))
+
+    def enter_one(self, member: str, s: int) -> None:
         self.to_enter.discard((member, s))
         effects = self.servers[s].enter(self.token, self.members, self.base, "L")
         if Effect.UNDO in effects:
@@ -177,7 +179,9 @@ class Training(RuleBasedStateMachine):
     @precondition(lambda self: self.to_resolve)
     @rule(data=st.data())
     def resolve(self, data: st.DataObject) -> None:
-        member, s = data.draw(st.sampled_from(sorted(self.to_resolve)))
+        self.resolve_one(*data.draw(st.sampled_from(sorted(self.to_resolve))))
+
+    def resolve_one(self, member: str, s: int) -> None:
         self.to_resolve.discard((member, s))
         if Effect.APPLY in self.servers[s].resolve(self.token, RECIPE if self.base else None):
             self.apply(s)
@@ -204,7 +208,9 @@ class Training(RuleBasedStateMachine):
         ]
         if not can:
             return
-        member, s = data.draw(st.sampled_from(can))
+        self.send_one(*data.draw(st.sampled_from(can)))
+
+    def send_one(self, member: str, s: int) -> None:
         step = self.step[member] + 1
         self.servers[s].stage(self.token, step, member, "k")
         self.sums[s].add(member)
@@ -212,6 +218,25 @@ class Training(RuleBasedStateMachine):
         self.sent.add((member, s))
         if all((member, other) in self.sent for other in range(SERVERS)):
             self.in_reduction.add(member)
+
+    @precondition(lambda self: self.in_reduction != self.members and not self.to_commit)
+    @rule()
+    def go_on_until_all_reduce(self) -> None:
+        """Nothing goes wrong for a while: without this a walk seldom gets to what is interesting."""
+        for member, s in sorted(self.to_enter):
+            self.enter_one(member, s)
+        for member in self.members:
+            self.step[member] = max(self.step.get(member, 0), self.base)
+        if not self.resolving:
+            self.pass_the_barrier()
+        for member, s in sorted(self.to_resolve):
+            self.resolve_one(member, s)
+        if any(server.version != self.step[m] for server in self.servers for m in self.members):
+            return
+        for member in sorted(self.members):
+            for s in range(SERVERS):
+                if (member, s) not in self.sent and member not in self.in_reduction:
+                    self.send_one(member, s)
 
     @precondition(lambda self: self.resolving and self.in_reduction == self.members)
     @rule(data=st.data())
@@ -255,7 +280,18 @@ class Training(RuleBasedStateMachine):
         if self.number == 1 and self.to_enter:
             return  # the first generation makes the chunks; until then there is nothing to go on with
         members = sorted(self.members)
-        dead = data.draw(st.sets(st.sampled_from(members), max_size=len(members) - 1))
+        self.go_on_without(data.draw(st.sets(st.sampled_from(members), max_size=len(members) - 1)), joins)
+
+    @precondition(lambda self: any(tried is not None for tried in self.tried))
+    @rule()
+    def all_that_know_of_the_step_die(self) -> None:
+        newest = max(self.step.values())
+        dead = {member for member, step in self.step.items() if step == newest}
+        if len(dead) < len(self.members):
+            self.go_on_without(dead, joins=False)
+
+    def go_on_without(self, dead: set[str], joins: bool) -> None:
+        members = self.members
         alive = set(members) - dead
         # Only a member that holds a state can hand it on.
         holders = {m for m in alive if m in self.step}
