@@ -147,15 +147,16 @@ def test_in_evaluations_at_the_ends_of_epochs(make_cluster: Callable[..., Worker
         proxies[3].heal()
         cluster.until_done()
         assert isinstance(third.outcome(), outcome.Failed)
-        results = [worker.result() for worker in (first, second, fourth)]
-        assert results[0] is not None, cluster.logs()
-        assert set(results[0]) == {"4", "8", "12", "16", "-1"}
-        for worker, result in zip((first, second, fourth), results, strict=True):
-            assert isinstance(worker.outcome(), outcome.Finished), cluster.logs()
-            assert result is not None
-            for step, values in result.items():
+        expected = first.result()
+        assert expected is not None, cluster.logs()
+        assert set(expected) == {"4", "8", "12", "16", "-1"}
+        assert isinstance(first.outcome(), outcome.Finished)
+        for worker in (first, second, fourth):
+            # Who came back too late finds the job's end.
+            assert isinstance(worker.outcome(), outcome.Finished | outcome.Left), cluster.logs()
+            for step, values in (worker.result() or {}).items():
                 assert values["number"] == pytest.approx(150.0), f"step {step}\n{cluster.logs()}"
-                assert values == results[0][step], step
+                assert values == expected[step], step
     finally:
         for proxy in proxies:
             proxy.close()
