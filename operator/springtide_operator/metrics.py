@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from springtide_operator.api import reasons
+from springtide_operator.plan.actions import Action
 
 JOB_LABELS = ["training_job", "job_namespace"]
 Status = dict[str, Any]
@@ -42,8 +43,7 @@ class Metrics:
         )
         self._actions = Counter(
             "springtide_operator_actions",
-            "Actions carried out, by kind: ensure_secret, apply_network_policy, apply_service,"
-            " create_coordinator, create_worker, create_server, apply_server_budget, delete_pod.",
+            f"Actions carried out, by kind: {', '.join(kind.kind for kind in get_args(Action))}.",
             ["kind"],
             registry=self.registry,
         )

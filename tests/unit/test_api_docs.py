@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,15 @@ def test_every_field_has_a_row_with_a_meaning() -> None:
 def test_rules_are_listed_with_the_text_that_a_user_sees() -> None:
     assert "strategy.type is immutable: create a new job" in markdown()
     assert "workers.replicas must lie between workers.minReplicas and workers.maxReplicas" in markdown()
+
+
+def test_every_field_of_a_spec_is_spoken_of_on_a_page_that_somebody_wrote() -> None:
+    version = custom_resource_definition()["spec"]["versions"][0]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    fields = [field for field in every_field(spec, "spec") if ".template." not in field]
+    generated = ("api.md", "reference.md", "values.md")
+    pages = [page for page in PAGE.parent.glob("*.md") if page.name not in generated]
+    samples = (PAGE.parents[1] / "deploy" / "samples").glob("*.yaml")
+    words = set(re.findall(r"[A-Za-z]+", " ".join(page.read_text() for page in [*pages, *samples])))
+    assert len(fields) > 40
+    assert [field for field in fields if field.rpartition(".")[2] not in words] == []

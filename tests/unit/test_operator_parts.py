@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import subprocess
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, get_args
 
 import kopf
 import pytest
@@ -27,6 +28,7 @@ from springtide_operator.lease import DURATION, NAME, Lease
 from springtide_operator.link import Link, news, to_report
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.metrics import Metrics
+from springtide_operator.plan.actions import Action
 from springtide_operator.plan.observation import CoordinatorPod
 from springtide_operator.plan.relay import LivingPod, Word
 from springtide_operator.settings import read_settings
@@ -394,3 +396,11 @@ def test_metrics_are_clean_by_prometheus_own_check() -> None:
         [promtool, "check", "metrics"], input=text, capture_output=True, check=False, timeout=30
     )
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_the_help_of_the_actions_names_every_kind() -> None:
+    kinds = {action.kind for action in get_args(Action)}
+    assert len(kinds) == len(get_args(Action))
+    page = generate_latest(Metrics(list, lambda: True).registry).decode()
+    said = next(line for line in page.splitlines() if line.startswith("# HELP springtide_operator_actions"))
+    assert kinds <= set(re.findall(r"[a-z_]+", said))

@@ -144,6 +144,10 @@ def test_a_pod_that_stays_terminating_is_replaced_at_once_and_deleted_by_force_l
     decided = world.round()
     assert done(decided) == {"-2-0:StuckTerminating"}
     assert all(a.force for a in decided.actions if isinstance(a, DeletePod))
+    said = [(event.reason, event.message) for event in decided.events]
+    assert said == [
+        ("PodDeletedByForce", "pod digits-worker-2-0 is deleted by force: it does not end"),
+    ]
     assert counts(world) == (0, 1)
 
 
@@ -174,7 +178,15 @@ def test_on_a_cordoned_node_the_replacement_starts_elsewhere_first() -> None:
     world.reports(members=tuple(silent_new))
     assert done(world.round()) == set()  # it runs, and does not train
     world.reports()
-    assert done(world.round()) == {"-1-0:NodeCordoned"}
+    decided = world.round()
+    assert done(decided) == {"-1-0:NodeCordoned"}
+    assert [(event.reason, event.message) for event in decided.events] == [
+        (
+            "WorkerMoved",
+            "worker digits-worker-1-0 leaves: digits-worker-1-1 has taken over from node n1, which takes no"
+            " more pods",
+        )
+    ]
     assert "moves" not in world.status["slots"]["1"]
     world.settle()
     assert counts(world) == (0, 0)

@@ -102,6 +102,8 @@ DELETE_STUCK: Final = "StuckTerminating"
 # Events of their own (others carry the condition's reason)
 EVENT_WORKER_FAILED: Final = "WorkerFailed"
 EVENT_WORKER_PREEMPTED: Final = "WorkerPreempted"
+EVENT_WORKER_MOVED: Final = "WorkerMoved"
+EVENT_POD_FORCED: Final = "PodDeletedByForce"
 EVENT_WORKER_IGNORED: Final = "WorkerEndIgnored"
 EVENT_SERVER_REPLACED: Final = "ParameterServerReplaced"
 EVENT_SERVERS_SCALED: Final = "ParameterServersScaled"

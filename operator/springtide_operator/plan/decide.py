@@ -87,6 +87,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
         actions += restarts.give_up(observation, ledger)
     actions += cleanup.ended_pods(observation, ledger)
     actions += nodes.force(observation, now)
+    events += nodes.events(actions)
     truths = _truths(job, observation, ledger, now)
     status = _status(job, observation, ledger, truths, now)
     events += _changes(old, status, observation)
@@ -296,6 +297,7 @@ def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: flo
     ended_at = parse_time(old.get("completionTime")) or now
     actions, wake_at = cleanup.after_the_end(job, observation, succeeded, ended_at, now)
     actions += nodes.force(observation, now)
+    events = tuple(nodes.events(actions))
     expired, expires_at = cleanup.expire(job, ended_at, now)
     actions += expired
     wake_at = min((at for at in (wake_at, expires_at) if at is not None), default=None)
@@ -314,4 +316,4 @@ def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: flo
         status["coordinator"] = {**(old.get("coordinator") or {}), "reachable": False}
         if observation.service_gone:
             status["coordinator"]["address"] = ""
-    return Plan(status, tuple(actions), (), wake_at)
+    return Plan(status, tuple(actions), events, wake_at)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import restarts, sizing
-from springtide_operator.plan.actions import Action, CreateWorker, DeletePod
+from springtide_operator.plan.actions import Action, CreateWorker, DeletePod, Event
 from springtide_operator.plan.coordinator import LEARNING_SECONDS
 from springtide_operator.plan.ledger import Ledger, Slot
 from springtide_operator.plan.observation import (
@@ -230,6 +230,21 @@ def force(observation: Observation, now: float) -> list[Action]:
         because = said or reasons.DELETE_STUCK
         why = _trouble(node) if node is not None and not node.ready else "it does not end"
         result.append(DeletePod(pod.name, pod.uid, because, why, force=True))
+    return result
+
+
+def events(actions: Sequence[Action]) -> list[Event]:
+    """Of workers that leave a cordoned node, and of pods that are deleted by force."""
+    result: list[Event] = []
+    for action in actions:
+        if not isinstance(action, DeletePod):
+            continue
+        if action.force:
+            text = f"pod {action.name} is deleted by force: {action.reason}"
+            result.append(Event(reasons.EVENT_POD_FORCED, text, warning=True))
+        elif action.because == reasons.DELETE_NODE_CORDONED:
+            text = f"worker {action.name} leaves: {action.reason}, which takes no more pods"
+            result.append(Event(reasons.EVENT_WORKER_MOVED, text))
     return result
 
 
