@@ -126,5 +126,5 @@ def test_life_of_a_job_with_parameter_servers(system: E2ECluster, job: FakeJob) 
 def test_a_manifest_that_cannot_be_is_refused(job: FakeJob) -> None:
     with pytest.raises(RefusedError, match="two copies need two servers"):
         job.start(strategy={"type": "ParameterServer", "parameterServer": {"replication": 2}})
-    with pytest.raises(RefusedError, match=r"for strategy\.type ParameterServer only"):
+    with pytest.raises(RefusedError, match=r"for strategy\.type ParameterServer and Hybrid only"):
         job.start(parameterServers={"replicas": 2})
