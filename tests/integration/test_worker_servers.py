@@ -178,29 +178,37 @@ def test_a_server_without_copies_takes_the_state_along(make_cluster: Callable[..
         assert cluster.servers[1].name in end.reason
 
 
-def test_after_the_loss_of_a_server_the_same_workers_go_back_to_a_checkpoint(
-    make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
+@pytest.mark.parametrize(("copies", "losses"), [(1, [(1,), (1,)]), (2, [(0, 1)])])
+def test_after_the_loss_of_servers_the_same_workers_go_back_to_a_checkpoint(
+    make_cluster: Callable[..., WorkerCluster],
+    zygote: Zygote,
+    tmp_path: Path,
+    copies: int,
+    losses: list[tuple[int, ...]],
 ) -> None:
-    """Parameters, the optimizer's state and the place in the data; a worker that reads ahead, too."""
+    """Of a server without copies, and of two at once with: parameters, the optimizer's state and the place in
+    the data.
+    """
     (tmp_path / "alone").mkdir()
     (tmp_path / "volume").mkdir()
     adam: dict[str, Any] = {"optimizer": "adam", "lr": 0.01, "epochs": 5}
     reference = train_alone(zygote, tmp_path / "alone", OPTIONS | adam)
     place = {"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "volume"), "SPRINGTIDE_CHECKPOINT_SECONDS": "0.1"}
-    cluster = make_cluster(2, pace=0.04, environment=place, **adam)
+    cluster = make_cluster(2, replication=copies, pace=0.04, environment=place, **adam)
     workers = cluster.start(2)
-    for _ in range(2):
+    for slots in losses:
         lost = cluster.reply.states_lost if cluster.reply is not None else 0
         known = saved(cluster)
         cluster.until(lambda old=known: saved(cluster) > old + 3, "a checkpoint of later steps")
-        next(s for s in cluster.servers if s.slot == 1 and s.running).kill()
-        cluster.add_server(1)
+        for server in [server for server in cluster.servers if server.slot in slots and server.running]:
+            server.kill()
+            cluster.add_server(server.slot)
         cluster.until(lambda old=lost: cluster.reply.states_lost > old, "word of the loss")
     joiner = cluster.add()
     cluster.until_done()
     check(cluster, reference, [*workers, joiner])
     assert cluster.reply is not None
-    assert cluster.reply.states_lost == 2
+    assert cluster.reply.states_lost == len(losses)
 
 
 def test_without_a_checkpoint_to_go_back_to_the_workers_leave(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -261,6 +262,26 @@ class Training(RuleBasedStateMachine):
                 break
         for key in CHUNKS:
             assert sorted(self.updates[key]) == list(range(STOP))
+
+
+def walk(training: Training, random: Random) -> None:
+    """A long run without hypothesis: faster, and its steps can be weighed."""
+    training.begin(random.choice((None, 1, 2, 4)), random.randint(1, 3))
+    for _ in range(60):
+        for _ in range(random.randint(1, 12)):
+            index = random.randrange(10)
+            training.ask(index)
+            training.push(index, random.choice((1, 3, 3)))
+            training.nobody_is_too_far_ahead()
+            training.every_range_counts_at_most_once()
+        act = random.choice((training.pull, training.lose_a_server, training.die, training.join, None))
+        if act in (training.pull, training.lose_a_server):
+            act(random.choice(CHUNKS))
+        elif act == training.die:
+            training.die(random.randrange(10))
+        elif act is not None and len(training.workers) < 4:
+            training.join()
+    training.teardown()
 
 
 TestTraining = Training.TestCase

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from springtide_ps.chunk import Recipe
 from springtide_ps.rounds import Effect, RoundError, Rounds, StaleError
@@ -145,22 +148,43 @@ class Training(RuleBasedStateMachine):
         self.to_commit: set[tuple[str, int]] = set()
         self.told: set[tuple[str, int]] = set()
         self.sent: set[tuple[str, int]] = set()
+        self.ready: set[int] = set()  # servers that have all gradients of the step
 
     def apply(self, s: int) -> None:
         tried = self.tried[s]
         self.made[s][self.servers[s].version] = frozenset(self.sums[s]) if tried is None else tried
         self.sums[s], self.tried[s] = set(), None
 
-    @property
-    def formed(self) -> bool:
-        return not self.to_enter and all(self.step.get(m) == self.base for m in self.members)
+    @rule(random=st.randoms(use_true_random=False), words=st.integers(1, 25))
+    def go_on(self, random: Random, words: int) -> None:
+        """Some of what can happen next, happens, in any order."""
+        for _ in range(words):
+            can = self.possible()
+            if not can:
+                return
+            act, arguments = random.choice(can)
+            act(*arguments)
+            self.servers_hold_what_was_committed()
 
-    @precondition(lambda self: self.to_enter)
-    @rule(data=st.data())
-    def enter(self, data: st.DataObject) -> None:
-        self.enter_one(*data.draw(st.sampled_from(sorted(self.to_enter))))
+    def possible(self) -> list[tuple[Callable[..., None], tuple[object, ...]]]:
+        can: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+        can += [(self.enter, word) for word in sorted(self.to_enter)]
+        if not self.to_enter and not self.resolving:
+            lacking = sorted(m for m in self.members if self.step.get(m) != self.base)
+            can += [(self.receive_the_state, (member,)) for member in lacking]
+            if not lacking:
+                can.append((self.pass_the_barrier, ()))
+        can += [(self.resolve, word) for word in sorted(self.to_resolve)]
+        if self.resolving:
+            can += [(self.send, word) for word in self.may_send()]
+            if self.in_reduction == self.members:
+                waiting = sorted(m for m in self.members if (m, 0) in self.sent)
+                can += [(self.reduction_completes_for, (member,)) for member in waiting]
+        can += [(self.commit, word) for word in sorted(self.to_commit)]
+        can += [(self.values_are_needed, word) for word in sorted(self.told)]
+        return can
 
-    def enter_one(self, member: str, s: int) -> None:
+    def enter(self, member: str, s: int) -> None:
         self.to_enter.discard((member, s))
         effects = self.servers[s].enter(self.token, self.members, self.base, "L")
         if Effect.UNDO in effects:
@@ -169,35 +193,24 @@ class Training(RuleBasedStateMachine):
             self.sums[s] = set()
         if Effect.FORGET in effects:
             assert self.first, "a server forgot the state that survivors name"
+        if Effect.APPLY in effects:
+            self.apply(s)
 
-    @precondition(lambda self: not self.to_enter and not self.resolving and not self.formed)
-    @rule(data=st.data())
-    def receive_the_state(self, data: st.DataObject) -> None:
-        member = data.draw(st.sampled_from(sorted(m for m in self.members if self.step.get(m) != self.base)))
+    def receive_the_state(self, member: str) -> None:
         self.step[member] = self.base
 
-    @precondition(lambda self: self.to_resolve)
-    @rule(data=st.data())
-    def resolve(self, data: st.DataObject) -> None:
-        self.resolve_one(*data.draw(st.sampled_from(sorted(self.to_resolve))))
-
-    def resolve_one(self, member: str, s: int) -> None:
+    def resolve(self, member: str, s: int) -> None:
         self.to_resolve.discard((member, s))
         if Effect.APPLY in self.servers[s].resolve(self.token, RECIPE if self.base else None):
             self.apply(s)
 
-    @precondition(lambda self: self.formed and not self.to_resolve and not self.resolving)
-    @rule()
     def pass_the_barrier(self) -> None:
         """After the transfers: nobody passes before all hold the state."""
         self.resolving = True
         self.to_resolve = {(m, s) for m in self.members for s in range(SERVERS)}
 
-    @precondition(lambda self: self.resolving)
-    @rule(data=st.data())
-    def send(self, data: st.DataObject) -> None:
-        """A member stages and prepares on one server."""
-        can = [
+    def may_send(self) -> list[tuple[str, int]]:
+        return [
             (m, s)
             for m in sorted(self.members)
             for s in range(SERVERS)
@@ -206,45 +219,21 @@ class Training(RuleBasedStateMachine):
             and not any((m, other) in self.to_resolve for other in range(SERVERS))
             and all(server.version == self.step[m] for server in self.servers)
         ]
-        if not can:
-            return
-        self.send_one(*data.draw(st.sampled_from(can)))
 
-    def send_one(self, member: str, s: int) -> None:
+    def send(self, member: str, s: int) -> None:
+        """A member stages and prepares on one server."""
         step = self.step[member] + 1
         self.servers[s].stage(self.token, step, member, "k")
         self.sums[s].add(member)
-        self.servers[s].prepare(self.token, step, member, 1)
+        effects = self.servers[s].prepare(self.token, step, member, 1)
         self.sent.add((member, s))
-        if all((member, other) in self.sent for other in range(SERVERS)):
-            self.in_reduction.add(member)
+        if Effect.PREPARED in effects:
+            self.ready.add(s)
+        # The answer to `prepare`, without which nobody enters the reduction, comes when the server has all.
+        if len(self.ready) == SERVERS:
+            self.in_reduction = {m for m in self.members if (m, 0) in self.sent}
 
-    @precondition(lambda self: self.in_reduction != self.members and not self.to_commit)
-    @rule()
-    def go_on_until_all_reduce(self) -> None:
-        """Nothing goes wrong for a while: without this a walk seldom gets to what is interesting."""
-        for member, s in sorted(self.to_enter):
-            self.enter_one(member, s)
-        for member in self.members:
-            self.step[member] = max(self.step.get(member, 0), self.base)
-        if not self.resolving:
-            self.pass_the_barrier()
-        for member, s in sorted(self.to_resolve):
-            self.resolve_one(member, s)
-        if any(server.version != self.step[m] for server in self.servers for m in self.members):
-            return
-        for member in sorted(self.members):
-            for s in range(SERVERS):
-                if (member, s) not in self.sent and member not in self.in_reduction:
-                    self.send_one(member, s)
-
-    @precondition(lambda self: self.resolving and self.in_reduction == self.members)
-    @rule(data=st.data())
-    def reduction_completes_for(self, data: st.DataObject) -> None:
-        waiting = sorted(m for m in self.members if (m, 0) in self.sent)
-        if not waiting:
-            return
-        member = data.draw(st.sampled_from(waiting))
+    def reduction_completes_for(self, member: str) -> None:
         self.step[member] += 1
         self.truth[self.step[member]] = frozenset(self.members)
         for s in range(SERVERS):
@@ -252,53 +241,37 @@ class Training(RuleBasedStateMachine):
             self.told.discard((member, s))
             self.to_commit.add((member, s))
         if not self.sent:
-            self.in_reduction = set()
+            self.in_reduction, self.ready = set(), set()
 
-    @precondition(lambda self: self.to_commit)
-    @rule(data=st.data())
-    def commit(self, data: st.DataObject) -> None:
-        member, s = data.draw(st.sampled_from(sorted(self.to_commit)))
+    def commit(self, member: str, s: int) -> None:
         self.to_commit.discard((member, s))
         self.told.add((member, s))
         effects = self.servers[s].commit(self.token, self.step[member], member, RECIPE)
         if Effect.APPLY in effects:
             self.apply(s)
 
-    @precondition(lambda self: self.told)
-    @rule(data=st.data())
-    def values_are_needed(self, data: st.DataObject) -> None:
+    def values_are_needed(self, member: str, s: int) -> None:
         """Whoever has committed a step can have its values, whatever became of the others."""
-        member, s = data.draw(st.sampled_from(sorted(self.told)))
         server, step = self.servers[s], self.step[member]
         if Effect.TRY in server.try_step(self.token, step, member):
             self.tried[s] = frozenset(self.sums[s])
         assert server.version == step or (server.version == step - 1 and self.tried[s] == self.truth[step])
 
-    @rule(data=st.data(), joins=st.booleans())
-    def generation_changes(self, data: st.DataObject, joins: bool) -> None:
+    @rule(random=st.randoms(use_true_random=False))
+    def generation_changes(self, random: Random) -> None:
         """Any proper subset dies; the survivors' greatest state counts."""
         if self.number == 1 and self.to_enter:
             return  # the first generation makes the chunks; until then there is nothing to go on with
-        members = sorted(self.members)
-        self.go_on_without(data.draw(st.sets(st.sampled_from(members), max_size=len(members) - 1)), joins)
-
-    @precondition(lambda self: any(tried is not None for tried in self.tried))
-    @rule()
-    def all_that_know_of_the_step_die(self) -> None:
-        newest = max(self.step.values())
-        dead = {member for member, step in self.step.items() if step == newest}
-        if len(dead) < len(self.members):
-            self.go_on_without(dead, joins=False)
-
-    def go_on_without(self, dead: set[str], joins: bool) -> None:
-        members = self.members
-        alive = set(members) - dead
+        members, newest = sorted(self.members), max(self.step.values())
+        alive = set(random.sample(members, random.randint(1, len(members))))
+        if random.random() < 0.3:  # all that know of the newest step
+            alive = {member for member in members if self.step.get(member) != newest} or alive
         # Only a member that holds a state can hand it on.
         holders = {m for m in alive if m in self.step}
         if not holders:
             return
         self.step = {m: s for m, s in self.step.items() if m in alive}
-        if joins and len(alive) < 4:
+        if random.random() < 0.5 and len(alive) < 4:
             self.born += 1
             alive.add(f"j{self.born}")
         self.begin(alive, max(self.step.values()))
@@ -316,5 +289,13 @@ class Training(RuleBasedStateMachine):
                 assert server.version >= high - 1
 
 
-Training.TestCase.settings = settings(deadline=None, max_examples=150, stateful_step_count=60)
+def walk(training: Training, random: Random) -> None:
+    """A long run without hypothesis: faster, and its steps can be weighed."""
+    for _ in range(60):
+        training.go_on(random, random.choice((1, 3, 10, 25)))
+        training.generation_changes(random)
+        training.servers_hold_what_was_committed()
+
+
+Training.TestCase.settings = settings(deadline=None, max_examples=100, stateful_step_count=20)
 TestTraining = Training.TestCase
