@@ -28,7 +28,7 @@ from typing import Any
 WORKERS = 2
 RESTORED_BY = (1, 3)
 WIDTH, LAYERS = 4096, 6  # 6 x 64 MiB, three times with Adam
-WAIT_SECONDS = 900
+WAIT_SECONDS = 300
 _ROOT = Path(__file__).resolve().parents[1]
 _FORMED = re.compile(r"generation .* rank \d+ of \d+, .*transfer ([\d.]+) s")
 
@@ -214,6 +214,29 @@ def restore(folder: Path, count: int, run: int) -> float:
         job.close()
 
 
+def measure_all(folder: Path, checkpoints: int, saves: int) -> dict[str, Any]:
+    """All that is written. Null with a reason for what did not run to its end."""
+    names = "state_bytes", "step_stall_seconds_p50", "stall_ratio_to_torch_save", "bytes_per_second"
+    restored: dict[str, float | None] = {str(count): None for count in RESTORED_BY}
+    result: dict[str, Any] = dict.fromkeys(names) | {"restore_seconds": restored}
+    try:
+        result |= measure(folder, checkpoints, saves)
+        print(
+            f"state {result['state_bytes'] / 2**30:.2f} GiB: a step stalls for"
+            f" {result['step_stall_seconds_p50']:.3f} s, torch.save takes"
+            f" {result['torch_save_seconds_p50']:.3f} s (ratio {result['stall_ratio_to_torch_save']:.3f});"
+            f" {result['bytes_per_second'] / 2**20:.0f} MiB/s",
+            flush=True,
+        )
+        for run, count in enumerate(RESTORED_BY, start=2):
+            restored[str(count)] = restore(folder, count, run)
+            print(f"restored by {count} workers in {restored[str(count)]:.2f} s", flush=True)
+    except RuntimeError as error:
+        result["reason"] = str(error)
+        print(f"cut short: {error}", flush=True)
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -228,18 +251,7 @@ def main() -> None:
         return
     folder = Path(tempfile.mkdtemp(prefix="springtide-checkpoint-", dir=arguments.folder))
     try:
-        result = measure(folder, 4 if arguments.quick else 12, 2 if arguments.quick else 4)
-        stall, save = result["step_stall_seconds_p50"], result["torch_save_seconds_p50"]
-        size, speed = result["state_bytes"] / 2**30, result["bytes_per_second"] / 2**20
-        print(
-            f"state {size:.2f} GiB: a step stalls for {stall:.3f} s, torch.save takes {save:.3f} s (ratio"
-            f" {stall / save:.3f}); {speed:.0f} MiB/s",
-            flush=True,
-        )
-        result["restore_seconds"] = {}
-        for run, count in enumerate(RESTORED_BY, start=2):
-            seconds = result["restore_seconds"][str(count)] = restore(folder, count, run)
-            print(f"restored by {count} workers in {seconds:.2f} s", flush=True)
+        result = measure_all(folder, 4 if arguments.quick else 12, 2 if arguments.quick else 4)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if arguments.json:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import itertools
 import json
 import os
 import random
+import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -33,7 +34,6 @@ WORKERS = 3
 WIDTH, DEPTH, BATCH = 1280, 4, 96
 KINDS = ("kill_worker", "hang_worker", "leave", "join", "kill_coordinator")
 QUIET_SECONDS = 3.0
-CUT_SECONDS = 60.0
 TOKEN = "benchmark"
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -209,6 +209,13 @@ class Job:
 
         self.until(calm, "ten steps by all workers")
 
+    def tally(self) -> Tally:
+        """As the workers' logs and the coordinator's ledger have it now."""
+        logs = [path.read_text() for path in self._folder.glob("worker-*.log")]
+        dropped = {step for text in logs for step in _DROPPED.findall(text)}
+        data = self.reply.data
+        return len(dropped), int(data.repeated), int(data.lost)
+
     def close(self) -> None:
         self._closing.set()
         self._operator.join(5)
@@ -269,8 +276,12 @@ class Job:
         return {}
 
 
-def strike(job: Job, kind: str, chooser: random.Random) -> dict[str, float]:
-    """One event and its gap (and, where a worker is replaced, the joiner's); seconds."""
+Tally = tuple[int, int, int]  # steps that somebody dropped, samples repeated, samples lost
+_DROPPED = re.compile(r"step (\d+) is dropped")
+
+
+def strike(job: Job, kind: str, chooser: random.Random) -> dict[str, tuple[float, Tally]]:
+    """One event: its gap (and, where a worker is replaced, the joiner's) in seconds, and the tally then."""
     from springtide_demo.gaps import gap_after
 
     job.until_calm()
@@ -292,12 +303,12 @@ def strike(job: Job, kind: str, chooser: random.Random) -> dict[str, float]:
             commit.unix_time for commit in job.history.recent(QUIET_SECONDS + 2) if commit.unix_time > at - 1
         ]
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-        return {kind: max(gaps)}
+        return {kind: (max(gaps), job.tally())}
     job.signal(
         victim, {"kill_worker": signal.SIGKILL, "hang_worker": signal.SIGSTOP}.get(kind, signal.SIGTERM)
     )
     job.until(caused, f"a generation without {victim}")
-    result = {kind: gap_after(job.history.curve(), at, float("inf")).seconds}
+    result = {kind: (gap_after(job.history.curve(), at, float("inf")).seconds, job.tally())}
     after = job.history.newest()
     assert after is not None
     generation = after.generation
@@ -310,144 +321,64 @@ def strike(job: Job, kind: str, chooser: random.Random) -> dict[str, float]:
     curve = job.history.curve()
     first = next(i for i, commit in enumerate(curve) if commit.generation > generation)
     if kind != "hang_worker":
-        result["join"] = curve[first].unix_time - curve[first - 1].unix_time
+        result["join"] = curve[first].unix_time - curve[first - 1].unix_time, job.tally()
     return result
 
 
-def measure_ours(repeats: int) -> tuple[dict[str, Any], float]:
-    """(figures of each kind, median step in seconds)."""
-    gaps: dict[str, list[float]] = {kind: [] for kind in KINDS}
+def measure_ours(repeats: int) -> tuple[dict[str, Any], float | None]:
+    """(figures of each kind, median step in seconds). Nothing is tried after an event that does not end."""
+    seen: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    counts = {kind: [0, 0, 0] for kind in KINDS}
+    reason, step = "", None
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder))
         try:
+            before: Tally = (0, 0, 0)
             chooser = random.Random(0)
             for kind in ("kill_worker", "hang_worker", "leave", "kill_coordinator"):
                 for _ in range(repeats):
-                    for name, seconds in strike(job, kind, chooser).items():
-                        gaps[name].append(seconds)
-                print(
-                    f"{kind:18} p50 {statistics.median(gaps[kind]):.3f} s, max {max(gaps[kind]):.3f} s",
-                    flush=True,
-                )
+                    for name, (seconds, after) in strike(job, kind, chooser).items():
+                        seen[name].append(seconds)
+                        for at in range(3):
+                            counts[name][at] += after[at] - before[at]
+                        before = after
+                print(kind, figures(seen[kind], counts[kind]), flush=True)
+            print("join", figures(seen["join"], counts["join"]), flush=True)
             job.until_calm()
             job.until(lambda: job.reply is not None and job.reply.data.total_seen > 0, "the ledger")
-            data = job.reply.data
-            step = statistics.median(commit.step_seconds for commit in job.history.curve())
-            redone = sum(
-                text.count("is dropped")
-                for text in (path.read_text() for path in Path(folder).glob("worker-*.log"))
-            )
+            for at in (1, 2):  # what the ledger found later belongs to the last event
+                counts["kill_coordinator"][at] += job.tally()[at] - before[at]
+        except TimeoutError as error:
+            reason = str(error)
+            print(f"cut short: {reason}", flush=True)
         finally:
             job.close()
-    print(f"{'join':18} p50 {statistics.median(gaps['join']):.3f} s, max {max(gaps['join']):.3f} s")
-    figures = {
-        kind: {
-            "gap_seconds_p50": statistics.median(seconds),
-            "gap_seconds_max": max(seconds),
-            # Of all events together: the ledger and the logs do not tell them apart.
-            "steps_redone": redone,
-            "samples_repeated": int(data.repeated),
-            "samples_lost": int(data.lost),
-            "repeats": len(seconds),
-        }
-        for kind, seconds in gaps.items()
+        if curve := job.history.curve():
+            step = statistics.median(commit.step_seconds for commit in curve)
+    return {kind: figures(seen[kind], counts[kind], reason) for kind in KINDS}, step
+
+
+def figures(seconds: list[float], counts: list[int], reason: str = "") -> dict[str, Any]:
+    """Of one kind. counts: steps redone, samples repeated, samples lost. reason: why there is no more."""
+    names = "gap_seconds_p50", "gap_seconds_max", "steps_redone", "samples_repeated", "samples_lost"
+    values = (statistics.median(seconds), max(seconds), *counts) if seconds else (None,) * len(names)
+    result: dict[str, Any] = dict(zip(names, values, strict=True)) | {"repeats": len(seconds)}
+    return result | ({"reason": reason} if reason else {})
+
+
+def report(ours: dict[str, Any], step: float | None, torchrun: dict[str, Any]) -> dict[str, Any]:
+    """All that is written."""
+    gap, theirs = ours["kill_worker"]["gap_seconds_p50"], torchrun["gap_seconds_p50"]
+    return {
+        "springtide": ours,
+        "median_step_seconds": step,
+        "torchrun": {"kill_worker": torchrun},
+        "torchft": None,
+        "torchft_reason": "not tried: 0.2.0 ended with an AssertionError in its DDP hook under torch 2.13"
+        if importlib.util.find_spec("torchft")
+        else "torchft is not installed",
+        "ratio_to_torchrun": gap / theirs if gap and theirs else None,
     }
-    return figures, step
-
-
-# ---- torchrun
-
-
-def train_ddp(folder: Path) -> None:
-    """The same training by DistributedDataParallel; appends the time of each step of each process."""
-    import torch
-    import torch.distributed as dist
-    from torch.nn import functional as F
-    from torch.nn.parallel import DistributedDataParallel
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    model = DistributedDataParallel(build())
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    part = BATCH // dist.get_world_size()
-    with (folder / f"steps-{os.getpid()}").open("a", buffering=1) as log:
-        while True:
-            x, y = torch.randn(part, WIDTH), torch.randint(10, (part,))
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            log.write(f"{time.time()}\n")
-
-
-def torchrun_gap() -> float:
-    """Seconds from the last step before one worker process is killed to the next step of anybody; at most
-    CUT_SECONDS. Raise TimeoutError when training does not begin.
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", f"--nnodes=2:{WORKERS}", "--nproc-per-node=1"),
-            *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--max-restarts=10"),
-            *("--monitor-interval=0.1", "-m", "benchmarks.recovery", "--ddp", name),
-        ]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        agents = [
-            subprocess.Popen(
-                command,
-                cwd=_ROOT,
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            for _ in range(WORKERS)
-        ]
-        try:
-            deadline = time.monotonic() + 60
-
-            def steps() -> dict[str, list[float]]:
-                texts = {path.name: path.read_text() for path in folder.glob("steps-*")}
-                return {key: [float(line) for line in text.split("\n")[:-1]] for key, text in texts.items()}
-
-            while sum(len(times) >= 10 for times in steps().values()) < WORKERS:
-                if time.monotonic() > deadline:
-                    raise TimeoutError("torchrun made no ten steps with three workers in 60 s")
-                time.sleep(0.1)
-            victim = max(steps())
-            os.kill(int(victim.partition("-")[2]), signal.SIGKILL)
-            killed = time.time()
-            while time.time() < killed + CUT_SECONDS:
-                everything = sorted(time for times in steps().values() for time in times)
-                # Steps that were under way may still end.
-                if everything[-1] > killed + 0.5 or len(steps()) > WORKERS:
-                    later = [at for at in everything if at > killed]
-                    if later:
-                        last = max(at for at in everything if at <= killed)
-                        return max(b - a for a, b in itertools.pairwise([last, *later]))
-                time.sleep(0.1)
-            return CUT_SECONDS
-        finally:
-            for agent in agents:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(agent.pid, signal.SIGKILL)
-                agent.wait()
-            for path in folder.glob("steps-*"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(path.name.partition("-")[2]), signal.SIGKILL)
-
-
-def measure_torchrun(tries: int) -> dict[str, Any]:
-    """Null with a reason when it does not run."""
-    gaps = []
-    try:
-        for _ in range(tries):
-            gaps.append(torchrun_gap())
-    except (TimeoutError, OSError) as error:
-        return {"gap_seconds_p50": None, "censored": None, "reason": str(error)}
-    return {"gap_seconds_p50": statistics.median(gaps), "censored": sum(gap >= CUT_SECONDS for gap in gaps)}
 
 
 def main() -> None:
@@ -457,26 +388,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--zygote", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--ddp", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.zygote:
         zygote(train)
         return
-    if arguments.ddp:
-        train_ddp(arguments.ddp)
-        return
-    figures, step = measure_ours(3 if arguments.quick else 20)
+    ours, step = measure_ours(2 if arguments.quick else 20)
+    from benchmarks.peers.torchrun import measure_torchrun
+
     torchrun = measure_torchrun(1 if arguments.quick else 3)
-    result: dict[str, Any] = {
-        "springtide": figures,
-        "median_step_seconds": step,
-        "torchrun": {"kill_worker": torchrun},
-        "torchft": None,
-        "torchft_reason": "torchft 0.2.0 ends with an AssertionError under this torch, and is not installed",
-    }
-    theirs, ours = torchrun["gap_seconds_p50"], figures["kill_worker"]["gap_seconds_p50"]
-    result["ratio_to_torchrun"] = ours / theirs if theirs else None
-    print(f"median step {step:.3f} s; torchrun {torchrun}; ratio_to_torchrun {result['ratio_to_torchrun']}")
+    result = report(ours, step, torchrun)
+    print(f"median step {step} s; torchrun {torchrun}; ratio_to_torchrun {result['ratio_to_torchrun']}")
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 
