@@ -14,8 +14,11 @@ import torch.distributed as dist
 from worker_groups import together, wired_stores
 
 from springtide.errors import UsageError
+from springtide.exchange.buckets import Buckets
 from springtide.exchange.device import DeviceSums, choose_backend, form_nccl, tame_nccl
 from springtide.exchange.groups import Group, form
+from springtide.exchange.layout import Field, plan_layout
+from springtide.exchange.streams import Writers
 
 
 class FakeWork:
@@ -152,6 +155,75 @@ def test_nccl_s_watchdog_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> Non
         tame_nccl({})
 
 
+class Stream:
+    """Remembers what is queued on it and behind which streams."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.behind: list[str] = []
+
+    def wait_stream(self, stream: Any) -> None:
+        self.behind.append(stream.name)
+
+
+def test_a_sum_begins_behind_every_stream_that_wrote_into_its_bucket() -> None:
+    main, side, third = Stream("main"), Stream("side"), Stream("third")
+    now = main
+    writers = Writers(lambda: now)
+    writers.write(0, onto=False)
+    now = side
+    writers.write(0, onto=False)
+    writers.write(1, onto=False)
+    assert side.behind == []  # other parts of the bucket
+    writers.join(0)
+    assert side.behind == ["main"]
+    now = main
+    writers.join(1)
+    assert main.behind == ["side"]
+    writers.join(1)
+    assert main.behind == ["side"], "once is enough"
+    # The next micro-batch adds to what another stream has written.
+    writers.write(2, onto=False)
+    now = third
+    writers.write(2, onto=True)
+    assert third.behind == ["main"]
+    writers.begin()
+    writers.join(2)
+    assert third.behind == ["main"]
+
+
+def test_buckets_join_streams_before_they_send() -> None:
+    fields = [Field(f"p{i}", (4,), torch.float32) for i in range(2)]
+    buckets = Buckets(plan_layout(fields, 1 << 20))
+    main, side = Stream("main"), Stream("side")
+    now = main
+    buckets._writers = Writers(lambda: now)
+    sent: list[list[str]] = []
+
+    class Work:
+        def wait(self) -> bool:
+            return True
+
+        def is_completed(self) -> bool:
+            return True
+
+    def start_sum(tensor: torch.Tensor) -> Work:
+        sent.append(list(now.behind))
+        return Work()
+
+    buckets.begin(start_sum)
+    buckets.put(1, torch.ones(4), 1.0, 0, last=True)
+    now = side
+    buckets.put(0, torch.ones(4), 1.0, 0, last=True)
+    assert sent == [["main"]]
+    # Nothing came for a parameter: what is filled with zeros is written, too.
+    buckets.begin(start_sum)
+    buckets.put(1, torch.ones(4), 1.0, 0, last=True)
+    now = main
+    buckets.flush()
+    assert sent[1:] == [["side"]]
+
+
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
@@ -182,6 +254,30 @@ def test_gloo_takes_cuda_tensors_through_the_host() -> None:
         return values
 
     assert together([lambda r=rank: member(r) for rank in range(2)]) == [[3.0] * 5] * 2
+
+
+@cuda
+@pytest.mark.cuda
+def test_gradients_from_side_streams_are_whole_in_their_sum() -> None:
+    device = torch.device("cuda", 0)
+    fields = [Field(f"p{i}", (1 << 20,), torch.float32) for i in range(2)]
+    buckets = Buckets(plan_layout(fields, 64 << 20), device)
+    tame_nccl()
+    sums = form_nccl(wired_stores(1)[0], 0, 1, device, 30.0)
+    side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    for turn in range(20):
+        buckets.begin(sums.start_sum)
+        with torch.cuda.stream(side):
+            slow = torch.full((2048, 2048), 1 / 2048, device=device)
+            for _ in range(20):
+                slow = slow @ slow
+            late = torch.full((1 << 20,), float(turn), device=device) + 0 * slow.sum()
+            buckets.put(1, late, 1.0, 0, last=True)
+        buckets.put(0, torch.ones(1 << 20, device=device), 1.0, 0, last=True)
+        buckets.wait()
+        assert buckets.views[1].unique().tolist() == [float(turn)]
+    sums.shut()
+    assert sums.release()
 
 
 @cuda

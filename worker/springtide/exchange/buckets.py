@@ -14,6 +14,7 @@ import torch
 from springtide.errors import UsageError
 from springtide.exchange.groups import Work
 from springtide.exchange.layout import Layout
+from springtide.exchange.streams import Writers, current_stream_of
 
 StartSum = Callable[[torch.Tensor], Work]
 
@@ -24,6 +25,7 @@ class Buckets:
     def __init__(self, layout: Layout, device: torch.device | None = None) -> None:
         self.layout = layout
         self._device = device
+        self._writers = Writers(current_stream_of(device))
         self._names = [field.name for field in layout.fields]
         self._flats: list[torch.Tensor] = []
         self.views: list[torch.Tensor] = []
@@ -45,6 +47,7 @@ class Buckets:
     def begin(self, start_sum: StartSum) -> None:
         """Start a step whose buckets go through start_sum."""
         self._start_sum = start_sum
+        self._writers.begin()
         self._round = [-1] * len(self._names)
         self._missing = [len(indices) for indices in self.layout.members]
         self._versions = [flat._version for flat in self._flats]
@@ -75,6 +78,7 @@ class Buckets:
         self._check(bucket)
         view = self.views[index]
         first = self._round[index] < 0
+        self._writers.write(bucket, onto=not first)
         if scale == 0.0:
             if first:
                 view.zero_()
@@ -98,6 +102,7 @@ class Buckets:
                 for index in self.layout.members[bucket]:
                     if self._round[index] < 0:
                         self._check(bucket)
+                        self._writers.write(bucket, onto=False)
                         self.views[index].zero_()
                         self._versions[bucket] = self._flats[bucket]._version
             self._missing[bucket] = 0
@@ -143,7 +148,9 @@ class Buckets:
 
     def _send_complete(self) -> None:
         while len(self._works) < len(self._missing) and self._missing[len(self._works)] == 0:
-            self._works.append(self._start_sum(self._outgoing(len(self._works))))
+            bucket = len(self._works)
+            self._writers.join(bucket)
+            self._works.append(self._start_sum(self._outgoing(bucket)))
 
     def _check_new(self, index: int, gradient: torch.Tensor, micro: int) -> None:
         if self._round[index] == micro:
