@@ -110,6 +110,23 @@ def test_equal_bits_over_kills_and_joins(make_cluster: Callable[..., WorkerClust
     assert fifth.commits()[0]["step"] > 3
 
 
+def test_equal_bits_with_a_scaler(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
+    """Steps are skipped and the scale moves, with one worker as with three, two and three."""
+    expected = alone(scaler=True)
+    assert expected["audit"]["skipped"] >= 2
+    assert expected["step"] == STEPS
+    assert expected["finite"]
+    cluster = make_cluster(scaler=True)
+    first, second, third = cluster.start(3, faults={1: "backward:3:kill", 2: "committed:14:sleep=1"})
+    cluster.until(lambda: not second.running, "the death")
+    joiner = cluster.add()
+    cluster.until_done()
+    check(cluster, expected, [first, third])
+    assert isinstance(joiner.outcome(), outcome.Finished | outcome.Left)
+    if joiner in cluster.finished():
+        check(cluster, expected, [joiner])
+
+
 def test_equal_bits_from_a_checkpoint_at_another_size(
     make_cluster: Callable[..., WorkerCluster], alone: Alone, tmp_path: Path
 ) -> None:

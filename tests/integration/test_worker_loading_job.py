@@ -37,3 +37,22 @@ def test_killed_while_processes_read_ahead(zygote: Zygote, tmp_path: Path) -> No
         assert "REDUCTION_FAILED" in first.log() or "DROPPED" in first.log()
     finally:
         cluster.close()
+
+
+def test_killed_in_loops_over_several_datasets(zygote: Zygote, tmp_path: Path) -> None:
+    """One that is drawn by weights, one that is read in ranges, one without its last batch."""
+    options = OPTIONS | {"datasets": True, "loops": 3, "epochs": 2, "pace": 0.03}
+    (tmp_path / "alone").mkdir()
+    reference = train_alone(zygote, tmp_path / "alone", options)
+    # Five batches, four, and three, twice each.
+    assert max(reference.losses) == 24
+    assert reference.audit["totalSeen"] == 2 * (150 + 100 + 96)
+    cluster = WorkerCluster(zygote, tmp_path, options)
+    try:
+        faults = {1: "backward:4:kill", 2: "reduced:13:kill", 3: "gradients:21:kill"}
+        steady, *victims = cluster.start(4, faults=faults)
+        cluster.until_done()
+        assert [victim.code for victim in victims] == [-9] * 3
+        check(cluster, reference, [steady])
+    finally:
+        cluster.close()

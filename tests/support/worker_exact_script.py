@@ -1,8 +1,8 @@
 """The training script of exact mode's tests: everything random and stateful that a step can hold. argv:
 RESULT_FOLDER JSON_OPTIONS.
 
-Augmentation in the dataset, dropout, BatchNorm, autocast, clipping, micro-batches, Adam, a scheduler. Writes
-RESULT_FOLDER/POD.json at its end: digests of parameters, buffers and the optimizer's state.
+Augmentation in the dataset, dropout, BatchNorm, autocast, GradScaler, clipping, micro-batches, Adam, a
+scheduler. Writes RESULT_FOLDER/POD.json at its end: digests of parameters, buffers and the optimizer's state.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     springtide.init()
-    springtide.distribute(model, optimizer, scheduler=scheduler, clip_norm=0.5)
+    # A scale at which the first gradients overflow.
+    scaler = torch.amp.GradScaler("cpu", 2.0**126, 4.0, 2.0**-7, 4, enabled="scaler" in options)
+    springtide.distribute(model, optimizer, scheduler=scheduler, scaler=scaler, clip_norm=0.5)
     dataset = Augmented(options["samples"], options.get("not_finite", ""))
     for batch in springtide.batches(dataset, batch_size=options["batch"], epochs=options["epochs"], seed=5):
         with springtide.step():
@@ -74,10 +76,11 @@ def main() -> None:
                 inputs, labels = micro
                 with torch.autocast("cpu", torch.bfloat16, enabled=options.get("autocast", True)):
                     loss = F.cross_entropy(model(inputs.to(next(model.parameters()).dtype)).float(), labels)
-                loss.backward()
+                scaler.scale(loss).backward()
                 springtide.report(loss=loss)
             time.sleep(options.get("pace", 0.0))
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             scheduler.step()
             optimizer.zero_grad()
     runtime = springtide.api._runtime
@@ -88,6 +91,7 @@ def main() -> None:
         "buffers": digest(model.buffers()),
         "optimizer": digest(state),
         "finite": all(bool(p.isfinite().all()) for p in model.parameters()),
+        "scale": scaler.get_scale(),
         "rate": optimizer.param_groups[0]["lr"],
         "audit": runtime.position.ledger.audit(),
         "step": runtime.position.cursor.step,

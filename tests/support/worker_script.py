@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,31 @@ def make_data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
+class Rows(torch.utils.data.IterableDataset[Any]):
+    """Samples that are read in ranges."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self._x, self._y = x, y
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def read_range(self, start: int, stop: int) -> Iterator[Any]:
+        yield from zip(self._x[start:stop], self._y[start:stop], strict=True)
+
+
+def deal(stage: int, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, dict[str, Any]]:
+    """Another dataset for each loop, with its arguments of batches()."""
+    if stage == 0:
+        return (x, y), {"weights": 1 + torch.arange(len(x)) % 3}
+    if stage == 1:
+        return Rows(x[:100], y[:100]), {"shuffle": False}
+    return torch.utils.data.TensorDataset(x[40:], y[40:]), {"drop_last": True}
+
+
 def digest(tensors: dict[str, torch.Tensor]) -> str:
     total = hashlib.sha256()
     for name, tensor in tensors.items():
@@ -111,8 +137,10 @@ def main() -> None:
     )
     rates: dict[int, float] = {}
     for stage in range(options.get("loops", 1)):
+        dataset, dealing = deal(stage, x, y) if "datasets" in options else ((x, y), {})
         for batch in springtide.batches(
-            (x, y),
+            dataset,
+            **dealing,
             batch_size=options["batch"],
             epochs=options["epochs"],
             seed=5 + stage,
