@@ -4,29 +4,10 @@ from __future__ import annotations
 
 import pytest
 from coordinator_room import Room, generation, info, server, state
+from coordinator_servers import dropped, everybody, trains
 
 from springtide_coordinator.membership import Phase, Rules
 from springtide_coordinator.membership import messages as say
-
-
-def trains(servers: int = 2, workers: int = 2, **options: object) -> Room:
-    """A job whose first generation trains at step 0, with its servers listed by the operator."""
-    room = Room(servers=servers, target=workers, **options)  # type: ignore[arg-type]
-    room.serve(*(f"s{slot}" for slot in range(servers)))
-    room.train(*(f"w{slot}" for slot in range(workers)))
-    everybody(room)
-    return room
-
-
-def everybody(room: Room, *servers: str, **more: object) -> None:
-    """The operator's word: the members live, and these servers (by default those of the generation)."""
-    room.sync(*room.members, serving=servers or room.servers, **more)  # type: ignore[arg-type]
-
-
-def dropped(room: Room, *members: str, at: object = None) -> None:
-    for member in members or room.members:
-        room.park(member, say.ParkReason.DROPPED, at=at or room.m.members[member].state)  # type: ignore[arg-type]
-
 
 # ---- the beginning
 
@@ -319,110 +300,6 @@ def boundary(room: Room, form: bool = True) -> None:
         room.park(worker, say.ParkReason.BOUNDARY, at=room.m.members[worker].state)
     if form:
         room.form()
-
-
-# ---- a state that the servers do not hold
-
-
-def lacking(room: Room) -> None:
-    """A server is replaced by an empty one, and the workers find that the state is gone."""
-    room.lose("s1")
-    room.tick(1)
-    dropped(room)
-    room.serve("s1x", pod="s1")
-    assert room.number == 2
-    for worker in room.members:
-        room.park(worker, say.ParkReason.SERVERS_LACK_STATE, at=room.m.members[worker].state)
-
-
-def test_a_state_that_the_servers_lost_is_held_by_nobody_and_all_start_again() -> None:
-    room = trains()
-    lacking(room)
-    for worker in ("w0", "w1"):
-        assert room.last(worker, say.Leave).reason == (
-            "StateLost: parameter server pod-s1 took its parameters with it"
-        )
-    assert room.number == 2
-    for worker in ("w0", "w1"):
-        room.tell(worker, say.Bye("Left"))
-        room.lose(worker)
-    everybody(room, "s0", "s1")
-    room.sync("v0", "v1", serving=("s0", "s1"))
-    for worker in ("v0", "v1"):
-        room.hello(worker)
-        room.park(worker)
-    start = room.last("v0", say.Start)
-    assert start.fresh
-    assert start.reason.startswith("StateLost: parameter server pod-s1 took its parameters with it")
-    assert room.m.states_lost == 1
-
-
-def test_processes_that_never_trained_go_on_without_those_that_did() -> None:
-    room = trains()
-    room.hello("w2")
-    room.park("w2")
-    everybody(room)
-    room.sync("w0", "w1", "w2", serving=("s0", "s1"))
-    lacking(room)
-    for worker in ("w0", "w1"):
-        room.tell(worker, say.Bye("Left"))
-        room.lose(worker)
-    room.sync("w2", serving=("s0", "s1"), target=1)
-    assert not room.told("w2", say.Leave)
-    assert room.last("w2", say.Start).fresh
-
-
-def with_checkpoints(room: Room) -> None:
-    for record in room.m.members.values():
-        record.checkpoints = True
-
-
-def test_with_checkpoints_those_that_held_the_state_stay_and_go_back() -> None:
-    room = trains()
-    with_checkpoints(room)
-    lacking(room)
-    assert room.number == 3
-    for worker in ("w0", "w1"):
-        assert room.told(worker, say.Leave) == 0
-        start = room.last(worker, say.Start)
-        assert start.fresh
-        assert start.had_state
-        assert "the job goes back to its newest checkpoint" in start.reason
-    assert room.m.states_lost == 1
-
-
-def test_one_that_has_no_checkpoint_to_go_back_to_leaves() -> None:
-    room = trains()
-    with_checkpoints(room)
-    lacking(room)
-    stuck = say.Parked(say.ParkReason.FORMATION_FAILED, room.m.members["w0"].generation, cannot_go_back=True)
-    room.tell("w0", stuck)
-    room.park("w1", say.ParkReason.DROPPED)
-    assert room.told("w0", say.Leave) == 1
-    assert room.told("w1", say.Leave) == 0
-
-
-def test_one_worker_that_finds_it_out_is_enough() -> None:
-    room = trains()
-    room.lose("s1")
-    room.tick(1)
-    dropped(room)
-    room.serve("s1x", pod="s1")
-    room.park("w0", say.ParkReason.SERVERS_LACK_STATE, at=room.m.members["w0"].state)
-    assert room.told("w1", say.Prepare) == 2
-    room.park("w1", say.ParkReason.DROPPED, at=room.m.members["w1"].state)
-    assert room.told("w1", say.Leave) == 1
-
-
-def test_a_report_of_an_older_generation_voids_nothing() -> None:
-    room = trains()
-    dropped_at = room.m.members["w0"].state
-    room.lose("s1")
-    room.tick(1)
-    room.tell(
-        "w0", say.Parked(say.ParkReason.SERVERS_LACK_STATE, generation(7), dropped_at, "layout", "", ())
-    )
-    assert room.m.void is None
 
 
 # ---- another coordinator
