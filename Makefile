@@ -45,9 +45,8 @@ generate: $(STAMP) tools ## write the generated files again: the coordinator's p
 	mv docs/reference.md.new docs/reference.md
 	python charts/generate.py
 
-bench: $(STAMP) ## run every benchmark (each is one file that also runs by itself)
-	@found=0; for file in benchmarks/*.py; do [ -e "$$file" ] || continue; found=1; echo "== $$file"; python "$$file"; done; \
-	if [ $$found = 0 ]; then echo "no benchmarks yet: they are files in benchmarks/"; fi
+bench: $(STAMP) ## run every benchmark, one after the other (ARGS=--quick for the short form)
+	@for file in benchmarks/*.py; do name=$$(basename $$file .py); echo "== $$name"; PYTHONSAFEPATH= python -m benchmarks.$$name $(ARGS); done
 
 chaos: $(STAMP) ## faults at random on the operator, on workers and on servers, SPRINGTIDE_CHAOS_SECONDS (300) each, then the demo's story ROUNDS times (default 3)
 	SPRINGTIDE_CHAOS_SECONDS=$${SPRINGTIDE_CHAOS_SECONDS:-300} python -m pytest -q -s tests/integration/test_operator_chaos.py tests/integration/test_worker_chaos.py tests/integration/test_server_chaos.py

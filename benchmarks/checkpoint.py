@@ -12,6 +12,7 @@ checkpoint: seconds from the group's formation until all members hold the state.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,8 @@ class Job:
     """A coordinator and workers on this machine. name: of the state's folder, the same for all sizes."""
 
     def __init__(self, folder: Path, count: int, run: int, baseline: int = 0) -> None:
-        self.folder, self.run = folder, run
+        self.folder, self.run, self.count = folder, run, count
+        self._closing = threading.Event()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
@@ -136,6 +139,30 @@ class Job:
                     subprocess.Popen(command, env=environment, cwd=_ROOT, stdout=out, stderr=err)
                 )
 
+        self._operator = threading.Thread(target=self._sync, args=(port,), daemon=True)
+        self._operator.start()
+
+    def _sync(self, port: int) -> None:
+        """The operator's part: only its word lets a coordinator restore or begin anew."""
+        import grpc
+
+        from springtide_coordinator import coordinator_pb2 as pb
+        from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
+
+        uids = [f"uid-{self.run}-{rank}" for rank in range(self.count)]
+        request = pb.SyncRequest(
+            target=self.count,
+            minimum=self.count,
+            maximum=self.count,
+            living=[pb.Pod(uid=uid, name=uid, started=True) for uid in uids],
+            observed=True,
+        )
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = pb_grpc.CoordinatorStub(channel)
+            while not self._closing.wait(0.2):
+                with contextlib.suppress(grpc.RpcError):  # it is not there yet
+                    stub.Sync(request, metadata=(("authorization", "Bearer benchmark"),), timeout=1.0)
+
     def _log(self, rank: int, kind: str) -> Path:
         return self.folder / f"{self.run}-{rank}.{kind}"
 
@@ -158,6 +185,8 @@ class Job:
             time.sleep(0.1)
 
     def close(self) -> None:
+        self._closing.set()
+        self._operator.join(5)
         for process in reversed(self.processes):
             process.kill()
             process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ import pytest
 
 from benchmarks import checkpoint, exact, recovery, steady_state
 from benchmarks.peers import torchrun
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def raising(error: Exception) -> Any:
@@ -105,6 +108,29 @@ def test_checkpoint_keeps_what_it_has_measured(monkeypatch: pytest.MonkeyPatch, 
     assert result["reason"] == "no generation of 1"
     monkeypatch.setattr(checkpoint, "measure", raising(RuntimeError("no checkpoints")))
     assert checkpoint.measure_all(tmp_path, 1, 1)["stall_ratio_to_torch_save"] is None
+
+
+def test_every_benchmark_can_be_run_by_make() -> None:
+    """Modules, so that the repository's root has to be on the path of processes that they start."""
+    recipe = subprocess.run(
+        ["make", "-n", "-o", ".venv/.springtide-installed", "bench", "ARGS=--quick"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    loop = recipe[recipe.index("for file in") :].replace("PYTHONSAFEPATH= python -m", "echo runs")
+    done = subprocess.run(["bash", "-c", loop], cwd=ROOT, capture_output=True, text=True, check=True)
+    runs = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("runs ")]
+    names = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
+    assert runs == [[f"benchmarks.{name}", "--quick"] for name in names]
+    assert {"recovery", "steady_state", "exact", "checkpoint"} <= set(names)
+    for name in names:
+        module = importlib.import_module(f"benchmarks.{name}")
+        assert callable(module.main)
+        usage = next(line for line in (module.__doc__ or "").splitlines() if "python -m " in line)
+        assert usage.strip().startswith(f"python -m benchmarks.{name} [--quick]")
+        assert "[--json FILE]" in usage
 
 
 AGENT = """
