@@ -141,17 +141,14 @@ class ServerClient:
 
     def stage(
         self, token: tuple[int, int, int], step: int, member: str, key: str, gradient: torch.Tensor | Selected
-    ) -> int:
-        """Send a gradient that has no answer of its own, nor must it change before its PREPARE is answered;
-        return how many bytes that are."""
+    ) -> None:
+        """Send a gradient that has no answer of its own; it must not change before PREPARE is answered."""
         dense = gradient.values if isinstance(gradient, Selected) else gradient
         about = {"t": list(token), "s": step, "me": member, "k": key, "d": DTYPE_NAMES[dense.dtype]}
         if isinstance(gradient, Selected):
-            block = pack(gradient)
-            self._send_unanswered(Kind.STAGE_SELECTED, about, block)
-            return block.nbytes
-        self._send_unanswered(Kind.STAGE, about, gradient)
-        return gradient.nbytes
+            self._send_unanswered(Kind.STAGE_SELECTED, about, pack(gradient))
+        else:
+            self._send_unanswered(Kind.STAGE, about, gradient)
 
     def stage_rows(
         self,

@@ -31,6 +31,7 @@ def gradients_of(model: torch.nn.Module, step: int, part: int, parts: int) -> No
     """Gradients of the mean over a seeded batch of 12, from this part's samples only."""
     generator = torch.Generator().manual_seed(step)
     x, y = torch.randn(12, 5, generator=generator), torch.randn(12, 3, generator=generator)
+    x, y = (tensor.to(next(model.parameters()).device) for tensor in (x, y))
     own = slice(part * 12 // parts, (part + 1) * 12 // parts)
     model.zero_grad()
     (F.mse_loss(model(x[own]), y[own], reduction="sum") / y.numel()).backward()
@@ -48,7 +49,8 @@ class Member:
 
     def __init__(self, name: str, optimizer: Callable[[Any], torch.optim.Optimizer], **options: Any) -> None:
         self.name = name
-        self.model = build(seed=sum(map(ord, name)))
+        self.device = options.get("device", "cpu")
+        self.model = build(seed=sum(map(ord, name))).to(self.device)
         self.optimizer = optimizer(self.model)
         named = dict(self.model.named_parameters())
         self.layout = plan_layout([Field(n, tuple(p.shape), p.dtype) for n, p in named.items()], 256)
@@ -63,10 +65,12 @@ class Member:
             connect_seconds=10.0,
             answer_seconds=20.0,
             wire=options.get("wire", lambda: None)(),
+            copier=options.get("copier"),
         )
         self.step = 0
         self.gradients = options.get("gradients", gradients_of)
         self.sent = 0
+        self.flats: list[torch.Tensor] = []
 
     def begin(
         self, number: int, members: list[str], running: list[Server], store: StreamStore, **how: Any
@@ -90,17 +94,20 @@ class Member:
         self.step = place.step
 
     def push(self, part: int, parts: int) -> float | None:
+        self.send(part, parts)
+        return self.exchange.prepare()
+
+    def send(self, part: int, parts: int) -> None:
         self.exchange.settle()
         self.gradients(self.model, self.step + 1, part, parts)
         self.exchange.begin_step()
-        for bucket, size in enumerate(self.layout.sizes):
-            flat = torch.zeros(size)
+        self.flats = [torch.zeros(size, device=self.device) for size in self.layout.sizes]
+        for bucket, flat in enumerate(self.flats):
             for index in self.layout.members[bucket]:
                 gradient = list(self.model.parameters())[index].grad
                 offset = self.layout.slots[index].offset
                 flat[offset : offset + gradient.numel()] = gradient.flatten()
             self.sent += self.exchange.push(flat).nbytes
-        return self.exchange.prepare()
 
     def commit(self, scale: float = 1.0, unused: tuple[int, ...] = ()) -> None:
         self.exchange.commit(scale, unused)

@@ -66,6 +66,8 @@ def declare(
             f"{consistency} does not take so far: train in float32 or bfloat16, or use Synchronous"
         )
     tables = _check_tables(models, several, tracked, strategy, exact)
+    if strategy == "ParameterServer" and (tables or consistency != "Synchronous"):
+        _check_on_cpu(models, tables, consistency)
     if tables and consistency != "Synchronous":
         raise UsageError(
             f"distribute(): {tables[0]} is a table of springtide.Embedding, which takes "
@@ -207,15 +209,19 @@ def _check_tables(
     return tables
 
 
+def _check_on_cpu(models: Sequence[torch.nn.Module], tables: Sequence[str], consistency: str) -> None:
+    for name, parameter in models[0].named_parameters():
+        if parameter.device.type != "cpu":
+            what = f"tables ({tables[0]})" if tables else f"consistency {consistency}"
+            raise UsageError(
+                f"distribute(): parameter {name} is on {parameter.device}: with strategy.type "
+                f"ParameterServer models with {what} train on the CPU so far"
+            )
+
+
 def _check_on_servers(models: Sequence[torch.nn.Module], several: bool) -> None:
     if several or len(models) > 1:
         raise UsageError(
             "distribute(): strategy.type ParameterServer takes one model and one optimizer, which makes one "
             "step per body, so far: give them without lists, or use strategy.type AllReduce"
         )
-    for name, parameter in models[0].named_parameters():
-        if parameter.device.type != "cpu":
-            raise UsageError(
-                f"distribute(): parameter {name} is on {parameter.device}: strategy.type ParameterServer "
-                "trains on the CPU so far; use strategy.type AllReduce for GPUs"
-            )

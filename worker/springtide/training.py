@@ -91,6 +91,8 @@ class Trainer:
             self.servers = make_servers(on_servers, layout, optimizers[0], with_norm)
         self._home = self.servers or home_here(self.tables, self._gradients.names, optimizers[0])
         self._dense_here = self._home is None or not self._home.dense
+        if not self._dense_here:
+            self.nccl_device = None  # its sums are the servers'
         self._undo = Undo(self._gradients.parameters, self._buffers, optimizers, tracked, several)
         self._scalings = Scalings(
             tracked.values(),

@@ -258,7 +258,7 @@ class AsynchronousExchange(ServerExchange):
         for chunk in self._by_bucket[self._pushed]:
             self._gradients[chunk.key] = gradients[chunk.start : chunk.stop]
         self._pushed += 1
-        return Pushed(self.wire.shrunk(gradients[:1]).itemsize * len(gradients))
+        return Pushed(self.wire.nbytes(len(gradients), gradients.dtype))
 
     def prepare(self) -> float | None:
         """The norm of this worker's own gradients if there is to be one. Raise ServerError."""

@@ -24,6 +24,7 @@ from springtide.exchange.store import StreamStore
 from springtide.servers import rows
 from springtide.servers.leading import Leader, Place
 from springtide.servers.links import Links, ServerError
+from springtide.servers.memory import Copier, Memory
 from springtide.servers.plan import LackError, PlannedChunk, plan_chunks
 from springtide.servers.recipe import group_numbers, group_options, optimizer_name
 from springtide.servers.saving import States, cut_states, join_states
@@ -64,9 +65,10 @@ class ServerExchange:
         authority: str = "",
         dense: bool = True,
         wire: Wire | None = None,
+        copier: Copier | None = None,
     ) -> None:
         """dense: all parameters are on the servers, not the rows of tables alone. wire: how gradients travel;
-        None: as they are.
+        None: as they are. copier: see `Memory`.
         """
         self.wire = wire or Wire()
         self._made: Made | None = None
@@ -78,7 +80,7 @@ class ServerExchange:
         self.links = Links(token, connect_seconds, answer_seconds, authority)
         self._layout = layout
         self._parameters = list(parameters.values()) if dense else []
-        self._flats = _flatten(self._parameters, layout) if dense else []
+        self._memory = Memory(self._parameters, layout, copier)
         self._versions: list[int] = []
         self.chunks = plan_chunks(layout, group_numbers(optimizer, dict(parameters))) if dense else []
         self._planned: list[PlannedChunk | PlannedSlice] = [*self.chunks, *self.tables.slices]
@@ -119,8 +121,10 @@ class ServerExchange:
         self._leader, self.wire.closing = None, False
         self.links.connect(place.servers)
         group.on_shut(lambda: self.links.over("the generation is over"))
+        self._memory.drop()
         if fresh:
             self._made = None
+            self._memory.bring_down()
         if not holds:
             self._clean = set()
         if group.rank != leader:
@@ -196,12 +200,14 @@ class ServerExchange:
         recipe = None if self.recipe is None else self.recipe.to_json()
         self._commits = [self._ask(server, Kind.RESOLVE, {"recipe": recipe}) for server in self.links]
         self._stand_at(self._made)
+        self._memory.mark()
         # What comes from the servers does not count as a change.
         self._versions = [parameter._version for parameter in self._parameters]
         self._fetch([chunk for chunk in self.chunks if chunk.key not in self._clean], self._step)
 
     def fetch_again(self) -> None:
         """The script may have changed the parameters where that does not count: take the servers' values."""
+        self._memory.mark()
         for parameter in self._parameters:
             self._optimizer.state.pop(parameter, None)
         self._versions = [parameter._version for parameter in self._parameters]
@@ -221,11 +227,13 @@ class ServerExchange:
 
     def close(self) -> None:
         self.links.close()
+        self._memory.close()
 
     # ---- a step
 
     def begin_step(self) -> None:
         """Raise UsageError when the script has changed a parameter since the last step."""
+        self._memory.drop()
         self._pushed, self._counts = 0, {}
         self.wire.begin((self._entered.token, self._step + 1))
         for name, parameter, version in zip(self._names, self._parameters, self._versions, strict=True):
@@ -240,17 +248,22 @@ class ServerExchange:
 
         Raise ServerError.
         """
-        step, place, sent = self._step + 1, self._entered, 0
-        try:
-            for chunk in self._by_bucket[self._pushed]:
-                server = self._homes[chunk.key][0]
+        step, place, bucket = self._step + 1, self._entered, self._pushed
+        chunks = [(self._homes[chunk.key][0], chunk) for chunk in self._by_bucket[bucket]]
+
+        def stage(gradients: torch.Tensor) -> None:
+            for server, chunk in chunks:
                 part = self.wire.outgoing(chunk, gradients[chunk.start : chunk.stop])
-                sent += self.links[server].stage(place.token, step, self._me, chunk.key, part)
-                self._counts[server] = self._counts.get(server, 0) + 1
+                self.links[server].stage(place.token, step, self._me, chunk.key, part)
+
+        for server, _ in chunks:
+            self._counts[server] = self._counts.get(server, 0) + 1
+        try:
+            self._memory.send(bucket, gradients, stage)
         except ConnectionError as error:
             raise ServerError(str(error)) from None
         self._pushed += 1
-        return Pushed(sent)
+        return Pushed(sum(self.wire.nbytes(c.stop - c.start, gradients.dtype) for _, c in chunks))
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
         """Send all gradients of a table: ids int64 [n], each once; sums float32 [n, dim].
@@ -296,6 +309,10 @@ class ServerExchange:
         Raise ServerError.
         """
         self.settle()
+        try:
+            self._memory.sent()
+        except ConnectionError as error:
+            raise ServerError(str(error)) from None
         for future in self._commits:
             self.links.result(future, lambda: "the last step's commit")
         self._commits = []
@@ -322,6 +339,7 @@ class ServerExchange:
         self._made, self._tried = (place.token, place.step + 1), False
         self._stand_at(self._made)
         self._clean, self._commits, lost = set(), [], {}
+        self._memory.mark()
         for server in self.links:
             try:
                 self._commits.append(self._ask(server, Kind.COMMIT, about))
@@ -354,6 +372,7 @@ class ServerExchange:
         for key in keys:
             if key not in self._clean:
                 self._receive(key, to_the_end)
+                self._memory.bring_up(*self._chunks[key].span)
                 self._clean.add(key)
 
     def _receive(self, key: str, to_the_end: bool) -> None:
@@ -429,7 +448,7 @@ class ServerExchange:
             self.wire.stand_at(made, recipe.unused, recipe.skip)
 
     def _values(self, chunk: PlannedChunk) -> torch.Tensor:
-        return self._flats[chunk.bucket][chunk.start : chunk.stop]
+        return self._memory.values[chunk.bucket][chunk.start : chunk.stop]
 
     def _fetch(self, chunks: Collection[PlannedChunk], step: int, at: str | None = None) -> None:
         for chunk in chunks:
@@ -460,14 +479,3 @@ class Pushed:
 
     def is_completed(self) -> bool:
         return True
-
-
-def _flatten(parameters: list[torch.nn.Parameter], layout: Layout) -> list[torch.Tensor]:
-    """Move the parameters into flat memory of the layout, one tensor for each bucket."""
-    flats = [torch.zeros(size, dtype=dtype) for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)]
-    with torch.no_grad():
-        for parameter, item, slot in zip(parameters, layout.fields, layout.slots, strict=True):
-            view = flats[slot.bucket].narrow(0, slot.offset, item.numel).view(item.shape)
-            view.copy_(parameter)
-            parameter.data = view
-    return flats

@@ -20,6 +20,11 @@ class PlannedChunk:
     nbytes: int
     pieces: tuple[tuple[int, int, int, int], ...]
 
+    @property
+    def span(self) -> tuple[int, int, int]:
+        """Where it is: bucket, first element, element after the last."""
+        return self.bucket, self.start, self.stop
+
 
 def plan_chunks(
     layout: Layout, groups: Mapping[str, int], chunk_bytes: int = CHUNK_BYTES

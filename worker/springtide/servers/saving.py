@@ -51,9 +51,9 @@ def cut_states(
         chunk.set_state(
             number,
             {
-                name: value.clone()
+                name: value.to("cpu", copy=True)
                 if value.dim() == 0
-                else value.detach().reshape(-1)[offset : offset + stop - start].clone()
+                else value.detach().reshape(-1)[offset : offset + stop - start].to("cpu", copy=True)
                 for name, value in values.items()
                 if isinstance(value, torch.Tensor)
             },

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from springtide.servers.plan import PlannedChunk
-from springtide_ps.selected import Selected, worth_it
+from springtide_ps.selected import INDEX_BYTES, Selected, worth_it
 
 Made = tuple[tuple[int, int, int], int]
 """A state that is in no other run: the generation that made it, and its step."""
@@ -87,6 +87,18 @@ class Wire:
         smaller = self._dtype is not None and gradient.element_size() > self._dtype.itemsize
         return gradient.to(self._dtype) if smaller else gradient
 
+    def nbytes(self, elements: int, dtype: torch.dtype) -> int:
+        """How much a gradient of so many elements is on its way."""
+        count = 0 if self.residuals is None else self._selected(elements, dtype)
+        if count:
+            return count * (INDEX_BYTES + dtype.itemsize)
+        return elements * min(dtype.itemsize, (self._dtype or dtype).itemsize)
+
+    def _selected(self, elements: int, dtype: torch.dtype) -> int:
+        """How many elements are selected; 0: all travel as they are."""
+        count = math.ceil(elements * self._ratio)
+        return 0 if self.closing or not worth_it(count, dtype, elements) else count
+
     def outgoing(self, chunk: PlannedChunk, gradient: torch.Tensor) -> torch.Tensor | Selected:
         """What travels of a chunk's gradient (flat)."""
         if self.residuals is None:
@@ -94,8 +106,8 @@ class Wire:
         self._chunks[chunk.key] = chunk
         owed = self.residuals.owed(chunk.key, gradient)
         _clear_padding(owed, chunk)
-        count = math.ceil(owed.numel() * self._ratio)
-        if self.closing or not worth_it(count, owed.dtype, owed.numel()):
+        count = self._selected(owed.numel(), owed.dtype)
+        if not count:
             self.residuals.leave_out(chunk.key, torch.zeros_like(owed))
             return owed
         indices = owed.abs().topk(count, sorted=False).indices.sort().values

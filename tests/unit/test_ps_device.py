@@ -1,0 +1,164 @@
+"""Parameters on a device, and servers: a make-believe device whose copies take time, and CUDA if any."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ps_members import Store, build, gradients_of, members, together
+from ps_servers import servers
+
+from springtide.declared import declare
+from springtide.errors import UsageError
+from springtide.servers.wire import Wire
+
+torch.set_num_threads(1)
+
+
+class SlowCopy:
+    """Reads its source when it is let, as a device does that is behind the host."""
+
+    def __init__(self, source: torch.Tensor, target: torch.Tensor, let: threading.Event) -> None:
+        self._source, self._target, self._let = source, target, let
+
+    def synchronize(self) -> None:
+        assert self._let.wait(30)
+        self._target.copy_(self._source)
+
+
+class MakeBelieve:
+    """A device whose memory is the host's. let: copies from it arrive."""
+
+    def __init__(self) -> None:
+        self.let = threading.Event()
+        self.let.set()
+        self.landed = 0
+        self._marked = False
+
+    def host(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype)
+
+    def to_host(self, source: torch.Tensor, target: torch.Tensor) -> SlowCopy:
+        return SlowCopy(source, target, self.let)
+
+    def mark(self) -> None:
+        self._marked = True
+
+    def to_device(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        assert self._marked, "the last step's backward may still read the parameters"
+        target.copy_(source)
+        self.landed += 1
+
+
+def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def check_against_one_process(members_: tuple[Any, ...], steps: int, atol: float = 5e-5) -> None:
+    reference = build(seed=sum(map(ord, "m0")))
+    optimizer = adam(reference)
+    for step in range(1, steps + 1):
+        gradients_of(reference, step, 0, 1)
+        optimizer.step()
+    for member in members_:
+        for mine, whole in zip(member.values(), reference.parameters(), strict=True):
+            torch.testing.assert_close(mine.cpu(), whole.detach(), rtol=1e-4, atol=atol)
+
+
+def test_two_members_with_a_device_equal_one_process() -> None:
+    with servers(2) as running, members(2, adam, copier=MakeBelieve()) as (a, b):
+        store, names = Store(), ["m0", "m1"]
+        together(
+            lambda: a.begin(1, names, running, store, fresh=True),
+            lambda: b.begin(1, names, running, store, fresh=True, holds=False),
+        )
+        together(a.exchange.resolve, b.exchange.resolve)
+        for _ in range(4):
+            together(lambda: a.push(0, 2), lambda: b.push(1, 2))
+            a.commit()
+            b.commit()
+        check_against_one_process((a, b), 4)
+
+
+@pytest.mark.parametrize("kind", ["None", "BF16"])
+def test_backward_does_not_wait_for_copies_and_a_dropped_step_leaves_none(kind: str) -> None:
+    copier = MakeBelieve()
+    with servers(1) as running, members(1, adam, copier=copier, wire=lambda: Wire(kind)) as (a,):
+        a.begin(1, ["m0"], running, Store(), fresh=True)
+        a.exchange.resolve()
+        copier.let.clear()
+        a.send(0, 1)  # returns, though nothing has left the device
+        prepared = threading.Thread(target=a.exchange.prepare)
+        prepared.start()
+        prepared.join(0.2)
+        assert prepared.is_alive(), "prepared without the gradients"
+        copier.let.set()
+        prepared.join(30)
+        a.commit()
+        a.values()
+        assert copier.landed == len(a.exchange.chunks)
+        # The next step is dropped while its gradients are on their way, and done again in another generation.
+        copier.let.clear()
+        a.send(0, 1)
+        for flat in a.flats:
+            flat.fill_(float("nan"))
+        begun = threading.Thread(target=lambda: a.begin(2, ["m0"], running, Store(), step=1))
+        begun.start()
+        begun.join(0.2)
+        assert begun.is_alive(), "copies of the dropped step are still under way"
+        copier.let.set()
+        begun.join(30)
+        a.exchange.resolve()
+        for _ in range(2):
+            a.push(0, 1)
+            a.commit()
+        check_against_one_process((a,), 3, 1e-3 if kind == "BF16" else 5e-5)
+
+
+def test_a_server_that_is_gone_is_found_by_prepare() -> None:
+    copier = MakeBelieve()
+    with servers(2) as running, members(1, adam, copier=copier) as (a,):
+        a.begin(1, ["m0"], running, Store(), fresh=True)
+        a.exchange.resolve()
+        copier.let.clear()
+        a.send(0, 1)
+        running[1].close(30.0)
+        copier.let.set()
+        with pytest.raises(RuntimeError, match="parameter server"):
+            a.exchange.prepare()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", ["None", "TopK"])
+def test_on_cuda(kind: str) -> None:
+    make: Callable[[], Wire] = lambda: Wire(kind, 0.3)  # noqa: E731
+    with servers(2) as running, members(2, adam, device="cuda", wire=make) as (a, b):
+        store, names = Store(), ["m0", "m1"]
+        together(
+            lambda: a.begin(1, names, running, store, fresh=True),
+            lambda: b.begin(1, names, running, store, fresh=True, holds=False),
+        )
+        together(a.exchange.resolve, b.exchange.resolve)
+        for _ in range(4):
+            together(lambda: a.push(0, 2), lambda: b.push(1, 2))
+            a.commit()
+            b.commit()
+        assert all(torch.equal(mine, other) for mine, other in zip(a.values(), b.values(), strict=True))
+        if kind == "None":
+            check_against_one_process((a, b), 4, 1e-4)
+
+
+@pytest.mark.parametrize("consistency", ["Synchronous", "Asynchronous"])
+def test_what_stays_on_the_cpu(consistency: str) -> None:
+    model = torch.nn.Linear(2, 2, device="meta")
+    named: dict[str, Any] = {"in_job": False, "exact": False, "strategy": "ParameterServer"}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if consistency == "Synchronous":
+        assert not declare(model, optimizer, None, {}, **named, consistency=consistency).several
+        return
+    with pytest.raises(UsageError, match="models with consistency Asynchronous train on the CPU so far"):
+        declare(model, optimizer, None, {}, **named, consistency=consistency)
