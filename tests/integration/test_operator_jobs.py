@@ -91,11 +91,17 @@ def test_lost_workers_are_replaced_and_only_failures_count(system: E2ECluster, j
 def test_an_operator_that_dies_is_followed_by_one_that_goes_on(system: E2ECluster, job: FakeJob) -> None:
     job.start(replicas=2)
     job.until_running("0-0", "1-0")
+    other = {"name": "other", "image": system.image, "command": ["sleep", "60"]}
+    taken = {
+        "metadata": {"name": "fake-worker-3-0"},
+        "spec": {"schedulerName": "nobody", "containers": [other]},
+    }
+    system.apply({"apiVersion": "v1", "kind": "Pod", **taken}, namespace=job.namespace)
     kill_operator(system)
     kill(system, job.pods()["fake-worker-0-0"])
     system.kubectl("scale", "stj/fake", "-n", job.namespace, "--replicas=4")
     system.kubectl("delete", "pod", "fake-coordinator-1", "-n", job.namespace, "--force", "--grace-period=0")
-    job.until_running("0-1", "1-0", "2-0", "3-0", seconds=40)
+    job.until_running("0-1", "1-0", "2-0", "3-1", seconds=40)  # the name of 3-0 is somebody's
     system.until(20, "the next coordinator", lambda: list(job.pods("coordinator")) == ["fake-coordinator-2"])
     status = job.status()
     assert status["restarts"]["failures"] == 1
@@ -250,6 +256,7 @@ def test_the_operator_uses_its_rights_and_no_others(system: E2ECluster, job: Fak
         ("", "secrets", "get"),  # the root key, at every start but the first
         ("networking.k8s.io", "networkpolicies", "create"),
         ("", "services", "create"),  # server-side apply of what is not there
+        ("", "services", "delete"),  # of a job that has ended
         ("springtide.dev", "trainingjobs", "delete"),  # ttlSecondsAfterFinished
         ("springtide.dev", "trainingjobs", "get"),  # a status that somebody else wrote
         ("apiextensions.k8s.io", "customresourcedefinitions", "watch"),

@@ -35,6 +35,11 @@ RUN_OPERATORS = (
     "test_e2e_elastic.py",
 )
 
+# Used only when two things fall together, which no test can bring about on a cluster.
+SELDOM: dict[Right, str] = {
+    ("get", "springtide.dev", "trainingjobs"): "somebody changed the job while its status was written",
+}
+
 _passed: set[str] = set()
 _problems: list[str] = []
 _owned: list[str] = []  # the folder that this session made
@@ -58,7 +63,8 @@ def compare(asked: set[Right], allowed: set[Right], whole: bool) -> list[str]:
     """Lines that say what is wrong; none when nothing is."""
     lines = [f"used without being granted: {_text(right)}" for right in sorted(asked - allowed)]
     if whole:
-        lines += [f"granted without being used: {_text(right)}" for right in sorted(allowed - asked)]
+        unused = allowed - asked - set(SELDOM)
+        lines += [f"granted without being used: {_text(right)}" for right in sorted(unused)]
     return lines
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from chart_rights import used
-from suite_rights import RUN_OPERATORS, USER, compare, rendered, requests_in, whole_suite
+from suite_rights import RUN_OPERATORS, SELDOM, USER, compare, rendered, requests_in, whole_suite
 
 
 def test_what_clusters_left_is_read_together(tmp_path: Path) -> None:
@@ -32,6 +32,8 @@ def test_a_right_too_few_fails_always_and_one_too_many_for_the_whole_suite() -> 
     assert compare({a, c}, {a, b}, whole=False) == ["used without being granted: patch deployments.apps"]
     assert compare({a}, {a, b}, whole=False) == []
     assert compare({a}, {a, b}, whole=True) == ["granted without being used: list nodes"]
+    assert compare({a}, {a, *SELDOM}, whole=True) == []
+    assert set(SELDOM) <= rendered()
 
 
 @pytest.mark.parametrize(
