@@ -31,10 +31,12 @@ TABLES: dict[str, Any] = {
     "model": "tables",
     "momentum": 0.0,
 }
-KINDS: list[tuple[str, str, dict[str, Any]]] = [
-    ("ParameterServer", "Synchronous", DENSE),
-    ("Hybrid", "Synchronous", TABLES),
-    ("ParameterServer", "BoundedStaleness", {**DENSE, "split": 1}),
+KINDS: list[tuple[str, str, int, dict[str, Any]]] = [
+    ("ParameterServer", "Synchronous", 2, DENSE),
+    ("Hybrid", "Synchronous", 2, TABLES),
+    ("ParameterServer", "BoundedStaleness", 2, {**DENSE, "split": 1}),
+    # Without copies the job goes back to a checkpoint.
+    ("ParameterServer", "Synchronous", 1, DENSE),
 ]
 
 pytestmark = pytest.mark.timeout(int(600 + 2 * SECONDS))
@@ -51,7 +53,7 @@ def zygote() -> Iterator[Zygote]:
 def references(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> list[Reference]:
     folder = tmp_path_factory.mktemp("alone")
     found = []
-    for number, (_, _, options) in enumerate(KINDS):
+    for number, (_, _, _, options) in enumerate(KINDS):
         (folder / str(number)).mkdir()
         found.append(train_alone(zygote, folder / str(number), options))
     return found
@@ -59,15 +61,21 @@ def references(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> list
 
 def survive(zygote: Zygote, folder: Path, references: list[Reference], seed: int) -> str:
     """One job under the faults of this seed; what happened, in a line."""
-    strategy, consistency, options = KINDS[seed % len(KINDS)]
+    strategy, consistency, copies, options = KINDS[seed % len(KINDS)]
     environment = {
         "SPRINGTIDE_STRATEGY": strategy,
         "SPRINGTIDE_CONSISTENCY": consistency,
-        "SPRINGTIDE_REPLICATION": "2",
+        "SPRINGTIDE_REPLICATION": str(copies),
     }
+    if copies == 1:
+        (folder / "volume").mkdir()
+        environment |= {
+            "SPRINGTIDE_CHECKPOINT_URI": str(folder / "volume"),
+            "SPRINGTIDE_CHECKPOINT_SECONDS": "0.2",
+        }
     cluster = WorkerCluster(zygote, folder, options, environment=environment)
     cluster.servers_wanted = 2
-    chaos = ServerChaos(cluster, seed)
+    chaos = ServerChaos(cluster, seed, copies)
     try:
         chaos.begin()
         cluster.until(lambda: bool(chaos.anchor.commits()), "the anchor's first commit")
@@ -85,9 +93,10 @@ def survive(zygote: Zygote, folder: Path, references: list[Reference], seed: int
         else:
             counted(cluster)
         assert cluster.reply is not None
-        return (
-            f"{strategy} {consistency}, {len(chaos.log)} deeds, generation {cluster.reply.generation.number}"
-        )
+        number, lost = cluster.reply.generation.number, cluster.reply.states_lost
+        assert not lost or copies == 1
+        what = f"{strategy} {consistency}, {copies} copies"
+        return f"{what}, {len(chaos.log)} deeds, generation {number}, {lost} states lost"
     except AssertionError as error:
         story = "\n".join(chaos.log)
         raise AssertionError(

@@ -1,6 +1,7 @@
 """Seed after seed, those first that once found something.
 
-SPRINGTIDE_CHAOS_SECONDS: how long to go on. SPRINGTIDE_CHAOS_SEED: the first seed.
+SPRINGTIDE_CHAOS_SECONDS: how long to go on. SPRINGTIDE_CHAOS_SEED: the first seed, in the
+place of those that are kept.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def each_seed(path: Path, limit: float, survive: Callable[[int], str]) -> None:
     fresh = random.SystemRandom().randrange(1_000_000) if ENDLESS else 1
     first = int(given) if given else fresh
     end = time.monotonic() + limit
-    seeds = kept(path)
+    seeds = [] if given else kept(path)
     while True:
         seed = seeds.pop(0) if seeds else first
         if seed == first:

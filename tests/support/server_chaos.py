@@ -1,7 +1,8 @@
 """Faults from a seed on the parameter servers of a job, beside those on workers and coordinator.
 
-Each part of the parameters is on two servers, so one server at a time may be killed, stopped, replaced or
-taken away; the next one only when the coordinator has said, after that, that all copies are there.
+Where each part of the parameters is on two servers, one server at a time may be killed, stopped, replaced or
+taken away; the next one only when the coordinator has said, after that, that all copies are there. Without
+copies there has to be a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _HEARD_SECONDS = 0.5
 class ServerChaos(Chaos):
     """As `Chaos`, with deeds on servers in between."""
 
-    def __init__(self, cluster: WorkerCluster, seed: int) -> None:
+    def __init__(self, cluster: WorkerCluster, seed: int, copies: int = 2) -> None:
         super().__init__(cluster, seed)
+        self._copies = copies
         self._last_deed = time.monotonic()
         self._wake_server: tuple[float, ServerPod] | None = None
         self._replace: tuple[float, int] | None = None
@@ -51,6 +53,8 @@ class ServerChaos(Chaos):
         if self._wake_server is not None or self._replace is not None or self._coordinator_at is not None:
             return False
         reply, asked = self.cluster.reply, self.cluster.asked_at
+        if self._copies == 1 and (reply is None or not reply.checkpoint.name):
+            return False
         return reply is not None and reply.servers_settled and asked > self._last_deed + _HEARD_SECONDS
 
     def _hurt_server(self) -> None:
