@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
+from springtide_operator.plan import conditions, elasticity, gang, hangs, kueue, restarts, servers, sizing
 from springtide_operator.plan import coordinator as coordinator_policy
-from springtide_operator.plan import elasticity, gang, hangs, kueue, restarts, servers, sizing
 from springtide_operator.plan.backoff import LOOP_COUNT, decayed
 from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.ledger import Ledger
@@ -193,10 +193,13 @@ def _backing_off(job: Job, observation: Observation, ledger: Ledger, now: float)
 
 
 def _all_train(job: Job, observation: Observation, ledger: Ledger) -> bool:
-    """Whether every worker wanted takes part in the generation that trains."""
+    """Whether every worker wanted takes part in the generation that trains. Without the coordinator's word
+    they do if they did.
+    """
     report = observation.report_of(ledger.incarnation)
-    members = report.members if report is not None else ()
-    active = {member.pod_uid for member in members if member.active}
+    if report is None:
+        return conditions.is_true(job.status, reasons.RUNNING)
+    active = {member.pod_uid for member in report.members if member.active}
     training = {pod.slot for pod in sizing.live_pods(observation) if pod.uid in active}
     return set(sizing.wanted_slots(job, observation)) <= training
 
