@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from ps_members import Store, build, gradients_of, members, together
-from ps_servers import servers
+from ps_servers import TOKEN, names, servers
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from worker_ranks import Rank, on_ranks, seeded
 
 from springtide.declared import declare
 from springtide.errors import UsageError
@@ -70,10 +72,10 @@ def check_against_one_process(members_: tuple[Any, ...], steps: int, atol: float
 
 def test_two_members_with_a_device_equal_one_process() -> None:
     with servers(2) as running, members(2, adam, copier=MakeBelieve()) as (a, b):
-        store, names = Store(), ["m0", "m1"]
+        store, both = Store(), ["m0", "m1"]
         together(
-            lambda: a.begin(1, names, running, store, fresh=True),
-            lambda: b.begin(1, names, running, store, fresh=True, holds=False),
+            lambda: a.begin(1, both, running, store, fresh=True),
+            lambda: b.begin(1, both, running, store, fresh=True, holds=False),
         )
         together(a.exchange.resolve, b.exchange.resolve)
         for _ in range(4):
@@ -131,16 +133,72 @@ def test_a_server_that_is_gone_is_found_by_prepare() -> None:
             a.exchange.prepare()
 
 
+on_cuda = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.cuda,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    ],
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", on_cuda])
+def test_a_script_trains_with_a_scaler_and_an_average_of_the_weights(device: str) -> None:
+    x = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
+    y = torch.randn(24, 3, generator=torch.Generator().manual_seed(2))
+
+    def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any, AveragedModel]:
+        model = build(seed=4).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scaler = torch.amp.GradScaler(device, init_scale=256.0)
+        return model, optimizer, scaler, AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+
+    def make_step(model: Any, optimizer: Any, scaler: Any, average: Any, inputs: Any, wanted: Any) -> None:
+        loss = (model(inputs.to(device)) - wanted.to(device)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        average.update_parameters(model)
+        optimizer.zero_grad()
+
+    def script(rank: Rank) -> list[torch.Tensor]:
+        with seeded(4):
+            model, optimizer, scaler, average = parts()
+        rank.distribute(model, optimizer, scaler=scaler, average=average)
+        rank.enter_servers(names(running), store)
+        for batch in rank.batches((x, y, torch.arange(24)), batch_size=8, epochs=2, seed=0):
+            with rank.step():
+                inputs, wanted, ids = batch
+                mine.setdefault(rank.step_number, []).append(ids)
+                make_step(model, optimizer, scaler, average, inputs, wanted)
+        rank.runtime.settle(None)
+        return [parameter.detach().cpu() for parameter in [*model.parameters(), *average.parameters()]]
+
+    store = Store()
+    mine: dict[int, list[torch.Tensor]] = {}
+    with servers(2) as running:
+        results = on_ranks(2, script, strategy="ParameterServer", token=TOKEN)
+    model, optimizer, scaler, average = parts()
+    order = [torch.cat(mine[step]) for step in sorted(mine)]
+    assert [len(ids) for ids in order] == [8] * 6
+    for ids in order:
+        make_step(model, optimizer, scaler, average, x[ids], y[ids])
+    expected = [parameter.detach().cpu() for parameter in [*model.parameters(), *average.parameters()]]
+    for result in results:
+        for found, whole in zip(result, expected, strict=True):
+            torch.testing.assert_close(found, whole, rtol=1e-4, atol=2e-6)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.cuda
 @pytest.mark.parametrize("kind", ["None", "TopK"])
 def test_on_cuda(kind: str) -> None:
     make: Callable[[], Wire] = lambda: Wire(kind, 0.3)  # noqa: E731
     with servers(2) as running, members(2, adam, device="cuda", wire=make) as (a, b):
-        store, names = Store(), ["m0", "m1"]
+        store, both = Store(), ["m0", "m1"]
         together(
-            lambda: a.begin(1, names, running, store, fresh=True),
-            lambda: b.begin(1, names, running, store, fresh=True, holds=False),
+            lambda: a.begin(1, both, running, store, fresh=True),
+            lambda: b.begin(1, both, running, store, fresh=True, holds=False),
         )
         together(a.exchange.resolve, b.exchange.resolve)
         for _ in range(4):

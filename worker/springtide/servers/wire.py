@@ -131,9 +131,9 @@ class Wire:
 
         With residuals it is the next one, in which they are sent.
         """
-        if self.residuals is None or self.closing or not wanted:
-            return wanted
-        self.closing = True
+        if self.residuals is None or self.closing:
+            return wanted or self.closing
+        self.closing = wanted
         return False
 
 
