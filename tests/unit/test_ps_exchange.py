@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -190,6 +191,31 @@ def test_values_of_a_committed_step_are_had_when_another_member_is_dead() -> Non
             b.values()
             advance(step)
             expect(b)
+
+
+def test_values_of_a_committed_step_are_had_from_the_copy_when_a_server_ends_the_generation() -> None:
+    """Its loss drops the step of a member that has not committed it yet."""
+    with servers(2) as running, members(2, OPTIMIZERS["momentum"], replication=2) as (a, b):
+        names, store = ["m0", "m1"], Store()
+        together(
+            lambda: a.begin(1, names, running, store, fresh=True),
+            lambda: b.begin(1, names, running, store, fresh=True, holds=False),
+        )
+        together(a.exchange.resolve, b.exchange.resolve)
+        together(lambda: a.push(0, 2), lambda: b.push(1, 2))
+        a.commit()
+        running[0].close(30.0)
+        reading = threading.Thread(target=lambda: a.exchange.settle(to_the_end=True))
+        reading.start()
+        a.exchange.links.over("a server is gone")
+        reading.join(30)
+        assert not reading.is_alive()
+        reference = build(seed=sum(map(ord, "m0")))
+        optimizer = OPTIMIZERS["momentum"](reference)
+        gradients_of(reference, 1, 0, 1)
+        optimizer.step()
+        for mine, expected in zip(a.model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(mine.detach(), expected.detach(), rtol=1e-4, atol=5e-5)
 
 
 def test_copies_take_over_and_a_lack_is_told_to_all() -> None:

@@ -381,10 +381,8 @@ class ServerExchange:
         if asked is None:
             raise ServerError(f"the values of chunk {key} are not here")
         future, first = asked
-        if to_the_end and self.links.outlived_by(future):
-            self._try_step()
         try:
-            self.links.answer(future, first, "the step's values", to_the_end)
+            self._values_from(future, first, to_the_end)
             return
         except ServerError as error:
             lost = error
@@ -393,11 +391,16 @@ class ServerExchange:
                 continue
             try:
                 self._fetch([self._chunks[key]], self._step, other)
-                self.links.answer(self._fetches.pop(key)[0], other, "the step's values", to_the_end)
+                self._values_from(self._fetches.pop(key)[0], other, to_the_end)
                 return
             except ServerError as error:
                 lost = error
         raise lost
+
+    def _values_from(self, future: Future[Answer], server: str, to_the_end: bool) -> None:
+        if to_the_end and self.links.outlived_by(future):
+            self._try_step()
+        self.links.answer(future, server, "the step's values", to_the_end)
 
     def optimizer_states(self) -> States:
         """The optimizer's state after the last committed step, from the servers. Raise ServerError."""
