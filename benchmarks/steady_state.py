@@ -212,7 +212,7 @@ def main() -> None:
         name, *numbers = arguments.worker
         work(name, *(int(number) for number in numbers))
         return
-    steps = (60 if arguments.quick else 300) + WARM_UP
+    steps = (50 if arguments.quick else 300) + WARM_UP
     result = measure_all(steps)
     print(f"ratio_to_ddp {result['ratio_to_ddp']}, worst {result['ratio_to_ddp_worst']}")
     if arguments.json:

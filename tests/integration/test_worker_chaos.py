@@ -1,7 +1,8 @@
 """Real workers and a real coordinator under faults from a seed: whatever survives has the numbers of an
 undisturbed run, and the ledger shows each sample once.
 
-Seeds that once found something are kept in tests/support/worker_chaos_seeds.txt.
+Seeds that once found something are kept in tests/support/worker_chaos_seeds.txt, and those of jobs with
+checkpoints in checkpoint_chaos_seeds.txt beside it.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from typing import Any
 
 import pytest
 from chaos_seeds import each_seed, seconds
+from checkpoint_chaos import SavingChaos, saving_cluster
 from worker_chaos import Chaos
 from worker_checks import check
 from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 
-SECONDS = seconds(20)
 SEEDS = Path(__file__).resolve().parents[1] / "support" / "worker_chaos_seeds.txt"
+SAVING_SEEDS = SEEDS.with_name("checkpoint_chaos_seeds.txt")
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 14, "pace": 0.015, "split": 2}
 
-pytestmark = pytest.mark.timeout(int(600 + 2 * SECONDS))
+pytestmark = pytest.mark.timeout(int(600 + 2 * seconds(20)))
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +39,8 @@ def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Refer
     return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
 
 
-def survive(zygote: Zygote, folder: Path, reference: Reference, seed: int) -> str:
-    """One job under the faults of this seed; what happened, in a line."""
-    # Every third time the faults begin before the first commit, so that the job may have to start again.
-    early = seed % 3 == 0
-    chaos = Chaos(WorkerCluster(zygote, folder, OPTIONS | {"same_start": early}), seed)
+def survive(chaos: Chaos, reference: Reference, *, early: bool) -> str:
+    """One job under the faults of a seed; what happened, in a line. early: they begin before any commit."""
     try:
         chaos.begin()
         if not early:
@@ -61,9 +60,7 @@ def survive(zygote: Zygote, folder: Path, reference: Reference, seed: int) -> st
         return f"{len(chaos.log)} deeds, {len(finished)} finished, generation {generation}"
     except AssertionError as error:
         story = "\n".join(chaos.log)
-        raise AssertionError(
-            f"seed {seed} (kept in {SEEDS.name}):\n{story}\n{error}\n{chaos.cluster.logs()}"
-        ) from error
+        raise AssertionError(f"{chaos.cluster.logs()}\n{story}\n{error}") from error
     finally:
         chaos.close()
 
@@ -74,6 +71,23 @@ def test_whatever_happens_the_survivors_have_the_undisturbed_run_s_numbers(
     def one(seed: int) -> str:
         folder = tmp_path / str(seed)
         folder.mkdir()
-        return survive(zygote, folder, reference, seed)
+        # Every third time the faults begin before the first commit, so that the job may have to start again.
+        early = seed % 3 == 0
+        cluster = WorkerCluster(zygote, folder, OPTIONS | {"same_start": early})
+        return survive(Chaos(cluster, seed), reference, early=early)
 
-    each_seed(SEEDS, SECONDS, one)
+    each_seed(SEEDS, seconds(20), one)
+
+
+def test_when_all_are_lost_the_last_whole_checkpoint_leads_to_the_same_numbers(
+    zygote: Zygote, reference: Reference, tmp_path: Path
+) -> None:
+    def one(seed: int) -> str:
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        chaos = SavingChaos(saving_cluster(zygote, folder, OPTIONS), seed)
+        told = survive(chaos, reference, early=True)
+        restored = sum(" restored " in worker.log() for worker in chaos.cluster.workers)
+        return f"{told}, {restored} restored a checkpoint"
+
+    each_seed(SAVING_SEEDS, seconds(8), one)

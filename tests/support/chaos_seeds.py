@@ -49,6 +49,7 @@ def each_seed(path: Path, limit: float, survive: Callable[[int], str]) -> None:
             print(f"seed {seed}: {survive(seed)}", flush=True)
         except AssertionError:
             keep(path, seed)
+            print(f"seed {seed} failed; it is kept in {path.name}", flush=True)
             raise
         if time.monotonic() > end and not seeds:
             return

@@ -22,6 +22,8 @@ _ACTIONS = ("kill", "kill", "stop=0.3", "stop=3", "raise", "term", "sleep=0.4")
 class Chaos:
     """`strike` does one thing; `heal` ends all that lasts. `log` tells what was done, to be read."""
 
+    points = POINTS
+
     def __init__(self, cluster: WorkerCluster, seed: int) -> None:
         self.random = random.Random(seed)
         self.cluster = cluster
@@ -114,7 +116,7 @@ class Chaos:
             self._say("a coordinator again")
 
     def _fault(self) -> str:
-        point = self.random.choice(sorted(POINTS))
+        point = self.random.choice(sorted(self.points))
         step = "*" if self.random.random() < 0.3 else str(self.random.randrange(2, 40))
         action = self.random.choice(_ACTIONS)
         if action.startswith("stop"):
