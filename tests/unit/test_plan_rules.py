@@ -34,6 +34,9 @@ PREEMPTED = End(reasons.END_PREEMPTED, "EvictionByEvictionAPI", "by drain", 137)
     [
         (a_rule(reasons=["Evicted"]), PREEMPTED, True),
         (a_rule(reasons=["EvictionByEvictionAPI"]), PREEMPTED, True),
+        (a_rule(reasons=["OOMkilled"]), failed("OOMKilled"), True),  # in any case
+        (a_rule(reasons=["imagepullbackoff"]), failed("ErrImagePull"), True),
+        (a_rule(reasons=["OOM"]), failed("OOMKilled"), False),
         (a_rule(exitCodes={"operator": "In", "values": [137]}), PREEMPTED, False),
         (a_rule(exitCodes={"operator": "NotIn", "values": [1]}), PREEMPTED, False),
         (a_rule(exitCodes={"operator": "In", "values": [1, 2]}), failed(), True),

@@ -73,7 +73,7 @@ class FailureRule(ApiModel):
         default=None,
         min_length=1,
         max_length=32,
-        description="Holds for one of these reasons: OOMKilled, Error, NotFinished, StartError,"
+        description="Holds for one of these reasons, in any case: OOMKilled, Error, NotFinished, StartError,"
         " InitContainerFailed, Hung, Evicted, Preempted, NodeLost, NodeShutdown, Deleted, Left; or the reason"
         " that the pod's status gives. ImagePullBackOff, CreateContainerConfigError, Unschedulable and other"
         " reasons for which a pod waits hold as well: then Restart and Replace give the waiting pod up.",

@@ -63,7 +63,9 @@ def holds(rule: FailureRule, end: End) -> bool:
             return False
     if rule.exceptions is not None and not (failed and _is_one_of(end.exception, rule.exceptions)):
         return False
-    return rule.reasons is None or bool(words(end) & set(rule.reasons))
+    if rule.reasons is None:
+        return True
+    return not {word.casefold() for word in words(end)}.isdisjoint(word.casefold() for word in rule.reasons)
 
 
 def _is_one_of(raised: str | None, names: Sequence[str]) -> bool:
