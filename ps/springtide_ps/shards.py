@@ -49,6 +49,7 @@ class _Held:
     forward: list[str] = field(default_factory=list)
     waiting: list[tuple[int, Done]] = field(default_factory=list)
     added: int = 0  # gradients in the newest sum
+    closed: int = -1  # the step whose sum is complete, and on its way to the copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +247,14 @@ class Shards:
                 return
             held.added += 1
             if held.added == self._rounds.size:
-                for address in held.forward:
-                    self._send_sum(address, step, key, held.sums[step])
+                self._close_sum(key, held, step)
+
+    def _close_sum(self, key: str, held: _Held, step: int) -> None:
+        """Nothing more comes to the sum of this step (in the lock)."""
+        if held.closed != step and step in held.sums:
+            held.closed = step
+            for address in held.forward:
+                self._send_sum(address, step, key, held.sums[step])
 
     def take_sum(self, token: Token, step: int, key: str, total: torch.Tensor) -> None:
         """The sum of all gradients of a chunk, from the server that the workers send them to."""
@@ -262,8 +269,12 @@ class Shards:
         prepared and the copies are where they belong.
         """
         with self._lock:
-            self._rounds.prepare(token, step, member, count)
+            effects = self._rounds.prepare(token, step, member, count)
             self._prepares.append((norm, done))
+            if Effect.PREPARED in effects:
+                # Where workers are in teams, not every member sends a gradient.
+                for key in self._rounds.staged:
+                    self._close_sum(key, self._held[key], step)
             self._answer_prepares()
 
     def try_step(self, token: Token, step: int, member: str) -> None:
@@ -348,6 +359,7 @@ class Shards:
         for held in self._held.values():
             with held.lock:
                 held.sums = {step: total for step, total in held.sums.items() if step <= version}
+                held.closed = -1
 
     def _make_step(self) -> None:
         """The step `rounds.version` is decided: have it made, with the chunks in their order."""
@@ -482,7 +494,7 @@ class Shards:
                 wait = self._fill(address, key, version, meta, payload)
                 held.forward = [*held.forward, address]
             step = self._rounds.version + 1
-            if step in held.sums and held.added == self._rounds.size:
+            if held.closed == step:
                 self._send_sum(address, step, key, held.sums[step])
         wait()
 

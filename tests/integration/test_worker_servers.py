@@ -147,6 +147,25 @@ def test_a_server_with_copies_is_killed_again_and_again(
     check(cluster, reference, workers)
 
 
+def test_a_team_that_lost_a_member_goes_on(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster(2, replication=2, pace=0.03, environment={"SPRINGTIDE_GROUP_SIZE": "2"})
+    points = ["gradients", "pushed", "prepared"]
+    *steady, victim = cluster.start(4, faults={3: f"{points[0]}:4:kill"})
+    for point in points[1:]:
+        cluster.until(lambda dying=victim: not dying.running, f"the death before {point}")
+        victim = cluster.add(fault=f"{point}:*:kill")
+    cluster.until(lambda: not victim.running, "the last death")
+    at = steady[0].commits()[-1]["step"]
+    cluster.until_step(at + 3)
+    cluster.until(lambda: settled(cluster), "copies")
+    cluster.servers[0].kill()
+    cluster.add_server(0)
+    cluster.until_done()
+    check(cluster, reference, steady)
+
+
 def test_servers_come_and_go_while_training(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:

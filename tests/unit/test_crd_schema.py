@@ -209,6 +209,8 @@ def test_the_strategy_is_immutable_and_nothing_below_it() -> None:
             "Hybrid has consistency Synchronous only",
         ),
         ({"strategy": {"type": "ParameterServer"}, "checkpoint": {"uri": "file:///data"}}, None),
+        ({"strategy": {"type": "ParameterServer"}, "workers": {"groupSize": 2}}, None),
+        ({"workers": {"groupSize": 2}}, "groupSize is for strategy.type ParameterServer"),
         (
             {"strategy": {"type": "ParameterServer", "allReduce": {"exact": True}}},
             "exact is for strategy.type AllReduce only",
@@ -217,7 +219,8 @@ def test_the_strategy_is_immutable_and_nothing_below_it() -> None:
 )
 def test_parameter_servers_and_their_strategy_belong_together(spec: dict[str, Any], text: str | None) -> None:
     template = {"spec": {"containers": [{"image": "x"}]}}
-    whole = TrainingJobSpec.model_validate({"workers": {"template": template, "maxReplicas": 4}, **spec})
+    workers = {"template": template, "maxReplicas": 4, **spec.get("workers", {})}
+    whole = TrainingJobSpec.model_validate({**spec, "workers": workers})
     value = whole.model_dump(by_alias=True, mode="json", exclude_none=True)
     broken = holds(SCHEMA["properties"]["spec"], value)
     assert (not broken) if text is None else any(text in found for found in broken), broken

@@ -44,6 +44,7 @@ class Settings:
     replication: int = 1
     consistency: str = "Synchronous"
     staleness: int = 4
+    group_size: int = 1
     """With BoundedStaleness: how many steps the fastest worker may be ahead of the slowest."""
     termination_log: str = "/dev/termination-log"
     metrics_port: int = 9400
@@ -148,6 +149,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         replication=int(number("SPRINGTIDE_REPLICATION", 1, 1)),
         consistency=choice("CONSISTENCY", ("Synchronous", "BoundedStaleness", "Asynchronous")),
         staleness=int(number("SPRINGTIDE_STALENESS", 4, 1)),
+        group_size=int(number("SPRINGTIDE_GROUP_SIZE", 1, 1)),
         bucket_mib=number("SPRINGTIDE_BUCKET_MIB", 25.0, 0.001),
         termination_log=text("TERMINATION_LOG", "/dev/termination-log"),
         metrics_port=int(number("SPRINGTIDE_METRICS_PORT", 9400, 0)),

@@ -240,6 +240,18 @@ class Workers(ApiModel):
             ]
         },
     )
+    group_size: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_WORKERS,
+        description="With strategy.type ParameterServer: so many processes sum their gradients among"
+        " themselves, and one of them sends the sum to the servers, which so receive less. Immutable.",
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                rule("self == oldSelf", "workers.groupSize is immutable: create a new job")
+            ]
+        },
+    )
     template: PodTemplate = Field(
         description="The worker pod. A change holds for pods made afterwards; status.workers.outdated"
         " counts the older ones."
@@ -397,6 +409,13 @@ class TrainingJobSpec(ApiModel):
                     " || self.strategy.parameterServer.consistency == 'Synchronous'",
                     "strategy.type Hybrid has consistency Synchronous only: dense gradients are summed in"
                     " each step",
+                    reason="FieldValueInvalid",
+                ),
+                rule(
+                    "self.workers.groupSize == 1 || (self.strategy.type == 'ParameterServer'"
+                    " && self.strategy.parameterServer.consistency == 'Synchronous')",
+                    "workers.groupSize is for strategy.type ParameterServer with consistency Synchronous"
+                    " only",
                     reason="FieldValueInvalid",
                 ),
                 rule(

@@ -248,6 +248,8 @@ def _strategy(job: Job) -> list[Object]:
         values["SPRINGTIDE_REPLICATION"] = str(servers.replication)
         values["SPRINGTIDE_CONSISTENCY"] = servers.consistency.value
         values["SPRINGTIDE_STALENESS"] = str(servers.staleness)
+        if job.spec.workers.group_size > 1:
+            values["SPRINGTIDE_GROUP_SIZE"] = str(job.spec.workers.group_size)
     return [{"name": key, "value": value} for key, value in values.items()]
 
 

@@ -11,6 +11,7 @@ from springtide.environment import Settings
 from springtide.exchange.layout import Layout
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.exchange import MakeServers, ServerExchange
+from springtide.servers.grouped import GroupedExchange
 from springtide.servers.waiting import ForwardWaits, Wait
 from springtide.servers.wire import Wire
 
@@ -31,6 +32,13 @@ def exchange_for(settings: Settings) -> MakeServers:
         if settings.consistency != "Synchronous":
             bound = settings.staleness if settings.consistency == "BoundedStaleness" else None
             kind = partial(AsynchronousExchange, bound=bound)
+        elif settings.group_size > 1 and settings.strategy == "ParameterServer":
+            kind = partial(
+                GroupedExchange,
+                group_size=settings.group_size,
+                address=settings.pod_ip,
+                collective_seconds=settings.collective_seconds,
+            )
         return kind(
             parameters,
             layout,
