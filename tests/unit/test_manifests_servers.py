@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -152,9 +153,10 @@ def test_workers_and_the_coordinator_are_told_of_the_strategy() -> None:
     env = environment(worker_pod(job(parameterServer=bounded), 0, 0, ""))
     assert (env["SPRINGTIDE_CONSISTENCY"], env["SPRINGTIDE_STALENESS"]) == ("BoundedStaleness", "2")
     assert "SPRINGTIDE_GROUP_SIZE" not in env
-    teams = job()
-    teams.spec.workers.group_size = 2
-    assert environment(worker_pod(teams, 0, 0, ""))["SPRINGTIDE_GROUP_SIZE"] == "2"
+    spec = job().spec
+    teams = spec.model_copy(update={"workers": spec.workers.model_copy(update={"group_size": 2})})
+    env = environment(worker_pod(dataclasses.replace(job(), spec=teams), 0, 0, ""))
+    assert env["SPRINGTIDE_GROUP_SIZE"] == "2"
     assert environment(coordinator_pod(job(), 1))["SPRINGTIDE_SERVERS"] == "2"
     plain = Job.parse(job_object())
     env = environment(worker_pod(plain, 0, 0, ""))
