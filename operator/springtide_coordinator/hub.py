@@ -16,6 +16,7 @@ from .membership import (
     Disconnected,
     Event,
     Membership,
+    Phase,
     Received,
     ServerConnected,
     Tick,
@@ -23,7 +24,7 @@ from .membership import (
     handle,
 )
 from .membership.events import Cut, Effect, LoopEnded, Made, MemberLost, Send
-from .membership.messages import Refused, ServerLeaving
+from .membership.messages import Refused, ServerLeaving, Welcome
 from .membership.names import Incarnation
 from .poison import Death, Poison
 from .rates import Rates
@@ -215,7 +216,10 @@ class Hub:
         match effect:
             case Send():
                 if (stream := self.streams.get(effect.session)) is not None:
-                    stream.put(wire.from_outgoing(effect.message, self.history.known))
+                    message = wire.from_outgoing(effect.message, self.history.known)
+                    if isinstance(effect.message, Welcome):
+                        message.welcome.training = self._training(now)
+                    stream.put(message)
                 elif (server := self.server_streams.get(effect.session)) is not None:
                     server.put(wire.from_order(effect.message))
             case Cut():
@@ -277,6 +281,11 @@ class Hub:
         generation = current.name if current is not None else None
         death = Death(generation, stream.member, record.info.label, bye.samples, bye.detail)
         self.poison.failed(bye.step, death)
+
+    def _training(self, now: float) -> int:
+        """Processes of a generation that trains; 0: none does."""
+        running = describe(self.membership, now)[0] is Phase.RUNNING
+        return self._size() if running else 0
 
     def _size(self) -> int:
         current = self.membership.current

@@ -78,6 +78,21 @@ def test_killed_late_in_a_step_with(
     check(cluster, reference, [steady, joiner])
 
 
+def test_joiners_rehearse(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
+    """They try the body out before they are admitted; who begins a job does not."""
+    cluster = make_cluster(options={"pace": 0.05, "scaler": True, "rehearsals": 2, "split": 2})
+    first, _ = cluster.start(2, faults={1: "backward:5:kill"})
+    cluster.until_step(6, first)
+    joiner = cluster.add()
+    cluster.until_done()
+    check(cluster, reference, [first, joiner])
+    assert "rehearsed 2 times" in joiner.log()
+    assert "others: 1" in joiner.log()
+    assert "rehearsed" not in first.log()
+    assert "is dropped" not in joiner.log()
+    assert min(int(step) for step in (joiner.result() or {})["rates"]) > 5, "nothing of it stays"
+
+
 def test_first_member_killed_and_replaced(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:

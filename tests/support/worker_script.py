@@ -145,6 +145,7 @@ def main() -> None:
             epochs=options["epochs"],
             seed=5 + stage,
             loader_workers=options.get("loader_workers", 0),
+            rehearsals=options.get("rehearsals", 0),
         ):
             with springtide.step():
                 for micro in batch.split(options.get("split", 1)):

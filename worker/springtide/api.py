@@ -27,6 +27,7 @@ from springtide.exchange.device import take_gpu, tame_nccl
 from springtide.leasing import Leasing
 from springtide.loading import make_loader
 from springtide.loop import deal_batches
+from springtide.rehearsal import MOST
 from springtide.runtime import Runtime
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.wiring import exchange_for, wait_in_forward
@@ -135,6 +136,7 @@ def batches(
     drop_last: bool = False,
     weights: Any = None,
     loader_workers: int = 0,
+    rehearsals: int = 0,
     train: Literal[True] = True,
 ) -> Iterator[Batch]: ...
 
@@ -155,6 +157,7 @@ def batches(
     drop_last: bool = False,
     weights: Any = None,
     loader_workers: int = 0,
+    rehearsals: int = 0,
     train: bool = True,
 ) -> Iterator[Batch] | Evaluation:
     """Iterate over this worker's parts of the global batches.
@@ -165,8 +168,10 @@ def batches(
     most samples that one worker computes at once; then use `for micro in batch.split():`. min_part: fewest
     samples that a worker computes at once. shuffle=False: in the dataset's order. drop_last: leave an epoch's
     short last batch out. weights: chances of the samples, which are then drawn with replacement.
-    loader_workers: processes that read ahead, as torch's DataLoader has them. Every batch needs one `with
-    springtide.step():`. A worker that joins later skips loops that the job has ended.
+    loader_workers: processes that read ahead, as torch's DataLoader has them. rehearsals: how often a worker
+    that joins a running job tries the body out before it is admitted (to compile, say); what the script does
+    between the bodies happens then, too. Every batch needs one `with springtide.step():`. A worker that joins
+    later skips loops that the job has ended.
 
     train=False: evaluate, between two steps or after a training loop. The workers share the samples out, each
     once; batch_size is what one computes at once. What `report()` is given in the loop is averaged over all
@@ -188,11 +193,13 @@ def batches(
         drop_last=drop_last,
         weights=weights,
     )
+    if isinstance(rehearsals, bool) or not isinstance(rehearsals, int) or not 0 <= rehearsals <= MOST:
+        raise ValueError(f"batches(): rehearsals must be an integer from 0 to {MOST}, got {rehearsals!r}")
     loader = make_loader(plan, loader_workers, exact=bool(runtime.settings.logical_workers))
     if runtime.leasing is not None:
         loader = None  # which range comes next is not known, so nothing is read ahead
     source = replace(plan.source, fetch=runtime.timing.timed(plan.source.fetch))
-    return deal_batches(runtime, replace(plan, source=source), loader)
+    return deal_batches(runtime, replace(plan, source=source), loader, rehearsals)
 
 
 class step:

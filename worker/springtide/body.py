@@ -15,7 +15,7 @@ class Deal:
     """What a body works on. number: the step that it would commit, from 1. stage, epoch: of its samples.
 
     part: whose random numbers it draws. first, last: of the bodies that this worker runs for the step (more
-    than one in exact mode only).
+    than one in exact mode only). rehearsal: it is dropped at optimizer.step.
     """
 
     batch: Batch
@@ -27,6 +27,7 @@ class Deal:
     part: int
     first: bool = True
     last: bool = True
+    rehearsal: bool = False
 
 
 @dataclass(slots=True)

@@ -109,6 +109,11 @@ class Evaluation:
 
     def _iterate(self) -> Iterator[Batch]:
         evaluations = self._runtime.evaluations
+        if self._runtime.rehearsing:
+            raise UsageError(
+                "batches(..., train=False) between the bodies of a rehearsal, whose worker is no member yet: "
+                "leave rehearsals= out of the training loop's batches(), or evaluate after the loop"
+            )
         evaluations.begin(self._runtime, self)
         start, stop = 0, 0
         while True:

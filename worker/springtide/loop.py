@@ -12,23 +12,27 @@ from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
 from springtide.exact import parts
 from springtide.loading import Loader
+from springtide.rehearsal import rehearse
 from springtide.runtime import Runtime
 
 
-def deal_batches(runtime: Runtime, plan: LoopPlan, loader: Loader | None = None) -> Iterator[Batch]:
+def deal_batches(
+    runtime: Runtime, plan: LoopPlan, loader: Loader | None = None, rehearsals: int = 0
+) -> Iterator[Batch]:
     """Yield batches until the loop has ended for all members.
 
-    loader: reads ahead; it is closed at the end. Raise SystemExit(0) when the coordinator lets this process
-    go, UsageError when a batch was left out.
+    loader: reads ahead; it is closed at the end. rehearsals: of a worker that comes to a running job.
+    Raise SystemExit(0) when the coordinator lets this process go, UsageError when a batch was left out.
     """
     with contextlib.ExitStack() as stack:
         if loader is not None:
             stack.callback(loader.close)
-        yield from _deal(runtime, plan, loader)
+        yield from _deal(runtime, plan, loader, rehearsals)
 
 
-def _deal(runtime: Runtime, plan: LoopPlan, loader: Loader | None) -> Iterator[Batch]:
+def _deal(runtime: Runtime, plan: LoopPlan, loader: Loader | None, rehearsals: int) -> Iterator[Batch]:
     stage = runtime.open_loop(plan)
+    yield from rehearse(runtime, plan, stage, rehearsals)
     while True:
         runtime.stand(stage)
         cursor = runtime.position.cursor

@@ -96,6 +96,7 @@ class Membership:
         self.ended_stages = 0
         self.connected = False
         self.checkpoints = False
+        self._training = 0  # processes in a running generation, when this one came
         self.known: StateName | None = None
         self.on_wait: Callable[[], None] = lambda: None
         self._newest = (0, 0)
@@ -175,7 +176,7 @@ class Membership:
             if incarnation > self._newest:
                 self._newest = incarnation
             self.known = StateName.from_proto(message.known) if message.HasField("known") else None
-            self.connected = True
+            self.connected, self._training = True, message.training
             # Hello told where this process stands, but not why.
             if self.standing == pb.PARKED and self._promise is not None:
                 self._send(pb.WorkerMessage(parked=self._promise))
@@ -301,6 +302,12 @@ class Membership:
         """Raise SpringtideError when the coordinator has refused this process for good."""
         with self._changed:
             self._check_fatal()
+
+    def await_welcome(self, seconds: float) -> int:
+        """How many processes trained when this one was welcomed; 0 also when that does not come in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.connected or bool(self._fatal), seconds)
+            return self._training if self.connected else 0
 
     def hold(self, state: StateName) -> None:
         """The state of this name is there, whole."""

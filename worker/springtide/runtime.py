@@ -70,6 +70,7 @@ class Runtime:
         self.values: dict[str, float] = {}
         self.outcome: outcome.Outcome | None = None
         self.part_kept = False
+        self.rehearsing = False
         self.evaluations = Evaluations()
         self.failed_outside = False
         self._broken = False
@@ -267,8 +268,9 @@ class Runtime:
                 raise
             return not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
         if trainer.transaction.phase is Phase.DROPPED:
-            log.info("step %d is dropped: %s", self.position.cursor.step + 1, trainer.transaction.reason)
-            self.metrics.dropped.inc()
+            if not self.rehearsing:
+                log.info("step %d is dropped: %s", self.position.cursor.step + 1, trainer.transaction.reason)
+                self.metrics.dropped.inc()
             try:
                 trainer.end_dropped()
             except UsageError as problem:
@@ -291,7 +293,7 @@ class Runtime:
         failure from outside, which may be over next time."""
         cursor, plan = self.position.cursor, self.plan
         trained = self._deal is not None or self._broken
-        if plan is None or not trained or self.failed_outside:
+        if plan is None or not trained or self.failed_outside or self.rehearsing:
             return 0, ""
         last = min(cursor.position + plan.batch_size, plan.order.size) - 1
         order = "" if not plan.order.shuffle else f" in the order of seed {plan.seed}"
@@ -434,6 +436,8 @@ class Runtime:
             return
         if self.evaluations.running is not None:
             self.evaluations.running.report(numbers)
+            return
+        if self.rehearsing:
             return
         self.values.update(numbers)
         if self.session is not None:

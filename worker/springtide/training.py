@@ -429,6 +429,9 @@ class Trainer:
                 f"optimizer.step() before backward() of all samples of the batch ({micro.remaining_samples} "
                 "are missing): call loss.backward() for the batch, or for each micro-batch of batch.split()"
             )
+        if deal.rehearsal:
+            self.transaction.drop("a rehearsal ends here")
+            self.transaction.check_alive()
         self._undo.check_untouched()
         self._gradients.check_ours(micro.index)
         own = self._own_part(body)

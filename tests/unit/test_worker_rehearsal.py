@@ -1,0 +1,142 @@
+"""Bodies that a joiner tries out: none of it is sent, and none of it stays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from worker_alone import Script, library
+
+import springtide
+from springtide.runtime import Runtime
+from springtide.undo import Snapshot
+
+
+@pytest.fixture
+def runtime() -> Iterator[Runtime]:
+    with library() as runtime:
+        yield runtime
+
+
+def welcome(runtime: Runtime, others: int) -> None:
+    """As if the process had come to a job in which so many train; it goes on alone."""
+
+    def await_welcome(seconds: float) -> int:
+        runtime.membership = None
+        return others
+
+    runtime.membership = SimpleNamespace(generation=None, await_welcome=await_welcome)  # type: ignore[assignment]
+
+
+def randomness() -> list[Any]:
+    return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_nothing_of_a_rehearsal_stays(runtime: Runtime, several: bool) -> None:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5))
+    head = torch.nn.Linear(8, 2)
+    modules = torch.nn.ModuleList([model, head])
+    optimizer = torch.optim.SGD(modules.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    scaler = torch.amp.GradScaler("cpu", 1024.0, growth_interval=1)
+    springtide.distribute(
+        [model, head] if several else modules,
+        [optimizer] if several else optimizer,
+        scheduler=scheduler,
+        scaler=scaler,
+    )
+    x, y = torch.randn(24, 4), torch.randn(24, 2)
+    kept = [Snapshot(item.state_dict(), whole=True) for item in (modules, optimizer, scheduler, scaler)]
+    welcome(runtime, 2)
+    loop = springtide.batches((x, y), batch_size=12, rehearsals=2)
+    before = randomness()
+    sizes, ranks, ends = [], [], []
+
+    def body(batch: Any) -> None:
+        with springtide.step():
+            inputs, labels = batch
+            random.random()
+            np.random.rand()
+            loss = (head(model(inputs)) - labels).square().mean()
+            scaler.scale(loss).backward()
+            springtide.report(loss=loss)
+            scaler.unscale_(optimizer)
+            ends.append("unscaled")
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+            optimizer.zero_grad()
+
+    for _ in range(2):
+        batch = next(loop)
+        sizes.append(len(batch.ids))
+        body(batch)
+        ranks.append((springtide.rank(), springtide.world_size()))
+        springtide.report(seen=1.0)
+        assert runtime.ended_in == (0, "")
+    first = next(loop)
+    assert randomness() == before
+    assert (sizes, ranks) == ([4, 4], [(2, 3), (2, 3)])
+    assert len(first.ids) == 12
+    assert ends == []
+    for item, snapshot in zip((modules, optimizer, scheduler, scaler), kept, strict=True):
+        expected = snapshot.state()
+        torch.testing.assert_close(dict(item.state_dict()), dict(expected), rtol=0, atol=0)
+    assert all(parameter.grad is None for parameter in modules.parameters())
+    assert runtime.values == {}
+    assert runtime.position.cursor.step == 0
+    assert (springtide.rank(), springtide.world_size()) == (0, 1)
+    body(first)
+    for batch in loop:
+        body(batch)
+    assert runtime.position.cursor.step == 2
+    assert runtime.position.ledger.audit()["totalSeen"] == 24
+    assert len(ends) == 2
+
+
+def test_it_is_for_those_alone_who_come_to_a_running_job(runtime: Runtime) -> None:
+    script = Script()
+    welcome(runtime, 0)
+    steps = 0
+    for batch in script.batches(rehearsals=3):
+        with springtide.step():
+            script.loss(batch).backward()
+            script.finish()
+        steps += 1
+    assert steps == 3
+
+
+def test_an_evaluation_between_the_bodies_is_told(runtime: Runtime) -> None:
+    script = Script()
+    welcome(runtime, 1)
+    loop = script.batches(rehearsals=1)
+    batch = next(loop)
+    with springtide.step():
+        script.loss(batch).backward()
+        script.finish()
+    with pytest.raises(springtide.UsageError, match="leave rehearsals= out"):
+        next(iter(springtide.batches((script.x,), batch_size=8, train=False)))
+
+
+def test_a_batch_without_a_step_is_told_as_ever(runtime: Runtime) -> None:
+    script = Script()
+    welcome(runtime, 1)
+    loop = script.batches(rehearsals=1)
+    next(loop)
+    with pytest.raises(springtide.UsageError, match="was not trained"):
+        next(loop)
+    assert not runtime.rehearsing
+
+
+@pytest.mark.parametrize("number", [-1, 11, True, 1.0])
+def test_bad_numbers(runtime: Runtime, number: Any) -> None:
+    script = Script()
+    with pytest.raises(ValueError, match="rehearsals must be an integer from 0 to 10"):
+        script.batches(rehearsals=number)
