@@ -10,13 +10,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.gathered import Done, GatheredRows
+from springtide_ps.held import Held
 from springtide_ps.idmap import Ids
 from springtide_ps.ranges import Book
 from springtide_ps.rounds import Effect, RoundError, Rounds, StaleError, Token
@@ -31,25 +32,6 @@ Forward = Callable[[str, int, str, torch.Tensor, Callable[[Exception | None], No
 """(address, step, key, sum, done): send a sum to another server; `done` gets None once it is there."""
 Fill = Callable[[str, str, int, dict[str, Any], torch.Tensor], Callable[[], None]]
 """(address, key, version, meta, payload): send a whole chunk to another server; the result waits for that."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """One chunk, or (chunk None) the sums that wait for it. sums: by step, complete or in the making.
-
-    before: what the chunk was before a tried step, as it is dumped.
-    """
-
-    chunk: Chunk | Slice | None = None
-    version: int = -1
-    sums: dict[int, torch.Tensor] = field(default_factory=dict)
-    before: tuple[dict[str, Any], torch.Tensor] | None = None
-    spare: torch.Tensor | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    forward: list[str] = field(default_factory=list)
-    waiting: list[tuple[int, Done]] = field(default_factory=list)
-    added: int = 0  # gradients in the newest sum
-    closed: int = -1  # the step whose sum is complete, and on its way to the copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +49,7 @@ class Shards:
         self._forward, self._fill = forward, fill
         self._lock = threading.RLock()
         self._rounds = Rounds()
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Held] = {}
         self._recipes: dict[int, Recipe] = {}
         self._prepares: list[tuple[bool, Done]] = []
         self._commits: list[Done] = []
@@ -157,7 +139,7 @@ class Shards:
         """Hold a chunk from now on; sums that came before it are applied."""
         with self._lock:
             self._rounds.check_token(token)
-            held = self._held.setdefault(key, _Held())
+            held = self._held.setdefault(key, Held())
             with held.lock:
                 held.chunk, held.version = chunk, version
                 held.sums = {step: total for step, total in held.sums.items() if step > version}
@@ -188,7 +170,7 @@ class Shards:
         with self._lock:
             self._rounds.check_token(token)
             self._settle()
-            held = self._held[key] if self._chunk(key) else _Held()
+            held = self._held[key] if self._chunk(key) else Held()
             assert held.chunk is not None
             return (held.version, *held.chunk.dump())
 
@@ -249,7 +231,7 @@ class Shards:
             if held.added == self._rounds.size:
                 self._close_sum(key, held, step)
 
-    def _close_sum(self, key: str, held: _Held, step: int) -> None:
+    def _close_sum(self, key: str, held: Held, step: int) -> None:
         """Nothing more comes to the sum of this step (in the lock)."""
         if held.closed != step and step in held.sums:
             held.closed = step
@@ -260,7 +242,7 @@ class Shards:
         """The sum of all gradients of a chunk, from the server that the workers send them to."""
         with self._lock:
             self._rounds.check_token(token)
-            held = self._held.setdefault(key, _Held())
+            held = self._held.setdefault(key, Held())
             with held.lock:
                 held.sums[step] = total.clone()
 
