@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,6 +84,9 @@ class Rank:
             compression=settings.compression,
             make_servers=exchange_for(settings) if on_servers else None,
         )
+        for index, handle in self.trainer.tables.items():
+            handle.read = partial(self.runtime.rows, index)
+            handle.read_all = partial(self.runtime.all_rows, index)
         if on_servers:
             wait_in_forward(declared.models[0], self.runtime.settle)
         # Bodies seed the process's generator: models have to be made before.

@@ -201,7 +201,7 @@ class Runtime:
         In a step, raise what leaves it when they do not come; between steps, wait for the next generation.
         """
         if self.trainer is not None and (servers := self.trainer.servers) is not None:
-            stepped = self.trainer.transaction.phase in (Phase.STEPPING, Phase.STEPPED)
+            stepped = self.trainer.transaction.stepped
             self._ask(self.trainer, lambda: servers.settle(parameters, stepped))
 
     def rows(self, index: int, ids: torch.Tensor) -> torch.Tensor:
@@ -212,7 +212,8 @@ class Runtime:
         trainer = self.ready("an embedding table")
         servers, found = trainer.servers, list[torch.Tensor]()
         assert servers is not None
-        self._ask(trainer, lambda: found.append(servers.read_rows(index, ids)))
+        stepped = trainer.transaction.stepped
+        self._ask(trainer, lambda: found.append(servers.read_rows(index, ids, stepped)))
         return found[-1]
 
     def all_rows(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -220,7 +221,8 @@ class Runtime:
         trainer = self.ready("an embedding table")
         servers, found = trainer.servers, list[tuple[torch.Tensor, torch.Tensor]]()
         assert servers is not None
-        self._ask(trainer, lambda: found.append(servers.all_rows(index)))
+        stepped = trainer.transaction.stepped
+        self._ask(trainer, lambda: found.append(servers.all_rows(index, stepped)))
         return found[-1]
 
     def _ask(self, trainer: Trainer, wait: Callable[[], object]) -> None:

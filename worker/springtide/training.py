@@ -181,8 +181,7 @@ class Trainer:
         servers = self.servers
         if servers is None:
             return None
-        to_the_end = self.transaction.phase not in (Phase.OPEN, Phase.IDLE)
-        return self.ask(lambda: servers.settle(parameters, to_the_end))
+        return self.ask(lambda: servers.settle(parameters, self.transaction.stepped))
 
     def ask(self, wait: Callable[[], object]) -> str | None:
         """Wait for servers; see `Reduction.ask`."""

@@ -39,6 +39,11 @@ class Transaction:
         return self._phase
 
     @property
+    def stepped(self) -> bool:
+        """Whether the running body has committed its step."""
+        return self._phase in (Phase.STEPPING, Phase.STEPPED)
+
+    @property
     def reason(self) -> str:
         """Why the step was dropped, or broken."""
         return self._reason

@@ -280,17 +280,22 @@ class ServerExchange:
         except ConnectionError as error:
             raise ServerError(str(error)) from None
 
-    def read_rows(self, index: int, ids: torch.Tensor) -> torch.Tensor:
-        """As `servers.rows`; before the first generation the rows are as this process would make them."""
+    def read_rows(self, index: int, ids: torch.Tensor, to_the_end: bool = False) -> torch.Tensor:
+        """As `servers.rows`; before the first generation the rows are as this process would make them.
+
+        to_the_end: as in `settle`.
+        """
         if self._place is None:
             return self.tables.handles[index].local.rows(ids)
-        return rows.read(self.tables, index, ids, self._homes, self._step, self._ask, self.links.answer)
+        result = self._patient if to_the_end else self.links.answer
+        return rows.read(self.tables, index, ids, self._homes, self._step, self._ask, result)
 
-    def all_rows(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def all_rows(self, index: int, to_the_end: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """As `servers.rows`; before the first generation the rows that this process holds."""
         if self._place is None:
             return self.tables.handles[index].local.held()
-        return rows.read_all(self.tables, index, self._homes, self._step, self._ask, self.links.answer)
+        result = self._patient if to_the_end else self.links.answer
+        return rows.read_all(self.tables, index, self._homes, self._step, self._ask, result)
 
     @property
     def table_state(self) -> rows.TableState:
@@ -380,9 +385,10 @@ class ServerExchange:
         asked = self._fetches.pop(key, None)
         if asked is None:
             raise ServerError(f"the values of chunk {key} are not here")
+        result = self._patient if to_the_end else self.links.answer
         future, first = asked
         try:
-            self._values_from(future, first, to_the_end)
+            result(future, first, "the step's values")
             return
         except ServerError as error:
             lost = error
@@ -391,16 +397,17 @@ class ServerExchange:
                 continue
             try:
                 self._fetch([self._chunks[key]], self._step, other)
-                self._values_from(self._fetches.pop(key)[0], other, to_the_end)
+                result(self._fetches.pop(key)[0], other, "the step's values")
                 return
             except ServerError as error:
                 lost = error
         raise lost
 
-    def _values_from(self, future: Future[Answer], server: str, to_the_end: bool) -> None:
-        if to_the_end and self.links.outlived_by(future):
+    def _patient(self, future: Future[Answer], server: str, what: str) -> Answer:
+        """The answer about a step that this member has committed, also when the generation is over."""
+        if self.links.outlived_by(future):
             self._try_step()
-        self.links.answer(future, server, "the step's values", to_the_end)
+        return self.links.answer(future, server, what, to_the_end=True)
 
     def optimizer_states(self) -> States:
         """The optimizer's state after the last committed step, from the servers. Raise ServerError."""
