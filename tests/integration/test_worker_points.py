@@ -49,6 +49,35 @@ def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Refer
     return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
 
 
+class Proxies:
+    """One before each worker's coordinator."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, CutProxy] = {}
+
+    def between(self, name: str, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        self._known[name] = CutProxy((host, int(port)))
+        return self._known[name].address
+
+    def cut(self, worker: Worker) -> None:
+        self._known[worker.name].cut()
+
+    def heal(self, worker: Worker) -> None:
+        self._known[worker.name].heal()
+
+    def close(self) -> None:
+        for proxy in self._known.values():
+            proxy.close()
+
+
+@pytest.fixture
+def proxies() -> Iterator[Proxies]:
+    found = Proxies()
+    yield found
+    found.close()
+
+
 def stopped(worker: Worker) -> bool:
     """Whether the process stands still by a SIGSTOP."""
     stat = Path(f"/proc/{worker.pid}/stat")
@@ -58,16 +87,15 @@ def stopped(worker: Worker) -> bool:
 def test_stopped_at_every_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
-    """Three stand still before the sums of a step, later three between the sums and the commit of another.
+    """Two stand still before the sums of a step, later two between the sums and the commit of another.
 
     They are woken when the others have gone on: some come back in time, some find the job's end.
     """
     cluster = make_cluster()
-    early, late = ["body", "backward", "gradients"], ["reduced", "stepping", "stepped"]
-    faults = {1 + number: f"{point}:4:stop" for number, point in enumerate(early)}
-    faults |= {4 + number: f"{point}:6:stop" for number, point in enumerate(late)}
-    steady, *victims = cluster.start(7, faults=faults)
-    cluster.until(lambda: all(stopped(victim) for victim in victims), "six that stand still")
+    points = ["backward:4", "gradients:4", "reduced:6", "stepped:6"]
+    faults = {1 + number: f"{point}:stop" for number, point in enumerate(points)}
+    steady, *victims = cluster.start(1 + len(points), faults=faults)
+    cluster.until(lambda: all(stopped(victim) for victim in victims), "all that stand still")
     cluster.until_step(9, steady)
     for victim in victims:
         victim.wake()
@@ -122,41 +150,50 @@ def test_at_the_end_of_the_loop(make_cluster: Callable[..., WorkerCluster], refe
     assert first.code == 0
 
 
-def test_in_evaluations_at_the_ends_of_epochs(make_cluster: Callable[..., WorkerCluster]) -> None:
+def test_cut_off_at_the_end_of_the_loop(
+    make_cluster: Callable[..., WorkerCluster], proxies: Proxies, reference: Reference
+) -> None:
+    """The others do not wait for the one that the coordinator cannot reach; it learns of the end later."""
+    cluster = make_cluster()
+    cluster.coordinator_of = proxies.between
+    first, second = cluster.start(2, faults={1: f"ended:{STEPS}:sleep=2"})
+    cluster.until_step(STEPS, first)
+    proxies.cut(second)
+    cluster.until_done(first)
+    check(cluster, reference, [first])
+    proxies.heal(second)
+    cluster.until_done()
+    assert isinstance(second.outcome(), outcome.Finished | outcome.Left), cluster.logs()
+    assert second.code == 0
+    assert second.commits()[-1]["step"] == STEPS
+
+
+def test_in_evaluations_at_the_ends_of_epochs(
+    make_cluster: Callable[..., WorkerCluster], proxies: Proxies
+) -> None:
     """Each epoch of four steps ends with an evaluation: in them one stands still, one raises, and one is cut
     off from the coordinator; the means are over all samples all the same."""
     cluster = make_cluster(options={"epochs": 4, "pace": 0.02}, script=EVALUATION)
-    proxies: list[CutProxy] = []
-
-    def proxied(name: str, address: str) -> str:
-        host, _, port = address.rpartition(":")
-        proxies.append(CutProxy((host, int(port))))
-        return proxies[-1].address
-
-    cluster.coordinator_of = proxied
-    try:
-        faults = {1: "evaluation:4:stop", 2: "evaluation:8:raise"}
-        first, second, third, fourth = cluster.start(4, faults=faults)
-        cluster.until(lambda: stopped(second), "one that stands still")
-        cluster.until_step(5, first)
-        second.wake()
-        cluster.until(lambda: not third.running, "one that raises")
-        cluster.until_step(12, fourth)
-        proxies[3].cut()
-        cluster.until_step(13, first)
-        proxies[3].heal()
-        cluster.until_done()
-        assert isinstance(third.outcome(), outcome.Failed)
-        expected = first.result()
-        assert expected is not None, cluster.logs()
-        assert set(expected) == {"4", "8", "12", "16", "-1"}
-        assert isinstance(first.outcome(), outcome.Finished)
-        for worker in (first, second, fourth):
-            # Who came back too late finds the job's end.
-            assert isinstance(worker.outcome(), outcome.Finished | outcome.Left), cluster.logs()
-            for step, values in (worker.result() or {}).items():
-                assert values["number"] == pytest.approx(150.0), f"step {step}\n{cluster.logs()}"
-                assert values == expected[step], step
-    finally:
-        for proxy in proxies:
-            proxy.close()
+    cluster.coordinator_of = proxies.between
+    faults = {1: "evaluation:4:stop", 2: "evaluation:8:raise"}
+    first, second, third, fourth = cluster.start(4, faults=faults)
+    cluster.until(lambda: stopped(second), "one that stands still")
+    cluster.until_step(5, first)
+    second.wake()
+    cluster.until(lambda: not third.running, "one that raises")
+    cluster.until_step(12, fourth)
+    proxies.cut(fourth)
+    cluster.until_step(13, first)
+    proxies.heal(fourth)
+    cluster.until_done()
+    assert isinstance(third.outcome(), outcome.Failed)
+    expected = first.result()
+    assert expected is not None, cluster.logs()
+    assert set(expected) == {"4", "8", "12", "16", "-1"}
+    assert isinstance(first.outcome(), outcome.Finished)
+    for worker in (first, second, fourth):
+        # Who came back too late finds the job's end.
+        assert isinstance(worker.outcome(), outcome.Finished | outcome.Left), cluster.logs()
+        for step, values in (worker.result() or {}).items():
+            assert values["number"] == pytest.approx(150.0), f"step {step}\n{cluster.logs()}"
+            assert values == expected[step], step
