@@ -113,7 +113,9 @@ class Owing(RuleBasedStateMachine):
 
     def left_here(self) -> torch.Tensor:
         assert self.wire.residuals is not None
-        return self.wire.residuals._next[CHUNK.key]
+        left = self.wire.residuals._next[CHUNK.key]
+        assert left is not None
+        return left
 
     def count(self, unused: tuple[int, ...]) -> None:
         for index, _, start, stop in CHUNK.pieces:
@@ -156,6 +158,22 @@ class Owing(RuleBasedStateMachine):
         self.generation += 2
         self.stand((), False)
         self.total = self.applied.clone()
+
+    @rule(data=st.data(), unused=st.sampled_from([(), (1,)]), counts=st.booleans())
+    def another_one_sends_for_it(self, data: st.DataObject, unused: tuple[int, ...], counts: bool) -> None:
+        """In a team: the other one's residuals are not this one's affair."""
+        numbers = data.draw(st.lists(st.integers(-9, 9), min_size=ELEMENTS, max_size=ELEMENTS))
+        self.gradient = torch.tensor(numbers, dtype=torch.float64)
+        self.gradient[5] = 0.0
+        self.wire.begin(((1, 0, self.generation), self.step + 1))
+        self.sent = self.gradient.clone()
+        self.wire.hand_over([CHUNK], self.sent)
+        if counts:
+            self.advance(self.generation)
+            self.count(unused)
+        else:
+            self.generation += 1
+        self.stand(unused, False)
 
     @rule(data=st.data())
     def leaves_and_comes_back(self, data: st.DataObject) -> None:

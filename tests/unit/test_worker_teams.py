@@ -10,6 +10,10 @@ import torch
 from springtide.servers import grouped
 from springtide.servers.exchange import Pushed, ServerExchange
 from springtide.servers.grouped import GroupedExchange, team_of
+from springtide.servers.plan import PlannedChunk
+from springtide.servers.wire import Wire
+
+CHUNK = PlannedChunk("1.0", 1, 0, 2, 8, ((0, 0, 0, 2),))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +98,11 @@ def test_only_the_first_of_a_team_sends_and_only_sums(
 
     monkeypatch.setattr(grouped, "form", form)
     exchange = GroupedExchange(group_size=2, address="127.0.0.1", collective_seconds=1.0, connect_seconds=1.0)
+    exchange.wire, exchange._by_bucket = Wire("TopK", 0.1), [[], [CHUNK]]
+    own = exchange.wire.residuals
+    assert own is not None
+    own._kept[CHUNK.key] = torch.ones(2)
+    own.begin(((1, 0, 1), 1))
     generation: Any = Generation()
     store: Any = Store()
     for _ in range(2):
@@ -102,8 +111,12 @@ def test_only_the_first_of_a_team_sends_and_only_sums(
     assert generation.calls == 2
     exchange.begin_step()
     for value in (1.0, 2.0):
-        exchange.push(torch.full((2,), value))
+        last = torch.full((2,), value)
+        exchange.push(last)
         assert len(sent) == (value if at_once and rank == 0 else 0)
     exchange.prepare()
     assert sent == ([[10.0, 10.0], [20.0, 20.0]] if rank == 0 else [])
+    # What it owes from when it was the first itself goes into the team's sum; the first one adds its own.
+    assert last.tolist() == ([20.0, 20.0] if rank == 0 else [30.0, 30.0])
+    assert own._next == ({} if rank == 0 else {CHUNK.key: None})
     assert prepared == [len(sent)]

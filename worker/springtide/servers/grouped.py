@@ -35,6 +35,7 @@ class GroupedExchange(ServerExchange):
         self._connect_seconds = float(named["connect_seconds"])
         self._team: Group | None = None
         self._summed: list[tuple[Work, torch.Tensor]] = []
+        self._started = 0
 
     def begin_generation(
         self, place: Place, group: Group, store: StreamStore, *, holds: bool, leader: int, fresh: bool
@@ -56,11 +57,15 @@ class GroupedExchange(ServerExchange):
 
     def begin_step(self) -> None:
         super().begin_step()
-        self._summed = []
+        self._summed, self._started = [], 0
 
     def push(self, gradients: torch.Tensor) -> Pushed:
         """Begin to sum the next bucket within the team, and send on what is summed. Raise RuntimeError."""
         assert self._team is not None
+        if self._team.rank:
+            # It may have been the first of its team before.
+            self.wire.hand_over(self._by_bucket[self._started], gradients)
+        self._started += 1
         self._summed.append((self._team.start_sum(gradients), gradients))
         while self._summed and self._summed[0][0].is_completed():
             self._send_on()

@@ -32,7 +32,7 @@ class Residuals:
         self._made: Made | None = None
         self._kept: dict[str, torch.Tensor] = {}
         self._next_made: Made | None = None
-        self._next: dict[str, torch.Tensor] = {}
+        self._next: dict[str, torch.Tensor | None] = {}
 
     def begin(self, made: Made) -> None:
         """A body begins that would make this state."""
@@ -43,8 +43,12 @@ class Residuals:
         kept = self._kept.get(key)
         return gradient.clone() if kept is None else gradient + kept
 
-    def leave_out(self, key: str, rest: torch.Tensor) -> None:
-        """What is not sent of it; the memory is kept."""
+    def kept(self, key: str) -> torch.Tensor | None:
+        """What was left out before."""
+        return self._kept.get(key)
+
+    def leave_out(self, key: str, rest: torch.Tensor | None) -> None:
+        """What is not sent of it (None: nothing); the memory is kept."""
         self._next[key] = rest
 
     def stand_at(self, made: Made | None, unused: Mapping[str, Spans], skip: bool) -> None:
@@ -58,8 +62,12 @@ class Residuals:
             self._kept = {}  # this worker had no part in that step
         elif not skip:
             for key, rest in self._next.items():
-                for start, stop in unused.get(key, ()):
-                    kept = self._kept.get(key)
+                kept, spans = self._kept.pop(key, None), unused.get(key, ())
+                if rest is None and kept is not None and spans:
+                    rest = torch.zeros_like(kept)
+                if rest is None:
+                    continue
+                for start, stop in spans:
                     rest[start:stop] = 0.0 if kept is None else kept[start:stop]
                 self._kept[key] = rest
         self._made, self._next_made, self._next = made, None, {}
@@ -108,13 +116,25 @@ class Wire:
         _clear_padding(owed, chunk)
         count = self._selected(owed.numel(), owed.dtype)
         if not count:
-            self.residuals.leave_out(chunk.key, torch.zeros_like(owed))
+            self.residuals.leave_out(chunk.key, None)
             return owed
         indices = owed.abs().topk(count, sorted=False).indices.sort().values
         values = owed[indices]
         owed[indices] = 0.0
         self.residuals.leave_out(chunk.key, owed)
         return Selected(indices.to(torch.int32), values)
+
+    def hand_over(self, chunks: Collection[PlannedChunk], gradients: torch.Tensor) -> None:
+        """Another worker sends the bucket's gradients (flat): what this one owes goes with them, in place."""
+        if self.residuals is None:
+            return
+        for chunk in chunks:
+            kept = self.residuals.kept(chunk.key)
+            if kept is not None:
+                self._chunks[chunk.key] = chunk
+                # Not a change of the script's, so it is not to be seen as one.
+                gradients.data[chunk.start : chunk.stop] += kept.to(gradients.device)
+                self.residuals.leave_out(chunk.key, None)
 
     def stand_at(self, made: Made | None, unused: Collection[int], skip: bool) -> None:
         """The worker holds this state now. unused: parameters without a gradient in its last step."""
