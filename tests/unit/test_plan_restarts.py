@@ -89,6 +89,24 @@ def test_a_crash_loop_is_told_once_and_is_over_when_all_train() -> None:
     assert degraded["reason"] == reasons.HEALTHY
 
 
+def test_a_worker_that_runs_for_a_while_is_no_crash_loop_also_where_nobody_says_that_it_trains() -> None:
+    world = running_world(1)
+    for _ in range(3):
+        world.fail(world.workers()[0])
+        while not world.workers():
+            world.now += 0.5
+            world.round()
+        world.kubelet()
+
+    def reason() -> str:
+        world.round()
+        return str(next(c for c in world.status["conditions"] if c["type"] == reasons.DEGRADED)["reason"])
+
+    assert reason() == reasons.CRASH_LOOP
+    world.now += 31
+    assert reason() == reasons.HEALTHY
+
+
 def test_scaling_up_does_not_wait_for_another_slots_backoff() -> None:
     world = running_world(3)
     for _ in range(2):

@@ -14,6 +14,7 @@ from springtide_operator.plan.refused import namespace_goes
 
 SILENT_SECONDS = 60.0
 STARTING_SECONDS = 30.0  # a coordinator may need this long before silence is worth a word
+TRY_SECONDS = 30.0  # a new worker in a crash loop that runs for longer is taken for one that will not crash
 SHOWN = 3
 _REFUSED = {
     "service": reasons.SERVICE_REFUSED,
@@ -178,8 +179,9 @@ def _backing_off(job: Job, observation: Observation, ledger: Ledger, now: float)
     waits = any(restarts.waits(ledger, slot, now) for slot in sizing.missing_slots(job, observation))
     backoff = ledger.backoff(restarts.ROLE)
     loop = decayed(backoff.count, backoff.last, now) >= LOOP_COUNT
-    # A loop is none only when what was made anew trains: each try is the same trouble, and no news.
-    if not waits and not (loop and not _all_train(job, observation, ledger)):
+    # Each try is the same trouble, and no news, until it trains or has run for a while.
+    tries = loop and now < backoff.until + TRY_SECONDS and not _all_train(job, observation, ledger)
+    if not waits and not tries:
         return []
     last = ledger.last_failure or {}
     text = f"failed workers are replaced after {timestamp(backoff.until)}"
