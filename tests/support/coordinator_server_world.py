@@ -67,6 +67,7 @@ class Worker(Process):
     members: tuple[say.MemberInfo, ...] = ()
     servers: tuple[say.ServerInfo, ...] = ()
     formed: bool = False
+    told: say.Formed | None = None
     parked: say.Parked | None = None
 
     @property
@@ -230,7 +231,8 @@ class World:
         everybody = (*start.servers, *start.leaving_servers)
         worker.servers = tuple(info for info in everybody if info.id in used | ids)
         needed = tuple(sorted(used - ids))
-        self._say(worker, say.Formed(start.generation, needed, start.generation in self.copying, copies))
+        worker.told = say.Formed(start.generation, needed, start.generation in self.copying, copies)
+        self._say(worker, worker.told)
 
     def copied(self) -> None:
         """What was copied has arrived: the members stop at a boundary, for a generation that uses it."""
@@ -310,8 +312,8 @@ class World:
             self._park(worker, say.ParkReason.STANDBY)
         elif worker.parked is not None and worker.standing is say.Standing.PARKED:
             self._say(worker, worker.parked)
-        elif worker.formed and worker.generation is not None:
-            self._say(worker, say.Formed(worker.generation))
+        elif worker.formed and worker.told is not None:
+            self._say(worker, worker.told)
 
     def break_stream(self, process: Process) -> None:
         session, process.session = process.session, None

@@ -11,7 +11,7 @@ import math
 import time
 
 from worker_chaos import Chaos
-from worker_cluster import ServerPod, WorkerCluster
+from worker_cluster import ServerPod, Worker, WorkerCluster
 
 MOST_SERVERS = 3
 _HEARD_SECONDS = 0.5
@@ -47,6 +47,11 @@ class ServerChaos(Chaos):
         """Whether the anchor has ended; until then servers that end are replaced."""
         self._mend_servers(time.monotonic())
         return not self.anchor.running
+
+    def _cut(self, victim: Worker) -> None:
+        """Not the anchor: once the others have gone on without it, their death would lose the state."""
+        if victim is not self.anchor:
+            super()._cut(victim)
 
     def _whole(self) -> bool:
         """Whether all copies are there, by a word that is newer than the last deed."""

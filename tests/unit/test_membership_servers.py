@@ -8,6 +8,7 @@ from coordinator_servers import dropped, everybody, trains
 
 from springtide_coordinator.membership import Phase, Rules
 from springtide_coordinator.membership import messages as say
+from springtide_coordinator.membership.serving import settled
 
 # ---- the beginning
 
@@ -329,6 +330,29 @@ def test_a_new_coordinator_takes_the_generation_with_its_servers_as_it_is() -> N
     room.lose("s0")
     room.tick(1)
     assert "parameter server pod-s0 is lost" in room.last("w0", say.Prepare).reason
+
+
+def test_a_new_coordinator_learns_what_is_still_being_copied() -> None:
+    room = Room(servers=2, incarnation=(2, 0))
+    room.serve("s0", "s1")
+    for worker in ("w0", "w1"):
+        room.hello(
+            worker,
+            say.Standing.ACTIVE,
+            generation=generation(4),
+            members=(info("w0"), info("w1")),
+            state=state(9, 4),
+            servers=(server("s0"), server("s1")),
+        )
+    everybody(room, "s0", "s1")
+    assert not settled(room.m)
+    room.tell("w0", say.Formed(generation(4), (), False, 2))
+    assert not settled(room.m)
+    room.tell("w1", say.Formed(generation(4), (), False, 2))
+    assert settled(room.m)
+    assert room.m.members["w1"].state == state(9, 4)
+    room.tell("w1", say.Formed(generation(4), (), True, 1))
+    assert not settled(room.m)
 
 
 def test_a_server_of_an_adopted_generation_whose_pod_has_another_process_is_lost() -> None:

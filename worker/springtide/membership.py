@@ -104,6 +104,7 @@ class Membership:
         self._fatal = ""
         self._promise: pb.Parked | None = None
         self._ended: pb.Ended | None = None
+        self._formed: pb.Formed | None = None
         self._begin: Begin | None = None
         self._depart: Depart | None = None
         self._store: Entries | None = None
@@ -177,7 +178,9 @@ class Membership:
                 self._newest = incarnation
             self.known = StateName.from_proto(message.known) if message.HasField("known") else None
             self.connected, self._training = True, message.training
-            # Hello told where this process stands, but not why.
+            # Hello told where this process stands, but not why, nor what is on which servers.
+            if self._formed is not None and self.servers:
+                self._send(pb.WorkerMessage(formed=self._formed))
             if self.standing == pb.PARKED and self._promise is not None:
                 self._send(pb.WorkerMessage(parked=self._promise))
             if self.standing == pb.ENDED and self._ended is not None:
@@ -226,7 +229,7 @@ class Membership:
             self.generation = generation
             self.members = list(message.members)
             self.servers = [*message.servers, *message.leaving_servers]
-            self._needed_servers, self._unsettled = [], False
+            self._needed_servers, self._unsettled, self._formed = [], False, None
             # From here on the process may train in the new generation: the promise is kept and over.
             self.standing = pb.ACTIVE
             self._promise = None
@@ -393,20 +396,20 @@ class Membership:
         with self._changed:
             assert self.generation is not None
             self._store = None
-            self._send(
-                pb.WorkerMessage(
-                    formed=pb.Formed(
-                        generation=self.generation.to_proto(),
-                        group_seconds=group_seconds,
-                        transfer_seconds=transfer_seconds,
-                        transfer_bytes=transfer_bytes,
-                        restored=restored,
-                        needed_servers=self._needed_servers,
-                        servers_unsettled=self._unsettled,
-                        server_copies=self._copies,
-                    )
-                )
+            self._formed = pb.Formed(
+                generation=self.generation.to_proto(),
+                needed_servers=self._needed_servers,
+                servers_unsettled=self._unsettled,
+                server_copies=self._copies,
             )
+            first = pb.Formed(
+                group_seconds=group_seconds,
+                transfer_seconds=transfer_seconds,
+                transfer_bytes=transfer_bytes,
+                restored=restored,
+            )
+            first.MergeFrom(self._formed)
+            self._send(pb.WorkerMessage(formed=first))
 
     def await_end(self, stage: int, unless: Callable[[], bool] = lambda: False) -> bool:
         """Wait at the end of loop `stage` until all members stand there.

@@ -86,11 +86,12 @@ def on_formed(m: Membership, record: Record, message: Formed) -> None:
     current = m.current
     if current is None or message.generation != current.name or record.info.id not in current.ids:
         return
+    again = record.info.id in current.formed
     current.formed.add(record.info.id)
     current.needed_servers |= set(message.needed_servers)
     current.unsettled = current.unsettled or message.servers_unsettled
     current.copies = message.server_copies
-    if current.start is not None:
+    if current.start is not None and not again:
         hold(m, record, current.start.state)
         if current.start.fresh and record.info.id == current.ids[0]:
             on_restored(m, current.start.state, message.restored)

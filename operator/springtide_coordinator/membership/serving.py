@@ -270,4 +270,6 @@ def settled(m: Membership) -> bool:
     current = m.current
     if current is None or current.closing or not current.complete or current.unsettled:
         return False
+    if m.servers_wanted and current.adopted and not current.formed.issuperset(current.ids):
+        return False  # its members have not said yet what is on which servers
     return tuple(info.slot for info in current.serving) == tuple(range(m.servers_wanted))
