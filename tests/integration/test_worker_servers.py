@@ -151,18 +151,14 @@ def test_a_team_that_lost_a_member_goes_on(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
     cluster = make_cluster(2, replication=2, pace=0.03, environment={"SPRINGTIDE_GROUP_SIZE": "2"})
-    points = ["gradients", "pushed", "prepared"]
-    *steady, victim = cluster.start(4, faults={3: f"{points[0]}:4:kill"})
-    for point in points[1:]:
-        cluster.until(lambda dying=victim: not dying.running, f"the death before {point}")
-        victim = cluster.add(fault=f"{point}:*:kill")
-    cluster.until(lambda: not victim.running, "the last death")
-    at = steady[0].commits()[-1]["step"]
-    cluster.until_step(at + 3)
+    faults = {3: "gradients:4:kill", 4: "pushed:8:kill", 5: "prepared:12:kill"}
+    *steady, _, _, _ = cluster.start(6, faults=faults)
+    cluster.until_step(15)
     cluster.until(lambda: settled(cluster), "copies")
     cluster.servers[0].kill()
     cluster.add_server(0)
     cluster.until_done()
+    assert [worker.code for worker in cluster.workers] == [0, 0, 0, -9, -9, -9], cluster.logs()
     check(cluster, reference, steady)
 
 
