@@ -94,7 +94,7 @@ def survive(zygote: Zygote, folder: Path, references: list[Reference], seed: int
             counted(cluster)
         assert cluster.reply is not None
         number, lost = cluster.reply.generation.number, cluster.reply.states_lost
-        assert not lost or copies == 1
+        assert not lost or copies == 1, cluster.logs()
         what = f"{strategy} {consistency}, {copies} copies"
         return f"{what}, {len(chaos.log)} deeds, generation {number}, {lost} states lost"
     except AssertionError as error:
