@@ -162,7 +162,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., transferring: _Optional[_Union[Transferring, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints")
+    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints", "books")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     NEWEST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,7 @@ class Hello(_message.Message):
     OPAQUE_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    BOOKS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     member: Member
     newest_incarnation: Incarnation
@@ -189,7 +190,8 @@ class Hello(_message.Message):
     opaque: bool
     servers: _containers.RepeatedCompositeFieldContainer[Server]
     checkpoints: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., opaque: _Optional[bool] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: _Optional[bool] = ...) -> None: ...
+    books: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., opaque: _Optional[bool] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: _Optional[bool] = ..., books: _Optional[bool] = ...) -> None: ...
 
 class Parked(_message.Message):
     __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step", "cannot_go_back")

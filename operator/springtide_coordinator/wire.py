@@ -106,6 +106,7 @@ def to_hello(hello: pb.Hello) -> say.Hello:
         servers=tuple(to_server(server) for server in hello.servers),
         opaque=hello.opaque,
         checkpoints=hello.checkpoints,
+        books=hello.books,
     )
 
 

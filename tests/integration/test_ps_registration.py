@@ -110,7 +110,7 @@ def test_life_of_a_generation_with_real_servers(tmp_path: Path) -> None:
             return [one.server.pod_name for one in reply.servers if one.serving and one.connected]
 
         until(lambda: serving() == ["ps-0-0", "ps-1-0"], "both servers are adopted")
-        assert job.sync("ps-0-0", "ps-1-0").servers_settled
+        until(lambda: job.sync("ps-0-0", "ps-1-0").servers_settled, "the member says what it has formed")
         assert len(member.all("start")) == 2
 
         # SIGTERM: it serves until another process has its slot and the generation without it has formed.

@@ -6,6 +6,7 @@ place of those that are kept.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
@@ -41,10 +42,13 @@ def each_seed(path: Path, limit: float, survive: Callable[[int], str]) -> None:
     first = int(given) if given else fresh
     end = time.monotonic() + limit
     seeds = [] if given else kept(path)
+    known = set(seeds)
     while True:
-        seed = seeds.pop(0) if seeds else first
-        if seed == first:
-            first += 1
+        if seeds:
+            seed = seeds.pop(0)
+        else:
+            seed = next(number for number in itertools.count(first) if number not in known)
+            first = seed + 1
         try:
             print(f"seed {seed}: {survive(seed)}", flush=True)
         except AssertionError:

@@ -139,6 +139,10 @@ class Member:
             self.hello.servers.extend(start.servers)
             if self.forms:
                 self.form()
+        # What is on which servers is told again.
+        serves = self.hello.standing == pb.ACTIVE and self.hello.servers and self.forms
+        if message.WhichOneof("message") == "welcome" and serves:
+            self.form()
 
     def form(self) -> None:
         self.client.send(pb.WorkerMessage(formed=pb.Formed(generation=self.hello.generation)))

@@ -355,6 +355,20 @@ def test_a_new_coordinator_learns_what_is_still_being_copied() -> None:
     assert not settled(room.m)
 
 
+@pytest.mark.parametrize("books", [False, True])
+def test_an_older_state_loses_nothing_where_the_servers_know_what_was_trained(books: bool) -> None:
+    room = trains()
+    for record in room.m.members.values():
+        record.books = books
+    room.lose("w1")
+    room.sync("w0", serving=("s0", "s1"))
+    room.m.current.base = state(5)  # type: ignore[union-attr]
+    room.park("w0", say.ParkReason.DROPPED, at=state(3))
+    assert room.number == 2
+    assert room.m.states_lost == (0 if books else 1)
+    assert ("StateLost" in room.last("w0", say.Start).reason) is not books
+
+
 def test_a_server_of_an_adopted_generation_whose_pod_has_another_process_is_lost() -> None:
     room = Room(servers=1, target=1, incarnation=(2, 0))
     room.hello(

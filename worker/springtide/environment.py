@@ -64,6 +64,11 @@ class Settings:
     process_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether workers do not step together."""
+        return self.strategy == "ParameterServer" and self.consistency != "Synchronous"
+
+    @property
     def alone(self) -> bool:
         return not self.coordinator
 

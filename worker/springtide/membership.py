@@ -95,7 +95,7 @@ class Membership:
         self.leaving = ""
         self.ended_stages = 0
         self.connected = False
-        self.checkpoints = False
+        self.checkpoints = self.books = False
         self._training = 0  # processes in a running generation, when this one came
         self.known: StateName | None = None
         self.on_wait: Callable[[], None] = lambda: None
@@ -128,6 +128,7 @@ class Membership:
                 leaving=bool(self.leaving),
                 ended_stage=self.ended_stages,
                 checkpoints=self.checkpoints,
+                books=self.books,
             )
             if self.generation is not None:
                 message.generation.CopyFrom(self.generation.to_proto())

@@ -90,6 +90,7 @@ class Runtime:
             self.session = Session(settings, self)
             self.membership = self.session.membership
             self.membership.checkpoints = self.checkpoints.able
+            self.membership.books = settings.asynchronous
             self.recovery = Recovery(self, self.membership)
 
     def begin(self) -> None:

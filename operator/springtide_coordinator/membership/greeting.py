@@ -141,7 +141,7 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
     hold(m, record, hello.state)
     record.layout_hash = hello.layout_hash or record.layout_hash
     record.ended_stages = hello.ended_stage
-    record.opaque = hello.opaque
+    record.opaque, record.books = hello.opaque, hello.books
     record.at_stage = hello.ended_stage if hello.standing is Standing.ENDED else None
     record.dismissed = record.goodbye = ""
     record.replaced = False

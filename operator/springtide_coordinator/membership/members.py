@@ -36,6 +36,7 @@ class Record:
     opaque: bool = False  # it has no state of ours that could be lost
     replaced: bool = False  # another process has its place
     voided: bool = False  # it held a state that the servers have lost, and cannot begin anew
+    books: bool = False  # an older state than the newest loses nothing: the servers know what was trained
     checkpoints: bool = False  # it knows where to write checkpoints
     stuck: bool = False  # it has trained, and there is no checkpoint that it could go back to
     sent: set[Hashable] = field(default_factory=set)  # what was said once on this stream

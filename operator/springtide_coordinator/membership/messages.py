@@ -100,6 +100,7 @@ class Hello:
     servers: tuple[ServerInfo, ...] = ()
     opaque: bool = False  # commits no steps and holds no state: its script keeps its own
     checkpoints: bool = False
+    books: bool = False  # what was trained is written down beside the parameters, on the servers
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,8 +85,8 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
     if waiting is not None:
         return waiting
     assert not isinstance(servers, Status)
-    opaque = all(record.opaque for record in participants)
-    lost = m.state_existed and not opaque and (chosen is None or rolls_back(m, pool))
+    kept = all(record.opaque or (record.books and chosen is not None) for record in participants)
+    lost = m.state_existed and not kept and (chosen is None or rolls_back(m, pool))
     if chosen is None and m.put_away_with:
         lost = False
     cause, reason = why(m, participants, chosen, lost, servers)

@@ -29,7 +29,7 @@ def exchange_for(settings: Settings) -> MakeServers:
         with_norm: bool,
     ) -> ServerExchange:
         kind: Callable[..., ServerExchange] = ServerExchange
-        if settings.consistency != "Synchronous":
+        if settings.asynchronous:
             bound = settings.staleness if settings.consistency == "BoundedStaleness" else None
             kind = partial(AsynchronousExchange, bound=bound)
         elif settings.group_size > 1 and settings.strategy == "ParameterServer":
