@@ -5,8 +5,9 @@
 Two workers train a model of 26 MB on three servers over loopback; each server in turn is killed with SIGKILL
 and comes back as a process that has to start from nothing. A pause is the longest time between two commits
 around it. An update is lost when a step was committed and had to be made again. With `replication: 2` the
-copy takes over; with 1 all workers go, new ones restore the newest checkpoint (every two seconds here), and
-their start is part of the pause. Last, the number of servers is changed 1 -> 4 -> 2 and back in training.
+copy takes over; with 1 the workers go back to the newest checkpoint (every two seconds here) when another
+server is there, whose start is part of the pause. Last, the number of servers is changed 1 -> 4 -> 2 and
+back in training.
 """
 
 from __future__ import annotations

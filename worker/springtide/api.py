@@ -30,9 +30,9 @@ from springtide.loop import deal_batches
 from springtide.rehearsal import MOST
 from springtide.runtime import Runtime
 from springtide.servers.asynchronous import AsynchronousExchange
+from springtide.servers.plan import bucket_bytes
 from springtide.servers.wiring import exchange_for, wait_in_forward
 from springtide.training import Trainer
-from springtide_ps.placement import CHUNK_BYTES
 
 Models = TypeVar("Models", bound=torch.nn.Module | Sequence[torch.nn.Module])
 Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
@@ -102,7 +102,9 @@ def distribute(
         tracked,
         several=declared.several,
         clip_norm=clip_norm,
-        bucket_bytes=min(int(settings.bucket_mib * (1 << 20)), CHUNK_BYTES if on_servers else 1 << 62),
+        bucket_bytes=min(
+            int(settings.bucket_mib * (1 << 20)), bucket_bytes(declared.nbytes) if on_servers else 1 << 62
+        ),
         logical_workers=runtime.settings.logical_workers,
         backend=runtime.settings.backend,
         compression=settings.compression,

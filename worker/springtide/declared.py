@@ -21,6 +21,11 @@ class Declared:
     optimizers: list[torch.optim.Optimizer]
     several: bool
 
+    @property
+    def nbytes(self) -> int:
+        """Of all parameters."""
+        return sum(item.nbytes for item in _named(self.models).values())
+
 
 def declare(
     model: Any,

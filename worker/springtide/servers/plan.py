@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from springtide.exchange.layout import Layout
 from springtide_ps.placement import CHUNK_BYTES
+
+_SMALLEST_BUCKET: Final = 1 << 20
+_BUCKETS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,15 @@ class PlannedChunk:
     def span(self) -> tuple[int, int, int]:
         """Where it is: bucket, first element, element after the last."""
         return self.bucket, self.start, self.stop
+
+
+def bucket_bytes(total: int) -> int:
+    """How many bytes of gradients are pushed together, of `total`.
+
+    The last bucket of a backward pass and the first one of a forward pass are waited for, so they are a small
+    part of the model; beyond that each costs time of its own.
+    """
+    return min(CHUNK_BYTES, max(_SMALLEST_BUCKET, total // _BUCKETS))
 
 
 def plan_chunks(
