@@ -94,18 +94,12 @@ class Zygote:
                 self._changed.notify_all()
 
 
-@dataclasses.dataclass(slots=True)
-class Worker:
-    """One worker process in its imagined pod."""
+class Forked:
+    """What can be done to a process that a zygote made."""
 
-    name: str
-    slot: int
-    uid: str
-    address: str
+    __slots__ = ()
     pid: int
-    folder: Path
     zygote: Zygote
-    leave_by: float = 0.0
 
     @property
     def code(self) -> int | None:
@@ -129,6 +123,20 @@ class Worker:
 
     def wake(self) -> None:
         self.signal(signal.SIGCONT)
+
+
+@dataclasses.dataclass(slots=True)
+class Worker(Forked):
+    """One worker process in its imagined pod."""
+
+    name: str
+    slot: int
+    uid: str
+    address: str
+    pid: int
+    folder: Path
+    zygote: Zygote
+    leave_by: float = 0.0
 
     def terminate(self) -> None:
         self.signal(signal.SIGTERM)
@@ -156,7 +164,7 @@ class Worker:
 
 
 @dataclasses.dataclass(slots=True)
-class ServerPod:
+class ServerPod(Forked):
     """One parameter server's process in its imagined pod."""
 
     name: str
@@ -166,28 +174,6 @@ class ServerPod:
     path: Path
     zygote: Zygote
     leave_by: float = 0.0
-
-    @property
-    def code(self) -> int | None:
-        return self.zygote.code(self.pid)
-
-    @property
-    def running(self) -> bool:
-        return self.code is None
-
-    def signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if self.running:
-                os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-
-    def stop(self) -> None:
-        self.signal(signal.SIGSTOP)
-
-    def wake(self) -> None:
-        self.signal(signal.SIGCONT)
 
     def log(self) -> str:
         return self.path.read_text() if self.path.exists() else ""

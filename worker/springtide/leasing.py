@@ -68,7 +68,10 @@ class Leasing:
                 self._end_epoch(trainer, plan, first)
                 return []
         except RuntimeError as error:
-            trainer.reduction.failure = Failure(str(error), peers_in(error))
+            if trainer.reduction.change_wanted:
+                runtime.boundary = True  # another worker has stopped before
+            else:
+                trainer.reduction.failure = Failure(str(error), peers_in(error))
             return []
         if lease.number is None:
             runtime.boundary = True

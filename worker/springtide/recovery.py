@@ -106,7 +106,8 @@ class Recovery:
     def _enter_generation(self, stage: int, reason: int, detail: str, suspects: list[str]) -> None:
         runtime, membership = self._runtime, self._membership
         trainer = runtime.ready("batches()")
-        at_boundary = reason == pb.BOUNDARY
+        # Workers that do not step together stop one by one: another may wait for this one at an epoch's end.
+        at_boundary = reason == pb.BOUNDARY and runtime.leasing is None
         runtime.blocks.leave()
         if not at_boundary:
             runtime.group.shut()
