@@ -149,6 +149,8 @@ def test_operators_that_stop_and_die_lose_no_decision_and_make_nothing_twice(
     with Watcher(str(system.kubeconfig), job.namespace, "fake", journal):
         job.start(replicas=3)
         job.until_running("0-0", "1-0", "2-0", seconds=PATIENCE)
+        # A pod that is gone before any operator wrote its attempt down leaves no trace.
+        system.until(PATIENCE, "the attempts in status", lambda: len(job.status().get("slots", {})) == 3)
         stopped = acting_operator(system)
         assert stopped is not None
         pid = kill_process(stopped, signal.SIGSTOP)
