@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -176,3 +178,25 @@ def test_integers_travel_exactly(number: int) -> None:
     ours, theirs = [torch.tensor([number, 1])], [torch.tensor([17, 18])]
     total = pack(ours, 1.0, True) + pack(theirs, 3.0, False)
     assert unpack(total, ours, 4.0)[0].tolist() == [number, 1]
+
+
+def test_a_process_ends_though_a_collective_of_its_never_will() -> None:
+    """Freeing the group would wait for the collective, also at the interpreter's end."""
+    script = """
+import time
+from springtide.exchange import groups
+
+class Stuck:
+    def __del__(self):
+        time.sleep(600)
+    def is_completed(self):
+        return False
+
+group = groups.Group(Stuck(), 0, 2, 600.0)
+group._works = [Stuck()]
+print(group.release())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], timeout=60, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"

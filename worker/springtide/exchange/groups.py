@@ -8,6 +8,7 @@ can be freed at once.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import ipaddress
 import logging
 import os
@@ -35,8 +36,13 @@ _PEER = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
 _Gloo: Any = dist.ProcessGroupGloo  # its type stubs lack the operations
 
-_parked: list[object] = []
-"""Groups with collectives that did not end after the shutdown: freeing them would block for their timeout."""
+
+def _keep_for_ever(*items: object) -> None:
+    """Groups with collectives that did not end after the shutdown: freeing them, also when the interpreter
+    ends, would block for their timeout. So a reference is left that nobody gives back.
+    """
+    for item in items:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
 
 class Work(Protocol):
@@ -186,7 +192,7 @@ class Group:
         while pending := [work for work in self._works if not work.is_completed()]:
             lost = all(isinstance(work, Message) and work.lost for work in pending)
             if lost or time.monotonic() > deadline:
-                _parked.append((self._backend, self._store, self._works))
+                _keep_for_ever(self._backend, self._store, *self._works)
                 self._backend, self._works = None, []
                 return False
             time.sleep(0.001)
