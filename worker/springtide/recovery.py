@@ -147,6 +147,8 @@ class Recovery:
             runtime.group.shut()
         except (RuntimeError, OSError, ValueError) as error:
             self._formation_error = f"{type(error).__name__}: {error}"
+            # Told here, for a peer's complaint may have ended the generation before ours is heard.
+            log.info("the generation could not be formed: %s", self._formation_error)
             runtime.group.shut()
             self._unformed += 1
             if self._unformed >= CALM_TRIES:
