@@ -45,5 +45,5 @@ class SavingChaos(Chaos):
         if self.cluster.finished():
             self.anchor = self.cluster.finished()[0]
             return
-        self.anchor, other = self.cluster.add(), self.cluster.add()
+        self.anchor, other = self.cluster.add(hold=False), self.cluster.add(hold=False)
         self._say(f"start {self.anchor.name}, the anchor, and {other.name}")

@@ -52,7 +52,7 @@ class Chaos:
         roll = self.random.random()
         if roll < 0.25 and len(others) + 1 < MOST_WORKERS:
             fault = self._fault() if self.random.random() < 0.5 else ""
-            self._say(f"add {self.cluster.add(fault).name} with {fault or 'no fault'}")
+            self._say(f"add {self.cluster.add(fault, hold=False).name} with {fault or 'no fault'}")
         elif roll < 0.33 and self._coordinator_at is None:
             self.cluster.kill_coordinator()
             self._coordinator_at = time.monotonic() + self.random.choice((0.0, 0.2, 1.5))

@@ -2,7 +2,9 @@
 operator's Sync.
 
 Everything a test does to it is a verb: add, kill, stop, wake, terminate, kill_coordinator. Every wait has a
-deadline and, when it passes, shows the processes' logs.
+deadline and, when it passes, shows the processes' logs. The members of a running job wait at their next step
+for a worker that is added until it is ready: else a job of some seconds would be over before a loaded machine
+has started it.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from springtide import outcome
 from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
 
+READY = "(STANDBY: ready to train)"
 SCRIPT = Path(__file__).with_name("worker_script.py")
 _SERVER = Path(__file__).with_name("ps_process.py")
 _ZYGOTE = Path(__file__).with_name("worker_zygote.py")
@@ -219,6 +222,9 @@ class WorkerCluster:
         self._incarnation = 0
         self._closing = threading.Event()
         self.reply: pb.SyncReply | None = None
+        self._hold = folder / "hold"
+        self._held_for: list[Worker] = []
+        self._holding = threading.Lock()
         self.asked_at = 0.0  # monotonic, when the present reply was asked for
         self._operator = threading.Thread(target=self._sync_for_ever, daemon=True)
 
@@ -272,8 +278,8 @@ class WorkerCluster:
         self.servers.append(server)
         return server
 
-    def add(self, fault: str = "", **options: Any) -> Worker:
-        """Start a worker in a new pod; options override the script's."""
+    def add(self, fault: str = "", hold: bool = True, **options: Any) -> Worker:
+        """Start a worker in a new pod; options override the script's. hold: a running job waits for it."""
         number = len(self.workers)
         name, address = f"worker-{number}", f"{self._net}.{10 + number}"
         env = {
@@ -287,7 +293,7 @@ class WorkerCluster:
             "SPRINGTIDE_SLOT": str(number),
             "SPRINGTIDE_TERMINATION_LOG": str(self._folder / f"{name}.end"),
             "SPRINGTIDE_STEP_LOG": str(self._folder / f"{name}.steps"),
-            "SPRINGTIDE_FAULT": fault,
+            "SPRINGTIDE_FAULT": f"committed:*:hold={self._hold};{fault}",
             "SPRINGTIDE_BUCKET_MIB": "0.002",
             **self._environment,
         }
@@ -295,6 +301,10 @@ class WorkerCluster:
         pid = self._zygote.fork(env, argv, self._folder / f"{name}.log")
         worker = Worker(name, number, f"uid-{number}", address, pid, self._folder, self._zygote)
         self.workers.append(worker)
+        if hold and self._operator.ident is not None:
+            with self._holding:
+                self._held_for.append(worker)
+                self._hold.touch()
         self.target = sum(1 for other in self.workers if other.running)
         return worker
 
@@ -369,6 +379,15 @@ class WorkerCluster:
 
     # ---- the operator's part
 
+    def _let_go(self) -> None:
+        """End the hold when those that it is for are ready or gone."""
+        with self._holding:
+            waited_for = [worker for worker in self._held_for if worker.running and READY not in worker.log()]
+            if len(waited_for) < len(self._held_for):
+                self._held_for = waited_for
+                if not waited_for:
+                    self._hold.unlink()
+
     def _sync_for_ever(self) -> None:
         while not self._closing.is_set():
             channel = grpc.insecure_channel(
@@ -377,6 +396,7 @@ class WorkerCluster:
             try:
                 stub = pb_grpc.CoordinatorStub(channel)
                 while not self._closing.wait(_SYNC_SECONDS):
+                    self._let_go()
                     if self.over_when_finished and self.finished():
                         continue
                     began = time.monotonic()
@@ -386,6 +406,7 @@ class WorkerCluster:
                     self.asked_at = began
             except grpc.RpcError:
                 self._closing.wait(_SYNC_SECONDS)
+                self._let_go()
             finally:
                 channel.close()
 

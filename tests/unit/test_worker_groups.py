@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from worker_groups import addresses, form_groups, together, wired_stores
 from springtide.exchange import groups as groups_module
 from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, form, peers_in
+from springtide.exchange.messages import Collective
 from springtide.exchange.store import FormationCancelled, StreamStore
 
 
@@ -65,6 +67,57 @@ def test_shutting_releases_a_stuck_collective_here_and_there(groups: Callable[..
     with pytest.raises(RuntimeError):
         second.start_sum(torch.ones(10)).wait()
     timer.join()
+
+
+def test_a_late_peer_is_waited_for_in_turns(groups: Callable[..., list[Group]]) -> None:
+    first, second = groups(2)
+    ours, theirs = torch.ones(10), torch.ones(10)
+    late: list[object] = []
+    timer = threading.Timer(0.7, lambda: late.append(second.start_sum(theirs).wait()))
+    timer.start()
+    first.start_sum(ours).wait()
+    timer.join()
+    assert ours.tolist() == theirs.tolist() == [2.0] * 10
+    assert late == [True]
+
+
+def test_a_collective_that_the_backend_lost_is_given_up_after_the_shutdown() -> None:
+    """gloo was seen to forget a collective whose connection broke: its wait ended by its timeout alone."""
+
+    class Lost:
+        shut = False
+        waits = 0
+
+        def wait(self, timeout: timedelta) -> bool:
+            self.waits += 1
+            self.shut = self.waits > 2
+            raise RuntimeError("Operation timed out!")
+
+        def is_completed(self) -> bool:
+            return False
+
+    work = Lost()
+    collective = Collective(work, lambda: work.shut)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the group was shut while a collective was under way"):
+            collective.wait()
+    assert (work.waits, collective.lost) == (4, True)
+
+
+def test_a_collective_that_ends_while_a_turn_does_counts() -> None:
+    class Late:
+        waits = 0
+
+        def wait(self, *timeout: timedelta) -> bool:
+            self.waits += 1
+            if self.waits == 1:
+                raise RuntimeError("Operation timed out!")
+            return True
+
+        def is_completed(self) -> bool:
+            return True
+
+    assert Collective(Late(), lambda: False).wait()
 
 
 def test_shut_is_idempotent_and_final(groups: Callable[..., list[Group]]) -> None:

@@ -2,7 +2,7 @@
 
 SPRINGTIDE_FAULT=POINT:STEP:ACTION[;...]. STEP is the number of the step that would be committed, from 1; `*`
 means any, and each fault happens once. ACTION: kill (SIGKILL), stop (SIGSTOP), term (SIGTERM), raise
-(RuntimeError), sleep=SECONDS.
+(RuntimeError), sleep=SECONDS, hold=PATH (each time, wait as long as that file exists, at most a minute).
 
 Points: body (a step's body begins), backward (half of the gradients are there), gradients (all are there,
 before the reductions are awaited), pushed (they are on their way to the parameter servers), prepared (those
@@ -42,6 +42,7 @@ POINTS = frozenset(
 )
 TRANSFER_POINTS = frozenset(["sending", "receiving"])
 CHECKPOINT_POINTS = frozenset(["staged", "share", "shared", "manifest", "saved", "pruned", "restore"])
+_HOLD_SECONDS = 60.0
 _KNOWN = POINTS | TRANSFER_POINTS | CHECKPOINT_POINTS
 
 
@@ -58,7 +59,7 @@ def parse(text: str) -> list[Fault]:
     faults = []
     for entry in filter(None, text.split(";")):
         point, step, action = [*entry.split(":"), "", ""][:3]
-        known = action in ("kill", "stop", "term", "raise") or action.startswith("sleep=")
+        known = action in ("kill", "stop", "term", "raise") or action.startswith(("sleep=", "hold="))
         if point not in _KNOWN or not known or not (step == "*" or step.isdigit()):
             raise ValueError(
                 f"SPRINGTIDE_FAULT: expected POINT:STEP:ACTION with a point of "
@@ -80,7 +81,7 @@ def reach(point: str, step: int) -> None:
     """The worker has come to `point` of the step that would be committed as number `step`."""
     for fault in _faults:
         if not fault.done and fault.point == point and fault.step in (None, step):
-            fault.done = True
+            fault.done = not fault.action.startswith("hold=")
             _act(fault.action, point, step)
 
 
@@ -93,5 +94,9 @@ def _act(action: str, point: str, step: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
     elif action == "raise":
         raise RuntimeError(f"fault at {point} of step {step}")
+    elif action.startswith("hold="):
+        deadline = time.monotonic() + _HOLD_SECONDS
+        while os.path.exists(action.removeprefix("hold=")) and time.monotonic() < deadline:
+            time.sleep(0.005)
     else:
         time.sleep(float(action.removeprefix("sleep=")))

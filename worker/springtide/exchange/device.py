@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from springtide.errors import SpringtideError, UsageError
+from springtide.exchange.messages import Collective
 
 Backend = Literal["gloo", "nccl"]
 _FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two looks at an event
@@ -138,6 +139,8 @@ class DeviceSums:
         options.reduceOp = operation
         options.timeout = self._timeout
         work = self._backend.allreduce([tensor], options)
+        if self._abort is None:
+            work = Collective(work, lambda: self._shut)
         self._works = [other for other in self._works if not other.is_completed()] + [work]
         return DeviceSum(self, work, tensor)
 

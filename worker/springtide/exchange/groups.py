@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from springtide.exchange.device import DeviceSums, form_nccl
-from springtide.exchange.messages import Message, Waiter
+from springtide.exchange.messages import Collective, Message, Waiter
 from springtide.exchange.store import FormationCancelled, StreamStore
 
 log = logging.getLogger("springtide")
@@ -120,7 +120,7 @@ class Group:
         options: Any = dist.AllreduceOptions()
         options.reduceOp = operation
         options.timeout = self._timeout
-        return self._track(self._alive().allreduce([tensor], options))
+        return self._track(Collective(self._alive().allreduce([tensor], options), lambda: self._shut))
 
     def start_send(self, tensor: torch.Tensor, receiver: int) -> Work:
         return self._track(Message(self._alive().send([tensor], receiver, 0), tensor, self._waiter))
@@ -190,7 +190,7 @@ class Group:
             clean, self._device = self._device.release(), None
         deadline = time.monotonic() + _RELEASE_SECONDS
         while pending := [work for work in self._works if not work.is_completed()]:
-            lost = all(isinstance(work, Message) and work.lost for work in pending)
+            lost = all(isinstance(work, Message | Collective) and work.lost for work in pending)
             if lost or time.monotonic() > deadline:
                 _keep_for_ever(self._backend, self._store, *self._works)
                 self._backend, self._works = None, []

@@ -1,8 +1,9 @@
-"""Sends and receives of a group, waited for so that nothing can hold the script's thread for long.
+"""Messages and collectives of a group, waited for so that nothing can hold the script's thread for long.
 
-When a connection breaks, the backend (gloo) may lose the very message that was moving on it, whose wait then
-ends by its timeout alone. So a thread of the group's waits, and whoever wants to know gives up soon after
-the group was shut.
+When a connection breaks, the backend (gloo) may lose the very message that was moving on it, or the
+collective that it was part of, whose wait then ends by its timeout alone. So whoever waits gives up soon
+after the group was shut. A collective is waited for in short turns; a message, whose wait would ignore a
+timeout, by a thread of the group's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,42 @@ import torch
 
 _LOOK_SECONDS = 0.05
 _LOST_SECONDS = 0.25
-"""A message that has not failed so long after its group was shut is lost: others fail within milliseconds."""
+_TURN = timedelta(seconds=_LOST_SECONDS)
+"""What has not failed so long after its group was shut is lost: others fail within milliseconds."""
+
+
+class Collective:
+    """A collective under way."""
+
+    def __init__(self, work: Any, is_shut: Callable[[], bool]) -> None:
+        self._work, self._is_shut = work, is_shut
+        self.lost = False
+        """As of a message."""
+
+    def wait(self) -> bool:
+        """Raise RuntimeError when it fails, or is lost in a group that was shut."""
+        shut_before = False
+        while not self.lost:
+            try:
+                self._work.wait(_TURN)
+                return True
+            except RuntimeError:
+                if self._work.is_completed():
+                    # It came while the exception was made, or failed: this says which.
+                    self._work.wait()
+                    return True
+            self.lost = shut_before and self._is_shut()
+            shut_before = self._is_shut()
+        raise RuntimeError("the group was shut while a collective was under way")
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        return bool(self._work.is_success())
+
+    def exception(self) -> object:
+        return self._work.exception()
 
 
 class Message:
