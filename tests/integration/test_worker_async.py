@@ -82,7 +82,9 @@ def check(cluster: WorkerCluster, members: list[Worker], reference: Reference, k
     assert len({result["parameters"] for result in results}) == 1
     assert len({result["buffers"] for result in results}) == 1
     # A commit is a push of a range; some are done again by others. Ranges before a restart are in it as well.
-    assert set(ranges(cluster)) == set(range(1, STEPS + 1))
+    # Who is killed between the push and the note of it has no such line.
+    unnoted = set(range(1, STEPS + 1)) - set(ranges(cluster))
+    assert len(unnoted) <= sum(worker.code == -9 for worker in cluster.workers)
     assert len({result["rate_at_end"] for result in results}) == 1
     ours, theirs = loss_of(results[0]["values"], kind), loss_of(reference.values)
     assert ours < theirs + 0.25 * (NOTHING_LEARNT - theirs), (ours, theirs)

@@ -15,7 +15,6 @@ def check(cluster: WorkerCluster, reference: Reference, members: list[Worker]) -
     """The members finished with equal parameters, those of the reference; every sample counted once per
     epoch; losses and learning rates of all their steps are the reference's.
     """
-    last = max(reference.losses)
     results = []
     for worker in members:
         end = worker.outcome()
@@ -32,7 +31,7 @@ def check(cluster: WorkerCluster, reference: Reference, members: list[Worker]) -
     assert difference <= TOLERANCE
     for worker in members:
         losses = {commit["step"]: commit["values"]["loss"] for commit in worker.commits()}
-        assert not losses or losses[last] == pytest.approx(reference.losses[last], abs=1e-4)
+        # Not all have the last one: who lost a peer in its sums got it with the state of another.
         for step, loss in losses.items():
             assert loss == pytest.approx(reference.losses[step], abs=1e-4), f"step {step} of {worker.name}"
         for step, rate in (worker.result() or {})["rates"].items():
