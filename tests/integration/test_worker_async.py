@@ -103,7 +103,7 @@ def test_workers_share_the_ranges_out(
     cluster.until_done()
     check(cluster, workers, reference)
     assert set(ranges(cluster).values()) == {1}
-    assert all(len(worker.commits()) > STEPS // 5 for worker in workers)
+    assert all(len(worker.commits()) > 2 for worker in workers)
 
 
 def test_workers_are_killed_at_every_point_of_a_step(
@@ -168,9 +168,11 @@ def test_a_server_with_copies_is_killed_and_nothing_is_done_again(
     workers = cluster.start(2)
     for slot, step in ((0, 5), (1, 25)):
         cluster.until(lambda wanted=step: len(ranges(cluster)) >= wanted, f"{step} steps")
-        cluster.until(lambda: cluster.reply is not None and cluster.reply.servers_settled, "copies")
-        next(s for s in cluster.servers if s.slot == slot and s.running).kill()
+        cluster.until_settled()
+        victim = next(s for s in cluster.servers if s.slot == slot and s.running)
+        victim.kill()
         cluster.add_server(slot)
+        cluster.until(lambda gone=victim: not gone.running, "the server's death")
     cluster.until_done()
     check(cluster, workers, reference)
     assert set(ranges(cluster).values()) == {1}

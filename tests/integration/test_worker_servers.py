@@ -97,7 +97,7 @@ def test_an_average_of_the_weights_goes_on_when_workers_and_servers_are_killed_a
     faults = {number: f"{point}:{3 * number}:kill" for number, point in enumerate(points, start=1)}
     steady, *victims = cluster.start(1 + len(points), faults=faults)
     cluster.until(lambda: not any(victim.running for victim in victims), "the last death")
-    cluster.until(lambda: settled(cluster), "copies")
+    cluster.until_settled()
     cluster.servers[0].kill()
     cluster.add_server(0)
     cluster.until_done()
@@ -136,13 +136,14 @@ def test_a_server_with_copies_is_killed_again_and_again(
     for slot, step in ((0, 5), (1, 20), (0, 35)):
         cluster.until_step(step)
         # A copy on another server is needed before the next one goes.
-        cluster.until(lambda: settled(cluster), "copies")
-        next(s for s in cluster.servers if s.slot == slot and s.running).kill()
+        cluster.until_settled()
+        victim = next(s for s in cluster.servers if s.slot == slot and s.running)
+        victim.kill()
         # Nobody waits for its successor.
         at = workers[0].commits()[-1]["step"]
         cluster.until_step(at + 3)
         cluster.add_server(slot)
-        cluster.until(lambda: not settled(cluster), "word of the loss")
+        cluster.until(lambda gone=victim: not gone.running, "the server's death")
     cluster.until_done()
     check(cluster, reference, workers)
 
@@ -154,7 +155,7 @@ def test_a_team_that_lost_a_member_goes_on(
     faults = {3: "gradients:4:kill", 4: "pushed:8:kill", 5: "prepared:12:kill"}
     *steady, _, _, _ = cluster.start(6, faults=faults)
     cluster.until_step(15)
-    cluster.until(lambda: settled(cluster), "copies")
+    cluster.until_settled()
     cluster.servers[0].kill()
     cluster.add_server(0)
     cluster.until_done()

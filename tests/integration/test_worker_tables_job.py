@@ -56,10 +56,6 @@ def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Refer
     return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
 
 
-def settled(cluster: WorkerCluster) -> bool:
-    return cluster.reply is not None and cluster.reply.servers_settled
-
-
 @pytest.mark.parametrize("strategy", ["Hybrid", "ParameterServer"])
 def test_workers_are_killed_and_come_at_every_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, strategy: str
@@ -84,8 +80,10 @@ def test_a_server_with_copies_is_killed_and_another_one_comes(
     for slot, step in ((0, 4), (1, 16)):
         cluster.until_step(step)
         # A copy on another server is needed before the next one goes.
-        cluster.until(lambda: settled(cluster), "copies")
-        next(s for s in cluster.servers if s.slot == slot and s.running).kill()
+        cluster.until_settled()
+        victim = next(s for s in cluster.servers if s.slot == slot and s.running)
+        victim.kill()
         cluster.add_server(slot)
+        cluster.until(lambda gone=victim: not gone.running, "the server's death")
     cluster.until_done()
     check(cluster, reference, workers)

@@ -2,9 +2,11 @@
 operator's Sync.
 
 Everything a test does to it is a verb: add, kill, stop, wake, terminate, kill_coordinator. Every wait has a
-deadline and, when it passes, shows the processes' logs. The members of a running job wait at their next step
-for a worker that is added until it is ready: else a job of some seconds would be over before a loaded machine
-has started it.
+deadline and, when it passes, shows the processes' logs.
+
+A job of some seconds would often be over before a loaded machine has done what a test waits for. So its
+members wait at their next commit for a worker that is added until it is ready, and make slow steps while
+something else is waited for that takes long.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ from springtide import outcome
 from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
 
+_HOLD_SECONDS = 60.0
+_SLOW_SECONDS = 0.25  # of a step
+_LONG_SECONDS = 0.5  # a wait that makes steps slow
 READY = "(STANDBY: ready to train)"
 SCRIPT = Path(__file__).with_name("worker_script.py")
 _SERVER = Path(__file__).with_name("ps_process.py")
@@ -140,9 +145,25 @@ class Worker(Forked):
     folder: Path
     zygote: Zygote
     leave_by: float = 0.0
+    terminated_at: float = 0.0
+    woken_at: float = 0.0
+    ready_before: int = 0  # how often it was ready when it was woken
 
     def terminate(self) -> None:
+        self.terminated_at = time.monotonic()
         self.signal(signal.SIGTERM)
+
+    def wake(self) -> None:
+        self.ready_before, self.woken_at = self.log().count(READY), time.monotonic()
+        self.signal(signal.SIGCONT)
+
+    def waited_for(self, now: float) -> bool:
+        """Whether it has long been about to leave, or to join again."""
+        if not self.running:
+            return False
+        leaves = 0 < self.terminated_at < now - _LONG_SECONDS
+        joins = 0 < self.woken_at < now - _LONG_SECONDS and self.log().count(READY) == self.ready_before
+        return leaves or joins
 
     def commits(self) -> list[dict[str, Any]]:
         """What its step log says so far."""
@@ -225,6 +246,9 @@ class WorkerCluster:
         self._hold = folder / "hold"
         self._held_for: list[Worker] = []
         self._holding = threading.Lock()
+        self._held: float | None = None  # what the file says
+        self._waits_since = 0.0
+        self._coordinator_since = 0.0
         self.asked_at = 0.0  # monotonic, when the present reply was asked for
         self._operator = threading.Thread(target=self._sync_for_ever, daemon=True)
 
@@ -248,6 +272,7 @@ class WorkerCluster:
             "SPRINGTIDE_MAXIMUM": str(self._maximum),
             "SPRINGTIDE_SERVERS": str(self.servers_wanted),
         }
+        self._coordinator_since = time.monotonic()
         with (self._folder / "coordinator.log").open("ab") as log:
             self._coordinator = subprocess.Popen(
                 [sys.executable, "-m", "springtide_coordinator"], env=env, stdout=log, stderr=log
@@ -304,7 +329,7 @@ class WorkerCluster:
         if hold and self._operator.ident is not None:
             with self._holding:
                 self._held_for.append(worker)
-                self._hold.touch()
+                self._set_hold(_HOLD_SECONDS)
         self.target = sum(1 for other in self.workers if other.running)
         return worker
 
@@ -327,18 +352,36 @@ class WorkerCluster:
 
     # ---- waits
 
-    def until(self, condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
-        """Poll until the condition holds; AssertionError with all logs when it does not in time."""
+    def until(
+        self, condition: Callable[[], bool], what: str, seconds: float = 30.0, *, slowly: bool = True
+    ) -> None:
+        """Poll until the condition holds; AssertionError with all logs when it does not in time.
+
+        slowly: while that takes long, the job makes slow steps.
+        """
         deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                raise AssertionError(f"waited {seconds:g} s in vain for {what}\n{self.logs()}")
-            time.sleep(0.01)
+        self._waits_since = time.monotonic() if slowly else 0.0
+        try:
+            while not condition():
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"waited {seconds:g} s in vain for {what}\n{self.logs()}")
+                time.sleep(0.01)
+        finally:
+            self._waits_since = 0.0
+
+    def until_settled(self) -> None:
+        """Until all chunks of a server job are where they belong, with their copies, as of now or later."""
+        now = time.monotonic()
+        self.until(
+            lambda: self.asked_at > now and self.reply is not None and self.reply.servers_settled, "copies"
+        )
 
     def until_step(self, step: int, worker: Worker | None = None) -> None:
         worker = worker or self.workers[0]
         self.until(
-            lambda: bool(c := worker.commits()) and c[-1]["step"] >= step, f"{worker.name} at step {step}"
+            lambda: bool(c := worker.commits()) and c[-1]["step"] >= step,
+            f"{worker.name} at step {step}",
+            slowly=False,
         )
 
     def until_done(self, *workers: Worker, seconds: float = 40.0) -> None:
@@ -347,6 +390,7 @@ class WorkerCluster:
             lambda: not any(worker.running for worker in chosen),
             f"the end of {[worker.name for worker in chosen if worker.running]}",
             seconds,
+            slowly=False,
         )
 
     def finished(self) -> list[Worker]:
@@ -379,14 +423,30 @@ class WorkerCluster:
 
     # ---- the operator's part
 
-    def _let_go(self) -> None:
-        """End the hold when those that it is for are ready or gone."""
+    def _set_pace(self) -> None:
+        """Hold the job for those that are not ready yet; slow it down for what takes long."""
+        now = time.monotonic()
         with self._holding:
-            waited_for = [worker for worker in self._held_for if worker.running and READY not in worker.log()]
-            if len(waited_for) < len(self._held_for):
-                self._held_for = waited_for
-                if not waited_for:
-                    self._hold.unlink()
+            self._held_for = [
+                worker for worker in self._held_for if worker.running and READY not in worker.log()
+            ]
+            slow = (
+                0 < self._waits_since < now - _LONG_SECONDS
+                or self.asked_at < self._coordinator_since < now - _LONG_SECONDS
+                or any(worker.waited_for(now) for worker in self.workers)
+            )
+            self._set_hold(_HOLD_SECONDS if self._held_for else _SLOW_SECONDS if slow else None)
+
+    def _set_hold(self, seconds: float | None) -> None:
+        if seconds == self._held:
+            return
+        self._held = seconds
+        if seconds is None:
+            self._hold.unlink()
+        else:
+            new = self._hold.with_suffix(".new")
+            new.write_text(str(seconds))
+            new.rename(self._hold)
 
     def _sync_for_ever(self) -> None:
         while not self._closing.is_set():
@@ -396,7 +456,7 @@ class WorkerCluster:
             try:
                 stub = pb_grpc.CoordinatorStub(channel)
                 while not self._closing.wait(_SYNC_SECONDS):
-                    self._let_go()
+                    self._set_pace()
                     if self.over_when_finished and self.finished():
                         continue
                     began = time.monotonic()
@@ -406,7 +466,7 @@ class WorkerCluster:
                     self.asked_at = began
             except grpc.RpcError:
                 self._closing.wait(_SYNC_SECONDS)
-                self._let_go()
+                self._set_pace()
             finally:
                 channel.close()
 

@@ -2,7 +2,8 @@
 
 SPRINGTIDE_FAULT=POINT:STEP:ACTION[;...]. STEP is the number of the step that would be committed, from 1; `*`
 means any, and each fault happens once. ACTION: kill (SIGKILL), stop (SIGSTOP), term (SIGTERM), raise
-(RuntimeError), sleep=SECONDS, hold=PATH (each time, wait as long as that file exists, at most a minute).
+(RuntimeError), sleep=SECONDS, hold=PATH (each time, wait as long as that file exists, at most the seconds
+that it holds).
 
 Points: body (a step's body begins), backward (half of the gradients are there), gradients (all are there,
 before the reductions are awaited), pushed (they are on their way to the parameter servers), prepared (those
@@ -18,10 +19,12 @@ read, with the step before which the process stands).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 POINTS = frozenset(
     [
@@ -42,7 +45,6 @@ POINTS = frozenset(
 )
 TRANSFER_POINTS = frozenset(["sending", "receiving"])
 CHECKPOINT_POINTS = frozenset(["staged", "share", "shared", "manifest", "saved", "pruned", "restore"])
-_HOLD_SECONDS = 60.0
 _KNOWN = POINTS | TRANSFER_POINTS | CHECKPOINT_POINTS
 
 
@@ -95,8 +97,13 @@ def _act(action: str, point: str, step: int) -> None:
     elif action == "raise":
         raise RuntimeError(f"fault at {point} of step {step}")
     elif action.startswith("hold="):
-        deadline = time.monotonic() + _HOLD_SECONDS
-        while os.path.exists(action.removeprefix("hold=")) and time.monotonic() < deadline:
-            time.sleep(0.005)
+        _hold(action.removeprefix("hold="))
     else:
         time.sleep(float(action.removeprefix("sleep=")))
+
+
+def _hold(path: str) -> None:
+    began = time.monotonic()
+    with contextlib.suppress(FileNotFoundError):
+        while time.monotonic() - began < float(Path(path).read_text()):
+            time.sleep(0.005)
