@@ -4,6 +4,7 @@ synchronous one's.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -192,3 +193,44 @@ def test_the_fastest_worker_is_never_too_far_ahead(
         steps[name] += 1
         ahead.append(steps[fast.name] - steps[slow.name])
     assert max(ahead) == 3
+
+
+def test_a_worker_stops_while_another_waits_for_it_at_the_epochs_end(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    """One of two hears that all shall stop, while it waits for a range; the other one, which hears of it
+    later, finishes the epoch's last range, and finds the epoch over and nobody to meet.
+    """
+    first_waits, second_waits = tmp_path / "first", tmp_path / "second"
+    last_range, in_last_range = tmp_path / "last-range", tmp_path / "in-last-range"
+    unheard, asked = tmp_path / "unheard", tmp_path / "asked-for-a-range"
+    unmet, at_the_end = tmp_path / "unmet", tmp_path / "at-the-end"
+    for hold in (first_waits, second_waits, last_range, unheard, unmet):
+        hold.write_text("120")
+    cluster = make_cluster("Asynchronous", pace=0)
+    faults = {
+        0: f"committed:*:hold={first_waits};asked:*:hold={unheard};"
+        f"body:{PER_EPOCH}:mark={in_last_range};body:{PER_EPOCH}:hold={last_range};"
+        f"meeting:{PER_EPOCH + 1}:mark={at_the_end};meeting:{PER_EPOCH + 1}:hold={unmet}",
+        1: f"committed:*:hold={second_waits};leasing:*:mark={asked}",
+    }
+    first, second = cluster.start(2, faults=faults)
+    cluster.until(lambda: bool(first.commits() and second.commits()), "a range of each")
+    first_waits.unlink()
+    cluster.until(in_last_range.exists, "the first one in the epoch's last range")
+    asked.unlink()
+    second_waits.unlink()
+    cluster.until(asked.exists, "the second one's wait for a range")
+    second.leave_by = time.time() + 600  # late enough: nobody but the second one ends the first one's wait
+    cluster.until(lambda: "(BOUNDARY: " in second.log(), "the second one's stop")
+    last_range.unlink()
+    cluster.until(at_the_end.exists, "the first one at the epoch's end")
+    unheard.unlink()
+    cluster.until(lambda: "asked to stop" in first.log(), "the first one to hear of it")
+    unmet.unlink()
+    cluster.until_done()
+    assert isinstance(second.outcome(), outcome.Left)
+    check(cluster, [first], reference)
+    assert ranges(cluster) == Counter(range(1, STEPS + 1))
+    # That nobody was there is no failure of the one that left.
+    assert "REDUCTION_FAILED" not in first.log(), cluster.logs()

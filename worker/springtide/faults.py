@@ -3,7 +3,7 @@
 SPRINGTIDE_FAULT=POINT:STEP:ACTION[;...]. STEP is the number of the step that would be committed, from 1; `*`
 means any, and each fault happens once. ACTION: kill (SIGKILL), stop (SIGSTOP), term (SIGTERM), raise
 (RuntimeError), sleep=SECONDS, hold=PATH (each time, wait as long as that file exists, at most the seconds
-that it holds).
+that it holds), mark=PATH (each time, make that file).
 
 Points: body (a step's body begins), backward (half of the gradients are there), gradients (all are there,
 before the reductions are awaited), pushed (they are on their way to the parameter servers), prepared (those
@@ -15,6 +15,11 @@ the middle of a state), ended (at a loop's end), evaluation
 that it holds: staged (the share is copied), share (half of it is written), shared (all of it), manifest
 (before the manifest is), saved (after it), pruned (an old one is deleted); restore (before one is
 read, with the step before which the process stands).
+
+At a generation's end: asked (the coordinator wants all to stop; on the stream's thread, before the script's
+learns of it; with the step after the newest that this member knows of). Where workers do not step together:
+leasing (a range is asked for, before the answer is awaited; with the epoch's first step) and meeting (all of
+an epoch is done, before the others are met; with the step after its last one).
 """
 
 from __future__ import annotations
@@ -45,7 +50,9 @@ POINTS = frozenset(
 )
 TRANSFER_POINTS = frozenset(["sending", "receiving"])
 CHECKPOINT_POINTS = frozenset(["staged", "share", "shared", "manifest", "saved", "pruned", "restore"])
-_KNOWN = POINTS | TRANSFER_POINTS | CHECKPOINT_POINTS
+WAITING_POINTS = frozenset(["asked", "leasing", "meeting"])
+_EACH_TIME = ("hold=", "mark=")
+_KNOWN = POINTS | TRANSFER_POINTS | CHECKPOINT_POINTS | WAITING_POINTS
 
 
 @dataclass(slots=True)
@@ -61,7 +68,7 @@ def parse(text: str) -> list[Fault]:
     faults = []
     for entry in filter(None, text.split(";")):
         point, step, action = [*entry.split(":"), "", ""][:3]
-        known = action in ("kill", "stop", "term", "raise") or action.startswith(("sleep=", "hold="))
+        known = action in ("kill", "stop", "term", "raise") or action.startswith(("sleep=", *_EACH_TIME))
         if point not in _KNOWN or not known or not (step == "*" or step.isdigit()):
             raise ValueError(
                 f"SPRINGTIDE_FAULT: expected POINT:STEP:ACTION with a point of "
@@ -83,7 +90,7 @@ def reach(point: str, step: int) -> None:
     """The worker has come to `point` of the step that would be committed as number `step`."""
     for fault in _faults:
         if not fault.done and fault.point == point and fault.step in (None, step):
-            fault.done = not fault.action.startswith("hold=")
+            fault.done = not fault.action.startswith(_EACH_TIME)
             _act(fault.action, point, step)
 
 
@@ -98,6 +105,8 @@ def _act(action: str, point: str, step: int) -> None:
         raise RuntimeError(f"fault at {point} of step {step}")
     elif action.startswith("hold="):
         _hold(action.removeprefix("hold="))
+    elif action.startswith("mark="):
+        Path(action.removeprefix("mark=")).touch()
     else:
         time.sleep(float(action.removeprefix("sleep=")))
 

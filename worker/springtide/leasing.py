@@ -143,6 +143,7 @@ class Leasing:
         wish = runtime.checkpoints.wish(runtime.group.rank == 0)
         own = torch.tensor([weight, wish], dtype=torch.float64)
         vector = torch.cat((own, pack(buffers, weight, runtime.group.rank == 0)))
+        faults.reach("meeting", stop + 1)
         runtime.group.start_sum(vector).wait()
         repeated, lost = servers.audit(first, stop)
         values = unpack(vector[2:], buffers, float(vector[0]))

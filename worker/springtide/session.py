@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from springtide import faults
 from springtide.activity import Activity, doing, main_thread_place
 from springtide.environment import Settings
 from springtide.exchange.store import StreamStore
@@ -41,7 +42,7 @@ class Session:
 
     def __init__(self, settings: Settings, runtime: Runtime) -> None:
         self._runtime = runtime
-        self.membership = Membership(settings, self.send, runtime.on_over, runtime.on_boundary, StreamStore)
+        self.membership = Membership(settings, self.send, runtime.on_over, self._asked_to_stop, StreamStore)
         self._client = SessionClient(
             settings.coordinator,
             settings.token,
@@ -125,6 +126,11 @@ class Session:
             # member.
             self._resend = self._streams > 0
             self._streams += 1
+
+    def _asked_to_stop(self) -> None:
+        faults.reach("asked", self._runtime.position.cursor.step + 1)
+        self._runtime.on_boundary()
+        log.info("asked to stop after the step: members or servers come or go")
 
     def _disconnected(self, reason: str) -> None:
         log.warning("lost the coordinator (%s); training goes on, trying to reach it", reason)

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from springtide import faults
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
 from springtide.servers.books import BookLeader, Offer, books_of, rescue
@@ -210,6 +211,7 @@ class AsynchronousExchange(ServerExchange):
         self.settle()
         about = {"me": self._me, "first": first, "stop": stop, "done": self._done}
         future = self._ask(self._desk, Kind.LEASE, about)
+        faults.reach("leasing", first + 1)
         if not self.links.first_of(future, self._stop):
             return Lease(None)
         said = self.links.answer(future, self._desk, "a range to work on").meta
