@@ -165,14 +165,16 @@ class Asynchronous:
         ):
             raise FrameError("done is a list of ranges")
         self._shards.check_token(token)
-        asked = _Asked(token, member, first, stop, number, reply)
+        asked, before = _Asked(token, member, first, stop, number, reply), list[_Asked]()
         with self._lock:
             if token == self._token and self._leases is not None:
                 for finished in done:
                     self._leases.done(member, finished)
-                # Nobody waits for an answer to its question before.
+                before = [other for other in self._waiting if other.member == member]
                 self._waiting = [other for other in self._waiting if other.member != member]
             self._waiting.append(asked)
+        for other in before:
+            other.reply(_refused(other.number, LeaseError(f"{member} has asked again")))
         self._decide(asked)
 
     def _decide(self, new: _Asked | None = None) -> None:

@@ -44,7 +44,6 @@ class Answer:
     payload: memoryview = _EMPTY
     lease: Lease | None = None
     entry: Entry | None = None
-    counted: bool = False
 
     def done(self) -> None:
         if self.entry is not None and self.lease is not None:

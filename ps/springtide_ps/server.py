@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import socket
 import ssl
 import threading
@@ -18,7 +17,8 @@ from springtide_ps import asynchronous
 from springtide_ps.chunk import ChunkError
 from springtide_ps.client import ServerClient
 from springtide_ps.desk import Answer, Counters, Desk
-from springtide_ps.frames import Frame, FrameError, Kind, memory
+from springtide_ps.frames import NO_REPLY, Frame, FrameError, Header, Kind, memory
+from springtide_ps.outgoing import Outgoing
 from springtide_ps.rounds import RoundError
 from springtide_ps.selected import SelectedError
 from springtide_ps.steps import KINDS, Steps
@@ -39,22 +39,14 @@ _REFUSALS: Final = (
     *asynchronous.REFUSALS,
 )
 _CLIENTS_LIMIT: Final = 512
-_ANSWERS_LIMIT: Final = 64  # not yet sent, per client; then its requests wait, so memory stays bounded
 
 
 @dataclass
 class _Client:
     stream: Stream
     name: str
-    answers: queue.Queue[Answer | None] = field(default_factory=queue.Queue)
-    room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_ANSWERS_LIMIT))
+    outgoing: Outgoing = field(default_factory=Outgoing)
     scratch: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
-
-    def put_counted(self, answer: Answer) -> None:
-        """Queue an answer, and wait while there are too many: then no further request is read."""
-        self.room.acquire()
-        answer.counted = True
-        self.answers.put(answer)
 
 
 class Server:
@@ -171,11 +163,11 @@ class Server:
             stream.abort()
             with self._lock:
                 del self._clients[id(client)]
-            client.answers.put(None)
+            client.outgoing.end()
 
     def _write_for_ever(self, client: _Client) -> None:
         broken = False
-        while (answer := client.answers.get()) is not None:
+        while (answer := client.outgoing.take()) is not None:
             try:
                 if not broken:
                     client.stream.send(answer.frame, answer.payload)
@@ -186,24 +178,26 @@ class Server:
                 client.stream.abort()
             finally:
                 answer.done()
-                if answer.counted:
-                    client.room.release()
+                client.outgoing.sent(answer)
         client.stream.close()
 
     # ---- requests
 
     def _read_for_ever(self, client: _Client) -> None:
+        reply = client.outgoing.put
         while True:
+            client.outgoing.wait_for_room()
             header, meta = client.stream.receive()
             in_steps = header.kind in KINDS or header.kind in asynchronous.KINDS
             desk: Any = self._desk
             if in_steps:
                 desk = self.steps if header.kind in KINDS else self._asynchronous
-            # Answers of steps may wait for other clients, and for this one's own next words.
-            reply = client.answers.put if in_steps else client.put_counted
             taken = False
             try:
                 desk.check(header, meta)
+                if in_steps and header.request != NO_REPLY:
+                    # It may wait for other clients, and for this one's own next words.
+                    client.outgoing.open(header.request, _held_by(header))
                 payload = self._payload(client, header.payload_bytes)
                 taken = True
                 desk.answer(header, meta, payload, reply)
@@ -221,3 +215,8 @@ class Server:
             client.stream.receive_into(memory(payload))
             self.counters.bytes_in += nbytes
         return payload
+
+
+def _held_by(header: Header) -> int:
+    """What a request keeps of its payload until it is answered; others have used theirs up."""
+    return header.payload_bytes if header.kind is Kind.ROWS else 0

@@ -1,0 +1,92 @@
+"""What one client is still to be sent: bounded, whatever it asks for and however slowly it reads.
+
+A request is read only while few bytes of answers wait to be sent. Requests of steps may be answered late, by
+other threads, which never wait here: so those without an answer are bounded by themselves, and beyond that
+refused. What it costs at most: the bytes that may wait, one answer more, and the late ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Final
+
+from springtide_ps.desk import Answer
+from springtide_ps.frames import FrameError
+from springtide_ps.rounds import RoundError
+
+UNSENT_BYTES: Final = 64 * 1024 * 1024
+OPEN_LIMIT: Final = 1 << 16
+OPEN_BYTES: Final = 256 * 1024 * 1024
+_EACH_BYTES: Final = 4096  # what an answer and a request cost besides
+
+
+class Outgoing:
+    """Answers in their order. One thread takes them; any thread puts them.
+
+    unsent: bytes that may wait before no request is read any more. open_limit, open_bytes: of requests that
+    have no answer yet.
+    """
+
+    def __init__(
+        self, unsent: int = UNSENT_BYTES, open_limit: int = OPEN_LIMIT, open_bytes: int = OPEN_BYTES
+    ) -> None:
+        self._limit, self._open_limit, self._open_bytes = unsent, open_limit, open_bytes
+        self._changed = threading.Condition()
+        self._answers: deque[Answer] = deque()
+        self._ended = False
+        self._open: dict[int, int] = {}
+        self._held = 0
+        self.unsent = 0
+        """Bytes that wait, those on their way included."""
+
+    def wait_for_room(self) -> None:
+        """Return when another request may be read: few bytes wait, or nothing will be sent any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self.unsent < self._limit)
+
+    def open(self, request: int, nbytes: int) -> None:
+        """A request is answered now or later; nbytes: what it holds until then.
+
+        Raise RoundError when there are too many, FrameError for a number that is in use.
+        """
+        with self._changed:
+            if len(self._open) >= self._open_limit or self._held + nbytes > self._open_bytes:
+                raise RoundError(
+                    f"{len(self._open)} requests of this client ({self._held} bytes) have no answer yet: "
+                    "wait for some before asking for more"
+                )
+            if request in self._open:
+                raise FrameError(f"request {request} has no answer yet, and another one is called so")
+            self._open[request] = nbytes
+            self._held += nbytes
+
+    def put(self, answer: Answer) -> None:
+        """Queue an answer; never waits."""
+        with self._changed:
+            self._held -= self._open.pop(answer.frame.request, 0)
+            self.unsent += _cost(answer)
+            self._answers.append(answer)
+            self._changed.notify_all()
+
+    def take(self) -> Answer | None:
+        """The next answer to send; None: there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or bool(self._answers))
+            return self._answers.popleft() if self._answers else None
+
+    def sent(self, answer: Answer) -> None:
+        """It has been sent, or cannot be."""
+        with self._changed:
+            self.unsent -= _cost(answer)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Nothing is put any more that matters: `take` gives what is there, then None."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+def _cost(answer: Answer) -> int:
+    return len(answer.payload) + _EACH_BYTES
