@@ -186,12 +186,9 @@ def test_worker_dies_while_there_is_no_coordinator(
 def test_stopped_worker_is_cut_off_and_joins_again(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
-    cluster = make_cluster(options={"pace": 0.03})
-    first, second, third = cluster.start(3)
-    cluster.until_step(5)
-    second.stop()
-    stopped_at = len(second.commits())
-    cluster.until_step(stopped_at + 8)
+    cluster = make_cluster(options={"pace": 0.06})
+    first, second, third = cluster.start(3, faults={1: "body:6:stop"})
+    cluster.until_step(9)
     second.wake()
     cluster.until_done()
     check(cluster, reference, [first, second, third])
@@ -206,7 +203,7 @@ def test_killed_while_the_state_is_sent(
     cluster.until_step(4)
     receiver = cluster.add(fault="transfer:1:kill")
     cluster.until(lambda: not receiver.running, "the receiver's end")
-    cluster.until_step(len(second.commits()) + 2)
+    cluster.until_step(min(len(second.commits()) + 2, STEPS))
     cluster.until_done()
     assert receiver.commits() == []
     check(cluster, reference, [first, second])

@@ -35,7 +35,7 @@ from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
 _HOLD_SECONDS = 60.0
 _SLOW_SECONDS = 0.25  # of a step
 _LONG_SECONDS = 0.5  # a wait that makes steps slow
-READY = "(STANDBY: ready to train)"
+READY, FORMED = "(STANDBY: ready to train)", "springtide INFO generation "  # lines of a worker's log
 SCRIPT = Path(__file__).with_name("worker_script.py")
 _SERVER = Path(__file__).with_name("ps_process.py")
 _ZYGOTE = Path(__file__).with_name("worker_zygote.py")
@@ -147,14 +147,14 @@ class Worker(Forked):
     leave_by: float = 0.0
     terminated_at: float = 0.0
     woken_at: float = 0.0
-    ready_before: int = 0  # how often it was ready when it was woken
+    formed_before: int = 0  # in how many generations it was when it was woken
 
     def terminate(self) -> None:
         self.terminated_at = time.monotonic()
         self.signal(signal.SIGTERM)
 
     def wake(self) -> None:
-        self.ready_before, self.woken_at = self.log().count(READY), time.monotonic()
+        self.formed_before, self.woken_at = self.log().count(FORMED), time.monotonic()
         self.signal(signal.SIGCONT)
 
     def waited_for(self, now: float) -> bool:
@@ -162,7 +162,7 @@ class Worker(Forked):
         if not self.running:
             return False
         leaves = 0 < self.terminated_at < now - _LONG_SECONDS
-        joins = 0 < self.woken_at < now - _LONG_SECONDS and self.log().count(READY) == self.ready_before
+        joins = 0 < self.woken_at < now - _LONG_SECONDS and self.log().count(FORMED) == self.formed_before
         return leaves or joins
 
     def commits(self) -> list[dict[str, Any]]:
