@@ -26,7 +26,7 @@ class Command:
         self.process = process
 
     async def end(self) -> tuple[int, str, str]:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(120):
             out, err = await self.process.communicate()
         assert self.process.returncode is not None
         return self.process.returncode, out.decode(), err.decode()
@@ -55,7 +55,7 @@ def manifest(tmp_path: Path) -> str:
 
 
 async def watched(api: FakeApi) -> None:
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(120):
         await api.watched.wait()
 
 

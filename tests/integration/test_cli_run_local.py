@@ -10,7 +10,10 @@ import pytest
 
 from springtide_local.cluster import Cluster
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the embedded cluster runs on Linux only")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the embedded cluster runs on Linux only"),
+    pytest.mark.timeout(1200),
+]
 
 Run = Callable[..., tuple[int, str]]
 
@@ -56,7 +59,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
             stderr=subprocess.STDOUT,
             text=True,
             env=environment,
-            timeout=100,
+            timeout=280,
         )
         return done.returncode, done.stdout
 

@@ -61,7 +61,7 @@ class Lines:
 
     def next(self, what: str) -> str:
         try:
-            return self._queue.get(timeout=20)
+            return self._queue.get(timeout=60)
         except queue.Empty:
             raise AssertionError(f"kubectl did not print {what}") from None
 
@@ -242,7 +242,7 @@ def test_an_unknown_field_is_refused_by_server_side_apply(api: Api, widgets: str
 def test_wait_for_a_condition_and_for_deletion(api: Api, widgets: str, namespace: str) -> None:
     api.do("apply", "-n", namespace, "-f", "-", stdin=widget())
     with api.kubectl_running(
-        "wait", "--for=condition=Ready", "wdg/a", "-n", namespace, "--timeout=20s"
+        "wait", "--for=condition=Ready", "wdg/a", "-n", namespace, "--timeout=60s"
     ) as process:
         status = json.dumps({"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
         api.do("patch", "wdg", "a", "-n", namespace, "--subresource=status", "--type=merge", "-p", status)
@@ -261,7 +261,7 @@ def test_delete_waits_for_finalizers(api: Api, widgets: str, namespace: str) -> 
         api.until("the mark", lambda: api.ok("GET", path)["metadata"].get("deletionTimestamp"))
         assert process.poll() is None
         api.do("patch", "wdg", "a", "-n", namespace, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     gone = api.kubectl("get", "wdg", "a", "-n", namespace)
     assert 'Error from server (NotFound): widgets.widgets.test.springtide.dev "a" not found' in gone.err
 

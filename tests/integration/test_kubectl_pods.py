@@ -132,7 +132,7 @@ def test_logs_come_from_the_provider(api: Api, embedded: EmbeddedServer, namespa
         asked.append(options)
         yield b"first\n"
         if options.follow:
-            await asyncio.wait_for(asyncio.to_thread(more.wait, 20), 20)
+            await asyncio.wait_for(asyncio.to_thread(more.wait, 60), 60)
             yield b"second\n"
 
     embedded.call(lambda: embedded.server.set_log_provider(provide))
@@ -143,7 +143,7 @@ def test_logs_come_from_the_provider(api: Api, embedded: EmbeddedServer, namespa
         assert process.stdout.readline() == "first\n"
         more.set()
         assert process.stdout.readline() == "second\n"
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     refused = api.kubectl("logs", "p", "-c", "other", "-n", namespace)
     assert "container other is not valid for pod p" in refused.err
 
@@ -159,14 +159,14 @@ def test_drain_evicts_what_a_controller_replaces(
     api: Api, namespace: str, node: str, kubelet: Kubelet
 ) -> None:
     run_pod(api, namespace, "alone", node)
-    refused = api.kubectl("drain", node, "--timeout=5s")
+    refused = api.kubectl("drain", node, "--timeout=60s")
     assert "cannot delete cannot delete Pods that declare no controller" in refused.err or (
         "declare no controller" in refused.err
     )
     api.do("delete", "pod", "alone", "-n", namespace)
     owner = replica_set(api, namespace)
     run_pod(api, namespace, "w1", node, owner)
-    done = api.do("drain", node, "--timeout=20s")
+    done = api.do("drain", node, "--timeout=60s")
     assert f"evicting pod {namespace}/w1" in done
     assert f"node/{node} drained" in done
     assert api.request("GET", f"/api/v1/namespaces/{namespace}/pods/w1")[0] == 404

@@ -19,7 +19,7 @@ def _env(kube: Kube, name: str, **container: object) -> dict[str, str]:
     """Run a container that prints its environment as JSON."""
     script = "import json, os; print(json.dumps(dict(os.environ)))"
     kube.pod(name, ["python", "-c", script], **container)
-    kube.wait_phase(name, "Succeeded", 30)
+    kube.wait_phase(name, "Succeeded")
     found: dict[str, str] = json.loads(kube.logs(name))
     return found
 
@@ -48,7 +48,7 @@ def test_the_downward_api_tells_the_pod_about_itself(kube: Kube) -> None:
     limits = {"limits": {"cpu": "250m", "memory": "64Mi"}}
     script = "import json, os; print(json.dumps(dict(os.environ)))"
     kube.pod("about", ["python", "-c", script], env=env, resources=limits, spec={"labels": {"tide": "high"}})
-    pod = kube.wait_phase("about", "Succeeded", 30)
+    pod = kube.wait_phase("about", "Succeeded")
     found = json.loads(kube.logs("about"))
     assert (found["NAME"], found["SPACE"], found["UID_"]) == ("about", kube.namespace, pod["metadata"]["uid"])
     assert (found["IP"], found["HOST"]) == (pod["status"]["podIP"], pod["status"]["hostIP"])
@@ -83,7 +83,6 @@ def test_a_missing_secret_is_named_and_the_container_starts_once_it_is_there(kub
         "waits",
         lambda p: state_of(p).get("waiting", {}).get("reason") == "CreateContainerConfigError",
         "the reason",
-        60,
     )
     assert state_of(pod)["waiting"]["message"] == 'secret "later" not found'
     assert pod["status"]["phase"] == "Pending"
@@ -92,10 +91,9 @@ def test_a_missing_secret_is_named_and_the_container_starts_once_it_is_there(kub
         "waits",
         lambda p: "couldn't find key token" in state_of(p).get("waiting", {}).get("message", ""),
         "the key",
-        60,
     )
     kube.patch("secrets", "later", {"stringData": {"token": "there"}})
-    kube.wait_phase("waits", "Succeeded", 60)
+    kube.wait_phase("waits", "Succeeded")
     assert kube.logs("waits").strip() == "there"
 
 
@@ -130,11 +128,11 @@ def test_volumes_show_what_they_are_made_of(kube: Kube) -> None:
     )
     spec = {"volumes": volumes, "labels": {"tide": "high"}}
     kube.pod("shown", ["sh", "-c", script], volumeMounts=mounts, spec=spec)
-    kube.wait_phase("shown", "Succeeded", 60)
+    kube.wait_phase("shown", "Succeeded")
     assert kube.logs("shown").split() == ["alpha", "hush", "beta", "hush", 'tide="high"', "400"]
     assert kube.get("persistentvolumeclaims", "p")["status"]["phase"] == "Bound"
     kube.pod("again", ["cat", "/data/claim/file"], volumeMounts=mounts, spec=spec)
-    kube.wait_phase("again", "Succeeded", 60)
+    kube.wait_phase("again", "Succeeded")
     assert kube.logs("again").strip() == "kept"
 
 
@@ -152,7 +150,7 @@ def test_a_sub_path_is_one_part_of_a_volume(kube: Kube) -> None:
         volumeMounts=[{"name": "v", "mountPath": "/only", "subPath": "part"}],
         spec={"volumes": [volume], "initContainers": [{**init, "volumeMounts": init_mount}]},
     )
-    kube.wait_phase("part", "Succeeded", 30)
+    kube.wait_phase("part", "Succeeded")
     assert kube.logs("part", container="main").strip() == "in"
 
 

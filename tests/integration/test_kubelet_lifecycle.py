@@ -4,6 +4,7 @@ cluster.
 
 from __future__ import annotations
 
+import re
 import time
 
 from local_cluster import FIXTURES, IMAGE, Kube, condition_of, state_of, status_of, until
@@ -50,16 +51,14 @@ def test_a_container_is_restarted_at_once_and_then_backed_off(kube: Kube) -> Non
         "crash",
         lambda p: state_of(p).get("waiting", {}).get("reason") == "CrashLoopBackOff",
         "CrashLoopBackOff",
-        20,
     )
     assert pod["status"]["phase"] == "Running"
     assert status_of(pod)["restartCount"] >= 1
     assert status_of(pod)["lastState"]["terminated"]["exitCode"] == 3
-    assert state_of(pod)["waiting"]["message"].startswith(
-        "back-off 10s restarting failed container=main pod=crash_"
-    )
+    said = state_of(pod)["waiting"]["message"]
+    assert re.match(r"back-off \d+s restarting failed container=main pod=crash_", said)
     assert condition_of(pod, "Ready")["status"] == "False"
-    assert kube.events("crash", "BackOff")
+    kube.until_event("crash", "BackOff")
     assert kube.logs("crash").strip() == "run"
     assert kube.logs("crash", previous="true").strip() == "run"
 
@@ -73,7 +72,7 @@ def test_on_failure_restarts_a_failure_but_not_a_success(kube: Kube) -> None:
         spec={"restartPolicy": "OnFailure", "volumes": [volume]},
         volumeMounts=[{"name": "kept", "mountPath": "/kept"}],
     )
-    pod = kube.wait_phase("retry", "Succeeded", 20)
+    pod = kube.wait_phase("retry", "Succeeded")
     assert status_of(pod)["restartCount"] == 1
     assert status_of(pod)["lastState"]["terminated"]["exitCode"] == 1
 
@@ -81,30 +80,28 @@ def test_on_failure_restarts_a_failure_but_not_a_success(kube: Kube) -> None:
 def test_deletion_sends_sigterm_and_waits_for_the_process(kube: Kube) -> None:
     script = (
         "import signal,sys,time\nsignal.signal(signal.SIGTERM, lambda *a: sys.exit(0))\nprint('up', "
-        "flush=True)\ntime.sleep(60)"
+        "flush=True)\ntime.sleep(600)"
     )
-    kube.pod("polite", ["python", "-c", script], spec={"terminationGracePeriodSeconds": 30})
+    # It is gone long before its process would have ended by itself, or been killed.
+    kube.pod("polite", ["python", "-c", script], spec={"terminationGracePeriodSeconds": 600})
     until(lambda: "up" in kube.try_logs("polite"), "the process to be up")
-    started = time.monotonic()
     kube.delete("pods", "polite")
     until(lambda: kube.gone("pods", "polite"), "the pod to be gone")
-    assert time.monotonic() - started < 25
-    assert kube.events("polite", "Killing") == ["Stopping container main"]
+    assert kube.until_event("polite", "Killing") == "Stopping container main"
 
 
 def test_deletion_kills_after_the_grace_period(kube: Kube) -> None:
     script = (
         "import signal,time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', "
-        "flush=True)\ntime.sleep(60)"
+        "flush=True)\ntime.sleep(600)"
     )
     kube.pod("stubborn", ["python", "-c", script], spec={"terminationGracePeriodSeconds": 1})
     until(lambda: "up" in kube.try_logs("stubborn"), "the process to be up")
     started = time.monotonic()
-    kube.delete("pods", "stubborn")
-    terminating = kube.get("pods", "stubborn")
+    terminating = kube.delete("pods", "stubborn")
     assert terminating["metadata"]["deletionGracePeriodSeconds"] == 1
     until(lambda: kube.gone("pods", "stubborn"), "the pod to be gone")
-    assert 0.5 < time.monotonic() - started < 25
+    assert time.monotonic() - started > 0.5
 
 
 def test_a_pre_stop_hook_runs_before_sigterm(kube: Kube) -> None:
@@ -112,49 +109,50 @@ def test_a_pre_stop_hook_runs_before_sigterm(kube: Kube) -> None:
 import pathlib, signal, sys, time
 def leave(*_):
     print("term", pathlib.Path("/v/hook").exists(), flush=True)
-    time.sleep(0.4)
+    time.sleep(500)  # as long as somebody wants to read the log
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
 print("up", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
     kube.pod(
         "hooked",
         ["python", "-c", script],
-        spec={"volumes": [{"name": "v", "emptyDir": {}}], "terminationGracePeriodSeconds": 20},
+        spec={"volumes": [{"name": "v", "emptyDir": {}}], "terminationGracePeriodSeconds": 600},
         volumeMounts=[{"name": "v", "mountPath": "/v"}],
         lifecycle={"preStop": {"exec": {"command": ["touch", "/v/hook"]}}},
     )
     until(lambda: "up" in kube.try_logs("hooked"), "the process to be up")
     kube.delete("pods", "hooked")
     until(lambda: "term True" in kube.try_logs("hooked"), "SIGTERM after the hook")
+    kube.delete("pods", "hooked", gracePeriodSeconds=0)
 
 
 def test_an_unknown_image_is_err_image_pull_then_back_off(kube: Kube) -> None:
     kube.pod("lost", ["true"], image="registry.invalid/nobody/nothing:1")
     pod = kube.wait_pod(
-        "lost", lambda p: state_of(p).get("waiting", {}).get("reason") == "ErrImagePull", "ErrImagePull", 60
+        "lost", lambda p: state_of(p).get("waiting", {}).get("reason") == "ErrImagePull", "ErrImagePull"
     )
     assert "registry.invalid/nobody/nothing:1" in state_of(pod)["waiting"]["message"]
     pod = kube.wait_pod(
-        "lost", lambda p: state_of(p).get("waiting", {}).get("reason") == "ImagePullBackOff", "back-off", 60
+        "lost", lambda p: state_of(p).get("waiting", {}).get("reason") == "ImagePullBackOff", "back-off"
     )
     assert 'Back-off pulling image "registry.invalid/nobody/nothing:1"' in state_of(pod)["waiting"]["message"]
     assert pod["status"]["phase"] == "Pending"
-    assert any("Failed to pull image" in message for message in kube.events("lost", "Failed"))
+    kube.until_event("lost", "Failed", "Failed to pull image")
 
 
 def test_an_image_name_that_is_none_is_named(kube: Kube) -> None:
     kube.pod("odd", ["true"], image="Not A Name")
     pod = kube.wait_pod(
-        "odd", lambda p: state_of(p).get("waiting", {}).get("reason") == "InvalidImageName", "the reason", 60
+        "odd", lambda p: state_of(p).get("waiting", {}).get("reason") == "InvalidImageName", "the reason"
     )
     assert "Not A Name" in state_of(pod)["waiting"]["message"]
 
 
 def test_a_command_that_is_not_there_fails_to_start(kube: Kube) -> None:
     kube.pod("absent", ["no-such-program"])
-    ended = state_of(kube.wait_phase("absent", "Failed", 60))["terminated"]
+    ended = state_of(kube.wait_phase("absent", "Failed"))["terminated"]
     assert ended["exitCode"] == 128
     assert ended["reason"] == "StartError"
     assert 'exec: "no-such-program": executable file not found in $PATH' in ended["message"]
@@ -188,7 +186,7 @@ def test_init_containers_run_in_order_before_the_others(kube: Kube) -> None:
         spec={"initContainers": inits, "volumes": [{"name": "v", "emptyDir": {}}]},
         volumeMounts=mounts,
     )
-    pod = kube.wait_phase("ordered", "Succeeded", 30)
+    pod = kube.wait_phase("ordered", "Succeeded")
     assert kube.logs("ordered", container="main").split() == ["1", "2"]
     assert condition_of(pod, "Initialized")["status"] == "True"
     assert [
@@ -199,7 +197,7 @@ def test_init_containers_run_in_order_before_the_others(kube: Kube) -> None:
 def test_a_failing_init_container_fails_a_pod_that_is_never_restarted(kube: Kube) -> None:
     init = {"name": "init", "image": IMAGE, "command": ["sh", "-c", "exit 5"]}
     kube.pod("blocked", ["true"], spec={"initContainers": [init]})
-    pod = kube.wait_phase("blocked", "Failed", 30)
+    pod = kube.wait_phase("blocked", "Failed")
     assert state_of(pod)["waiting"]["reason"] == "PodInitializing"
     assert pod["status"]["initContainerStatuses"][0]["state"]["terminated"]["exitCode"] == 5
 
@@ -209,7 +207,7 @@ def test_a_sidecar_runs_beside_and_ends_after_the_others(kube: Kube) -> None:
     kube.pod(
         "pair", ["sh", "-c", "exit 0"], spec={"initContainers": [sidecar], "terminationGracePeriodSeconds": 2}
     )
-    pod = kube.wait_phase("pair", "Succeeded", 30)
+    pod = kube.wait_phase("pair", "Succeeded")
     assert status_of(pod)["state"]["terminated"]["exitCode"] == 0
 
 
@@ -217,21 +215,21 @@ def test_all_containers_count_for_the_pods_end(kube: Kube) -> None:
     other = {"name": "other", "image": IMAGE, "command": ["sh", "-c", "exit 4"]}
     main = {"name": "main", "image": IMAGE, "command": ["sh", "-c", "sleep 0.3"]}
     kube.pod("two", spec={"containers": [main, other]})
-    pod = kube.wait_phase("two", "Failed", 30)
+    pod = kube.wait_phase("two", "Failed")
     assert state_of(pod, "other")["terminated"]["exitCode"] == 4
     assert state_of(pod, "main")["terminated"]["exitCode"] == 0
 
 
 def test_a_pod_ends_at_its_deadline(kube: Kube) -> None:
     kube.pod("late", ["sleep", "60"], spec={"activeDeadlineSeconds": 1, "terminationGracePeriodSeconds": 0})
-    pod = kube.wait_phase("late", "Failed", 30)
+    pod = kube.wait_phase("late", "Failed")
     assert pod["status"]["reason"] == "DeadlineExceeded"
     assert pod["status"]["message"] == "Pod was active on the node longer than the specified deadline"
 
 
 def test_a_forced_deletion_removes_at_once(kube: Kube) -> None:
     kube.pod("forced", ["sleep", "60"], spec={"terminationGracePeriodSeconds": 60})
-    kube.wait_phase("forced", "Running", 30)
+    kube.wait_phase("forced", "Running")
     kube.delete("pods", "forced", gracePeriodSeconds=0)
     until(lambda: kube.gone("pods", "forced"), "the pod to be gone")
 
@@ -239,5 +237,5 @@ def test_a_forced_deletion_removes_at_once(kube: Kube) -> None:
 def test_variables_in_commands_are_expanded(kube: Kube) -> None:
     env = [{"name": "NAME", "value": "tide"}]
     kube.pod("expand", ["sh", "-c"], args=["printf %s '$(NAME) $$(NAME) $(OTHER)'"], env=env)
-    kube.wait_phase("expand", "Succeeded", 30)
+    kube.wait_phase("expand", "Succeeded")
     assert kube.logs("expand") == "tide $(NAME) $(OTHER)"

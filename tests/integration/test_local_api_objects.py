@@ -309,7 +309,7 @@ def test_an_unscheduled_pod_goes_at_once(api: Api, widgets: str, namespace: str)
     )
     api.ok("POST", home.pods, pod())
     assert api.ok("DELETE", f"{home.pods}/p")["metadata"]["name"] == "p"
-    api.until("the pod to go", lambda: api.request("GET", f"{home.pods}/p")[0] == 404, 5.0)
+    api.until("the pod to go", lambda: api.request("GET", f"{home.pods}/p")[0] == 404)
 
 
 def test_quota_and_pod_security_refuse_pods(api: Api, widgets: str, namespace: str) -> None:

@@ -11,7 +11,7 @@ import yaml
 from e2e_cluster import OPERATOR_LABELS, OPERATOR_NAMESPACE, ROOT, E2ECluster, RefusedError, cluster
 from operator_fake_worker import FakeJob, kill, read
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 Start = Callable[..., FakeJob]
 
@@ -58,7 +58,7 @@ def test_a_job_is_made_scaled_and_deleted(system: E2ECluster, job: FakeJob) -> N
     header = system.kubectl("get", "stj", "-n", job.namespace).splitlines()[0].split()
     assert header == ["NAME", "STATE", "WORKERS", "PS", "STEP", "SAMPLES/S", "GOODPUT", "RESTARTS", "AGE"]
 
-    system.kubectl("delete", "stj/fake", "-n", job.namespace, "--timeout=30s")
+    system.kubectl("delete", "stj/fake", "-n", job.namespace, "--timeout=60s")
 
     def left() -> list[str]:
         kinds = "pods,services,secrets,networkpolicies"
@@ -66,7 +66,7 @@ def test_a_job_is_made_scaled_and_deleted(system: E2ECluster, job: FakeJob) -> N
             "get", kinds, "-n", job.namespace, "-l", "springtide.dev/job=fake", "-o", "name"
         ).split()
 
-    system.until(30, "all that the job made to go", lambda: not left())
+    system.until(60, "all that the job made to go", lambda: not left())
 
 
 def test_lost_workers_are_replaced_and_only_failures_count(system: E2ECluster, job: FakeJob) -> None:
@@ -83,9 +83,7 @@ def test_lost_workers_are_replaced_and_only_failures_count(system: E2ECluster, j
     assert (restarts["failures"], restarts["preemptions"]) == (1, 2)
     assert job.status()["lastFailure"]["pod"] == "fake-worker-0-1"
     assert "signal 9" in job.status()["lastFailure"]["message"]
-    events = json.dumps(read(system, "events", "-n", job.namespace))
-    assert "WorkerFailed" in events
-    assert "WorkerPreempted" in events
+    job.until_events("WorkerFailed", "WorkerPreempted")
 
 
 def test_an_operator_that_dies_is_followed_by_one_that_goes_on(system: E2ECluster, job: FakeJob) -> None:
@@ -101,8 +99,8 @@ def test_an_operator_that_dies_is_followed_by_one_that_goes_on(system: E2ECluste
     kill(system, job.pods()["fake-worker-0-0"])
     system.kubectl("scale", "stj/fake", "-n", job.namespace, "--replicas=4")
     system.kubectl("delete", "pod", "fake-coordinator-1", "-n", job.namespace, "--force", "--grace-period=0")
-    job.until_running("0-1", "1-0", "2-0", "3-1", seconds=40)  # the name of 3-0 is somebody's
-    system.until(20, "the next coordinator", lambda: list(job.pods("coordinator")) == ["fake-coordinator-2"])
+    job.until_running("0-1", "1-0", "2-0", "3-1", seconds=120)  # the name of 3-0 is somebody's
+    system.until(60, "the next coordinator", lambda: list(job.pods("coordinator")) == ["fake-coordinator-2"])
     status = job.status()
     assert status["restarts"]["failures"] == 1
     assert status["coordinator"]["incarnation"] == 2
@@ -116,7 +114,7 @@ def test_success_is_what_a_worker_says(job: FakeJob) -> None:
     assert status["step"] == 12
     assert status["values"] == {"accuracy": "0.9"}
     assert status["data"]["totalSeen"] == 64
-    job.cluster.until(20, "the coordinator to go", lambda: not job.pods("coordinator"))
+    job.cluster.until(60, "the coordinator to go", lambda: not job.pods("coordinator"))
     assert job.pods()  # ended ones stay, for their logs
 
 
@@ -124,7 +122,7 @@ def test_exit_code_0_is_no_success(job: FakeJob) -> None:
     job.start("exit0", failurePolicy={"backoffLimit": 0})
     failed = job.until_condition("Failed", "BackoffLimitExceeded")
     assert "springtide.init()" in failed["message"]
-    job.cluster.until(20, "the coordinator to go", lambda: not job.pods("coordinator"))
+    job.cluster.until(60, "the coordinator to go", lambda: not job.pods("coordinator"))
 
 
 def test_a_script_that_raises_before_init_fails_the_job_with_its_last_line(job: FakeJob) -> None:
@@ -150,7 +148,7 @@ def test_a_quota_is_named_and_the_job_grows_when_it_does(system: E2ECluster, job
     quota["spec"] = {"hard": {"pods": "9"}}
     system.apply(quota, namespace=job.namespace)
     job.until_running("0-0", "1-0", "2-0", "3-0")
-    system.until(15, "the trouble to be over", lambda: job.condition("Degraded").get("status") == "False")
+    system.until(60, "the trouble to be over", lambda: job.condition("Degraded").get("status") == "False")
 
 
 LIMITS = {
@@ -189,7 +187,7 @@ def test_an_invalid_template_fails_at_once_and_names_the_field(job: FakeJob) -> 
     job.start(container={"resource": {"limits": {"cpu": "1"}}})
     failed = job.until_condition("Failed", "InvalidTemplate")
     assert 'unknown field "spec.containers[0].resource"' in failed["message"]  # else it would be dropped
-    job.cluster.until(20, "the coordinator to go", lambda: not job.pods("coordinator"))
+    job.cluster.until(60, "the coordinator to go", lambda: not job.pods("coordinator"))
 
 
 def test_a_rule_by_exception_fails_the_job_at_the_first_failure(job: FakeJob) -> None:
@@ -230,16 +228,10 @@ def granted() -> set[tuple[str, str, str]]:
     }
 
 
-def test_the_operator_uses_its_rights_and_no_others(system: E2ECluster, job: FakeJob) -> None:
-    job.start(replicas=2)
-    job.until_running("0-0", "1-0")
-    system.kubectl("scale", "stj/fake", "-n", job.namespace, "--replicas=1")
-    job.until_running("0-0")
-    try:
-        answer = json.loads(system.kubectl("get", "--raw", "/debug/springtide/requests"))
-    except RefusedError:
-        pytest.skip("only the embedded cluster tells who asked for what")
-    used = {
+def asked_for(system: E2ECluster) -> set[tuple[str, str, str]]:
+    """(group, resource, verb) that the operator has used. Raise RefusedError where nobody counts."""
+    answer = json.loads(system.kubectl("get", "--raw", "/debug/springtide/requests"))
+    return {
         (
             use["group"],
             use["resource"] + (f"/{use['subresource']}" if use["subresource"] else ""),
@@ -248,8 +240,18 @@ def test_the_operator_uses_its_rights_and_no_others(system: E2ECluster, job: Fak
         for use in answer["requests"]
         if use["user"] == "system:serviceaccount:springtide-system:springtide-operator"
     }
+
+
+def test_the_operator_uses_its_rights_and_no_others(system: E2ECluster, job: FakeJob) -> None:
+    job.start(replicas=2)
+    job.until_running("0-0", "1-0")
+    system.kubectl("scale", "stj/fake", "-n", job.namespace, "--replicas=1")
+    job.until_running("0-0")
+    try:
+        used = asked_for(system)
+    except RefusedError:
+        pytest.skip("only the embedded cluster tells who asked for what")
     rights = granted()
-    assert used, sorted({use["user"] for use in answer["requests"]})
     assert used <= rights, used - rights
     needed_at_times = {
         ("", "pods", "get"),  # a name that is taken
@@ -266,5 +268,6 @@ def test_the_operator_uses_its_rights_and_no_others(system: E2ECluster, job: Fak
         *("scheduling.volcano.sh", "scheduling.x-k8s.io", "kueue.x-k8s.io", "scheduling.k8s.io"),
         "policy",
     )
-    unused = {right for right in rights - used if right[0] not in elsewhere}
-    assert unused <= needed_at_times, unused
+    needed = {right for right in rights - needed_at_times if right[0] not in elsewhere}
+    # Events are posted, and leases renewed, some time after all else.
+    system.until(60, f"uses of {needed - used}", lambda: needed <= asked_for(system))

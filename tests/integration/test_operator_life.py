@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import operator_session_worker
 import pytest
 from e2e_cluster import E2ECluster, RefusedError, cluster
-from operator_fake_worker import FakeJob, read
+from operator_fake_worker import FakeJob
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +43,13 @@ def test_a_job_is_suspended_and_resumed(system: E2ECluster, job: FakeJob) -> Non
     job.until_running("0-0", "1-0", seconds=60)
     patch(job, suspend=True)
     system.until(60, "all pods to go", lambda: not {**job.pods(), **job.pods("coordinator")})
-    status = job.status()
-    assert status["state"] == "Suspended"
+    status = job.until_status("the state Suspended", lambda status: status["state"] == "Suspended")
     assert status["restarts"]["total"] == 0
     assert "startTime" not in status
     patch(job, suspend=False)
     job.until_running("0-1", "1-1", seconds=60)
     assert job.condition("Suspended")["status"] == "False"
-    reasons = {event["reason"] for event in read(system, "events", "-n", job.namespace)["items"]}
-    assert {"JobSuspended", "JobResumed"} <= reasons
+    job.until_events("JobSuspended", "JobResumed")
 
 
 def test_a_deadline_fails_the_job_and_its_ttl_deletes_it(system: E2ECluster, job: FakeJob) -> None:
@@ -84,7 +82,7 @@ def test_logs_of_ended_workers_stay_unless_all_pods_go(
         return not services and not job.pods("coordinator") and bool(job.pods()) == (cleanup == "Running")
 
     system.until(60, "the coordinator, its Service and what podCleanup names to go", cleaned)
-    assert job.status()["coordinator"]["address"] == ""
+    job.until_status("no address of a coordinator", lambda status: status["coordinator"]["address"] == "")
     if cleanup == "Running":
         assert "done" in system.kubectl("logs", "fake-worker-0-0", "-n", job.namespace)
 
@@ -94,8 +92,14 @@ def test_an_autoscaler_finds_what_it_needs_at_the_scale_subresource(system: E2EC
     job.start(replicas=2)
     job.until_running("0-0", "1-0", seconds=60)
     path = f"/apis/springtide.dev/v1alpha1/namespaces/{job.namespace}/trainingjobs/fake/scale"
-    scale = json.loads(system.kubectl("get", "--raw", path))
-    assert (scale["kind"], scale["spec"]["replicas"], scale["status"]["replicas"]) == ("Scale", 2, 2)
+    scale = system.until(
+        60,
+        "two workers at the subresource",
+        lambda: (
+            (found := json.loads(system.kubectl("get", "--raw", path)))["status"]["replicas"] == 2 and found
+        ),
+    )
+    assert (scale["kind"], scale["spec"]["replicas"]) == ("Scale", 2)
     selected = system.pods(job.namespace, scale["status"]["selector"])
     assert [pod["metadata"]["name"] for pod in selected] == ["fake-worker-0-0", "fake-worker-1-0"]
     for size in ("3", "1"):
@@ -129,7 +133,7 @@ def test_extra_workers_take_free_nodes_and_are_given_back_for_others(
     job.start(replicas=1, elasticity={"policy": "Capacity", "patienceSeconds": 1}, container=big)
     settled(3, "ExtraWorkers")
     first = job.until_running("0-0", "1-0", "2-0")
-    assert job.condition("Degraded")["status"] == "False"
+    system.until(60, "no complaint", lambda: job.condition("Degraded")["status"] == "False")
     other = FakeJob(system, namespace, "other").start(replicas=1, container=big)
     other.until_running("0-0", seconds=60)
     settled(2, "ExtraWorkers")
@@ -137,9 +141,7 @@ def test_extra_workers_take_free_nodes_and_are_given_back_for_others(
     assert len(stayed) == 2
     assert stayed.items() <= first.items(), "nobody else was disturbed"
     assert job.status()["restarts"]["total"] == 0
-    events = read(system, "events", "-n", namespace)["items"]
-    said = [e["message"] for e in events if e["reason"] == "Scaled"]
-    assert any(f"no node takes {namespace}/other-worker-0-0" in text for text in said), said
+    job.until_events("Scaled", text=f"no node takes {namespace}/other-worker-0-0")
     system.kubectl("delete", "stj/other", "-n", namespace)
     settled(3, "ExtraWorkers")
 
@@ -165,5 +167,4 @@ def test_a_worker_that_hangs_is_named_and_replaced(system: E2ECluster, namespace
     assert "(train.py:31 in load)" in said["message"]
     assert "on node" in said["message"]
     system.until(60, "no complaint", lambda: job.condition("Degraded")["status"] == "False")
-    events = {event["reason"] for event in read(system, "events", "-n", namespace)["items"]}
-    assert "WorkerFailed" in events
+    job.until_events("WorkerFailed")

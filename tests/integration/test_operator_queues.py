@@ -12,7 +12,7 @@ from gang_standin import CRDS, SCHEDULERS, gang_scheduler
 from kueue_standin import Kueue
 from operator_fake_worker import FakeJob, read
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,7 @@ def test_pods_start_together_when_the_group_is_whole(
     made = read(system, plural, group["podGroup"], "-n", job.namespace)
     assert made["metadata"]["ownerReferences"][0]["kind"] == "TrainingJob"
     assert made["spec"]["minResources"]["cpu"] == "50m"  # the coordinator's; the workers ask for nothing
-    events = read(system, "events", "-n", job.namespace)["items"]
-    assert "GangRequested" in {event["reason"] for event in events}
+    job.until_events("GangRequested")
     system.kubectl(*job.patch_of(suspend=True))
     system.until(
         60,
@@ -103,7 +102,7 @@ def test_a_queued_job_starts_when_admitted_leaves_when_evicted_and_reports_its_e
         60, "the reservation to be given back", lambda: "admission" not in queue.until("Requeued")["status"]
     )
     assert job.pods("coordinator") == {}
-    assert job.condition("Suspended")["reason"] == "EvictedFromQueue"
+    job.until_condition("Suspended", "EvictedFromQueue")
     system.kubectl("label", "stj/fake", "-n", job.namespace, "kueue.x-k8s.io/priority-class-")
     system.until(60, "the pods' priority", lambda: queue.until("queued")["spec"].get("priority") == 70)
 
@@ -113,8 +112,7 @@ def test_a_queued_job_starts_when_admitted_leaves_when_evicted_and_reports_its_e
     told = kueue_standin.condition(queue.until("Finished"), "Finished")
     assert told["reason"] == "Failed"
     assert "activeDeadlineSeconds" in told["message"]
-    reasons = {event["reason"] for event in read(system, "events", "-n", job.namespace)["items"]}
-    assert {"Queued", "Admitted", "EvictedFromQueue"} <= reasons
+    job.until_events("Queued", "Admitted", "EvictedFromQueue")
 
 
 def test_a_suspended_job_leaves_the_queue(system: E2ECluster, job: FakeJob) -> None:

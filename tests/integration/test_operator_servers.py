@@ -11,7 +11,7 @@ import pytest
 from e2e_cluster import E2ECluster, RefusedError, cluster
 from operator_fake_worker import FakeJob, Object, kill, read
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def until_trains(job: FakeJob, generation: int, *servers: str) -> Object:
         return status
 
     try:
-        return job.cluster.until(60, f"training with the servers {servers}", true)
+        return job.cluster.until(150, f"training with the servers {servers}", true)
     except AssertionError as error:
         raise AssertionError(f"{error}; {sorted(job.pods('parameter-server'))}; {job.status()}") from None
 
@@ -63,9 +63,12 @@ def test_life_of_a_job_with_parameter_servers(system: E2ECluster, job: FakeJob) 
     )
     status = until_trains(job, 0, "0-0", "1-0")
     first = serving(job)
-    budget = read(system, "pdb", "fake-servers", "-n", job.namespace)
-    assert budget["spec"]["minAvailable"] == 1
-    assert budget["status"]["currentHealthy"] == 2
+
+    def budget() -> Object:
+        return read(system, "pdb", "fake-servers", "-n", job.namespace)
+
+    assert budget()["spec"]["minAvailable"] == 1
+    system.until(60, "the budget to count both", lambda: budget()["status"]["currentHealthy"] == 2)
     shown = system.kubectl("get", "stj/fake", "-n", job.namespace).splitlines()
     assert shown[1].split()[shown[0].split().index("PS")] == "2/2"
 
@@ -73,7 +76,7 @@ def test_life_of_a_job_with_parameter_servers(system: E2ECluster, job: FakeJob) 
     node = first["1-0"]["spec"]["nodeName"]
     on_it = [place for place, pod in first.items() if pod["spec"]["nodeName"] == node]
     drain = ("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=150s")
-    system.kubectl(*drain, timeout=180)
+    system.kubectl(*drain, timeout=200)
     left = ["0-1" if "0-0" in on_it else "0-0", "1-1"]
     status = until_trains(job, status["generation"], *left)
     assert all(pod["spec"]["nodeName"] != node for pod in serving(job).values())

@@ -2,8 +2,8 @@
 for its API.
 
 `cluster, kube, target_kubeconfig = FIXTURES` in a test module gives the fixtures: `cluster` (one embedded
-cluster per module, with quick node times), `kube` (a client with a namespace of its own that is removed
-afterwards, against whichever cluster is to be tested).
+cluster per module; a module that makes nodes fail says `NODE_TIMES = QUICK`), `kube` (a client with a
+namespace of its own that is removed afterwards, against whichever cluster is to be tested).
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from springtide_local.cluster import Cluster
 from springtide_local.settings import NodeTimes, Settings
 
 Object = dict[str, Any]
-QUICK = NodeTimes(heartbeat=0.1, grace=0.6, toleration=0.4)
+# A machine with much to do may hold a healthy node up for longer than a quick test can wait for a lost one.
+QUICK = NodeTimes(heartbeat=0.1, grace=1.5, toleration=0.5)
+STEADY = NodeTimes(heartbeat=1.0, grace=20.0, toleration=20.0)
 EXTERNAL = os.environ.get("SPRINGTIDE_E2E_KUBECONFIG", "")
 IMAGE = os.environ.get("SPRINGTIDE_E2E_IMAGE", "springtide/worker:test")
 
@@ -39,7 +41,7 @@ class ApiFailure(Exception):
         self.message = message
 
 
-def until(condition: Callable[[], Any], what: str, timeout: float = 40.0) -> Any:
+def until(condition: Callable[[], Any], what: str, timeout: float = 90.0) -> Any:
     """Poll until `condition()` is true, and return its value; fail with what was waited for and what was
     there last.
     """
@@ -114,8 +116,10 @@ class Kube:
             raise
         return False
 
-    def delete(self, resource: str, name: str, group: str = "api/v1", **options: Any) -> None:
-        self.request("DELETE", self.path(resource, name, group), options or None)
+    def delete(self, resource: str, name: str, group: str = "api/v1", **options: Any) -> Object:
+        """Return the answer: the object as it is now, or a Status."""
+        answer: Object = self.request("DELETE", self.path(resource, name, group), options or None)
+        return answer
 
     def patch(self, resource: str, name: str, patch: Object, group: str = "api/v1") -> Object:
         return self.request("PATCH", self.path(resource, name, group), patch, "application/merge-patch+json")
@@ -137,7 +141,7 @@ class Kube:
         )
 
     def wait_pod(
-        self, name: str, condition: Callable[[Object], Any], what: str, timeout: float = 40.0
+        self, name: str, condition: Callable[[Object], Any], what: str, timeout: float = 90.0
     ) -> Object:
         """The pod as soon as `condition(pod)` holds."""
         last: list[Object] = []
@@ -153,7 +157,7 @@ class Kube:
                 f"pod {name}: {error}; status: {json.dumps(last[0].get('status'))}"
             ) from None
 
-    def wait_phase(self, name: str, phase: str, timeout: float = 40.0) -> Object:
+    def wait_phase(self, name: str, phase: str, timeout: float = 90.0) -> Object:
         return self.wait_pod(name, lambda pod: pod["status"].get("phase") == phase, f"phase {phase}", timeout)
 
     def logs(self, name: str, **query: Any) -> str:
@@ -175,8 +179,20 @@ class Kube:
         found = self.list("events", fieldSelector=f"involvedObject.name={name},reason={reason}")
         return [event["message"] for event in found]
 
-    def kubectl(self, *args: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
-        command = [
+    def until_event(self, name: str, reason: str, text: str = "") -> str:
+        """The message of an event of that reason about the object of that name, as soon as there is one with
+        the text in it.
+        """
+        what = f"an event {reason} about {name} with {text!r}"
+        return str(until(lambda: next((m for m in self.events(name, reason) if text in m), None), what))
+
+    def kubectl(self, *args: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self._kubectl(*args), capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    def _kubectl(self, *args: str) -> list[str]:
+        return [
             require_tool("kubectl"),
             "--kubeconfig",
             str(self.kubeconfig),
@@ -184,7 +200,23 @@ class Kube:
             self.namespace,
             *args,
         ]
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+    def kubectl_says(self, text: str, *args: str) -> None:
+        """Run a kubectl that goes on until it has said so on stderr, and end it. Raise AssertionError when it
+        ends before.
+        """
+        said = ""
+        command = self._kubectl(*args)
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                said += line
+                if text in line:
+                    process.kill()
+                    return
+        raise AssertionError(f"kubectl {' '.join(args)} ended without {text!r}: {said}")
 
 
 def _configuration(kubeconfig: Path) -> client.Configuration:
@@ -227,11 +259,12 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """An embedded cluster of three nodes."""
     folder = tmp_path_factory.mktemp("cluster")
+    times = getattr(request.module, "NODE_TIMES", STEADY)
     with Cluster.start(
-        folder / "data", Settings(nodes=3, cpus="4", memory="8Gi", gpus=2, times=QUICK)
+        folder / "data", Settings(nodes=3, cpus="4", memory="8Gi", gpus=2, times=times)
     ) as started:
         yield started
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +115,9 @@ class FakeJob:
         items = read(self.cluster, "pods", "-n", self.namespace, "-l", labels)["items"]
         return {pod["metadata"]["name"]: pod for pod in items}
 
+    def all_pods(self) -> list[Object]:
+        return [*self.pods().values(), *self.pods("coordinator").values()]
+
     def running(self) -> dict[str, str]:
         """Names and uids of the worker pods that run and are to stay."""
         return {
@@ -122,15 +126,17 @@ class FakeJob:
             if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
         }
 
-    def until_running(self, *slots_and_attempts: str, seconds: float = 25) -> dict[str, str]:
-        """Wait until exactly these workers run: "0-0", "1-2", ..."""
+    def until_running(self, *slots_and_attempts: str, seconds: float = 60) -> dict[str, str]:
+        """Wait until exactly these workers run, "0-0", "1-2", ..., and the operator has written them down: it
+        counts nothing for a pod that is gone before.
+        """
         wanted = {f"{self.name}-worker-{place}" for place in slots_and_attempts}
         found: dict[str, str] = {}
 
         def there() -> bool:
             found.clear()
             found.update(self.running())
-            return set(found) == wanted
+            return set(found) == wanted and self._written_down(set(found.values()))
 
         try:
             self.cluster.until(seconds, f"workers {sorted(wanted)} to run", there)
@@ -139,7 +145,37 @@ class FakeJob:
             raise AssertionError(f"{error}; running: {sorted(found)}; status: {status}") from None
         return found
 
-    def until_condition(self, kind: str, reason: str = "", seconds: float = 25) -> Object:
+    def _written_down(self, uids: set[str]) -> bool:
+        slots: dict[str, Object] = self.status().get("slots") or {}
+        return uids <= {entry.get("uid") for entry in slots.values() if "ended" not in entry}
+
+    def until_events(self, *reasons: str, text: str = "") -> None:
+        """Wait until the job's namespace has events of all these reasons, each with the text in a message.
+
+        The operator tells of what it does after it has done it.
+        """
+
+        def told() -> bool:
+            items = read(self.cluster, "events", "-n", self.namespace)["items"]
+            return set(reasons) <= {event["reason"] for event in items if text in event["message"]}
+
+        self.cluster.until(60, f"events {sorted(reasons)} {text}".rstrip(), told)
+
+    def until_status(self, what: str, true: Callable[[Object], bool], seconds: float = 60) -> Object:
+        """Wait until the status is so; return it."""
+        last: list[Object] = [{}]
+
+        def holds() -> bool:
+            last[0] = self.status()
+            return true(last[0])
+
+        try:
+            self.cluster.until(seconds, what, holds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; status: {last[0]}") from None
+        return last[0]
+
+    def until_condition(self, kind: str, reason: str = "", seconds: float = 60) -> Object:
         def true() -> Object | None:
             found = self.condition(kind)
             return found if found.get("status") == "True" and reason in ("", found["reason"]) else None

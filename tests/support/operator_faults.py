@@ -55,7 +55,7 @@ def acting_operator(cluster: E2ECluster) -> Object | None:
 
 @dataclass
 class Faults:
-    """One fault after the other. `operator_at`: when an operator was last disturbed (monotonic seconds)."""
+    """One fault after the other. `operator_times`: when an operator was disturbed (monotonic seconds)."""
 
     cluster: E2ECluster
     embedded: Cluster
@@ -69,10 +69,12 @@ class Faults:
     suspended: bool = False
     stopped: dict[int, float] = field(default_factory=dict)  # operator processes, and when they go on
     log: list[str] = field(default_factory=list)
+    operator_times: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self._began = self.operator_at = time.monotonic()
+        self._began = time.monotonic()
+        self._disturb()
 
     def strike(self) -> None:
         """Do one thing, chosen by the seed; what cannot be done now is passed over."""
@@ -103,7 +105,7 @@ class Faults:
         """Why there may rightly be fewer workers than wanted; None: nothing stands against them."""
         if self.quota or self.suspended:
             return "a quota, or suspension"
-        if self.stopped or time.monotonic() - self.operator_at < TAKEOVER_SECONDS:
+        if self.stopped or time.monotonic() - self.operator_times[-1] < TAKEOVER_SECONDS:
             return "an operator that takes over"
         until = [entry["until"] for entry in (self.job.status().get("backoff") or {}).values()]
         if any((parse_time(at) or 0.0) > time.time() for at in until):
@@ -123,6 +125,9 @@ class Faults:
         for pid in list(self.stopped):
             self._continue(pid)
 
+    def _disturb(self) -> None:
+        self.operator_times.append(time.monotonic())
+
     def _awake(self) -> None:
         for pid, at in list(self.stopped.items()):
             if time.monotonic() >= at:
@@ -130,7 +135,7 @@ class Faults:
 
     def _continue(self, pid: int) -> None:
         del self.stopped[pid]
-        self.operator_at = time.monotonic()
+        self._disturb()
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
@@ -175,7 +180,7 @@ class Faults:
 
     def kill_operator(self) -> str:
         pod = acting_operator(self.cluster)
-        self.operator_at = time.monotonic()
+        self._disturb()
         if pod is None:
             return "kill -9 of the operator: nobody acts"
         return f"kill -9 of {pod['metadata']['name']}: {kill_process(pod)}"
@@ -185,8 +190,8 @@ class Faults:
         pid = kill_process(pod, signal.SIGSTOP) if pod is not None else None
         if pod is None or pid is None:
             return "SIGSTOP of the operator: nobody acts"
-        self.operator_at = time.monotonic()
-        self.stopped[pid] = self.operator_at + STOP_SECONDS
+        self._disturb()
+        self.stopped[pid] = time.monotonic() + STOP_SECONDS
         return f"SIGSTOP of {pod['metadata']['name']} for {STOP_SECONDS:.0f} s"
 
     def kill_coordinator(self) -> str:
@@ -199,7 +204,7 @@ class Faults:
         return f"delete {pod['metadata']['name']}"
 
     def node_down_or_up(self) -> str:
-        self.operator_at = time.monotonic()  # it may be on that node
+        self._disturb()  # it may be on that node
         if self.down is None:
             self.down = f"springtide-{self.random.randrange(3)}"
             self.embedded.kill_node(self.down)
@@ -230,7 +235,7 @@ class Faults:
     def suspend_or_resume(self) -> str:
         path = f"/apis/springtide.dev/v1alpha1/namespaces/{self.job.namespace}/trainingjobs/{self.job.name}"
         self.suspended = not self.suspended
-        self.operator_at = time.monotonic()  # whoever leaves may take its grace period
+        self._disturb()  # whoever leaves may take its grace period
         body = {"spec": {"suspend": self.suspended}}
         self.cluster.api.request("PATCH", path, body, "application/merge-patch+json")
         return "suspend" if self.suspended else "resume"

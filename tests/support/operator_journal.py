@@ -6,6 +6,7 @@ import json
 import subprocess
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ from springtide_operator.api import names
 
 Object = dict[str, Any]
 
-YOUNG_SECONDS = 2.0
+YOUNG_SECONDS = 5.0
 # Ends that the operator itself brought about, and counts nowhere.
 OWN = {"ScaledDown", "Superseded", "Replaced", "JobOver", "NodeCordoned", "Suspended"}
 
@@ -36,12 +37,15 @@ class Seen:
 
 @dataclass
 class Journal:
-    """Feed it every event of a watch, in order. `broken`: sentences about what must never be."""
+    """Feed it every event of a watch, in order. `broken`: sentences about what must never be.
+    `disturbed`: when an operator was killed or stopped (monotonic seconds).
+    """
 
     maximum: int
     pods: dict[str, Seen] = field(default_factory=dict)  # workers by uid
     coordinators: dict[str, Seen] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
+    disturbed: list[float] = field(default_factory=list)
 
     def take(self, kind: str, pod: Object, now: float) -> None:
         meta = pod["metadata"]
@@ -57,6 +61,13 @@ class Journal:
             seen.end = how(kind, pod)
             seen.ended = now
         self._check(now)
+
+    def knows(self, pods: Iterable[Object]) -> bool:
+        """Whether it has been told of all of them, and of the ends of all others."""
+        alive = {pod["metadata"]["uid"] for pod in pods if how("MODIFIED", pod) is None}
+        seen = {**self.pods, **self.coordinators}
+        all_seen = all(pod["metadata"]["uid"] in seen for pod in pods)
+        return all_seen and alive == {uid for uid, one in seen.items() if one.end is None}
 
     def live(self) -> list[Seen]:
         return [seen for seen in self.pods.values() if seen.end is None]
@@ -80,8 +91,13 @@ class Journal:
         before it was seen.
         """
         most = [seen for seen in self.pods.values() if seen.end not in (None, "finished", *OWN)]
-        sure = [s for s in most if not s.also & OWN - {"Replaced"} and s.ended - s.began > YOUNG_SECONDS]
+        sure = [s for s in most if not s.also & OWN - {"Replaced"} and self._was_seen(s)]
         return len(sure), len(most)
+
+    def _was_seen(self, pod: Seen) -> bool:
+        """Whether the operator has surely written the pod down while it lived."""
+        since = pod.began + YOUNG_SECONDS
+        return pod.ended > since and not any(pod.began < at < since for at in self.disturbed)
 
     def died(self) -> int:
         return sum(seen.end == "died" for seen in self.pods.values())

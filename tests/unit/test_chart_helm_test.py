@@ -71,7 +71,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helm_test, "CLEAN_UP_SECONDS", 0.05)
 
 
-async def run(api: FakeApi, timeout: float = 5.0) -> list[str]:
+async def run(api: FakeApi, timeout: float = 60.0) -> list[str]:
     said: list[str] = []
     try:
         await JobTest(api, JOB, timeout, said.append).run()

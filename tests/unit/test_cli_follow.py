@@ -68,7 +68,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def follow(kube: FakeKube, screen: Recorder, **options: Any) -> int:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return await Follower(kube, screen, **options).follow("default", "digits", "u1")
 
 
@@ -272,7 +272,7 @@ class Cluster(FakeKube):
 async def test_installing_waits_for_the_kind_and_for_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "POLL_SECONDS", 0.001)
     cluster = Cluster()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await install.install(cluster)
     assert cluster.looks == {"CustomResourceDefinition": 3, "Deployment": 3}
     applied = [body["kind"] for _, _, body, _, _ in cluster.requests]

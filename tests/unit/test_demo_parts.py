@@ -166,7 +166,7 @@ def test_killing_kills_the_first_worker_that_trains() -> None:
     try:
         targets = seen(pod("digits-worker-1-0", "n", 1), pod("digits-worker-0-0", "n", process.pid))
         act = actions.carry_out(scenario.KILL_WORKER, FakeKube([]), "default", "digits", targets)  # type: ignore[arg-type]
-        assert process.wait(timeout=10) == -9
+        assert process.wait(timeout=60) == -9
     finally:
         process.kill()
         process.communicate()

@@ -286,7 +286,7 @@ async def test_a_log_is_followed_until_it_is_closed(tmp_path: Path) -> None:
     await asyncio.sleep(0)
     log.write(b"o\nthree")
     log.close()
-    assert await asyncio.wait_for(reading, 5) == b"one\ntwo\nthree"
+    assert await asyncio.wait_for(reading, 60) == b"one\ntwo\nthree"
     assert await _read(log, tail_lines=2) == b"two\nthree"
     assert await _read(log, limit_bytes=5) == b"one\nt"
     assert log_end(log.path, lines=2, limit_bytes=100) == "two\nthree"
@@ -304,7 +304,7 @@ async def test_a_rotated_log_is_followed_into_the_new_file(
         log.write(b"line %d\n" % index)
         await asyncio.sleep(0.001)
     log.close()
-    assert await asyncio.wait_for(reading, 5) == b"".join(b"line %d\n" % i for i in range(40))
+    assert await asyncio.wait_for(reading, 60) == b"".join(b"line %d\n" % i for i in range(40))
     assert (tmp_path / "0.old").exists()
 
 

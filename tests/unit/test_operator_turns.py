@@ -61,7 +61,7 @@ def test_turns_are_given_back_whatever_happens(jobs: list[tuple[bool, str]]) -> 
                 await task
         assert turns.waiting == 0
         for _ in range(2):  # both are free again
-            await asyncio.wait_for(turns._take(turns._others), 5)
+            await asyncio.wait_for(turns._take(turns._others), 60)
 
     asyncio.run(all_of_them())
 
