@@ -129,6 +129,14 @@ class Server(_message.Message):
     attempt: int
     def __init__(self, id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_name: _Optional[str] = ..., slot: _Optional[int] = ..., address: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
+class Consistency(_message.Message):
+    __slots__ = ("mode", "staleness")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    staleness: int
+    def __init__(self, mode: _Optional[str] = ..., staleness: _Optional[int] = ...) -> None: ...
+
 class WorkerMessage(_message.Message):
     __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "activity", "times", "evaluate", "checkpoint", "transferring")
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -162,7 +170,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., transferring: _Optional[_Union[Transferring, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints", "books")
+    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints", "consistency", "books")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     NEWEST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +184,7 @@ class Hello(_message.Message):
     OPAQUE_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     BOOKS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     member: Member
@@ -190,8 +199,9 @@ class Hello(_message.Message):
     opaque: bool
     servers: _containers.RepeatedCompositeFieldContainer[Server]
     checkpoints: bool
+    consistency: Consistency
     books: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., opaque: _Optional[bool] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: _Optional[bool] = ..., books: _Optional[bool] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., opaque: _Optional[bool] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: _Optional[bool] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., books: _Optional[bool] = ...) -> None: ...
 
 class Parked(_message.Message):
     __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step", "cannot_go_back")
@@ -510,7 +520,7 @@ class Transfer(_message.Message):
     def __init__(self, receiver: _Optional[str] = ..., holder: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("generation", "members", "state", "transfers", "fresh", "known", "reason", "servers", "leaving_servers", "had_state")
+    __slots__ = ("generation", "members", "state", "transfers", "fresh", "known", "reason", "servers", "leaving_servers", "consistency", "had_state")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -520,6 +530,7 @@ class Start(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     HAD_STATE_FIELD_NUMBER: _ClassVar[int]
     generation: GenerationName
     members: _containers.RepeatedCompositeFieldContainer[Member]
@@ -530,8 +541,9 @@ class Start(_message.Message):
     reason: str
     servers: _containers.RepeatedCompositeFieldContainer[Server]
     leaving_servers: _containers.RepeatedCompositeFieldContainer[Server]
+    consistency: Consistency
     had_state: bool
-    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., fresh: _Optional[bool] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., reason: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., leaving_servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., had_state: _Optional[bool] = ...) -> None: ...
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., fresh: _Optional[bool] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., reason: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., leaving_servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., had_state: _Optional[bool] = ...) -> None: ...
 
 class Save(_message.Message):
     __slots__ = ("state", "writers", "attempt")
@@ -659,7 +671,7 @@ class Pod(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., slot: _Optional[int] = ..., started: _Optional[bool] = ..., leave_by: _Optional[float] = ...) -> None: ...
 
 class SyncRequest(_message.Message):
-    __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation", "hang_seconds", "hung", "pause_seconds", "servers", "living_servers", "suspend", "suspend_by", "saved")
+    __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation", "hang_seconds", "hung", "pause_seconds", "servers", "living_servers", "suspend", "suspend_by", "consistency", "saved")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     MINIMUM_FIELD_NUMBER: _ClassVar[int]
     MAXIMUM_FIELD_NUMBER: _ClassVar[int]
@@ -675,6 +687,7 @@ class SyncRequest(_message.Message):
     LIVING_SERVERS_FIELD_NUMBER: _ClassVar[int]
     SUSPEND_FIELD_NUMBER: _ClassVar[int]
     SUSPEND_BY_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     target: int
     minimum: int
@@ -691,8 +704,9 @@ class SyncRequest(_message.Message):
     living_servers: _containers.RepeatedCompositeFieldContainer[Pod]
     suspend: bool
     suspend_by: float
+    consistency: Consistency
     saved: str
-    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., hung: _Optional[_Iterable[str]] = ..., pause_seconds: _Optional[float] = ..., servers: _Optional[int] = ..., living_servers: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., suspend: _Optional[bool] = ..., suspend_by: _Optional[float] = ..., saved: _Optional[str] = ...) -> None: ...
+    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., hung: _Optional[_Iterable[str]] = ..., pause_seconds: _Optional[float] = ..., servers: _Optional[int] = ..., living_servers: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., suspend: _Optional[bool] = ..., suspend_by: _Optional[float] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., saved: _Optional[str] = ...) -> None: ...
 
 class ServerStatus(_message.Message):
     __slots__ = ("server", "connected", "serving", "leaving")
@@ -801,7 +815,7 @@ class Poison(_message.Message):
     def __init__(self, step: _Optional[int] = ..., samples: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class SyncReply(_message.Message):
-    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "stall", "poison", "rates", "lost_seconds", "slow", "servers", "opaque", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "all_saved")
+    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "stall", "poison", "rates", "lost_seconds", "slow", "servers", "opaque", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "consistency", "all_saved")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -848,6 +862,7 @@ class SyncReply(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_ERROR_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     ALL_SAVED_FIELD_NUMBER: _ClassVar[int]
     incarnation: Incarnation
     phase: Phase
@@ -881,5 +896,6 @@ class SyncReply(_message.Message):
     checkpoint: Checkpoint
     checkpoint_error: str
     restored: Restored
+    consistency: Consistency
     all_saved: bool
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., poison: _Optional[_Union[Poison, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., opaque: _Optional[bool] = ..., servers_settled: _Optional[bool] = ..., put_away: _Optional[bool] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., all_saved: _Optional[bool] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., poison: _Optional[_Union[Poison, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., opaque: _Optional[bool] = ..., servers_settled: _Optional[bool] = ..., put_away: _Optional[bool] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., all_saved: _Optional[bool] = ...) -> None: ...

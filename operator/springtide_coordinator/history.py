@@ -18,7 +18,8 @@ KEPT_COMMITS = 20_000
 KEPT_GENERATIONS = 2_000
 RATE_WINDOW = 5.0  # s
 LOST_CAUSES = ("failure", "rescale", "checkpoint", "data", "straggler")
-_LOST_BY = {"failure": "failure", "join": "rescale", "leave": "rescale"}  # by cause of the generation
+# By cause of the generation.
+_LOST_BY = {"failure": "failure", "join": "rescale", "leave": "rescale", "consistency": "rescale"}
 RECOVERY_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # s
 
 

@@ -68,6 +68,7 @@ class Hub:
             minimum=options.minimum,
             maximum=options.maximum,
             servers_wanted=options.servers,
+            consistency_at_first=options.consistency,
             settings=options.membership,
         )
         self.history = History()

@@ -16,7 +16,7 @@ from .reply import goodput
 
 PREFIX = "springtide_coordinator_"
 LABELS = ("training_job", "job_namespace")
-CAUSES = ("start", "failure", "join", "leave")
+CAUSES = ("start", "failure", "join", "leave", "consistency")
 
 
 class JobCollector(Collector):

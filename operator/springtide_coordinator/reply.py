@@ -48,6 +48,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         restored=hub.storage.restored,
         put_away=away.done,
         all_saved=away.all_saved,
+        consistency=wire.from_consistency(current.consistency) if current is not None else None,
     )
     for record in sorted(m.members.values(), key=lambda record: record.info.rank_key):
         if not record.connected and not m.in_current(record.info.id):

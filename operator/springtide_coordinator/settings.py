@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .membership import Settings
+from .membership.consistency import BOUNDED, MODES
+from .membership.messages import Consistency
 from .tls import ServerCertificate, read_certificate
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -37,6 +39,7 @@ class Options:
     minimum: int = 0
     maximum: int = 0
     servers: int = 0  # parameter servers wanted
+    consistency: Consistency | None = None  # of their parameters
     certificate: ServerCertificate | None = None  # None: no TLS
     checkpoint_seconds: float = 0.0
     keepalive: float = 1.0
@@ -75,11 +78,24 @@ def read_options(env: Mapping[str, str]) -> Options:
         minimum=whole(env, "SPRINGTIDE_MINIMUM", 0),
         maximum=whole(env, "SPRINGTIDE_MAXIMUM", 0),
         servers=whole(env, "SPRINGTIDE_SERVERS", 0),
+        consistency=consistency(env),
         certificate=certificate,
         checkpoint_seconds=float(whole(env, "SPRINGTIDE_CHECKPOINT_SECONDS", 0)),
         keepalive=number(env, "SPRINGTIDE_KEEPALIVE_SECONDS", 1.0),
         membership=Settings(operator_silence=silence),
     )
+
+
+def consistency(env: Mapping[str, str]) -> Consistency | None:
+    mode = env.get("SPRINGTIDE_CONSISTENCY", "")
+    if not mode:
+        return None
+    if mode not in MODES:
+        raise BadEnvironmentError(
+            f"SPRINGTIDE_CONSISTENCY is {mode!r}; it must be one of {', '.join(MODES)}."
+        )
+    staleness = whole(env, "SPRINGTIDE_STALENESS", 4, least=1)
+    return Consistency(mode, staleness if mode == BOUNDED else 0)
 
 
 def required(env: Mapping[str, str], name: str, meaning: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from . import coordinator_pb2 as pb
 from . import evaluation
 from .membership import messages as say
+from .membership.consistency import BOUNDED, MODES
 from .membership.describe import Phase
 from .membership.events import PodSeen, Synced
 from .membership.names import GenerationName, Incarnation, StateName
@@ -86,6 +87,19 @@ def to_server(server: pb.Server) -> say.ServerInfo:
     )
 
 
+def to_consistency(told: pb.Consistency) -> say.Consistency | None:
+    """None when it is not told. Raises MalformedError for a mode that there is not."""
+    if not told.mode:
+        return None
+    if told.mode not in MODES:
+        raise MalformedError(f"{told.mode!r} is no consistency: {', '.join(MODES)} are")
+    return say.Consistency(told.mode, max(1, told.staleness) if told.mode == BOUNDED else 0)
+
+
+def from_consistency(known: say.Consistency | None) -> pb.Consistency | None:
+    return None if known is None else pb.Consistency(mode=known.mode, staleness=known.staleness)
+
+
 def to_hello(hello: pb.Hello) -> say.Hello:
     """Raises MalformedError when the standing is missing."""
     standing = STANDINGS.get(hello.standing)
@@ -107,6 +121,7 @@ def to_hello(hello: pb.Hello) -> say.Hello:
         opaque=hello.opaque,
         checkpoints=hello.checkpoints,
         books=hello.books,
+        consistency=to_consistency(hello.consistency),
     )
 
 
@@ -281,6 +296,7 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
                     known=from_state(known),
                     reason=message.reason,
                     had_state=message.had_state,
+                    consistency=from_consistency(message.consistency),
                     servers=[from_server(server) for server in message.servers],
                     leaving_servers=[from_server(server) for server in message.leaving_servers],
                 )
@@ -328,4 +344,5 @@ def to_synced(request: pb.SyncRequest) -> Synced:
         suspend=request.suspend,
         suspend_by=max(0.0, request.suspend_by),
         saved=request.saved,
+        consistency=to_consistency(request.consistency),
     )

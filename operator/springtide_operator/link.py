@@ -151,6 +151,7 @@ def to_request(word: Word) -> pb.SyncRequest:
         living=[_pod(pod) for pod in word.living],
         servers=word.servers,
         living_servers=[_pod(pod) for pod in word.living_servers],
+        consistency=pb.Consistency(mode=word.consistency, staleness=word.staleness),
     )
 
 
@@ -213,6 +214,8 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
             ServerReport(server.server.pod_uid, server.connected, server.serving) for server in reply.servers
         ),
         servers_settled=reply.servers_settled,
+        consistency=reply.consistency.mode,
+        staleness=reply.consistency.staleness,
         checkpoint=_checkpoint(reply),
         checkpoint_error=reply.checkpoint_error,
         restored=f"{reply.restored.uri}/{reply.restored.name}" if reply.restored.name else "",

@@ -18,6 +18,7 @@ from worker_reference import Reference, train_alone
 from worker_script import make_data, make_model
 
 from springtide import outcome
+from springtide_coordinator import coordinator_pb2 as pb
 
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 7, "pace": 0.015, "clip_norm": 0.5}
 PER_EPOCH = 8
@@ -234,3 +235,39 @@ def test_a_worker_stops_while_another_waits_for_it_at_the_epochs_end(
     assert ranges(cluster) == Counter(range(1, STEPS + 1))
     # That nobody was there is no failure of the one that left.
     assert "REDUCTION_FAILED" not in first.log(), cluster.logs()
+
+
+def test_the_manifest_changes_the_bound_and_the_mode_of_a_running_job(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    """Whoever has range 20, and later range 40, waits in its body until the change is there or wanted."""
+    gates = {20: tmp_path / "first", 40: tmp_path / "second"}
+    for gate in gates.values():
+        gate.write_text("60")  # seconds at most
+    holds = ";".join(f"body:{step}:hold={gate}" for step, gate in gates.items())
+    cluster = make_cluster("Asynchronous", pace=0.01)
+    workers = cluster.start(2, faults={0: holds, 1: holds})
+    pids = [worker.pid for worker in workers]
+    edits = [pb.Consistency(mode="BoundedStaleness", staleness=2), pb.Consistency(mode="Asynchronous")]
+    for (step, gate), wanted in zip(gates.items(), edits, strict=True):
+        cluster.until(lambda step=step: step - 10 in ranges(cluster), f"step {step - 10}", slowly=False)
+        assert reply(cluster).consistency.mode == cluster.consistency.mode
+        cluster.consistency = wanted
+        cluster.until(lambda wanted=wanted: changes(cluster, wanted), "the change or its boundary")
+        gate.unlink()
+        cluster.until(lambda wanted=wanted: reply(cluster).consistency == wanted, "the change")
+    cluster.until_done()
+    check(cluster, workers, reference)
+    assert set(ranges(cluster).values()) == {1}
+    assert [worker.pid for worker in workers] == pids
+    assert len(cluster.workers) == 2
+
+
+def changes(cluster: WorkerCluster, wanted: pb.Consistency) -> bool:
+    told = reply(cluster)
+    return told.consistency == wanted or f"becomes {wanted.mode}" in told.message
+
+
+def reply(cluster: WorkerCluster) -> pb.SyncReply:
+    """The coordinator's last word; at first one that says nothing."""
+    return cluster.reply or pb.SyncReply()

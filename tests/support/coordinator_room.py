@@ -160,6 +160,7 @@ class Room:
         trained: bool = False,
         serving: tuple[str, ...] = (),
         servers: int | None = None,
+        consistency: say.Consistency | None = None,
     ) -> None:
         pods = [PodSeen(uid, f"pod-{uid}", leave_by=self.leaving.get(uid, 0.0)) for uid in living]
         pods += [PodSeen(uid, f"pod-{uid}", started=False) for uid in unstarted]
@@ -175,6 +176,7 @@ class Room:
                 PodSeen(uid, f"pod-{uid}", server(uid).slot, leave_by=self.leaving.get(uid, 0.0))
                 for uid in serving
             ),
+            consistency=consistency or self.m.consistency_wanted,
         )
         self.feed(word)
 

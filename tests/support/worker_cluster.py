@@ -11,13 +11,10 @@ something else is waited for that takes long.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import itertools
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -27,180 +24,20 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from worker_processes import LONG_SECONDS, READY, ROOTS, ServerPod, Worker, Zygote
 
 from springtide import outcome
 from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
 
+__all__ = ["READY", "SCRIPT", "ServerPod", "Worker", "WorkerCluster", "Zygote"]
+
 _HOLD_SECONDS = 60.0
 _SLOW_SECONDS = 0.25  # of a step
-_LONG_SECONDS = 0.5  # a wait that makes steps slow
-READY, FORMED = "(STANDBY: ready to train)", "springtide INFO generation "  # lines of a worker's log
 SCRIPT = Path(__file__).with_name("worker_script.py")
 _SERVER = Path(__file__).with_name("ps_process.py")
-_ZYGOTE = Path(__file__).with_name("worker_zygote.py")
 _TOKEN = "token-of-the-test"
 _SYNC_SECONDS = 0.1
-_ROOTS = [str(Path(__file__).parents[2] / root) for root in ("operator", "worker", "ps")]
-
-
-class Zygote:
-    """Makes worker processes that have torch imported; one for all tests of a module."""
-
-    def __init__(self, **environment: str) -> None:
-        """environment: what must be set before torch is imported."""
-        environment = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(_ROOTS),
-            **environment,
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(_ZYGOTE)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        self._changed = threading.Condition()
-        self._made: list[int] = []
-        self._codes: dict[int, int] = {}
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def fork(self, env: dict[str, str], argv: list[str], log: Path) -> int:
-        assert self._process.stdin is not None
-        with self._changed:
-            before = len(self._made)
-            self._process.stdin.write(json.dumps({"env": env, "argv": argv, "log": str(log)}) + "\n")
-            self._process.stdin.flush()
-            if not self._changed.wait_for(lambda: len(self._made) > before, 60):
-                raise TimeoutError("the zygote did not make a process in 60 s")
-            return self._made[-1]
-
-    def code(self, pid: int) -> int | None:
-        """Exit code (negative: signal); None while it runs."""
-        with self._changed:
-            return self._codes.get(pid)
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(20)
-        self._reader.join(5)
-        self._process.stdout.close()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            message = json.loads(line)
-            with self._changed:
-                if "code" in message:
-                    self._codes[message["pid"]] = message["code"]
-                else:
-                    self._made.append(message["pid"])
-                self._changed.notify_all()
-
-
-class Forked:
-    """What can be done to a process that a zygote made."""
-
-    __slots__ = ()
-    pid: int
-    zygote: Zygote
-
-    @property
-    def code(self) -> int | None:
-        return self.zygote.code(self.pid)
-
-    @property
-    def running(self) -> bool:
-        return self.code is None
-
-    def signal(self, number: int) -> None:
-        # It may end at this moment.
-        with contextlib.suppress(ProcessLookupError):
-            if self.running:
-                os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-
-    def stop(self) -> None:
-        self.signal(signal.SIGSTOP)
-
-    def wake(self) -> None:
-        self.signal(signal.SIGCONT)
-
-
-@dataclasses.dataclass(slots=True)
-class Worker(Forked):
-    """One worker process in its imagined pod."""
-
-    name: str
-    slot: int
-    uid: str
-    address: str
-    pid: int
-    folder: Path
-    zygote: Zygote
-    leave_by: float = 0.0
-    terminated_at: float = 0.0
-    woken_at: float = 0.0
-    formed_before: int = 0  # in how many generations it was when it was woken
-
-    def terminate(self) -> None:
-        self.terminated_at = time.monotonic()
-        self.signal(signal.SIGTERM)
-
-    def wake(self) -> None:
-        self.formed_before, self.woken_at = self.log().count(FORMED), time.monotonic()
-        self.signal(signal.SIGCONT)
-
-    def waited_for(self, now: float) -> bool:
-        """Whether it has long been about to leave, or to join again."""
-        if not self.running:
-            return False
-        leaves = 0 < self.terminated_at < now - _LONG_SECONDS
-        joins = 0 < self.woken_at < now - _LONG_SECONDS and self.log().count(FORMED) == self.formed_before
-        return leaves or joins
-
-    def commits(self) -> list[dict[str, Any]]:
-        """What its step log says so far."""
-        path = self.folder / f"{self.name}.steps"
-        if not path.exists():
-            return []
-        return [
-            json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")
-        ]
-
-    def outcome(self) -> outcome.Outcome | None:
-        path = self.folder / f"{self.name}.end"
-        return outcome.parse(path.read_text()) if path.exists() else None
-
-    def result(self) -> dict[str, Any] | None:
-        path = self.folder / f"{self.name}.json"
-        return json.loads(path.read_text()) if path.exists() else None
-
-    def log(self) -> str:
-        path = self.folder / f"{self.name}.log"
-        return path.read_text() if path.exists() else ""
-
-
-@dataclasses.dataclass(slots=True)
-class ServerPod(Forked):
-    """One parameter server's process in its imagined pod."""
-
-    name: str
-    slot: int
-    uid: str
-    pid: int
-    path: Path
-    zygote: Zygote
-    leave_by: float = 0.0
-
-    def log(self) -> str:
-        return self.path.read_text() if self.path.exists() else ""
 
 
 class WorkerCluster:
@@ -239,6 +76,10 @@ class WorkerCluster:
         self.workers: list[Worker] = []
         self.servers: list[ServerPod] = []
         self.servers_wanted = 0
+        self.consistency = pb.Consistency(
+            mode=self._environment.get("SPRINGTIDE_CONSISTENCY", ""),
+            staleness=int(self._environment.get("SPRINGTIDE_STALENESS", "4")),
+        )
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._incarnation = 0
         self._closing = threading.Event()
@@ -261,7 +102,7 @@ class WorkerCluster:
         state = self._folder / f"coordinator-{self._incarnation}"
         state.mkdir(exist_ok=True)
         env = os.environ | {
-            "PYTHONPATH": os.pathsep.join(_ROOTS),
+            "PYTHONPATH": os.pathsep.join(ROOTS),
             "SPRINGTIDE_TOKEN": _TOKEN,
             "SPRINGTIDE_INCARNATION": str(self._incarnation),
             "SPRINGTIDE_STATE_DIR": str(state),
@@ -271,6 +112,8 @@ class WorkerCluster:
             "SPRINGTIDE_MINIMUM": str(self._minimum * self.processes_per_pod),
             "SPRINGTIDE_MAXIMUM": str(self._maximum),
             "SPRINGTIDE_SERVERS": str(self.servers_wanted),
+            "SPRINGTIDE_CONSISTENCY": self.consistency.mode,
+            "SPRINGTIDE_STALENESS": str(self.consistency.staleness or 4),
         }
         self._coordinator_since = time.monotonic()
         with (self._folder / "coordinator.log").open("ab") as log:
@@ -431,8 +274,8 @@ class WorkerCluster:
                 worker for worker in self._held_for if worker.running and READY not in worker.log()
             ]
             slow = (
-                0 < self._waits_since < now - _LONG_SECONDS
-                or self.asked_at < self._coordinator_since < now - _LONG_SECONDS
+                0 < self._waits_since < now - LONG_SECONDS
+                or self.asked_at < self._coordinator_since < now - LONG_SECONDS
                 or any(worker.waited_for(now) for worker in self.workers)
             )
             self._set_hold(_HOLD_SECONDS if self._held_for else _SLOW_SECONDS if slow else None)
@@ -485,6 +328,7 @@ class WorkerCluster:
         return pb.SyncRequest(
             servers=self.servers_wanted,
             living_servers=living_servers,
+            consistency=self.consistency,
             target=0 if self.suspend else self.target * each,
             minimum=self._minimum * each,
             maximum=self._maximum * each,

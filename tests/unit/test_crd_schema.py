@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,20 @@ def test_the_strategy_is_immutable_and_nothing_below_it() -> None:
     strategy = SCHEMA["properties"]["spec"]["properties"]["strategy"]
     assert strategy["properties"]["type"]["x-kubernetes-validations"][0]["rule"] == "self == oldSelf"
     assert "x-kubernetes-validations" not in strategy
+
+
+def test_the_consistency_of_a_job_can_be_edited_but_not_to_or_from_common_steps() -> None:
+    strategy = SCHEMA["properties"]["spec"]["properties"]["strategy"]["properties"]
+    schemas = strategy["parameterServer"]["properties"]
+    assert "x-kubernetes-validations" not in schemas["staleness"]
+    [rule] = schemas["consistency"]["x-kubernetes-validations"]
+    for old, new in itertools.product(("Synchronous", "BoundedStaleness", "Asynchronous"), repeat=2):
+        allowed = old == new or "Synchronous" not in (old, new)
+        environment = celpy.Environment()
+        program = environment.program(environment.compile(rule["rule"]))
+        asked = {"self": celpy.json_to_cel(new), "oldSelf": celpy.json_to_cel(old)}
+        assert bool(program.evaluate(asked)) is allowed, (old, new)
+    assert "create a new job" in rule["message"]
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,8 @@ def test_workers_and_the_coordinator_are_told_of_the_strategy() -> None:
     env = environment(worker_pod(dataclasses.replace(job(), spec=teams), 0, 0, ""))
     assert env["SPRINGTIDE_GROUP_SIZE"] == "2"
     assert environment(coordinator_pod(job(), 1))["SPRINGTIDE_SERVERS"] == "2"
+    env = environment(coordinator_pod(job(parameterServer=bounded), 1))
+    assert (env["SPRINGTIDE_CONSISTENCY"], env["SPRINGTIDE_STALENESS"]) == ("BoundedStaleness", "2")
     plain = Job.parse(job_object())
     env = environment(worker_pod(plain, 0, 0, ""))
     assert env["SPRINGTIDE_STRATEGY"] == "AllReduce"

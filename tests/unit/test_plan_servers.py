@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from operator_bad_days import Day, done, live_through, server
 from operator_world import World, finished_message, job_object
 
+from springtide_coordinator import coordinator_pb2 as pb
 from springtide_operator.api import names
+from springtide_operator.api.job import Job
+from springtide_operator.link import news, to_report, to_request
 from springtide_operator.plan.actions import (
     Action,
     ApplyServerBudget,
@@ -329,3 +332,39 @@ def test_whatever_happens_each_slot_gets_its_server_and_no_name_is_used_twice(
     slots = [int(pod["metadata"]["labels"][names.LABEL_SLOT]) for pod in world.servers()]
     assert slots == list(range(wanted))
     assert not of(world.plan(), CreateWorker)
+
+
+def test_an_edit_of_the_consistency_goes_to_the_coordinator_and_touches_no_pod() -> None:
+    world = World(job=serving_job())
+    wanted = world.job["spec"]["strategy"].setdefault("parameterServer", {})
+    wanted |= {"consistency": "BoundedStaleness", "staleness": 3}
+    world.settle()
+    world.now += 100
+    world.reports(consistency="BoundedStaleness", staleness=3)
+    world.round()
+    shown = world.status["parameterServers"]
+    assert (shown["consistency"], shown["staleness"]) == ("BoundedStaleness", 3)
+    wanted |= {"consistency": "Asynchronous"}
+    world.job["metadata"]["generation"] += 1
+    decided = world.round()
+    assert not decided.actions
+    job = Job.parse(world.job)
+    said = word(job, world.observe(), 1, world.now)
+    assert (said.consistency, said.staleness) == ("Asynchronous", 0)
+    asked = to_request(said)
+    assert (asked.consistency.mode, asked.consistency.staleness) == ("Asynchronous", 0)
+    assert world.status["parameterServers"]["consistency"] == "BoundedStaleness"  # until it is in force
+    world.reports(consistency="Asynchronous", staleness=0)
+    events = [event for event in world.round().events if event.reason == "ConsistencyChanged"]
+    assert [event.message for event in events] == ["from BoundedStaleness (3 steps) to Asynchronous"]
+    assert "staleness" not in world.status["parameterServers"]
+    world.reports(consistency="", staleness=0)  # a coordinator that has just begun
+    assert not [event for event in world.round().events if event.reason == "ConsistencyChanged"]
+    assert world.status["parameterServers"]["consistency"] == "Asynchronous"
+
+
+def test_the_coordinators_answer_tells_the_consistency() -> None:
+    told = pb.Consistency(mode="BoundedStaleness", staleness=5)
+    report = to_report(pb.SyncReply(consistency=told), 1.0)
+    assert (report.consistency, report.staleness) == ("BoundedStaleness", 5)
+    assert news(report, to_report(pb.SyncReply(), 1.0))

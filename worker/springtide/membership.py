@@ -87,6 +87,7 @@ class Membership:
         self.generation: Generation | None = None
         self.members: list[pb.Member] = []
         self.servers: list[pb.Server] = []
+        self.consistency = pb.Consistency()
         self._needed_servers: list[str] = []
         self._unsettled = False
         self._copies = 0
@@ -123,6 +124,7 @@ class Membership:
                 newest_incarnation=pb.Incarnation(number=self._newest[0], restart=self._newest[1]),
                 members=self.members,
                 servers=self.servers,
+                consistency=self.consistency,
                 standing=self.standing,
                 layout_hash=self.layout_hash,
                 leaving=bool(self.leaving),
@@ -230,6 +232,7 @@ class Membership:
             self.generation = generation
             self.members = list(message.members)
             self.servers = [*message.servers, *message.leaving_servers]
+            self.consistency = message.consistency
             self._needed_servers, self._unsettled, self._formed = [], False, None
             # From here on the process may train in the new generation: the promise is kept and over.
             self.standing = pb.ACTIVE

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from springtide import faults
+from springtide.consistency import staleness_bound
 from springtide.data.loop import LoopPlan
 from springtide.errors import SpringtideError
 from springtide.exchange.groups import Group, form
@@ -227,6 +228,7 @@ class Recovery:
             {server.id: server.address for server in known},
             frozenset(server.id for server in message.leaving_servers),
             self._runtime.position.cursor.step,
+            staleness_bound(message.consistency, self._runtime.settings),
         )
         leader = min(rank for rank in range(group.size) if rank not in lacking)
         assert isinstance(begin.store, StreamStore)

@@ -32,6 +32,7 @@ def adopt(m: Membership, hello: Hello, now: float) -> None:
     current = m.current
     if name.incarnation < m.incarnation and (current is None or (current.adopted and name > current.name)):
         m.current = current = Generation(name, members, made_at=now, base=None, servers=hello.servers)
+        current.consistency = hello.consistency
     if current is not None and current.adopted and current.name == name and hello.state is not None:
         current.base = higher(current.base, hello.state, below=current)
 

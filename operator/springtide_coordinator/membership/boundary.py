@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .consistency import why_other_consistency
 from .effects_once import once
 from .events import Effect
 from .generation import Generation
@@ -24,7 +25,7 @@ def ask_for_boundary(m: Membership, generation: Generation, now: float) -> list[
         if len(trains) < len(generation.ids) or not generation.complete:
             return []
         why = why_leave(m, trains, now) or why_join(m, generation, trains, now)
-        why = why or why_other_servers(m, generation, now)
+        why = why or why_other_servers(m, generation, now) or why_other_consistency(m, generation)
         if why is None:
             return []
         generation.boundary_cause, asked = why

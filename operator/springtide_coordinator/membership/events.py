@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .messages import Hello, Incoming, Outgoing, ServerHello, Start
+from .messages import Consistency, Hello, Incoming, Outgoing, ServerHello, Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class Synced:
     saved: str = ""  # name of the checkpoint that the job was put away with, and that holds all there was
     servers: int = 0  # parameter servers wanted; 0: a strategy without
     living_servers: tuple[PodSeen, ...] = ()
+    consistency: Consistency | None = None  # wanted; None: no parameters on servers
     hung: frozenset[str] = frozenset()  # uids of pods that hang and are replaced; not among the living
 
 
@@ -94,7 +95,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A generation was made; `cause` is start, join, leave, failure or end."""
+    """A generation was made; `cause` is start, join, leave, failure, consistency or end."""
 
     start: Start
     cause: str

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .members import Record
-from .messages import MemberInfo, ServerInfo, Start, Transfer
+from .messages import Consistency, MemberInfo, ServerInfo, Start, Transfer
 from .names import GenerationName, StateName
 
 
@@ -35,6 +35,7 @@ class Generation:
     leaving_servers: tuple[ServerInfo, ...] = ()  # that it may ask for the state while it forms
     needed_servers: set[str] = field(default_factory=set)  # of those: still serve, until their part is copied
     copies: int = 1  # of its servers that hold each chunk, at least
+    consistency: Consistency | None = None  # of an adopted one: as far as reported
     unsettled: bool = False  # members say that chunks are still being copied between servers
 
     @property
@@ -69,6 +70,7 @@ def compose(
     servers: tuple[ServerInfo, ...] = (),
     leaving_servers: tuple[ServerInfo, ...] = (),
     had_state: bool = False,
+    consistency: Consistency | None = None,
 ) -> Start:
     """Make the Start of generation `name`: ranks, the state, and who sends it to whom.
 
@@ -77,14 +79,35 @@ def compose(
         chosen: the state all begin from, held by at least one participant; None starts anew from the
             initial state of the first member.
         had_state: with None: the job had state.
+        consistency: in which the members train; None without parameters on servers.
     """
     members = tuple(sorted((record.info for record in participants), key=lambda info: info.rank_key))
     if chosen is None:
         source = members[0].id
         transfers = tuple(Transfer(info.id, source) for info in members[1:])
-        return Start(name, members, StateName(name, 0), transfers, True, reason, servers, had_state=had_state)
+        return Start(
+            name,
+            members,
+            StateName(name, 0),
+            transfers,
+            True,
+            reason,
+            servers,
+            had_state=had_state,
+            consistency=consistency,
+        )
     held = {record.info.id: record.state for record in participants}
     holders = [info.id for info in members if held[info.id] == chosen]
     receivers = [info.id for info in members if held[info.id] != chosen]
     transfers = tuple(Transfer(receiver, holders[i % len(holders)]) for i, receiver in enumerate(receivers))
-    return Start(name, members, chosen, transfers, False, reason, servers, leaving_servers)
+    return Start(
+        name,
+        members,
+        chosen,
+        transfers,
+        False,
+        reason,
+        servers,
+        leaving_servers,
+        consistency=consistency,
+    )

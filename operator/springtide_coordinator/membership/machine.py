@@ -76,7 +76,7 @@ def hear_operator(m: Membership, event: Synced, now: float) -> list[Effect]:
     before, m.living = m.living, {pod.uid: pod for pod in event.living}
     servers_before, m.living_servers = m.living_servers, {pod.uid: pod for pod in event.living_servers}
     m.gone = (m.gone | set(before) | set(servers_before)) - set(m.living) - set(m.living_servers)
-    m.servers_wanted = event.servers
+    m.servers_wanted, m.consistency_wanted = event.servers, event.consistency
     mark_leaving(m)
     m.processes_per_pod = max(1, event.processes_per_pod)
     m.operator_heard_at, m.operator_pause = now, event.pause

@@ -80,6 +80,21 @@ class ServerInfo:
         return self.pod_name or self.id
 
 
+@dataclass(frozen=True, slots=True)
+class Consistency:
+    """How workers whose parameters are on servers keep in step.
+
+    mode: Synchronous, BoundedStaleness or Asynchronous. staleness: steps that the fastest worker may be ahead
+    of the slowest, with BoundedStaleness; 0 otherwise.
+    """
+
+    mode: str
+    staleness: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.mode} ({self.staleness} steps)" if self.staleness else self.mode
+
+
 # ---- worker -> coordinator ----
 
 
@@ -101,6 +116,7 @@ class Hello:
     opaque: bool = False  # commits no steps and holds no state: its script keeps its own
     checkpoints: bool = False
     books: bool = False  # what was trained is written down beside the parameters, on the servers
+    consistency: Consistency | None = None  # of `generation`
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +245,7 @@ class Start:
     servers: tuple[ServerInfo, ...] = ()  # in slot order, one per slot
     leaving_servers: tuple[ServerInfo, ...] = ()  # connected, not in `servers`, may hold the state
     had_state: bool = False  # with fresh: the job had state, which may be on storage
+    consistency: Consistency | None = None  # None: no parameters on servers
 
 
 @dataclass(frozen=True, slots=True)

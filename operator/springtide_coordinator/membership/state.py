@@ -9,7 +9,7 @@ from .complaints import ComplaintRow
 from .events import PodSeen
 from .generation import Generation
 from .members import Record
-from .messages import MemberInfo, ServerInfo
+from .messages import Consistency, MemberInfo, ServerInfo
 from .names import GenerationName, Incarnation, StateName
 from .rules import Rules, Settings
 from .servers import ServerRecord
@@ -54,6 +54,8 @@ class Membership:
     arrivals: int = 0
 
     servers_wanted: int = 0
+    consistency_wanted: Consistency | None = None  # by the operator; None: not told
+    consistency_at_first: Consistency | None = None  # until it is told
     servers: dict[str, ServerRecord] = field(default_factory=dict)
     server_sessions: dict[int, str] = field(default_factory=dict)
     heard_servers: dict[str, ServerInfo] = field(default_factory=dict)  # every one that said ServerHello

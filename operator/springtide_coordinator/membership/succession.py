@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from .adoption import settle
 from .boundary import send_away
 from .closing import why_parked
+from .consistency import next_consistency
 from .effects_once import once
 from .events import Cut, Effect, Made, Send
 from .generation import Generation, compose
@@ -264,9 +265,19 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
     anew = plan.state_lost or still_begins_anew(m, plan.chosen)
     name = m.next_name()
     leaving = still_holding(m, plan.servers)
-    start = compose(name, participants, plan.chosen, plan.reason, plan.servers, leaving, m.state_existed)
+    start = compose(
+        name,
+        participants,
+        plan.chosen,
+        plan.reason,
+        plan.servers,
+        leaving,
+        m.state_existed,
+        next_consistency(m),
+    )
     m.current = Generation(name, start.members, made_at=now, base=start.state, start=start)
     m.current.servers, m.current.leaving_servers = start.servers, start.leaving_servers
+    m.current.consistency = start.consistency
     m.current.began_anew = anew and plan.chosen is None
     m.minimum_since = m.saving = None
     m.resumes = m.put_away_with if plan.chosen is None else ""

@@ -16,7 +16,7 @@ from springtide_operator.api.checkpoint import Checkpoint
 from springtide_operator.api.elasticity import Elasticity
 from springtide_operator.api.failure_rules import FailureRule
 from springtide_operator.api.names import MAX_WORKERS
-from springtide_operator.api.servers import ParameterServer, ParameterServers
+from springtide_operator.api.servers import Consistency, ParameterServer, ParameterServers
 
 MAX_SECONDS = 2**31 - 1
 MAX_PROCESSES_PER_POD = 64
@@ -66,6 +66,11 @@ class Strategy(ApiModel):
         description="Settings of the strategies ParameterServer and Hybrid.",
         json_schema_extra={"default": {}},
     )
+
+    @property
+    def consistency(self) -> Consistency | None:
+        """Of the parameters on servers; None where none are."""
+        return self.parameter_server.consistency if self.type is StrategyType.PARAMETER_SERVER else None
 
 
 _OPEN: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}

@@ -18,11 +18,6 @@ class Consistency(StrEnum):
     ASYNCHRONOUS = "Asynchronous"
 
 
-def _immutable(name: str) -> dict[str, Any]:
-    message = f"strategy.parameterServer.{name} is immutable: create a new job"
-    return {"x-kubernetes-validations": [rule("self == oldSelf", message)]}
-
-
 class PushCompression(StrEnum):
     NONE = "None"
     BF16 = "BF16"
@@ -68,16 +63,24 @@ class ParameterServer(ApiModel):
         description="Synchronous: a step counts when all workers' gradients of it are in; the numbers are"
         " those of one process. Asynchronous: each worker computes whole global batches by itself, and the"
         " servers apply its gradients when they come. BoundedStaleness: so, but no worker gets more than"
-        " staleness steps ahead of the slowest. Immutable.",
-        json_schema_extra=_immutable("consistency"),
+        " staleness steps ahead of the slowest. A change takes effect at a step boundary, and no process"
+        " restarts; to or from Synchronous it is refused.",
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                rule(
+                    "self == oldSelf || (self != 'Synchronous' && oldSelf != 'Synchronous')",
+                    "strategy.parameterServer.consistency cannot go to or from Synchronous in a job: create a"
+                    " new job; BoundedStaleness and Asynchronous can follow each other",
+                )
+            ]
+        },
     )
     staleness: int = Field(
         default=4,
         ge=1,
         le=1000,
         description="How many steps the fastest worker may be ahead of the slowest, with consistency"
-        " BoundedStaleness. Immutable.",
-        json_schema_extra=_immutable("staleness"),
+        " BoundedStaleness. A change takes effect at a step boundary.",
     )
     replication: int = Field(
         default=1,
@@ -87,7 +90,14 @@ class ParameterServer(ApiModel):
         " with 1 what it held is lost, and training starts again, or from a checkpoint (unless consistency is"
         " not Synchronous: then from what workers pulled last). At most"
         " parameterServers.replicas. Immutable.",
-        json_schema_extra=_immutable("replication"),
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                rule(
+                    "self == oldSelf",
+                    "strategy.parameterServer.replication is immutable: create a new job",
+                )
+            ]
+        },
     )
 
 

@@ -53,6 +53,13 @@ class ParameterServersStatus(ApiModel):
     replicas: Count = Field(default=0, description="Their pods that exist and are not ending.")
     ready: Count = Field(default=0, description="Their pods that are ready.")
     summary: Short = Field(default="", description="ready/desired, for people.")
+    consistency: Short = Field(
+        default="",
+        description="In which the workers train; it follows strategy.parameterServer at a step boundary.",
+    )
+    staleness: Count | None = Field(
+        default=None, description="With BoundedStaleness: steps that the fastest worker may be ahead."
+    )
 
 
 class DataStatus(ApiModel):

@@ -120,6 +120,10 @@ def coordinator_pod(
         "SPRINGTIDE_MAXIMUM": workers.maximum * workers.processes_per_pod,
         "SPRINGTIDE_SERVERS": job.spec.servers,
     }
+    if job.spec.strategy.consistency is not None:
+        # Until the operator's first call: what is edited meanwhile comes with that.
+        values["SPRINGTIDE_CONSISTENCY"] = job.spec.strategy.consistency.value
+        values["SPRINGTIDE_STALENESS"] = job.spec.strategy.parameter_server.staleness
     if job.spec.checkpoint is not None:
         values["SPRINGTIDE_CHECKPOINT_SECONDS"] = job.spec.checkpoint.interval_seconds
     probe = {"httpGet": {"path": "/healthz", "port": names.COORDINATOR_METRICS_PORT}, "timeoutSeconds": 5}

@@ -159,13 +159,15 @@ def _status(
         "observedGeneration": job.generation,
         "conditions": conditions.write(truths, old, job.generation, now),
         "workers": _workers(job, observation, ledger),
-        **_servers(job, observation),
+        **_servers(job, observation, ledger),
         "coordinator": _coordinator(observation, ledger, numbers, old),
     }
 
 
-def _servers(job: Job, observation: Observation, over: bool = False) -> Status:
-    return {"parameterServers": servers.status(job, observation, over)} if job.spec.servers else {}
+def _servers(job: Job, observation: Observation, ledger: Ledger, over: bool = False) -> Status:
+    if not job.spec.servers:
+        return {}
+    return {"parameterServers": servers.status(job, observation, ledger, over)}
 
 
 def _kept(status: Status) -> Status:
@@ -243,6 +245,7 @@ def _changes(old: Status, new: Status, observation: Observation) -> list[Event]:
     if before and want and before != want:
         text = f"from {before} to {want} parameter servers"
         events.append(Event(reasons.EVENT_SERVERS_SCALED, text))
+    events += servers.switched(old, new)
     if new.get("statesLost", 0) > old.get("statesLost", 0):
         who = "no worker with the job's state survived"
         if "parameterServers" in new:
@@ -281,7 +284,7 @@ def _end(
         "completionTime": timestamp(now),
         "conditions": conditions.write(truths, old, job.generation, now),
         "workers": _workers(job, observation, ledger, over=True),
-        **_servers(job, observation, over=True),
+        **_servers(job, observation, ledger, over=True),
         "coordinator": _coordinator(observation, ledger, numbers, old),
         "progressTime": timestamp(now),
     }
@@ -310,7 +313,7 @@ def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: flo
         **job.status,
         "observedGeneration": job.generation,
         "workers": _workers(job, observation, ledger, over=True),
-        **_servers(job, observation, over=True),
+        **_servers(job, observation, ledger, over=True),
     }
     if not any(pod.live for pod in observation.coordinators):
         status["coordinator"] = {**(old.get("coordinator") or {}), "reachable": False}

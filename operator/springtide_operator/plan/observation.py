@@ -266,6 +266,8 @@ class Report:
     rates: tuple[RateReport, ...] = ()
     servers: tuple[ServerReport, ...] = ()
     servers_settled: bool = False  # a generation runs with exactly those that were asked for
+    consistency: str = ""  # in which the generation trains; "": no parameters on servers
+    staleness: int = 0  # with BoundedStaleness
     checkpoint: CheckpointReport | None = None
     checkpoint_error: str = ""  # why newer ones fail
     restored: str = ""  # URI of the checkpoint that training went on from

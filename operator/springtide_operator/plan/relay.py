@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from springtide_operator.api.job import Job
+from springtide_operator.api.servers import Consistency
 from springtide_operator.plan import hangs, putaway, sizing
 from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
 
@@ -52,6 +54,8 @@ class Word:
     hung: tuple[str, ...] = ()  # uids of pods that are replaced since they hang
     servers: int = 0  # parameter servers wanted
     living_servers: tuple[LivingPod, ...] = ()
+    consistency: str = ""  # wanted; "": no parameters on servers
+    staleness: int = 0  # with BoundedStaleness
     suspend_by: float = 0.0  # unix time at which all members leave, whatever is saved; 0: they stay
     saved: str = ""  # name of the checkpoint that the job was put away with
 
@@ -85,6 +89,16 @@ def word(job: Job, observation: Observation, incarnation: int, now: float, pause
         tuple(hung),
         job.spec.servers,
         tuple(serving),
-        putaway.leave_by(job),
-        putaway.saved_name(job.status),
+        suspend_by=putaway.leave_by(job),
+        saved=putaway.saved_name(job.status),
+        **_consistency(job),
     )
+
+
+def _consistency(job: Job) -> dict[str, Any]:
+    consistency = job.spec.strategy.consistency
+    if consistency is None:
+        return {}
+    staleness = job.spec.strategy.parameter_server.staleness
+    bounded = consistency is Consistency.BOUNDED_STALENESS
+    return {"consistency": consistency.value, "staleness": staleness if bounded else 0}

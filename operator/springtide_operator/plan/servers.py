@@ -7,7 +7,9 @@ once: it serves on until its successor has taken over, so a drain costs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
@@ -210,9 +212,33 @@ def _served(slot: int, observation: Observation, ledger: Ledger) -> bool:
     )
 
 
-def status(job: Job, observation: Observation, over: bool = False) -> dict[str, object]:
+def status(job: Job, observation: Observation, ledger: Ledger, over: bool = False) -> dict[str, object]:
     """`status.parameterServers`."""
     pods = live(observation)
     ready = sum(pod.ready for pod in pods)
     want = 0 if over else wanted(job)
-    return {"desired": want, "replicas": len(pods), "ready": ready, "summary": f"{ready}/{want}"}
+    counts = {"desired": want, "replicas": len(pods), "ready": ready, "summary": f"{ready}/{want}"}
+    return counts | in_force(job.status, observation, ledger)
+
+
+def in_force(old: Mapping[str, Any], observation: Observation, ledger: Ledger) -> dict[str, object]:
+    """In which consistency the workers train, as far as it was heard."""
+    report = observation.report_of(ledger.incarnation)
+    if report is None or not report.consistency:
+        before = old.get("parameterServers") or {}
+        return {key: before[key] for key in ("consistency", "staleness") if before.get(key)}
+    bound = {"staleness": report.staleness} if report.staleness else {}
+    return {"consistency": report.consistency, **bound}
+
+
+def switched(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
+    """The event of a running job's change of consistency. old, new: statuses."""
+    before, after = (_in_words(status.get("parameterServers") or {}) for status in (old, new))
+    if not before or not after or before == after:
+        return []
+    return [Event(reasons.EVENT_CONSISTENCY, f"from {before} to {after}")]
+
+
+def _in_words(status: Mapping[str, Any]) -> str:
+    bound = f" ({status['staleness']} steps)" if status.get("staleness") else ""
+    return f"{status.get('consistency', '')}{bound}"

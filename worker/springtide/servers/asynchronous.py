@@ -54,16 +54,12 @@ class Lease:
 
 
 class AsynchronousExchange(ServerExchange):
-    """As `ServerExchange`, from which it has chunks, places and waits. `interrupt` is for any thread.
-
-    bound: how many steps the fastest worker may be ahead of the slowest; None: any number.
-    """
+    """As `ServerExchange`, from which it has chunks, places and waits. `interrupt` is for any thread."""
 
     asynchronous = True
 
-    def __init__(self, *args: Any, bound: int | None, **named: Any) -> None:
+    def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self._bound = bound
         self._restored = 0
         self._clock: int | None = None
         self._leased = 0
@@ -190,7 +186,7 @@ class AsynchronousExchange(ServerExchange):
             for book in self._books().values():
                 finished = book.ranges if finished is None else finished.intersection(book.ranges)
             ranges = RangeSet() if finished is None else finished
-            about = {"ranges": ranges.to_json(), "clocks": clocks, "bound": self._bound}
+            about = {"ranges": ranges.to_json(), "clocks": clocks, "bound": self._entered.bound}
             self.links.answer(self._ask(self._desk, Kind.OPEN, about), self._desk, "the ranges' begin")
         self._versions = [parameter._version for parameter in self._parameters]
         self.refresh()

@@ -28,7 +28,8 @@ _MOST_KEYS = 500
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a generation's chunks are. token: its name. members: ids. servers: address by id, also of those
-    that leave. step: after which it begins.
+    that leave. step: after which it begins. bound: where members do not step together, how many steps the
+    fastest may be ahead of the slowest; None: any number.
     """
 
     token: tuple[int, int, int]
@@ -36,6 +37,7 @@ class Place:
     servers: Mapping[str, str]
     leaving: frozenset[str]
     step: int
+    bound: int | None = None
 
 
 class Leader:

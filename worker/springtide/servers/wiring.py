@@ -30,8 +30,7 @@ def exchange_for(settings: Settings) -> MakeServers:
     ) -> ServerExchange:
         kind: Callable[..., ServerExchange] = ServerExchange
         if settings.asynchronous:
-            bound = settings.staleness if settings.consistency == "BoundedStaleness" else None
-            kind = partial(AsynchronousExchange, bound=bound)
+            kind = AsynchronousExchange
         elif settings.group_size > 1 and settings.strategy == "ParameterServer":
             kind = partial(
                 GroupedExchange,

@@ -1,0 +1,181 @@
+"""Processes of tests: forked from one that has torch imported, and what can be done to each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from springtide import outcome
+
+LONG_SECONDS = 0.5  # a wait that makes steps slow
+READY, FORMED = "(STANDBY: ready to train)", "springtide INFO generation "  # lines of a worker's log
+ROOTS = [str(Path(__file__).parents[2] / root) for root in ("operator", "worker", "ps")]
+_ZYGOTE = Path(__file__).with_name("worker_zygote.py")
+
+
+class Zygote:
+    """Makes worker processes that have torch imported; one for all tests of a module."""
+
+    def __init__(self, **environment: str) -> None:
+        """environment: what must be set before torch is imported."""
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(ROOTS),
+            **environment,
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", str(_ZYGOTE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._changed = threading.Condition()
+        self._made: list[int] = []
+        self._codes: dict[int, int] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def fork(self, env: dict[str, str], argv: list[str], log: Path) -> int:
+        assert self._process.stdin is not None
+        with self._changed:
+            before = len(self._made)
+            self._process.stdin.write(json.dumps({"env": env, "argv": argv, "log": str(log)}) + "\n")
+            self._process.stdin.flush()
+            if not self._changed.wait_for(lambda: len(self._made) > before, 60):
+                raise TimeoutError("the zygote did not make a process in 60 s")
+            return self._made[-1]
+
+    def code(self, pid: int) -> int | None:
+        """Exit code (negative: signal); None while it runs."""
+        with self._changed:
+            return self._codes.get(pid)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(20)
+        self._reader.join(5)
+        self._process.stdout.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            message = json.loads(line)
+            with self._changed:
+                if "code" in message:
+                    self._codes[message["pid"]] = message["code"]
+                else:
+                    self._made.append(message["pid"])
+                self._changed.notify_all()
+
+
+class Forked:
+    """What can be done to a process that a zygote made."""
+
+    __slots__ = ()
+    pid: int
+    zygote: Zygote
+
+    @property
+    def code(self) -> int | None:
+        return self.zygote.code(self.pid)
+
+    @property
+    def running(self) -> bool:
+        return self.code is None
+
+    def signal(self, number: int) -> None:
+        # It may end at this moment.
+        with contextlib.suppress(ProcessLookupError):
+            if self.running:
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self.signal(signal.SIGCONT)
+
+
+@dataclasses.dataclass(slots=True)
+class Worker(Forked):
+    """One worker process in its imagined pod."""
+
+    name: str
+    slot: int
+    uid: str
+    address: str
+    pid: int
+    folder: Path
+    zygote: Zygote
+    leave_by: float = 0.0
+    terminated_at: float = 0.0
+    woken_at: float = 0.0
+    formed_before: int = 0  # in how many generations it was when it was woken
+
+    def terminate(self) -> None:
+        self.terminated_at = time.monotonic()
+        self.signal(signal.SIGTERM)
+
+    def wake(self) -> None:
+        self.formed_before, self.woken_at = self.log().count(FORMED), time.monotonic()
+        self.signal(signal.SIGCONT)
+
+    def waited_for(self, now: float) -> bool:
+        """Whether it has long been about to leave, or to join again."""
+        if not self.running:
+            return False
+        leaves = 0 < self.terminated_at < now - LONG_SECONDS
+        joins = 0 < self.woken_at < now - LONG_SECONDS and self.log().count(FORMED) == self.formed_before
+        return leaves or joins
+
+    def commits(self) -> list[dict[str, Any]]:
+        """What its step log says so far."""
+        path = self.folder / f"{self.name}.steps"
+        if not path.exists():
+            return []
+        return [
+            json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")
+        ]
+
+    def outcome(self) -> outcome.Outcome | None:
+        path = self.folder / f"{self.name}.end"
+        return outcome.parse(path.read_text()) if path.exists() else None
+
+    def result(self) -> dict[str, Any] | None:
+        path = self.folder / f"{self.name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def log(self) -> str:
+        path = self.folder / f"{self.name}.log"
+        return path.read_text() if path.exists() else ""
+
+
+@dataclasses.dataclass(slots=True)
+class ServerPod(Forked):
+    """One parameter server's process in its imagined pod."""
+
+    name: str
+    slot: int
+    uid: str
+    pid: int
+    path: Path
+    zygote: Zygote
+    leave_by: float = 0.0
+
+    def log(self) -> str:
+        return self.path.read_text() if self.path.exists() else ""

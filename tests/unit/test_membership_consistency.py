@@ -1,0 +1,192 @@
+"""A job's consistency changes at a boundary, for all members at once, whatever their environments say."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from coordinator_room import Room
+from coordinator_servers import everybody
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from springtide_coordinator import coordinator_pb2 as pb
+from springtide_coordinator import wire
+from springtide_coordinator.membership import messages as say
+from springtide_coordinator.membership.consistency import can_switch
+from springtide_coordinator.membership.messages import Consistency
+from springtide_coordinator.settings import BadEnvironmentError, read_options
+
+SYNCHRONOUS, FREE = Consistency("Synchronous"), Consistency("Asynchronous")
+FOUR, NINE = Consistency("BoundedStaleness", 4), Consistency("BoundedStaleness", 9)
+ALL = (SYNCHRONOUS, FREE, FOUR, NINE)
+
+
+def starts_in(consistency: Consistency) -> Room:
+    room = Room(servers=2, target=2)
+    room.m.consistency_at_first = consistency
+    room.serve("s0", "s1")
+    room.train("w0", "w1")
+    everybody(room, consistency=consistency)
+    return room
+
+
+def stop_at_boundary(room: Room) -> None:
+    """All members do what they are asked, until nobody is asked for anything."""
+    for _ in range(4):
+        asked = [w for w in room.members if current(room).boundary and not room.m.members[w].parked]
+        if not asked:
+            return
+        for worker in asked:
+            room.park(worker, say.ParkReason.BOUNDARY, at=room.m.members[worker].state)
+        room.form()
+    raise AssertionError(f"it never comes to rest: {room.status}")
+
+
+def current(room: Room):  # type: ignore[no-untyped-def]
+    assert room.m.current is not None
+    return room.m.current
+
+
+def in_force(room: Room) -> set[Consistency | None]:
+    """What the members of the generation were told."""
+    return {room.last(worker, say.Start).consistency for worker in room.members}
+
+
+def test_the_first_word_is_taken_and_a_change_is_a_boundary_for_all() -> None:
+    room = Room(target=2)
+    room.m.consistency_at_first = FOUR
+    room.train("w0", "w1")
+    assert in_force(room) == {FOUR}
+    everybody(room, consistency=FOUR)
+    assert room.told("w0", say.Boundary) == 0
+    everybody(room, consistency=FREE)
+    text = "consistency BoundedStaleness (4 steps) becomes Asynchronous"
+    assert {room.last(worker, say.Boundary).reason for worker in room.members} == {text}
+    assert (room.status.reason, room.status.message) == ("Rescaling", text)
+    room.park("w0", say.ParkReason.BOUNDARY, at=room.m.members["w0"].state)
+    assert room.number == 1  # nobody goes over alone
+    room.park("w1", say.ParkReason.BOUNDARY, at=room.m.members["w1"].state)
+    assert (room.number, in_force(room), room.last("w0", say.Start).reason) == (2, {FREE}, text)
+    room.form()
+    assert room.told("w0", say.Boundary) == 1
+
+
+def test_a_change_that_is_taken_back_before_the_boundary_costs_one_generation_at_most() -> None:
+    room = starts_in(FREE)
+    number = room.number
+    everybody(room, consistency=NINE)
+    everybody(room, consistency=FREE)
+    stop_at_boundary(room)
+    assert room.number == number + 1
+    assert in_force(room) == {FREE}
+    stop_at_boundary(room)
+    assert room.number == number + 1
+
+
+def test_one_that_joins_is_told_what_the_others_train_in() -> None:
+    room = starts_in(NINE)
+    room.hello("w2")
+    room.park("w2")
+    room.tick(2.0)
+    stop_at_boundary(room)
+    assert room.members == ("w0", "w1", "w2")
+    assert in_force(room) == {NINE}
+
+
+@pytest.mark.parametrize(("old", "new"), [(SYNCHRONOUS, FREE), (NINE, SYNCHRONOUS)])
+def test_nobody_goes_to_or_from_common_steps(old: Consistency, new: Consistency) -> None:
+    room = starts_in(old)
+    number = room.number
+    everybody(room, consistency=new)
+    assert room.told("w0", say.Boundary) == 0
+    room.lose("w1")
+    room.tick(5.0)
+    room.park("w0", say.ParkReason.DROPPED, at=room.m.members["w0"].state)
+    assert room.number == number + 1
+    assert in_force(room) == {old}
+
+
+def test_a_new_coordinator_learns_from_the_members_and_not_from_its_environment() -> None:
+    room = starts_in(NINE)
+    name, members, state = current(room).name, current(room).members, room.m.members["w0"].state
+    again = Room(target=2, incarnation=(1, 1))
+    again.m.consistency_at_first = FOUR  # as old as the pod
+    for info in members:
+        again.hello(
+            info.id, say.Standing.ACTIVE, generation=name, members=members, state=state, consistency=NINE
+        )
+    assert current(again).consistency == NINE
+    again.tick(0.1)
+    assert again.told("w0", say.Boundary) == 0
+    again.lose("w1")
+    again.tick(5.0)
+    again.sync("w0", consistency=None)
+    again.park("w0", say.ParkReason.DROPPED, at=state)
+    assert in_force(again) == {NINE}
+    again.form()
+    again.sync("w0", consistency=FREE)
+    stop_at_boundary(again)
+    assert in_force(again) == {FREE}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(ALL), st.booleans(), st.booleans()), max_size=8))
+def test_what_is_wanted_last_is_what_they_train_in(words: list[tuple[Consistency, bool, bool]]) -> None:
+    """words: what the operator wants, whether a worker dies then, and whether the others stop."""
+    room = starts_in(FREE)
+    joined = 2
+    for wanted, dies, stops in words:
+        everybody(room, consistency=wanted)
+        if dies:
+            victim, *others = reversed(room.members)
+            everybody_but(room, victim)
+            for worker in others:
+                room.park(worker, say.ParkReason.DROPPED, at=room.m.members[worker].state)
+            room.form()
+            room.hello(f"w{joined}")
+            room.park(f"w{joined}")
+            joined += 1
+            room.tick(2.0)
+            everybody(room)
+            stop_at_boundary(room)
+        elif stops:
+            stop_at_boundary(room)
+        assert len(in_force(room)) == 1
+        assert in_force(room) == {current(room).consistency}
+        assert SYNCHRONOUS not in in_force(room)
+    stop_at_boundary(room)
+    asked = [wanted for wanted, _, _ in words[-1:] if can_switch(FREE, wanted)]
+    if asked:
+        assert in_force(room) == set(asked)
+
+
+def everybody_but(room: Room, victim: str) -> None:
+    """The victim's stream breaks, and the operator says that its pod is gone."""
+    room.lose(victim)
+    room.sync(*(worker for worker in room.members if worker != victim), serving=room.servers)
+    room.tick(1.0)
+
+
+def test_consistencies_on_the_wire() -> None:
+    for consistency in ALL:
+        told = wire.from_consistency(consistency)
+        assert told is not None
+        assert wire.to_consistency(told) == consistency
+    assert wire.to_consistency(pb.Consistency()) is None
+    # A bound where there is none would be another consistency at each edit of it.
+    assert wire.to_consistency(pb.Consistency(mode="Asynchronous", staleness=7)) == FREE
+    with pytest.raises(wire.MalformedError, match="'Eventual' is no consistency: Synchronous, Bounded"):
+        wire.to_consistency(pb.Consistency(mode="Eventual"))
+    for old, new in itertools.product(ALL, ALL):
+        assert can_switch(old, new) == (old == new or SYNCHRONOUS not in (old, new))
+
+
+def test_the_coordinators_environment() -> None:
+    env = {"SPRINGTIDE_TOKEN": "t", "SPRINGTIDE_STATE_DIR": "/nowhere"}
+    assert read_options(env).consistency is None
+    assert read_options({**env, "SPRINGTIDE_CONSISTENCY": "Asynchronous"}).consistency == FREE
+    bounded = {**env, "SPRINGTIDE_CONSISTENCY": "BoundedStaleness", "SPRINGTIDE_STALENESS": "9"}
+    assert read_options(bounded).consistency == NINE
+    with pytest.raises(BadEnvironmentError, match="SPRINGTIDE_CONSISTENCY is 'No'"):
+        read_options({**env, "SPRINGTIDE_CONSISTENCY": "No"})
