@@ -71,7 +71,7 @@ def test_a_silent_template_is_filled_in() -> None:
 
 def test_a_template_that_speaks_is_not_overridden() -> None:
     template = {
-        "metadata": {"labels": {"team": "a", names.LABEL_JOB: "other"}, "annotations": {"note": "b"}},
+        "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
         "spec": {
             "serviceAccountName": "reader",
             "terminationGracePeriodSeconds": 7,
@@ -88,7 +88,7 @@ def test_a_template_that_speaks_is_not_overridden() -> None:
                     "terminationMessagePolicy": "File",
                     "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm/"}],
                     "env": [
-                        {"name": "SPRINGTIDE_SLOT", "value": "99"},
+                        {"name": "SPRINGTIDE_STEP_LOG", "value": "/steps"},
                         {"name": "OMP_NUM_THREADS", "value": "3"},
                         {"name": "NCCL_DEBUG", "value": "INFO"},
                     ],

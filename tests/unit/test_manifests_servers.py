@@ -101,7 +101,6 @@ def test_a_template_adds_what_it_names() -> None:
                     "resources": {"limits": {"memory": "8Gi"}},
                     "env": [
                         {"name": "SPRINGTIDE_PS_THREADS", "value": "4"},
-                        {"name": "SPRINGTIDE_SLOT", "value": "9"},
                     ],
                 },
             ],

@@ -208,7 +208,7 @@ def test_a_job_without_a_ttl_stays() -> None:
 def test_all_pods_carry_the_jobs_labels_and_annotations_and_the_templates_win() -> None:
     obj = job_object(1)
     obj["spec"]["podMetadata"] = {
-        "labels": {"team": "a", "cost": "b", names.LABEL_ROLE: "x"},
+        "labels": {"team": "a", "cost": "b"},
         "annotations": {"sidecar.istio.io/inject": "false"},
     }
     obj["spec"]["workers"]["template"]["metadata"] = {"labels": {"team": "mine"}}

@@ -57,6 +57,49 @@ def test_a_rule_holds_when_all_that_it_names_holds(rule: FailureRule, end: End, 
     assert rules.holds(rule, end) is expected
 
 
+@pytest.mark.parametrize(
+    ("reason", "meant"),
+    [
+        ("OOMKiled", "OOMKilled"),
+        ("evictd", "Evicted"),
+        ("Evict", "Evicted"),
+        ("NodeLos", "NodeLost"),
+        ("ImagePullBackoffs", "ImagePullBackOff"),
+        ("Unscheduleable", "Unschedulable"),
+        ("oomkilled", ""),  # any case will do
+        ("OOM", ""),
+        ("GpuFellOffTheBus", ""),  # the list is open
+        ("SpotReclaimed", ""),
+    ],
+)
+def test_a_reason_that_is_almost_a_known_one_is_doubted(reason: str, meant: str) -> None:
+    said = rules.doubts([a_rule(reasons=["Hung"]), a_rule(reasons=["Left", reason])])
+    assert len(said) == bool(meant)
+    assert all(f"rules[1]: no end of a worker is known by the reason {reason};" in text for text in said)
+    assert all(f"did you mean {meant}?" in text for text in said)
+
+
+@given(st.sampled_from(sorted(rules._KNOWN)))
+def test_known_reasons_are_not_doubted(reason: str) -> None:
+    assert rules.doubts([a_rule(reasons=[reason, reason.upper()])]) == []
+
+
+def test_a_doubt_is_told_once_for_each_version_of_the_spec() -> None:
+    world = World()
+    policy = world.job["spec"]["failurePolicy"]
+    policy["rules"] = [{"action": "Ignore", "reasons": ["OOMKiled"]}]
+
+    def told() -> int:
+        return sum(event.reason == reasons.EVENT_REASON_UNKNOWN for event in world.round().events)
+
+    assert [told() for _ in range(4)] == [1, 0, 0, 0]
+    world.job["metadata"]["generation"] += 1
+    assert [told() for _ in range(3)] == [1, 0, 0]
+    policy["rules"][0]["reasons"] = ["OOMKilled"]
+    world.job["metadata"]["generation"] += 1
+    assert [told() for _ in range(3)] == [0, 0, 0]
+
+
 def test_a_class_is_read_from_a_log_that_ends_with_a_traceback_only() -> None:
     head = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    f()\n'
     assert raised(head + "my.mod.Odd: a\nb: c\n") == "my.mod.Odd"

@@ -7,7 +7,7 @@ from typing import Any
 
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
-from springtide_operator.manifests import gang, kueue
+from springtide_operator.manifests import gang, kueue, owned
 from springtide_operator.manifests.coordinator import (
     LOST_NODE,
     TAKEN_FROM_WORKERS,
@@ -46,6 +46,11 @@ def server_pod(
             f"spec.parameterServers.template.spec.restartPolicy is {spec['restartPolicy']!r}: leave it out or"
             " say Always; a server that ends comes back in place"
         )
+    owned.check_metadata(
+        "spec.parameterServers.template.metadata",
+        _object(meta, "labels", "metadata.labels"),
+        _object(meta, "annotations", "metadata.annotations"),
+    )
     _from_workers(job, spec)
     container = _container(spec)
     container.setdefault("image", image)
@@ -145,15 +150,8 @@ def _environment(
     own += certificate_environment(job)
     if job.spec.security.tls:
         own.append(from_secret(job, "SPRINGTIDE_TLS_CA", "tls.crt"))
-    ours = {entry["name"] for entry in own}
-    users = container.get("env") or []
-    for entry in users:
-        if not isinstance(entry, dict) or not entry.get("name"):
-            raise TemplateError(
-                "spec.parameterServers.template.spec.containers: env of"
-                f" {container['name']!r} has an entry without a name"
-            )
-    return own + [entry for entry in users if entry["name"] not in ours]
+    owned.check_server_environment(container, own)
+    return [*own, *(container.get("env") or [])]
 
 
 def _defaults(job: Job, spec: Object, container: Object) -> None:

@@ -1,4 +1,7 @@
-"""The worker pod: the user's template, filled in where it is silent and never overridden where it speaks."""
+"""The worker pod: the user's template, filled in where it is silent and never overridden where it speaks.
+
+What would have to be overridden is refused (`owned`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.api.model import StrategyType
-from springtide_operator.manifests import gang, kueue
+from springtide_operator.manifests import gang, kueue, owned
 from springtide_operator.manifests.errors import TemplateError as TemplateError
 
 GRACE_SECONDS = 120
@@ -35,6 +38,10 @@ def worker_pod(
     spec = _typed(template, "spec", dict, "spec")
     meta = _typed(template, "metadata", dict, "metadata")
     container = _main_container(spec)
+    labels, annotations = _strings(meta, "labels"), _strings(meta, "annotations")
+    owned.check_metadata("spec.workers.template.metadata", labels, annotations)
+    more = job.spec.pod_metadata
+    owned.check_metadata("spec.podMetadata", more.labels, more.annotations)
     policy = spec.get("restartPolicy", "Never")
     if policy != "Never":
         raise TemplateError(
@@ -67,16 +74,16 @@ def worker_pod(
             "name": names.worker_name(job.name, slot, attempt),
             "namespace": job.namespace,
             "labels": {
-                **job.spec.pod_metadata.labels,
-                **_strings(meta, "labels"),
+                **more.labels,
+                **labels,
                 **names.labels(job.name, names.ROLE_WORKER),
                 names.LABEL_SLOT: str(slot),
                 names.LABEL_ATTEMPT: str(attempt),
             },
             "annotations": {
                 names.ANNOTATION_SAFE_TO_EVICT: "true",
-                **job.spec.pod_metadata.annotations,
-                **_strings(meta, "annotations"),
+                **more.annotations,
+                **annotations,
                 names.ANNOTATION_TEMPLATE: template_hash(job),
             },
             "ownerReferences": [job.owner_reference],
@@ -200,20 +207,14 @@ def _environment(
         {"name": "SPRINGTIDE_METRICS_PORT", "value": str(names.WORKER_METRICS_PORT)},
         *_processes(job),
     ]
-    ours = {entry["name"] for entry in own}
     users = _typed(container, "env", list, "spec.containers[].env")
-    for entry in users:
-        if not isinstance(entry, dict) or not entry.get("name"):
-            raise TemplateError(
-                f"spec.workers.template.spec.containers: env of {container['name']!r}"
-                " has an entry without a name"
-            )
+    owned.check_worker_environment(container, own)
     threads = _threads(container, job.spec.workers.processes_per_pod)
     if threads is None and job.spec.strategy.all_reduce.exact:
         threads = 1  # one number on all nodes, whatever their size
     if threads is not None and not any(entry["name"] == "OMP_NUM_THREADS" for entry in users):
         own.append({"name": "OMP_NUM_THREADS", "value": str(threads)})
-    return own + [entry for entry in users if entry["name"] not in ours]
+    return [*own, *users]
 
 
 def _compression(job: Job) -> list[Object]:

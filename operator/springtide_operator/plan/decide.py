@@ -24,6 +24,7 @@ from springtide_operator.plan import (
     protection,
     putaway,
     restarts,
+    rules,
     servers,
     sizing,
     suspend,
@@ -58,7 +59,8 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     observation = replace(observation, pods_wait=waits)
     if conditions.is_true(old, reasons.RUNNING):
         observation = coordinator_policy.without_hasty_word(observation, ledger, now)
-    events = restarts.account(job, observation, ledger, now)
+    events = _doubts(asked)
+    events += restarts.account(job, observation, ledger, now)
     events += servers.account(observation, ledger, now)
     outcome = completion.decide(job, observation, ledger, now)
     if outcome is not None:
@@ -99,6 +101,14 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     later += sized.wakes
     wake_at = min((at for at in later if now < at < math.inf), default=None)
     return Plan(progress.throttle(old, status, now), tuple(actions), tuple(events), wake_at)
+
+
+def _doubts(job: Job) -> list[Event]:
+    """What looks like a typing error, told once for each version of the spec."""
+    if job.status.get("observedGeneration") == job.generation:
+        return []
+    found = rules.doubts(job.spec.failure_policy.rules)
+    return [Event(reasons.EVENT_REASON_UNKNOWN, text, warning=True) for text in found]
 
 
 def invalid(status: Status, generation: int, text: str, now: float) -> Plan:

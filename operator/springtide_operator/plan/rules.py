@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from springtide_operator.api import reasons
 from springtide_operator.api.failure_rules import ExitCodeOperator, FailureRule, RuleAction
@@ -28,6 +29,49 @@ _ALSO_CALLED = {
 }
 
 
+# The list is open: runtimes and clouds give reasons of their own. It serves to notice typing errors.
+_KNOWN = frozenset(
+    [
+        "Completed",
+        "ContainerCannotRun",
+        "ContainerStatusUnknown",
+        "CrashLoopBackOff",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "DeadlineExceeded",
+        "Deleted",
+        "DisruptionTarget",
+        "ErrImageNeverPull",
+        "Error",
+        "Evicted",
+        "Finished",
+        "Hung",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InitContainerFailed",
+        "InvalidImageName",
+        "Left",
+        "NodeAffinity",
+        "NodeLost",
+        "NodeShutdown",
+        "NotFinished",
+        "OOMKilled",
+        "OutOfcpu",
+        "OutOfmemory",
+        "OutOfpods",
+        "PodFailed",
+        "Preempted",
+        "RegistryUnavailable",
+        "RunContainerError",
+        "StartError",
+        "UnexpectedAdmissionError",
+        "Unschedulable",
+        "Vanished",
+    ]
+).union(_ALSO_CALLED)
+_ALIKE = 0.8  # of difflib's measure: one letter in six may be wrong
+
+
 @dataclass(frozen=True)
 class Verdict:
     """`counts`: FAILURE, PREEMPTION or IGNORED. `rule`: the one that decided, in words; "" for none."""
@@ -40,6 +84,23 @@ class Verdict:
 def words(end: End) -> frozenset[str]:
     """The reasons by which rules may name an end."""
     return frozenset({end.reason, _ALSO_CALLED.get(end.reason, end.reason)})
+
+
+def doubts(rules: Sequence[FailureRule]) -> list[str]:
+    """Reasons that are almost those of known ends: sentences for people."""
+    by_word = {word.casefold(): word for word in sorted(_KNOWN)}
+    found = []
+    for number, rule in enumerate(rules):
+        for reason in rule.reasons or ():
+            if reason.casefold() in by_word:
+                continue
+            alike = get_close_matches(reason.casefold(), by_word, n=1, cutoff=_ALIKE)
+            if alike:
+                found.append(
+                    f"failurePolicy.rules[{number}]: no end of a worker is known by the reason {reason}; did"
+                    f" you mean {by_word[alike[0]]}? The rule holds for {reason} as long as it says so"
+                )
+    return found
 
 
 def judge(rules: Sequence[FailureRule], end: End) -> Verdict:
