@@ -10,6 +10,7 @@ os.environ.setdefault("PROMETHEUS_DISABLE_CREATED_SERIES", "true")
 # The machines that test have few cores: two torch threads per process would fight.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
 from leaks import blocking_threads, children, leaked
 from required import require_tool as _require_tool
@@ -29,6 +30,16 @@ HOOKS = (
     pytest_terminal_summary,
     pytest_unconfigure,
 )
+
+# The same examples in every run, as long as a test is unchanged: who changes something else should not be the
+# one to find what is wrong here. `make chaos` looks for new ones. No limits of time: some machines are slow.
+hypothesis.settings.register_profile(
+    "springtide",
+    deadline=None,
+    derandomize="SPRINGTIDE_EXPLORE" not in os.environ,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("springtide")
 
 pytest.register_assert_rewrite("worker_checks")
 
