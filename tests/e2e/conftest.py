@@ -38,8 +38,8 @@ def namespace(e2e: E2ECluster) -> Iterator[str]:
 def start(e2e: E2ECluster, namespace: str) -> Callable[..., RunningJob]:
     """`start("name", code=TRAIN, workers=2, ...)` applies a script and a job that runs it."""
 
-    def apply(name: str, code: str = TRAIN, image: str = "", **arguments: Any) -> RunningJob:
-        e2e.apply(script(name, code), job(name, image or e2e.image, **arguments), namespace=namespace)
+    def apply(name: str, code: str = TRAIN, image: str = "", pace: str = "", **arguments: Any) -> RunningJob:
+        e2e.apply(script(name, code, pace), job(name, image or e2e.image, **arguments), namespace=namespace)
         return RunningJob(e2e, namespace, name)
 
     return apply

@@ -9,7 +9,7 @@ import pytest
 from e2e_cluster import E2ECluster, RefusedError
 from e2e_jobs import RunningJob, job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 Start = Callable[..., RunningJob]
 
@@ -49,7 +49,7 @@ def test_a_script_that_ends_without_training_is_no_success(start: Start) -> None
 
 def test_a_wrong_image_is_named_in_the_status(start: Start) -> None:
     running = start("image", image="registry.invalid/nobody/nothing:none")
-    degraded = running.until_condition("Degraded", 60)
+    degraded = running.until_condition("Degraded")
     assert "registry.invalid/nobody/nothing:none" in degraded["message"]
     assert "image-worker-0-0" in degraded["message"]
     assert running.condition("Failed").get("status") != "True"

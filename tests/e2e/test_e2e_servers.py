@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from e2e_jobs import RunningJob
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def test_a_killed_server_costs_no_step_where_each_part_has_two_copies(
@@ -17,6 +17,7 @@ def test_a_killed_server_costs_no_step_where_each_part_has_two_copies(
         "on-servers",
         workers=2,
         epochs=160,
+        pace="0.1",
         strategy={"type": "ParameterServer", "parameterServer": {"replication": 2}},
         parameterServers={"replicas": 2},
         security={"tls": True},
@@ -26,10 +27,15 @@ def test_a_killed_server_costs_no_step_where_each_part_has_two_copies(
     workers = {pod["metadata"]["uid"] for pod in running.pods()}
     lost, kept = running.pods("parameter-server")
     running.delete_pod(lost["metadata"]["name"], "--force", "--grace-period=0")
-    running.until_goes_on(60)
-    servers = {pod["metadata"]["name"] for pod in running.pods("parameter-server")}
-    assert servers == {"on-servers-ps-0-1", kept["metadata"]["name"]}
-    running.until_condition("Succeeded", 90)
+    running.until_goes_on()
+    expected = {"on-servers-ps-0-1", kept["metadata"]["name"]}
+    running.cluster.until(
+        120,
+        f"the servers {sorted(expected)}",
+        lambda: {pod["metadata"]["name"] for pod in running.pods("parameter-server")} == expected,
+    )
+    running.set_pace(0)
+    running.until_condition("Succeeded")
     status = running.status()
     assert {pod["metadata"]["uid"] for pod in running.pods()} == workers
     assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)

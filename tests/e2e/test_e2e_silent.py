@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from e2e_jobs import RunningJob
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def test_a_script_that_never_calls_init_is_named_after_a_minute(silent: RunningJob) -> None:
-    degraded = silent.until_condition("Degraded", 100, reason="WorkerSilent")
-    assert "silent-worker-0-0" in degraded["message"]
+    degraded = silent.until_condition("Degraded", 240, reason="WorkerSilent")
+    # Under whichever attempt: another test may have drained its first node.
+    assert "silent-worker-0-" in degraded["message"]
     assert "init()" in degraded["message"]

@@ -60,7 +60,7 @@ class Installation:
 
     cluster: Cluster
 
-    def run(self, *command: str, stdin: str | None = None, timeout: float = 90.0) -> str:
+    def run(self, *command: str, stdin: str | None = None, timeout: float = 240.0) -> str:
         """What a command prints. Raises CommandError."""
         done = subprocess.run(
             [require_tool(command[0]), *command[1:]],
@@ -96,7 +96,7 @@ class Installation:
             if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") == "Running"
         ]
 
-    def acting(self, seconds: float = 20.0) -> Operator:
+    def acting(self, seconds: float = 60.0) -> Operator:
         """The one operator that acts; waits for it."""
 
         def one() -> Operator | None:
@@ -123,7 +123,7 @@ def process_of(pod: Object) -> int:
 
 def scrape(address: str, port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
     """{series name: [(labels, value)]} of a /metrics page."""
-    with urllib.request.urlopen(f"http://{address}:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{address}:{port}/metrics", timeout=20) as answer:
         text = answer.read().decode()
     result: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(text):
@@ -165,5 +165,5 @@ def installed(folder: Path) -> Iterator[Installation]:
     with Cluster.start(folder / "cluster", Settings(nodes=2)) as cluster:
         here = Installation(cluster)
         place = ["-n", NAMESPACE, "--create-namespace"]
-        here.run("helm", "install", "springtide", str(chart), *place, "--wait", "--timeout", "60s")
+        here.run("helm", "install", "springtide", str(chart), *place, "--wait", "--timeout", "180s")
         yield here

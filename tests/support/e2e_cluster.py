@@ -43,7 +43,7 @@ class E2ECluster:
     image: str
     slow: float = 1.0
 
-    def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 60.0) -> str:
+    def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 120.0) -> str:
         """Return what kubectl prints. Raises RefusedError with what it says to stderr."""
         done = subprocess.run(
             [require_tool("kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments],
@@ -160,4 +160,4 @@ def until_operator_is_ready(cluster: E2ECluster, other_than: str = "") -> str:
                 return str(pod["metadata"]["name"])
         return None
 
-    return cluster.until(45, "an operator pod to be ready", ready)
+    return cluster.until(120, "an operator pod to be ready", ready)

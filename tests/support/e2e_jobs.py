@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from springtide_demo.kube import KubeError
 Object = dict[str, Any]
 
 # Trains a line through points that lie on one; says every 25th step, so that its log shows that it goes on.
+# A step takes as many seconds as the ConfigMap's `pace` says at the moment, 10 ms without it.
 TRAIN = """
 import os, time
 import torch
@@ -25,9 +27,19 @@ model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model, optimizer = springtide.distribute(model, optimizer)
 epochs = int(os.environ["EPOCHS"])
+
+
+def pace():
+    try:
+        with open(os.environ["PACE_FILE"]) as file:
+            return float(file.read())
+    except (OSError, ValueError):
+        return 0.01
+
+
 for step, batch in enumerate(springtide.batches((x, 3 * x + 1), batch_size=16, epochs=epochs, seed=0)):
     with springtide.step():
-        time.sleep(0.01)
+        time.sleep(pace())
         loss = (model(batch[0]) - batch[1]).square().mean()
         loss.backward()
         springtide.report(loss=loss.item())
@@ -39,13 +51,13 @@ springtide.report(slope=model.weight.item())
 """
 
 
-def script(name: str, code: str) -> Object:
-    """A ConfigMap that holds `train.py`."""
+def script(name: str, code: str, pace: str = "") -> Object:
+    """A ConfigMap that holds `train.py`, and how many seconds a step of TRAIN takes."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name},
-        "data": {"train.py": textwrap.dedent(code)},
+        "data": {"train.py": textwrap.dedent(code)} | ({"pace": pace} if pace else {}),
     }
 
 
@@ -58,7 +70,11 @@ def job(name: str, image: str, workers: int = 1, epochs: int = 25, **spec: Any) 
         "name": "worker",
         "image": image,
         "command": spec.pop("command", ["python", "/scripts/train.py"]),
-        "env": [{"name": "EPOCHS", "value": str(epochs)}, {"name": "OMP_NUM_THREADS", "value": "1"}],
+        "env": [
+            {"name": "EPOCHS", "value": str(epochs)},
+            {"name": "OMP_NUM_THREADS", "value": "1"},
+            {"name": "PACE_FILE", "value": "/scripts/pace"},
+        ],
         "volumeMounts": [{"name": "scripts", "mountPath": "/scripts"}],
     }
     template = {
@@ -105,12 +121,19 @@ class RunningJob:
     def scale(self, replicas: int) -> None:
         self.cluster.kubectl("scale", f"stj/{self.name}", "-n", self.namespace, f"--replicas={replicas}")
 
+    def set_pace(self, seconds: float) -> None:
+        """Of the steps from now on: a job in which something is to happen is slow until it has happened."""
+        patch = json.dumps({"data": {"pace": str(seconds)}})
+        self.cluster.kubectl(
+            "patch", f"configmap/{self.name}", "-n", self.namespace, "--type=merge", "-p", patch
+        )
+
     def delete_pod(self, name: str, *flags: str) -> None:
         self.cluster.kubectl("delete", "pod", name, "-n", self.namespace, *flags)
 
     # ---- waits
 
-    def until_trains(self, workers: int, seconds: float = 40.0) -> None:
+    def until_trains(self, workers: int, seconds: float = 120.0) -> None:
         """Wait until a generation of this many workers trains."""
 
         def trains() -> bool:
@@ -119,7 +142,7 @@ class RunningJob:
 
         self._until(seconds, f"{workers} workers to train", trains)
 
-    def until_condition(self, kind: str, seconds: float = 40.0, reason: str = "") -> Object:
+    def until_condition(self, kind: str, seconds: float = 120.0, reason: str = "") -> Object:
         """Wait until a condition is true (for this reason, if one is given); return it."""
 
         def true() -> Object | None:
@@ -128,7 +151,7 @@ class RunningJob:
 
         return self._until(seconds, f"condition {kind} {reason}".strip(), true)
 
-    def until_goes_on(self, seconds: float = 30.0) -> None:
+    def until_goes_on(self, seconds: float = 120.0) -> None:
         """Wait until a worker's log shows more steps than now."""
         before = self._steps_said()
         self._until(seconds, f"more than {before} steps in the logs", lambda: self._steps_said() > before)
