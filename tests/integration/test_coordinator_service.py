@@ -145,7 +145,7 @@ async def test_the_operator_is_answered_with_the_right_token_only(stack: ExitSta
     server = coordinator(stack, tmp_path, SPRINGTIDE_TARGET="2")
     async with SyncClient(server.address, "wrong") as stranger:
         with pytest.raises(SyncError, match="UNAUTHENTICATED") as caught:
-            await stranger.sync(pb.SyncRequest())
+            await stranger.sync(pb.SyncRequest(), timeout=20)
         assert not caught.value.retry
     first, _ = training_pair(stack, server)
     for step in range(1, 4):
@@ -153,7 +153,9 @@ async def test_the_operator_is_answered_with_the_right_token_only(stack: ExitSta
     first.wait("known", 3)
     async with SyncClient(server.address, TOKEN) as client:
         pods = [pb.Pod(uid="w0", name="w0", started=True), pb.Pod(uid="w9", name="w9", started=True)]
-        reply = await client.sync(pb.SyncRequest(target=2, minimum=1, maximum=4, living=pods, observed=True))
+        reply = await client.sync(
+            pb.SyncRequest(target=2, minimum=1, maximum=4, living=pods, observed=True), 20
+        )
     assert reply.phase == pb.RUNNING
     assert reply.state.step == 3
     assert [one.member.id for one in reply.members] == ["w0", "w1"]

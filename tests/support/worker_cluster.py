@@ -188,7 +188,7 @@ class WorkerCluster:
         workers = [self.add((faults or {}).get(number, ""), **(options or {})) for number in range(count)]
         self._operator.start()
         self.until(
-            lambda: self.reply is not None and self.reply.generation.number > 0, "the first generation"
+            lambda: self.reply is not None and self.reply.generation.number > 0, "the first generation", 90.0
         )
         self._minimum = minimum
         return workers
