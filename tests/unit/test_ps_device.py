@@ -15,6 +15,7 @@ from worker_ranks import Rank, on_ranks, seeded
 
 from springtide.declared import declare
 from springtide.errors import UsageError
+from springtide.servers.memory import CudaCopier
 from springtide.servers.wire import Wire
 
 torch.set_num_threads(1)
@@ -208,6 +209,38 @@ def test_on_cuda(kind: str) -> None:
         assert all(torch.equal(mine, other) for mine, other in zip(a.values(), b.values(), strict=True))
         if kind == "None":
             check_against_one_process((a, b), 4, 1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.cuda
+def test_copies_overlap_with_compute_on_cuda() -> None:
+    """Gradients leave, and values arrive, while the script's stream is busy with what was queued before."""
+    cuda: Any = torch.cuda
+    device = torch.device("cuda", 0)
+    copier, size = CudaCopier(device), 1 << 22
+    made, gone = torch.arange(float(size), device=device), copier.host(size, torch.float32)
+    come, held = copier.host(size, torch.float32), torch.zeros(size, device=device)
+    come.fill_(7.0)
+    cuda.synchronize()
+
+    def busy() -> Any:
+        """Some seconds of work on the script's stream, and the event of its end."""
+        cuda._sleep(6_000_000_000)  # cycles
+        return cuda.current_stream(device).record_event()
+
+    left = copier.to_host(made, gone)
+    computed = busy()
+    left.synchronize()
+    assert not computed.query(), "the copy waited for what came after it"
+    computed.synchronize()
+    assert torch.equal(gone, made.cpu())
+
+    copier.mark()
+    computed = busy()
+    copier.to_device(come, held)
+    copier._in.record_event().synchronize()
+    assert not computed.query(), "the copy waited for what does not read the old values"
+    assert float(held.min()) == 7.0  # the script's stream goes on behind the copy
 
 
 @pytest.mark.parametrize("consistency", ["Synchronous", "Asynchronous"])
