@@ -132,7 +132,7 @@ RECOVERIES = Row(
                     NAME + " {{cause}}",
                 ),
             ),
-            about="New generations that committed: start, failure, join, leave.",
+            about="New generations that committed: start, failure, join, leave, consistency.",
             marks=True,
         ),
         Panel(

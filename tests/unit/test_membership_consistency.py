@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 from coordinator_room import Room
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator import wire
+from springtide_coordinator.membership import boundary, consistency, succession
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.consistency import can_switch
 from springtide_coordinator.membership.messages import Consistency
@@ -22,12 +25,12 @@ FOUR, NINE = Consistency("BoundedStaleness", 4), Consistency("BoundedStaleness",
 ALL = (SYNCHRONOUS, FREE, FOUR, NINE)
 
 
-def starts_in(consistency: Consistency) -> Room:
+def starts_in(first: Consistency) -> Room:
     room = Room(servers=2, target=2)
-    room.m.consistency_at_first = consistency
+    room.m.consistency_at_first = first
     room.serve("s0", "s1")
     room.train("w0", "w1")
-    everybody(room, consistency=consistency)
+    everybody(room, consistency=first)
     return room
 
 
@@ -130,10 +133,11 @@ def test_a_new_coordinator_learns_from_the_members_and_not_from_its_environment(
     assert in_force(again) == {FREE}
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(ALL), st.booleans(), st.booleans()), max_size=8))
-def test_what_is_wanted_last_is_what_they_train_in(words: list[tuple[Consistency, bool, bool]]) -> None:
-    """words: what the operator wants, whether a worker dies then, and whether the others stop."""
+Word = tuple[Consistency, bool, bool]
+"""What the operator wants, whether a worker dies then, and whether the others stop."""
+
+
+def live_through(words: list[Word]) -> None:
     room = starts_in(FREE)
     joined = 2
     for wanted, dies, stops in words:
@@ -156,9 +160,35 @@ def test_what_is_wanted_last_is_what_they_train_in(words: list[tuple[Consistency
         assert in_force(room) == {current(room).consistency}
         assert SYNCHRONOUS not in in_force(room)
     stop_at_boundary(room)
-    asked = [wanted for wanted, _, _ in words[-1:] if can_switch(FREE, wanted)]
+    asked = [wanted for wanted, _, _ in words[-1:] if wanted != SYNCHRONOUS]
     if asked:
         assert in_force(room) == set(asked)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(ALL), st.booleans(), st.booleans()), max_size=8))
+def test_what_is_wanted_last_is_what_they_train_in(words: list[Word]) -> None:
+    live_through(words)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"),
+    [
+        (boundary, "why_other_consistency", lambda m, generation: None),
+        (succession, "next_consistency", lambda m: m.consistency_at_first),
+        (succession, "next_consistency", lambda m: m.current and m.current.consistency),
+        (consistency, "can_switch", lambda old, new: True),
+    ],
+    ids=["an edit asks for a boundary", "not the environment", "not what was before", "not to common steps"],
+)
+def test_without_one_of_the_rules_it_goes_wrong(
+    module: ModuleType, name: str, instead: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk = [(NINE, False, True), (SYNCHRONOUS, False, True), (FREE, True, True), (FOUR, False, True)]
+    live_through(walk)
+    monkeypatch.setattr(module, name, instead)
+    with pytest.raises(AssertionError):
+        live_through(walk)
 
 
 def everybody_but(room: Room, victim: str) -> None:
@@ -169,10 +199,10 @@ def everybody_but(room: Room, victim: str) -> None:
 
 
 def test_consistencies_on_the_wire() -> None:
-    for consistency in ALL:
-        told = wire.from_consistency(consistency)
+    for known in ALL:
+        told = wire.from_consistency(known)
         assert told is not None
-        assert wire.to_consistency(told) == consistency
+        assert wire.to_consistency(told) == known
     assert wire.to_consistency(pb.Consistency()) is None
     # A bound where there is none would be another consistency at each edit of it.
     assert wire.to_consistency(pb.Consistency(mode="Asynchronous", staleness=7)) == FREE
