@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
+from e2e_cluster import RefusedError
 from e2e_jobs import RunningJob
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -43,3 +45,45 @@ def test_a_killed_server_costs_no_step_where_each_part_has_two_copies(
     assert status.get("statesLost", 0) == 0
     assert status["restarts"]["total"] == 0
     assert float(status["values"]["slope"]) == pytest.approx(3.0, abs=0.3)
+
+
+def test_an_edit_of_the_consistency_takes_effect_and_no_pod_restarts(
+    start: Callable[..., RunningJob],
+) -> None:
+    kept = {"consistency": "BoundedStaleness", "staleness": 3}
+    running = start(
+        "by-turns",
+        workers=2,
+        epochs=100,
+        pace="1",  # 200 s for both of them: it lasts until the edit is in force
+        strategy={"type": "ParameterServer", "parameterServer": kept},
+    )
+    running.until_trains(2)
+    pods = {pod["metadata"]["uid"] for pod in running.pods() + running.pods("parameter-server")}
+    assert in_force(running) == kept
+    with pytest.raises(RefusedError, match="cannot go to or from Synchronous in a job"):
+        edit(running, consistency="Synchronous")
+    edit(running, consistency="Asynchronous")
+    running.cluster.until(
+        120, "the edit to be in force", lambda: in_force(running) == {"consistency": "Asynchronous"}
+    )
+    running.set_pace(0)
+    running.until_condition("Succeeded")
+    status = running.status()
+    assert {pod["metadata"]["uid"] for pod in running.pods()} < pods
+    assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
+    assert (status["data"]["totalSeen"], status["restarts"]["total"]) == (100 * 64, 0)
+    said = running.cluster.kubectl("get", "events", "-n", running.namespace, "-o", "wide")
+    assert "from BoundedStaleness (3 steps) to Asynchronous" in said
+
+
+def in_force(running: RunningJob) -> dict[str, object]:
+    shown = running.status().get("parameterServers") or {}
+    return {key: shown[key] for key in ("consistency", "staleness") if key in shown}
+
+
+def edit(running: RunningJob, **changes: object) -> None:
+    patch = json.dumps({"spec": {"strategy": {"parameterServer": changes}}})
+    running.cluster.kubectl(
+        "patch", f"stj/{running.name}", "-n", running.namespace, "--type=merge", "-p", patch
+    )
