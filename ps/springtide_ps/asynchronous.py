@@ -103,7 +103,7 @@ class Asynchronous:
                 chunk.check(recipe)
                 chunk.book = chunk.book or Book()
                 before = chunk.book.applied
-                fresh = chunk.book.enter(of_range)
+                fresh = chunk.book.enter(of_range, recipe.skip)
                 if fresh:
                     # Before the update, which uses the gradient up; in the lock, for copies keep the order.
                     copies = [self._copy(address, token, meta, gradient.clone()) for address in held.forward]

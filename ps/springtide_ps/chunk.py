@@ -162,12 +162,7 @@ class Chunk:
 
         (Of float64 also when it is beyond its range.)
         """
-        pieces = [total[start:stop] for _, _, start, stop in self.pieces]
-        norms = [float(norm) for norm in torch._foreach_norm(pieces)]
-        if not all(map(math.isfinite, norms)):
-            # The squares may be beyond float32 alone.
-            norms = [float(torch.linalg.vector_norm(piece, dtype=torch.float64)) for piece in pieces]
-        return math.fsum(norm * norm for norm in norms)
+        return square_norm([total[start:stop] for _, _, start, stop in self.pieces])
 
     def dump(self) -> tuple[dict[str, Any], torch.Tensor]:
         """(JSON, uint8 [n]) from which `load` makes an equal chunk; the memory is a copy."""
@@ -254,6 +249,15 @@ class _Reader:
     def check_end(self) -> None:
         if self._at != self._payload.numel():
             raise ChunkError(f"{self._payload.numel() - self._at} bytes follow a chunk")
+
+
+def square_norm(parts: Sequence[torch.Tensor]) -> float:
+    """Sum of the squares of all elements, as `Chunk.square_norm`."""
+    norms = [float(norm) for norm in torch._foreach_norm(list(parts))]
+    if not all(map(math.isfinite, norms)):
+        # The squares may be beyond float32 alone.
+        norms = [float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts]
+    return math.fsum(norm * norm for norm in norms)
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:

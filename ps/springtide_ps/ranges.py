@@ -128,27 +128,35 @@ class RangeSet:
 
 
 class Book:
-    """What is in a chunk's values. applied: updates since the beginning, which is also its version."""
+    """What is in a chunk's values. applied: updates since the beginning, which is also its version. skipped:
+    those of them that changed nothing, since a gradient was not finite.
+    """
 
-    __slots__ = ("applied", "ranges")
+    __slots__ = ("applied", "ranges", "skipped")
 
-    def __init__(self, ranges: RangeSet | None = None, applied: int = 0) -> None:
+    def __init__(self, ranges: RangeSet | None = None, applied: int = 0, skipped: int = 0) -> None:
         self.ranges = RangeSet() if ranges is None else ranges
-        self.applied = applied
+        self.applied, self.skipped = applied, skipped
 
-    def enter(self, number: int) -> bool:
+    def copy(self) -> Book:
+        return Book(self.ranges.copy(), self.applied, self.skipped)
+
+    def enter(self, number: int, skipped: bool = False) -> bool:
         """Write a range down; False: it is in the values already, and must not be applied."""
         if not self.ranges.add(number):
             return False
         self.applied += 1
+        self.skipped += skipped
         return True
 
     def to_json(self) -> dict[str, Any]:
-        return {"applied": self.applied, "ranges": self.ranges.to_json()}
+        skipped = {"skipped": self.skipped} if self.skipped else {}
+        return {"applied": self.applied, "ranges": self.ranges.to_json(), **skipped}
 
     @classmethod
     def from_json(cls, value: Any) -> Book:
         """Raise RangeError for what is none."""
-        if not isinstance(value, dict) or type(value.get("applied")) is not int or value["applied"] < 0:
+        counts = (value.get("applied"), value.get("skipped", 0)) if isinstance(value, dict) else (None,)
+        if not all(type(count) is int and count >= 0 for count in counts):
             raise RangeError("a chunk's book says how many updates were applied, and which ranges")
-        return cls(RangeSet.from_json(value.get("ranges")), value["applied"])
+        return cls(RangeSet.from_json(value.get("ranges")), *counts)

@@ -204,7 +204,7 @@ class Shards:
         for key in keys:
             with self.borrowed(token, key) as held:
                 book = held.chunk.book
-                found[key] = None if book is None else Book(book.ranges.copy(), book.applied)
+                found[key] = None if book is None else book.copy()
         return found
 
     # ---- a step

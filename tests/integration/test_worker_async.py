@@ -113,7 +113,7 @@ def test_workers_are_killed_at_every_point_of_a_step(
 ) -> None:
     points = ["body", "backward", "gradients", "stepping", "stepped", "committed"]
     sixteen_bits = {"SPRINGTIDE_COMPRESSION": "BF16"}
-    cluster = make_cluster("BoundedStaleness", pace=0.01, environment=sixteen_bits)
+    cluster = make_cluster("BoundedStaleness", pace=0.01, environment=sixteen_bits, scaler=True, infinite=77)
     # The bound keeps the steady one from getting to the end before all of them are gone.
     faults = {
         number: f"body:*:sleep={0.2 * number};{point}:*:kill" for number, point in enumerate(points, start=1)
@@ -122,6 +122,10 @@ def test_workers_are_killed_at_every_point_of_a_step(
     cluster.until_done()
     assert [worker.code for worker in victims] == [-9] * len(points)
     check(cluster, [steady], reference)
+    result = steady.result()
+    assert result is not None
+    # Whoever had it, and whoever took it over.
+    assert result["audit"]["skipped"] == 2
 
 
 def test_servers_and_the_coordinator_are_killed(
@@ -149,7 +153,7 @@ def test_when_all_workers_are_gone_a_checkpoint_of_an_epochs_end_brings_them_bac
 ) -> None:
     (tmp_path / "volume").mkdir()
     place = {"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "volume"), "SPRINGTIDE_CHECKPOINT_SECONDS": "0.1"}
-    cluster = make_cluster("Asynchronous", pace=0.04, environment=place)
+    cluster = make_cluster("Asynchronous", pace=0.04, environment=place, scaler=True, infinite=77)
     first = cluster.start(2)
     cluster.until(lambda: bool([*(tmp_path / "volume").rglob("manifest.json")]), "a checkpoint")
     for worker in first:
@@ -161,6 +165,8 @@ def test_when_all_workers_are_gone_a_checkpoint_of_an_epochs_end_brings_them_bac
     assert len(later) < STEPS
     assert (STEPS - len(later)) % PER_EPOCH == 0
     assert later == set(range(STEPS - len(later) + 1, STEPS + 1))
+    # Those before the checkpoint are in it.
+    assert [result["audit"]["skipped"] for worker in again if (result := worker.result())] == [2, 2]
 
 
 def test_a_server_with_copies_is_killed_and_nothing_is_done_again(

@@ -21,8 +21,10 @@ from springtide.declared import declare
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
+from springtide.leasing import Leasing
 from springtide.loop import deal_batches
 from springtide.runtime import Runtime
+from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.leading import Place
 from springtide.servers.wiring import exchange_for, wait_in_forward
 from springtide.training import Trainer
@@ -72,6 +74,7 @@ class Rank:
             exact=exact,
             compression=settings.compression,
             strategy=settings.strategy,
+            consistency=settings.consistency,
         )
         self.runtime.trainer = Trainer(
             declared.models,
@@ -89,6 +92,8 @@ class Rank:
             handle.read_all = partial(self.runtime.all_rows, index)
         if on_servers:
             wait_in_forward(declared.models[0], self.runtime.settle)
+        if isinstance(servers := self.trainer.servers, AsynchronousExchange):
+            self.runtime.leasing = Leasing(self.runtime, servers, tracked)
         # Bodies seed the process's generator: models have to be made before.
         self._ready.wait(30)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -25,7 +26,9 @@ IDS = torch.arange(SAMPLES)
 class Training:
     """Model, optimizer, scheduler and scaler, and one step of theirs as a script writes it."""
 
-    def __init__(self, kind: str = "sgd", unscale: bool = False, clip: float | None = None) -> None:
+    def __init__(
+        self, kind: str = "sgd", unscale: bool = False, clip: float | None = None, scale: float = 1024.0
+    ) -> None:
         with seeded(3):
             self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
         parameters = self.model.parameters()
@@ -33,7 +36,7 @@ class Training:
             self.optimizer: Any = torch.optim.Adam(parameters, lr=0.05)
         else:
             self.optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=kind == "fused")
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
         self.scales: list[float] = []
         self._unscale, self._clip = unscale, clip
 
@@ -163,6 +166,49 @@ def test_parameter_servers_skip_for_all(size: int, how: dict[str, Any], clip_nor
         torch.testing.assert_close(training.parameters(), expected.parameters(), rtol=0, atol=2e-6)
         assert training.scales == expected.scales
         assert (audit["skipped"], audit["repeated"], audit["lost"]) == (3, 0, 0)
+
+
+def test_a_worker_alone_that_steps_when_it_likes_equals_plain_torch() -> None:
+    with servers(2) as running:
+        [(training, audit)], order, sample = elastic(
+            1, how={"kind": "adam"}, clip_norm=0.05, addresses=names(running), consistency="Asynchronous"
+        )
+    expected = plain(order, sample, kind="adam", unscale=True, clip=0.05)
+    torch.testing.assert_close(training.parameters(), expected.parameters(), rtol=0, atol=2e-6)
+    assert training.scales == expected.scales
+    assert (audit["skipped"], audit["repeated"], audit["lost"], audit["totalSeen"]) == (3, 0, 0, 72)
+
+
+@pytest.mark.parametrize("compression", ["None", "BF16"])
+def test_workers_that_do_not_step_together_skip_each_for_itself(compression: str) -> None:
+    with servers(2) as running:
+        results, _, _ = elastic(
+            3, addresses=names(running), consistency="BoundedStaleness", compression=compression
+        )
+    down = 0
+    for training, audit in results:
+        assert (audit["skipped"], audit["repeated"], audit["lost"], audit["totalSeen"]) == (3, 0, 0, 72)
+        assert bool(training.parameters().isfinite().all())
+        down += sum(after < before for before, after in itertools.pairwise([1024.0, *training.scales]))
+    # Whoever had the range of the infinite sample, and nobody else.
+    assert down == 3
+    assert sum(len(training.scales) for training, _ in results) == 9
+    assert len({tuple(training.parameters().tolist()) for training, _ in results}) == 1
+
+
+def test_a_gradient_that_is_infinite_only_in_sixteen_bits_is_skipped() -> None:
+    with servers(1) as running:
+        [(training, audit)], _, _ = elastic(
+            1,
+            how={"scale": 2.0**20},
+            infinite=False,
+            addresses=names(running),
+            consistency="Asynchronous",
+            compression="FP16",
+        )
+    assert 0 < audit["skipped"] < 9
+    assert bool(training.parameters().isfinite().all())
+    assert training.scales[0] == 2.0**19
 
 
 def test_gradients_on_servers_are_not_clipped_by_the_script() -> None:

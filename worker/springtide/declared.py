@@ -65,11 +65,6 @@ def declare(
         )
     if strategy == "ParameterServer":
         _check_on_servers(models, several)
-    if consistency != "Synchronous" and (scalers := enabled_among(tracked)):
-        raise UsageError(
-            f"distribute(): {scalers[0]} is a GradScaler, which strategy.parameterServer.consistency "
-            f"{consistency} does not take so far: train in float32 or bfloat16, or use Synchronous"
-        )
     tables = _check_tables(models, several, tracked, strategy, exact)
     if strategy == "ParameterServer" and (tables or consistency != "Synchronous"):
         _check_on_cpu(models, tables, consistency)

@@ -145,7 +145,8 @@ class Leasing:
         vector = torch.cat((own, pack(buffers, weight, runtime.group.rank == 0)))
         faults.reach("meeting", stop + 1)
         runtime.group.start_sum(vector).wait()
-        repeated, lost = servers.audit(first, stop)
+        audit = servers.audit(first, stop)
+        repeated, lost = audit.repeated, audit.lost
         values = unpack(vector[2:], buffers, float(vector[0]))
         trainer.buffers.write(list(range(len(buffers))), values)
         trainer.buffers.remember()
@@ -165,6 +166,7 @@ class Leasing:
                 count=0,
                 repeated=ledger.repeated + repeated * plan.batch_size,
                 lost=ledger.lost + short,
+                skipped=audit.skipped,
             ),
         )
         self._samples = 0

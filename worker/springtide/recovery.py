@@ -229,6 +229,7 @@ class Recovery:
             frozenset(server.id for server in message.leaving_servers),
             self._runtime.position.cursor.step,
             staleness_bound(message.consistency, self._runtime.settings),
+            self._runtime.position.ledger.skipped,
         )
         leader = min(rank for rank in range(group.size) if rank not in lacking)
         assert isinstance(begin.store, StreamStore)

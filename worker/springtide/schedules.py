@@ -20,7 +20,8 @@ class Schedules:
     """
 
     def __init__(self, tracked: Mapping[str, Any]) -> None:
-        tracked = {name: item for name, item in tracked.items() if not _is_off(item)}
+        # A scaler's scale is this worker's own, and what others took is not in it.
+        tracked = {name: item for name, item in tracked.items() if not isinstance(item, GradScaler)}
         for name, item in tracked.items():
             if not isinstance(item, LRScheduler) or isinstance(item, ReduceLROnPlateau):
                 raise UsageError(
@@ -45,10 +46,6 @@ class Schedules:
     def stepped(self) -> None:
         """The body of that range has ended."""
         self._each = [count_of(item) - at for item, at in zip(self._items, self._at, strict=True)]
-
-
-def _is_off(item: Any) -> bool:
-    return isinstance(item, GradScaler) and not item.is_enabled()
 
 
 def count_of(item: LRScheduler) -> int:

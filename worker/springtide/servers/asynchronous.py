@@ -28,7 +28,7 @@ from springtide.servers.links import ServerError
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.recipe import group_options
 from springtide.servers.tables import PlannedSlice
-from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.chunk import Chunk, Recipe, square_norm
 from springtide_ps.client import Answer, RefusedError
 from springtide_ps.frames import DTYPE_NAMES, Kind
 from springtide_ps.leases import starting_clocks
@@ -53,6 +53,17 @@ class Lease:
     waited: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """repeated: updates of a chunk beyond one per range. lost: ranges that a chunk lacks. skipped: updates
+    since the job's beginning that left a chunk as it was, since a gradient was not finite.
+    """
+
+    repeated: int
+    lost: list[int]
+    skipped: int
+
+
 class AsynchronousExchange(ServerExchange):
     """As `ServerExchange`, from which it has chunks, places and waits. `interrupt` is for any thread."""
 
@@ -60,7 +71,7 @@ class AsynchronousExchange(ServerExchange):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self._restored = 0
+        self._restored = self._skipped = 0
         self._clock: int | None = None
         self._leased = 0
         self._sent: int | None = None
@@ -81,7 +92,7 @@ class AsynchronousExchange(ServerExchange):
         """As in `ServerExchange`; then send again what has no answer yet."""
         self._stop, self._done, self._behind = Future(), [], []
         self._meeting = (store, group.rank, leader)
-        self._restored = place.step
+        self._restored, self._skipped = place.step, place.skipped
         self.links.connect(place.servers)
         self._await_late()
         if fresh:
@@ -153,7 +164,7 @@ class AsynchronousExchange(ServerExchange):
         for key, server in keys.items():
             planned, offer = self._chunks[key], self._pulled[key]
             chunk = Chunk(self._values(planned), planned.pieces, self._name, group_options(self._optimizer))
-            chunk.book = Book(RangeSet.from_json(offer.ranges), offer.applied)
+            chunk.book = Book(RangeSet.from_json(offer.ranges), offer.applied, offer.skipped)
             meta, payload = chunk.dump()
             about = {**meta, "k": key, "s": 0}
             asked.append((server, self.links.ask(server, Kind.LOAD, self._entered.token, about, payload)))
@@ -170,7 +181,7 @@ class AsynchronousExchange(ServerExchange):
         chunk = super()._new_chunk(planned)
         assert isinstance(chunk, Chunk)
         before = RangeSet([(0, self._restored)]) if self._restored else RangeSet()
-        chunk.book = Book(before, self._restored)
+        chunk.book = Book(before, self._restored, self._skipped)
         return chunk
 
     def resolve(self) -> None:
@@ -231,14 +242,15 @@ class AsynchronousExchange(ServerExchange):
             asked = self._ask(server, Kind.PULL_CHUNK, {"k": chunk.key}, out=self._values(chunk))
             self._fetches[chunk.key] = (asked, server)
 
-    def audit(self, first: int, stop: int) -> tuple[int, list[int]]:
-        """(updates of a chunk beyond one per range, ranges of first..stop-1 that a chunk lacks)."""
+    def audit(self, first: int, stop: int) -> Audit:
+        """What the chunks say of the ranges first..stop-1. Raise ServerError."""
         lost: set[int] = set()
-        repeated = 0
+        repeated = skipped = 0
         for book in self._books().values():
             lost |= set(book.ranges.missing(first, stop))
             repeated = max(repeated, book.applied - len(book.ranges))
-        return repeated, sorted(lost)
+            skipped = max(skipped, book.skipped)
+        return Audit(repeated, sorted(lost), skipped)
 
     def staleness(self) -> float | None:
         """Updates of others between the pull that the last push was computed on and the push: the mean over
@@ -259,16 +271,20 @@ class AsynchronousExchange(ServerExchange):
         return Pushed(self.wire.nbytes(len(gradients), gradients.dtype))
 
     def prepare(self) -> float | None:
-        """The norm of this worker's own gradients if there is to be one. Raise ServerError."""
+        """The norm of this worker's own gradients if there is to be one; it is finite exactly when they are.
+
+        Raise ServerError.
+        """
         self.settle()
         if not self._with_norm:
             return None
-        parts = [
-            self._gradients[chunk.key][start:stop]
-            for chunk in self.chunks
-            for _, _, start, stop in chunk.pieces
-        ]
-        return math.sqrt(math.fsum(float(norm) ** 2 for norm in torch._foreach_norm(parts)))
+        # Of what travels: a finite gradient may be infinite in 16 bits.
+        norms = []
+        for chunk in self.chunks:
+            kept = self._gradients[chunk.key]
+            gradient = self.wire.shrunk(kept).to(kept.dtype)
+            norms.append(square_norm([gradient[start:stop] for _, _, start, stop in chunk.pieces]))
+        return math.sqrt(math.fsum(norms))
 
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
         """Send the gradients; the values follow."""
@@ -310,7 +326,7 @@ class AsynchronousExchange(ServerExchange):
     def _take(self, key: str, answer: Answer) -> None:
         """Values have landed."""
         said, before = answer.meta, self._pulled.get(key)
-        self._pulled[key] = Offer(int(said["applied"]), said["ranges"])
+        self._pulled[key] = Offer(int(said["applied"]), said["ranges"], skipped=int(said.get("skipped", 0)))
         if "already" not in said or key not in self._pending:
             return
         self._pending.discard(key)

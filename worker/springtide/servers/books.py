@@ -26,6 +26,7 @@ class Offer:
     applied: int
     ranges: list[int]
     torn: bool = False
+    skipped: int = 0
 
     def rank(self) -> tuple[bool, int]:
         """The greater, the better."""

@@ -29,7 +29,7 @@ _MOST_KEYS = 500
 class Place:
     """Where a generation's chunks are. token: its name. members: ids. servers: address by id, also of those
     that leave. step: after which it begins. bound: where members do not step together, how many steps the
-    fastest may be ahead of the slowest; None: any number.
+    fastest may be ahead of the slowest; None: any number. skipped: steps before `step` that changed nothing.
     """
 
     token: tuple[int, int, int]
@@ -38,6 +38,7 @@ class Place:
     leaving: frozenset[str]
     step: int
     bound: int | None = None
+    skipped: int = 0
 
 
 class Leader:
