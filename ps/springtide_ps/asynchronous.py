@@ -15,12 +15,13 @@ from typing import Any, Final
 
 import torch
 
-from springtide_ps.chunk import Recipe
+from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.desk import Answer, Counters
 from springtide_ps.frames import DTYPES, Frame, FrameError, Header, Kind, memory
 from springtide_ps.leases import LeaseError, Leases, Over, Wait
 from springtide_ps.ranges import Book, RangeError, RangeSet
 from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, StaleError, Token
+from springtide_ps.selected import unpack
 from springtide_ps.steps import Reply, Steps, key_in, number_in, token_in
 
 KINDS: Final = frozenset(kind for kind in Kind if Kind.PUSH_RANGE <= kind <= Kind.LEASE)
@@ -59,14 +60,17 @@ class Asynchronous:
                 raise FrameError(f"{header.kind.name} brings no tensor")
             return
         key = key_in(meta)
-        self._shards.check_gradient(key, header.payload_bytes, _dtype(meta))
+        if meta.get("sel"):
+            self._shards.dense(key).check_selected(header.payload_bytes, _dtype(meta))
+        else:
+            self._shards.check_gradient(key, header.payload_bytes, _dtype(meta))
 
     def answer(self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply) -> None:
         """Carry a checked request out; `reply` gets the answer now or later, from any thread."""
         token, number = token_in(meta), header.request
         match header.kind:
             case Kind.PUSH_RANGE | Kind.COPY_RANGE:
-                self._push(header.kind, token, number, meta, payload.view(_dtype(meta)), reply)
+                self._push(header.kind, token, number, meta, payload, reply)
             case Kind.PULL_CHUNK:
                 with self._shards.borrowed(token, key_in(meta)) as held:
                     about, values = _about(held.chunk.book), held.chunk.values.clone()
@@ -91,7 +95,7 @@ class Asynchronous:
         token: Token,
         number: int,
         meta: dict[str, Any],
-        gradient: torch.Tensor,
+        payload: torch.Tensor,
         reply: Reply,
     ) -> None:
         key, recipe, of_range = key_in(meta), Recipe.from_json(meta.get("recipe")), number_in(meta, "r")
@@ -101,13 +105,14 @@ class Asynchronous:
             with self._shards.borrowed(token, key) as held:
                 chunk = held.chunk
                 chunk.check(recipe)
+                gradient = _gradient(chunk, meta, payload)
                 chunk.book = chunk.book or Book()
                 before = chunk.book.applied
                 fresh = chunk.book.enter(of_range, recipe.skip)
                 if fresh:
                     # Before the update, which uses the gradient up; in the lock, for copies keep the order.
-                    copies = [self._copy(address, token, meta, gradient.clone()) for address in held.forward]
-                    chunk.apply(gradient.to(chunk.dtype), recipe)
+                    copies = [self._copy(address, token, meta, payload.clone()) for address in held.forward]
+                    chunk.apply(gradient, recipe)
                 about = {**_about(chunk.book), "already": not fresh, "before": before}
                 values = chunk.values.clone() if kind is Kind.PUSH_RANGE else chunk.values[:0]
         except Exception:
@@ -123,10 +128,11 @@ class Asynchronous:
             frame = Frame(Kind.VALUES, number, about, values.nbytes)
         _when_all(copies, lambda error: reply(_answered(frame, values, error)))
 
-    def _copy(self, address: str, token: Token, meta: dict[str, Any], gradient: torch.Tensor) -> Future[Any]:
-        about = {name: meta[name] for name in ("k", "r", "recipe", "d")}
+    def _copy(self, address: str, token: Token, meta: dict[str, Any], payload: torch.Tensor) -> Future[Any]:
+        names = ("k", "r", "recipe", "d", "sel")
+        about: dict[str, Any] = {name: meta[name] for name in names if name in meta}
         try:
-            return self._steps.tell(address, Kind.COPY_RANGE, token, about, gradient)
+            return self._steps.tell(address, Kind.COPY_RANGE, token, about, payload)
         except (KeyError, ConnectionError) as error:
             failed: Future[Any] = Future()
             failed.set_exception(error)
@@ -218,6 +224,13 @@ def _dtype(meta: dict[str, Any]) -> torch.dtype:
     if dtype is None:
         raise FrameError(f"{meta.get('d')!r} is no type of a gradient")
     return dtype
+
+
+def _gradient(chunk: Chunk, meta: dict[str, Any], payload: torch.Tensor) -> torch.Tensor:
+    """Flat, like the chunk's values; it may be the payload's memory. Raise SelectedError."""
+    if meta.get("sel"):
+        return chunk.add(None, unpack(payload, chunk.dtype, chunk.values.numel()), None)
+    return payload.view(_dtype(meta)).to(chunk.dtype)
 
 
 def _answered(frame: Frame, values: torch.Tensor, error: str) -> Answer:

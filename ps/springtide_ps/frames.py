@@ -69,7 +69,7 @@ class Kind(IntEnum):
 
     # Training without common steps (`asynchronous`); "r" is a range, "recipe" how it is applied.
     # Answered with {"applied", "ranges", "already", "before"} + the newest values.
-    PUSH_RANGE = 70  # {"t", "k", "r", "d", "recipe"} + gradient
+    PUSH_RANGE = 70  # {"t", "k", "r", "d", "recipe"} + gradient; with "sel" as in STAGE_SELECTED
     PULL_CHUNK = 71  # {"t", "k"}; answered with {"applied", "ranges"} + the newest values
     BOOKS = 72  # {"t"}; answered with JSON: {"applied", "ranges"} by chunk
     COPY_RANGE = 73  # as PUSH_RANGE, from the chunk's first server to the others

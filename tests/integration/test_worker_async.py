@@ -172,7 +172,9 @@ def test_when_all_workers_are_gone_a_checkpoint_of_an_epochs_end_brings_them_bac
 def test_a_server_with_copies_is_killed_and_nothing_is_done_again(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
-    cluster = make_cluster("Asynchronous", replication=2, pace=0.04)
+    # Copies get what was selected, too.
+    top_k = {"SPRINGTIDE_COMPRESSION": "TopK", "SPRINGTIDE_TOP_K_RATIO": "0.4"}
+    cluster = make_cluster("Asynchronous", replication=2, pace=0.04, environment=top_k)
     workers = cluster.start(2)
     for slot, step in ((0, 5), (1, 25)):
         cluster.until(lambda wanted=step: len(ranges(cluster)) >= wanted, f"{step} steps")

@@ -58,11 +58,6 @@ def declare(
         )
     several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
     _check_compression(compression, strategy, several, tracked)
-    if compression == "TopK" and consistency != "Synchronous":
-        raise UsageError(
-            "distribute(): strategy.parameterServer.compression TopK takes consistency Synchronous so far: "
-            "use BF16 or FP16"
-        )
     if strategy == "ParameterServer":
         _check_on_servers(models, several)
     tables = _check_tables(models, several, tracked, strategy, exact)

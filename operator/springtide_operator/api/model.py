@@ -322,13 +322,6 @@ class TrainingJobSpec(ApiModel):
                     reason="FieldValueForbidden",
                 ),
                 rule(
-                    "self.strategy.parameterServer.compression != 'TopK'"
-                    " || self.strategy.parameterServer.consistency == 'Synchronous'",
-                    "strategy.parameterServer.compression TopK takes consistency Synchronous so far: use BF16"
-                    " or FP16",
-                    reason="FieldValueForbidden",
-                ),
-                rule(
                     "!self.strategy.allReduce.exact || self.strategy.type == 'AllReduce'",
                     "strategy.allReduce.exact is for strategy.type AllReduce only",
                     reason="FieldValueInvalid",

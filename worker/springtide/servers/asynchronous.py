@@ -28,11 +28,13 @@ from springtide.servers.links import ServerError
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.recipe import group_options
 from springtide.servers.tables import PlannedSlice
+from springtide.servers.wire import RangeWire
 from springtide_ps.chunk import Chunk, Recipe, square_norm
 from springtide_ps.client import Answer, RefusedError
 from springtide_ps.frames import DTYPE_NAMES, Kind
 from springtide_ps.leases import starting_clocks
 from springtide_ps.ranges import Book, RangeSet
+from springtide_ps.selected import Selected, pack
 from springtide_ps.slices import Slice
 
 log = logging.getLogger("springtide")
@@ -69,14 +71,17 @@ class AsynchronousExchange(ServerExchange):
 
     asynchronous = True
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
+    def __init__(self, *args: Any, wire: RangeWire | None = None, **named: Any) -> None:
+        self._owing = wire or RangeWire()
+        super().__init__(*args, wire=self._owing, **named)
         self._restored = self._skipped = 0
         self._clock: int | None = None
         self._leased = 0
         self._sent: int | None = None
         self._recipe = Recipe(1.0, True, ())
         self._gradients: dict[str, torch.Tensor] = {}
+        self._outgoing: dict[str, torch.Tensor | Selected] = {}
+        self._again: set[str] = set()
         self._pending: set[str] = set()
         self._done: list[int] = []
         self._pulled: dict[str, Offer] = {}
@@ -97,6 +102,7 @@ class AsynchronousExchange(ServerExchange):
         self._await_late()
         if fresh:
             self._clock, self._sent, self._pending, self._pulled = 0, None, set(), {}
+            self._owing.forget()
             if group.rank == leader:
                 store.set(f"lost/{leader}", b"{}")
         # The servers count ranges, not steps.
@@ -104,6 +110,7 @@ class AsynchronousExchange(ServerExchange):
             replace(place, step=0), group, store, holds=holds, leader=leader, fresh=fresh
         )
         again = sorted(self._pending)
+        self._again |= self._pending
         self._send(again)
         for key in again:
             self._receive(key, to_the_end=False)
@@ -276,20 +283,25 @@ class AsynchronousExchange(ServerExchange):
         Raise ServerError.
         """
         self.settle()
+        self._outgoing = {c.key: self.wire.outgoing(c, self._gradients[c.key]) for c in self.chunks}
         if not self._with_norm:
             return None
         # Of what travels: a finite gradient may be infinite in 16 bits.
-        norms = []
-        for chunk in self.chunks:
-            kept = self._gradients[chunk.key]
-            gradient = self.wire.shrunk(kept).to(kept.dtype)
-            norms.append(square_norm([gradient[start:stop] for _, _, start, stop in chunk.pieces]))
-        return math.sqrt(math.fsum(norms))
+        return math.sqrt(math.fsum(square_norm(self._parts(chunk)) for chunk in self.chunks))
+
+    def _parts(self, chunk: PlannedChunk) -> list[torch.Tensor]:
+        """What travels of a chunk's gradient, without padding, in the gradient's own type."""
+        outgoing = self._outgoing[chunk.key]
+        if isinstance(outgoing, Selected):
+            return [outgoing.values]
+        flat = outgoing.to(self._gradients[chunk.key].dtype)
+        return [flat[start:stop] for _, _, start, stop in chunk.pieces]
 
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
         """Send the gradients; the values follow."""
         self._recipe = Recipe(scale, skip, group_options(self._optimizer), frozenset(unused))
         self._sent, self._pending, self._clean = self._leased, set(self._chunks), set()
+        self._again = set()
         try:
             self._send(self._chunks)
         except ServerError as error:
@@ -304,13 +316,13 @@ class AsynchronousExchange(ServerExchange):
         for planned in [self._chunks[key] for key in keys]:
             own = {piece[0] for piece in planned.pieces}
             recipe = replace(self._recipe, unused=self._recipe.unused & own)
-            gradient = self.wire.shrunk(self._gradients[planned.key])
-            about = {
-                "k": planned.key,
-                "r": self._sent,
-                "d": DTYPE_NAMES[gradient.dtype],
-                "recipe": recipe.to_json(),
-            }
+            gradient = self._outgoing[planned.key]
+            about = {"k": planned.key, "r": self._sent, "recipe": recipe.to_json()}
+            if isinstance(gradient, Selected):
+                about |= {"d": DTYPE_NAMES[gradient.values.dtype], "sel": True}
+                gradient = pack(gradient)
+            else:
+                about["d"] = DTYPE_NAMES[gradient.dtype]
             server, values = self._homes[planned.key][0], self._values(planned)
             asked = self.links.ask(server, Kind.PUSH_RANGE, self._entered.token, about, gradient, values)
             self._fetches[planned.key] = (asked, server)
@@ -330,6 +342,10 @@ class AsynchronousExchange(ServerExchange):
         if "already" not in said or key not in self._pending:
             return
         self._pending.discard(key)
+        # What is there when it is sent again is this worker's own push, whose answer was lost; what is there
+        # when it is sent first is that of a worker which had the range before.
+        applied = not self._recipe.skip and (not said["already"] or key in self._again)
+        self._owing.landed(key, self._recipe.unused, applied)
         if not said["already"] and before is not None:
             self._behind.append(int(said["before"]) - before.applied)
 
@@ -338,7 +354,7 @@ class AsynchronousExchange(ServerExchange):
         if self._sent is not None and not self._pending:
             self._done.append(self._sent)
             self._clock = (self._clock or 0) + 1
-            self._sent, self._gradients = None, {}
+            self._sent, self._gradients, self._outgoing = None, {}, {}
 
     # ---- within
 

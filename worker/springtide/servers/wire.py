@@ -62,15 +62,25 @@ class Residuals:
             self._kept = {}  # this worker had no part in that step
         elif not skip:
             for key, rest in self._next.items():
-                kept, spans = self._kept.pop(key, None), unused.get(key, ())
-                if rest is None and kept is not None and spans:
-                    rest = torch.zeros_like(kept)
-                if rest is None:
-                    continue
-                for start, stop in spans:
-                    rest[start:stop] = 0.0 if kept is None else kept[start:stop]
-                self._kept[key] = rest
+                self._keep(key, rest, unused.get(key, ()))
         self._made, self._next_made, self._next = made, None, {}
+
+    def landed(self, key: str, unused: Spans, applied: bool) -> None:
+        """A push of this chunk has been answered; unless it was applied, nothing of it is owed."""
+        if key in self._next:
+            rest = self._next.pop(key)
+            if applied:
+                self._keep(key, rest, unused)
+
+    def _keep(self, key: str, rest: torch.Tensor | None, unused: Spans) -> None:
+        kept = self._kept.pop(key, None)
+        if rest is None and kept is not None and unused:
+            rest = torch.zeros_like(kept)
+        if rest is None:
+            return
+        for start, stop in unused:
+            rest[start:stop] = 0.0 if kept is None else kept[start:stop]
+        self._kept[key] = rest
 
 
 class Wire:
@@ -140,11 +150,11 @@ class Wire:
         """The worker holds this state now. unused: parameters without a gradient in its last step."""
         if self.residuals is None:
             return
-        spans = {
-            key: [(start, stop) for index, _, start, stop in chunk.pieces if index in unused]
-            for key, chunk in self._chunks.items()
-        }
+        spans = {key: self._spans(key, unused) for key in self._chunks}
         self.residuals.stand_at(made, spans, skip)
+
+    def _spans(self, key: str, unused: Collection[int]) -> Spans:
+        return [(start, stop) for index, _, start, stop in self._chunks[key].pieces if index in unused]
 
     def ends(self, wanted: bool) -> bool:
         """All members agree whether to stop: whether this step is the last one.
@@ -155,6 +165,30 @@ class Wire:
             return wanted or self.closing
         self.closing = wanted
         return False
+
+
+class RangeWire(Wire):
+    """Of a worker that does not step together with others: each chunk's push counts when it is answered.
+
+    So it does not matter in which body that is, or in which generation; there is no last step either, to
+    which all agree, and what a worker owes goes with it.
+    """
+
+    def begin(self, made: Made) -> None:
+        """What was pushed before may still be on its way."""
+
+    def ends(self, wanted: bool) -> bool:
+        return wanted
+
+    def landed(self, key: str, unused: Collection[int], applied: bool) -> None:
+        """A chunk's push was answered. applied: it is in the values, rather than another worker's."""
+        if self.residuals is not None and key in self._chunks:
+            self.residuals.landed(key, self._spans(key, unused), applied)
+
+    def forget(self) -> None:
+        """Training begins anew: nothing is owed to it."""
+        if self.residuals is not None:
+            self.residuals = Residuals()
 
 
 def _clear_padding(flat: torch.Tensor, chunk: PlannedChunk) -> None:

@@ -13,7 +13,7 @@ from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.exchange import MakeServers, ServerExchange
 from springtide.servers.grouped import GroupedExchange
 from springtide.servers.waiting import ForwardWaits, Wait
-from springtide.servers.wire import Wire
+from springtide.servers.wire import RangeWire, Wire
 
 _BEYOND_COORDINATOR = 60.0
 """An answer may wait for another member for as long as the coordinator lets it live."""
@@ -29,6 +29,7 @@ def exchange_for(settings: Settings) -> MakeServers:
         with_norm: bool,
     ) -> ServerExchange:
         kind: Callable[..., ServerExchange] = ServerExchange
+        wire = RangeWire if settings.asynchronous else Wire
         if settings.asynchronous:
             kind = AsynchronousExchange
         elif settings.group_size > 1 and settings.strategy == "ParameterServer":
@@ -50,7 +51,7 @@ def exchange_for(settings: Settings) -> MakeServers:
             answer_seconds=settings.collective_seconds + _BEYOND_COORDINATOR,
             authority=settings.authority,
             dense=settings.strategy == "ParameterServer",
-            wire=Wire(settings.compression, settings.top_k_ratio),
+            wire=wire(settings.compression, settings.top_k_ratio),
         )
 
     return make
