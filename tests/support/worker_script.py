@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,9 @@ def main() -> None:
     springtide.init()
     # Powers of two: scaled gradients have the bits of plain ones. Small enough, so that nothing overflows.
     scaler = torch.amp.GradScaler("cpu", 256.0, growth_interval=9, enabled="scaler" in options)
+    if "infinite" in options:
+        # torch warns where a worker's first step is skipped: the schedule goes on all the same.
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
     lists = "lists" in options
     tracked: dict[str, Any] = {}
     if "average" in options:
