@@ -140,6 +140,31 @@ def test_a_lost_server_that_others_have_copies_of_is_not_waited_for(waits_in_vai
     assert room.status.reason == "WaitingForServers"
 
 
+@pytest.mark.parametrize(("copies", "same"), [(2, True), (1, True), (2, False)])
+def test_a_worker_may_see_a_death_before_the_coordinator_does(copies: int, same: bool) -> None:
+    """A generation begins with the dead server and cannot form: with copies nobody waits for it either."""
+    room = trains(servers=3)
+    assert room.m.current is not None
+    for member in room.members:
+        room.tell(member, say.Formed(room.m.current.name, server_copies=copies))
+    if not same:
+        room.serve("s1x", attempt=1, pod="s1x")
+    for member in room.members:
+        room.park(member, say.ParkReason.REDUCTION_FAILED, room.m.members[member].state, ("s2",))
+    assert (room.number, room.servers) == (2, ("s0", "s1" if same else "s1x", "s2"))
+    room.lose("s2")
+    for member in room.members:
+        room.park(member, say.ParkReason.FORMATION_FAILED, room.m.members[member].state, ("s2",))
+    room.tick(0.6)
+    if copies == 2 and same:
+        assert room.servers == ("s0", "s1")
+        room.lose("s1")
+        room.tick(0.6)
+        dropped(room)
+    # Nothing is known of copies where servers changed, or from those of the generation before that.
+    assert room.status.reason == "WaitingForServers"
+
+
 def test_a_stream_that_comes_back_within_the_grace_ends_nothing() -> None:
     room = trains()
     room.lose("s1")

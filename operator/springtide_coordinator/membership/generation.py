@@ -35,6 +35,7 @@ class Generation:
     leaving_servers: tuple[ServerInfo, ...] = ()  # that it may ask for the state while it forms
     needed_servers: set[str] = field(default_factory=set)  # of those: still serve, until their part is copied
     copies: int = 1  # of its servers that hold each chunk, at least
+    copies_before: int = 1  # the same, while it is not complete
     consistency: Consistency | None = None  # of an adopted one: as far as reported
     unsettled: bool = False  # members say that chunks are still being copied between servers
 

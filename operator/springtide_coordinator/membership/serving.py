@@ -11,7 +11,7 @@ from .events import Cut, Effect, MemberLost, Send
 from .generation import Generation
 from .greeting import step_down
 from .liveness import complaint_in, paused_without_operator
-from .messages import PROTOCOL_VERSION, Refused, ServerHello, ServerInfo, ServerLeave, Welcome
+from .messages import PROTOCOL_VERSION, Refused, ServerHello, ServerInfo, ServerLeave, Start, Welcome
 from .servers import ServerRecord
 from .state import Membership, Status
 
@@ -181,10 +181,25 @@ def choose_servers(m: Membership, now: float) -> tuple[ServerInfo, ...] | Status
 def copied(m: Membership) -> bool:
     """Whether the last generation's state is whole without those of its servers that are not there now."""
     current = m.current
-    if current is None or not current.complete or not m.rules.copies_suffice:
+    if current is None or not m.rules.copies_suffice:
         return False
+    if not current.complete and current.copies_before < 2:
+        return False
+    copies = current.copies if current.complete else current.copies_before
     there = {record.info.id for record in m.servers.values() if record.usable}
-    return sum(info.id not in there for info in current.serving) < max(1, current.copies)
+    return sum(info.id not in there for info in current.serving) < max(1, copies)
+
+
+def copies_kept(before: Generation | None, start: Start) -> int:
+    """How many servers hold each chunk, at least, while the generation of `start` forms after `before`.
+
+    With the same servers as before nothing moves. So a server whose death a worker noticed first, and with
+    which a generation began that cannot form, is not waited for either.
+    """
+    same = before is not None and {info.id for info in before.serving} == {info.id for info in start.servers}
+    if before is None or not same or start.fresh or start.leaving_servers:
+        return 1
+    return before.copies if before.complete else before.copies_before
 
 
 def holders(m: Membership) -> tuple[ServerInfo, ...]:

@@ -18,7 +18,7 @@ from .members import Record
 from .messages import ParkReason, Refused, ServerInfo, Standing
 from .names import StateName
 from .saving import before_leaving
-from .serving import choose_servers, still_holding
+from .serving import choose_servers, copies_kept, still_holding
 from .startup import enough_to_start, may_start_fresh
 from .state import Membership, Status
 
@@ -275,7 +275,9 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
         m.state_existed,
         next_consistency(m),
     )
+    copies = copies_kept(m.current, start)
     m.current = Generation(name, start.members, made_at=now, base=start.state, start=start)
+    m.current.copies_before = copies
     m.current.servers, m.current.leaving_servers = start.servers, start.leaving_servers
     m.current.consistency = start.consistency
     m.current.began_anew = anew and plan.chosen is None
