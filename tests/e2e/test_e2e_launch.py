@@ -5,31 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from e2e_cluster import E2ECluster
 from e2e_jobs import RunningJob
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-# Ends in any round but the first that has all four ranks.
 CODE = """
 import os, time
 print("round", os.environ["TORCHELASTIC_RESTART_COUNT"], "of", os.environ["WORLD_SIZE"], flush=True)
-first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-while first or os.environ["WORLD_SIZE"] != "4":
+while open(os.environ["PACE_FILE"]).read() != "0":
     time.sleep(0.1)
 """
 
 
-def test_scripts_begin_again_and_the_other_pod_stays(
-    e2e: E2ECluster, start: Callable[..., RunningJob]
-) -> None:
+def test_scripts_begin_again_and_the_other_pod_stays(start: Callable[..., RunningJob]) -> None:
     command = ["springtide", "launch", "--torchrun-env", "--", "python", "/scripts/train.py"]
-    running = start("ranks", code=CODE, command=command, workers=2, minimum=2, processes=2)
+    running = start("ranks", code=CODE, command=command, workers=2, minimum=2, processes=2, pace="1")
     running.until_trains(2)
     lost, kept = running.pods()
-    log = f"/api/v1/namespaces/{running.namespace}/pods/{kept['metadata']['name']}/log"
-    e2e.until(120, "the first round of four", lambda: "[3] round 0 of 4" in e2e.api.text(log))
+    first = running.until_said(kept["metadata"]["name"], r"\[3\] round (\d+) of 4")
     running.delete_pod(lost["metadata"]["name"], "--force", "--grace-period=0")
+    running.until_said(kept["metadata"]["name"], rf"\[3\] round (?!{first}\b)(\d+) of 4")
+    running.set_pace("0")
     running.until_condition("Succeeded")
     pods = {pod["metadata"]["uid"]: pod for pod in running.pods()}
     assert pods[kept["metadata"]["uid"]]["status"]["containerStatuses"][0]["restartCount"] == 0

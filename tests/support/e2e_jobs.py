@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from dataclasses import dataclass
 from typing import Any
@@ -121,7 +122,7 @@ class RunningJob:
     def scale(self, replicas: int) -> None:
         self.cluster.kubectl("scale", f"stj/{self.name}", "-n", self.namespace, f"--replicas={replicas}")
 
-    def set_pace(self, seconds: float) -> None:
+    def set_pace(self, seconds: float | str) -> None:
         """Of the steps from now on: a job in which something is to happen is slow until it has happened."""
         patch = json.dumps({"data": {"pace": str(seconds)}})
         self.cluster.kubectl(
@@ -150,6 +151,16 @@ class RunningJob:
             return found if found.get("status") == "True" and reason in ("", found["reason"]) else None
 
         return self._until(seconds, f"condition {kind} {reason}".strip(), true)
+
+    def until_said(self, pod: str, pattern: str, seconds: float = 120.0) -> str:
+        """Wait until a pod's log matches; return the pattern's first group."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
+
+        def said() -> str:
+            found = re.search(pattern, self.cluster.api.text(path))
+            return found[1] if found else ""
+
+        return str(self._until(seconds, f"{pattern!r} in the log of {pod}", said))
 
     def until_goes_on(self, seconds: float = 120.0) -> None:
         """Wait until a worker's log shows more steps than now."""

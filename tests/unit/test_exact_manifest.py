@@ -12,6 +12,7 @@ from springtide.errors import SpringtideError
 from springtide.exact.settings import MKL_CBWR, MOST_PARTS, prepare
 from springtide_operator.api import crd, names
 from springtide_operator.api.job import Job
+from springtide_operator.manifests.errors import TemplateError
 from springtide_operator.manifests.worker import worker_pod
 
 SPEC = crd.custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][
@@ -45,9 +46,11 @@ def test_the_worker_gets_what_equal_bits_need() -> None:
     assert exact["MKL_CBWR"] == MKL_CBWR
     assert exact["OMP_NUM_THREADS"] == "1"
     assert environment(job({"cpu": "3500m"}, exact=True))["OMP_NUM_THREADS"] == "3"
-    own = [{"name": "OMP_NUM_THREADS", "value": "2"}, {"name": "MKL_CBWR", "value": "AUTO"}]
-    mixed = environment(job(env=own, exact=True))
+    mixed = environment(job(env=[{"name": "OMP_NUM_THREADS", "value": "2"}], exact=True))
     assert (mixed["OMP_NUM_THREADS"], mixed["MKL_CBWR"]) == ("2", MKL_CBWR)
+    with pytest.raises(TemplateError, match=r"MKL_CBWR.*exact is for that"):
+        environment(job(env=[{"name": "MKL_CBWR", "value": "AUTO"}], exact=True))
+    assert environment(job(env=[{"name": "MKL_CBWR", "value": "AUTO"}]))["MKL_CBWR"] == "AUTO"
     plain = environment(job())
     assert not {"SPRINGTIDE_LOGICAL_WORKERS", "MKL_CBWR", "OMP_NUM_THREADS"} & set(plain)
 
