@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from worker_checks import check
 from worker_cluster import Worker, WorkerCluster, Zygote
-from worker_reference import Reference, train_alone
+from worker_reference import Reference
 
 from springtide import outcome
 from springtide.checkpoint import names, restore
@@ -30,18 +30,6 @@ STEPS = 40
 FOLDER = "default-test-alone"
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture(scope="module")
-def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
 
 
 class Place:

@@ -7,7 +7,6 @@ Seeds that once found something are kept in tests/support/server_chaos_seeds.txt
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,6 @@ KINDS: list[tuple[str, str, int, dict[str, Any]]] = [
 ]
 
 pytestmark = pytest.mark.timeout(int(600 + 2 * SECONDS))
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
 
 
 @pytest.fixture(scope="module")

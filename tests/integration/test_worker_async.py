@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from worker_cluster import Worker, WorkerCluster, Zygote
-from worker_reference import Reference, train_alone
+from worker_cluster import Worker, WorkerCluster
+from worker_reference import Reference
 from worker_script import make_data, make_model
 
 from springtide import outcome
@@ -28,38 +28,13 @@ NOTHING_LEARNT = 1.1  # log 3
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
-
-
 @pytest.fixture
-def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., WorkerCluster]]:
-    clusters: list[WorkerCluster] = []
-
+def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[..., WorkerCluster]:
     def make(consistency: str, servers: int = 2, replication: int = 1, **options: Any) -> WorkerCluster:
-        environment = {
-            "SPRINGTIDE_STRATEGY": "ParameterServer",
-            "SPRINGTIDE_CONSISTENCY": consistency,
-            "SPRINGTIDE_REPLICATION": str(replication),
-            "SPRINGTIDE_BUCKET_MIB": "0.002",
-        }
-        environment |= options.pop("environment", {})
-        cluster = WorkerCluster(zygote, tmp_path, OPTIONS | options, environment=environment)
-        cluster.servers_wanted = servers
-        clusters.append(cluster)
-        return cluster
+        environment = {"SPRINGTIDE_CONSISTENCY": consistency} | options.pop("environment", {})
+        return new_server_cluster(OPTIONS | options, servers, replication, environment=environment)
 
-    yield make
-    for cluster in clusters:
-        cluster.close()
-
-
-@pytest.fixture(scope="module")
-def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
+    return make
 
 
 def loss_of(values: list[float], kind: str = "plain") -> float:

@@ -8,7 +8,6 @@ checkpoints in checkpoint_chaos_seeds.txt beside it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +17,13 @@ from checkpoint_chaos import SavingChaos, saving_cluster
 from worker_chaos import Chaos
 from worker_checks import check
 from worker_cluster import WorkerCluster, Zygote
-from worker_reference import Reference, train_alone
+from worker_reference import Reference
 
 SEEDS = Path(__file__).resolve().parents[1] / "support" / "worker_chaos_seeds.txt"
 SAVING_SEEDS = SEEDS.with_name("checkpoint_chaos_seeds.txt")
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 14, "pace": 0.015, "split": 2}
 
 pytestmark = pytest.mark.timeout(int(600 + 2 * seconds(20)))
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture(scope="module")
-def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
 
 
 def survive(chaos: Chaos, reference: Reference, *, early: bool) -> str:

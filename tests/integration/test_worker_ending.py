@@ -20,13 +20,6 @@ BLOCKS = Path(__file__).parents[1] / "support" / "block_script.py"
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
-
-
 @pytest.fixture
 def cluster(zygote: Zygote, tmp_path: Path) -> Iterator[WorkerCluster]:
     cluster = WorkerCluster(zygote, tmp_path, OPTIONS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,6 @@ SCRIPT = Path(__file__).parents[1] / "support" / "worker_evaluation_script.py"
 NUMBER = 150.0  # the mean of 0..300
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
 
 
 def test_killed_in_an_evaluation_and_a_coordinator_too(zygote: Zygote, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,6 @@ from worker_reference import train_alone
 OPTIONS: dict[str, Any] = {"samples": 150, "batch": 32, "epochs": 4, "pace": 0.02}
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
 
 
 def test_killed_while_processes_read_ahead(zygote: Zygote, tmp_path: Path) -> None:

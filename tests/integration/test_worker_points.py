@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from cut_proxy import CutProxy
 from worker_checks import check
-from worker_cluster import Worker, WorkerCluster, Zygote
-from worker_reference import Reference, train_alone
+from worker_cluster import Worker, WorkerCluster
+from worker_reference import Reference
 
 from springtide import outcome
 
@@ -23,30 +23,9 @@ STEPS = 24
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
-
-
 @pytest.fixture
-def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., WorkerCluster]]:
-    clusters: list[WorkerCluster] = []
-
-    def make(**settings: Any) -> WorkerCluster:
-        settings = {"options": OPTIONS} | settings
-        clusters.append(WorkerCluster(zygote, tmp_path, **settings))
-        return clusters[-1]
-
-    yield make
-    for cluster in clusters:
-        cluster.close()
-
-
-@pytest.fixture(scope="module")
-def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
+def make_cluster(new_cluster: Callable[..., WorkerCluster]) -> Callable[..., WorkerCluster]:
+    return lambda options=OPTIONS, **settings: new_cluster(options, **settings)
 
 
 class Proxies:

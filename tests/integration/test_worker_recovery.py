@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +20,13 @@ STEPS = 56
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
-
-
 @pytest.fixture
-def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., WorkerCluster]]:
-    clusters: list[WorkerCluster] = []
-
+def make_cluster(new_cluster: Callable[..., WorkerCluster]) -> Callable[..., WorkerCluster]:
     def make(**settings: Any) -> WorkerCluster:
         options = OPTIONS | settings.pop("options", {})
-        clusters.append(WorkerCluster(zygote, tmp_path, options, **settings))
-        return clusters[-1]
+        return new_cluster(options, **settings)
 
-    yield make
-    for cluster in clusters:
-        cluster.close()
-
-
-@pytest.fixture(scope="module")
-def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
+    return make
 
 
 def test_killed_at_every_point_of_a_step(

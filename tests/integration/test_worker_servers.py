@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,37 +25,13 @@ STEPS = 56
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
-
-
 @pytest.fixture
-def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., WorkerCluster]]:
-    clusters: list[WorkerCluster] = []
-
+def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[..., WorkerCluster]:
     def make(servers: int, replication: int = 1, **options: Any) -> WorkerCluster:
-        environment = {
-            "SPRINGTIDE_STRATEGY": "ParameterServer",
-            "SPRINGTIDE_REPLICATION": str(replication),
-            "SPRINGTIDE_BUCKET_MIB": "0.002",
-        }
-        environment |= options.pop("environment", {})
-        cluster = WorkerCluster(zygote, tmp_path, OPTIONS | options, environment=environment)
-        cluster.servers_wanted = servers
-        clusters.append(cluster)
-        return cluster
+        environment = options.pop("environment", {})
+        return new_server_cluster(OPTIONS | options, servers, replication, environment=environment)
 
-    yield make
-    for cluster in clusters:
-        cluster.close()
-
-
-@pytest.fixture(scope="module")
-def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
+    return make
 
 
 def generation(cluster: WorkerCluster) -> int:

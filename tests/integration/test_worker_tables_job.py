@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from worker_checks import check
-from worker_cluster import WorkerCluster, Zygote
-from worker_reference import Reference, train_alone
+from worker_cluster import WorkerCluster
+from worker_reference import Reference
 
 OPTIONS: dict[str, Any] = {
     "samples": 230,
@@ -24,36 +23,12 @@ OPTIONS: dict[str, Any] = {
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
-
-
 @pytest.fixture
-def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., WorkerCluster]]:
-    clusters: list[WorkerCluster] = []
-
+def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[..., WorkerCluster]:
     def make(strategy: str, servers: int, replication: int = 1, **options: Any) -> WorkerCluster:
-        environment = {
-            "SPRINGTIDE_STRATEGY": strategy,
-            "SPRINGTIDE_REPLICATION": str(replication),
-            "SPRINGTIDE_BUCKET_MIB": "0.002",
-        }
-        cluster = WorkerCluster(zygote, tmp_path, OPTIONS | options, environment=environment)
-        cluster.servers_wanted = servers
-        clusters.append(cluster)
-        return cluster
+        return new_server_cluster(OPTIONS | options, servers, replication, strategy)
 
-    yield make
-    for cluster in clusters:
-        cluster.close()
-
-
-@pytest.fixture(scope="module")
-def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS)
+    return make
 
 
 @pytest.mark.parametrize("strategy", ["Hybrid", "ParameterServer"])
