@@ -23,31 +23,32 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command of the arguments and return the exit code: that of the script, 128 + n when signal n
     ended it, 127 when it cannot be started, 2 for wrong arguments or a wrong environment.
     """
+    environ = dict(os.environ)
+    # What is forked here becomes another program at once, and gRPC's handlers abort it now and then. Read when
+    # gRPC is imported.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     try:
         options = parse(arguments)
         settings = read_settings()
         _log_to_stderr()
-        count = agreed(_count(options), os.environ)
+        count = agreed(_count(options), environ)
         if options.torchrun_env and settings.alone:
-            return Solo(options, count, os.environ).run()
+            return Solo(options, count, environ).run()
         if options.torchrun_env:
-            return _crew(options, settings, count)
+            return _crew(options, settings, count, environ)
         if settings.alone and count > 1:
             raise UsageError(
                 f"--processes {count} outside of a job: there is no coordinator that makes"
                 " the processes one job. Apply a TrainingJob with workers.processesPerPod, or say"
                 " --torchrun-env for a script that uses torch.distributed by itself"
             )
-        return Pod(options, settings, count, os.environ).run()
+        return Pod(options, settings, count, environ).run()
     except SpringtideError as error:
         print(f"springtide launch: {error}", file=sys.stderr)
         return _BAD_ARGUMENTS
 
 
-def _crew(options: Options, settings: Settings, count: int) -> int:
-    environ = dict(os.environ)
-    # What is forked here becomes another program at once; read when gRPC is imported.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+def _crew(options: Options, settings: Settings, count: int, environ: Mapping[str, str]) -> int:
     from springtide.launch.crew import Crew
 
     return Crew(options, settings, count, environ, settings.job_uid or settings.job).run()
