@@ -63,11 +63,15 @@ class Journal:
         self._check(now)
 
     def knows(self, pods: Iterable[Object]) -> bool:
-        """Whether it has been told of all of them, and of the ends of all others."""
-        alive = {pod["metadata"]["uid"] for pod in pods if how("MODIFIED", pod) is None}
-        seen = {**self.pods, **self.coordinators}
-        all_seen = all(pod["metadata"]["uid"] in seen for pod in pods)
-        return all_seen and alive == {uid for uid, one in seen.items() if one.end is None}
+        """Whether it has been told of all of them, and of the ends of all other workers.
+
+        A coordinator's container is started again in its pod, so its pod has not ended when one of them has.
+        """
+        there = {pod["metadata"]["uid"]: pod for pod in pods}
+        alive = {uid for uid, pod in there.items() if uid in self.pods and how("MODIFIED", pod) is None}
+        return there.keys() <= {*self.pods, *self.coordinators} and alive == {
+            uid for uid, one in self.pods.items() if one.end is None
+        }
 
     def live(self) -> list[Seen]:
         return [seen for seen in self.pods.values() if seen.end is None]

@@ -78,3 +78,23 @@ def test_what_must_be_counted_and_what_may() -> None:
     assert journal.early() == (1, 3)
     assert journal.died() == 2
     assert [seen.name for seen in journal.live()] == ["fake-worker-4-0"]
+
+
+def test_what_the_watch_has_told_of() -> None:
+    journal = Journal(maximum=3)
+    coordinator = {
+        **pod(7),
+        "metadata": {"name": "c", "uid": "c", "labels": {names.LABEL_ROLE: "coordinator"}},
+    }
+    journal.take("ADDED", pod(0), 0)
+    assert not journal.knows([pod(0), coordinator])
+    journal.take("ADDED", coordinator, 1)
+    assert journal.knows([pod(0), coordinator])
+    # Its container is started again; that of a worker is not.
+    journal.take("MODIFIED", {**coordinator, "status": ended(0)["status"]}, 2)
+    assert journal.knows([pod(0), coordinator])
+    assert not journal.knows([ended(0), coordinator])
+    assert not journal.knows([coordinator])
+    journal.take("MODIFIED", ended(0), 3)
+    assert journal.knows([ended(0), coordinator])
+    assert journal.knows([coordinator])
