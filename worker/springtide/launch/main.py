@@ -24,8 +24,8 @@ def main(arguments: Sequence[str]) -> int:
     ended it, 127 when it cannot be started, 2 for wrong arguments or a wrong environment.
     """
     environ = dict(os.environ)
-    # What is forked here becomes another program at once, and gRPC's handlers abort it now and then. Read when
-    # gRPC is imported.
+    # What is forked here becomes another program at once, and gRPC's handlers abort it now and then. They are
+    # left out if this is set when gRPC is imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     try:
         options = parse(arguments)
