@@ -12,6 +12,7 @@ accelerator computed: on few cores, workers that start would else take them from
   done in the same time; their rates are measured before.
 * `lost_seconds_by_cause`: what `status.lostSeconds` gained.
 * `samples_repeated`, `samples_lost`: by the check that travels with the parameters.
+  Null, with a `reason`, where no step came within a minute after the trace.
 * `survivor_restarts`: worker processes that ended although nobody aimed at them or their node.
 """
 
@@ -228,7 +229,12 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
             history()
             time.sleep(0.2)
         end = time.time()
-        until(60, "progress to be written", lambda: _written_after(status(), end))
+        trouble = None
+        try:
+            until(60, "progress to be written", lambda: _written_after(status(), end))
+        except TimeoutError as error:
+            trouble = f"no step after the trace's end: {error}"
+            print(trouble, flush=True)
         watch.look()
         final = status()
         commits = [c for c in history().curve() if start <= c.unix_time <= end]
@@ -240,10 +246,13 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
         gaps = [b.unix_time - a.unix_time for a, b in pairwise(commits)]
         return {
             "goodput": min(1.0, sum(commit.step_seconds for commit in commits) / (end - start)),
-            "throughput_ratio": done / expected_samples(commits, history().members, rate, start, end),
+            "throughput_ratio": done / expected_samples(commits, history().members, rate, start, end)
+            if commits
+            else 0.0,
             "lost_seconds_by_cause": {c: round(after[c] - before.get(c, 0.0), 3) for c in sorted(after)},
-            "samples_repeated": final["data"]["repeated"],
-            "samples_lost": final["data"]["lost"],
+            "samples_repeated": None if trouble else final["data"]["repeated"],
+            "samples_lost": None if trouble else final["data"]["lost"],
+            "reason": trouble,
             "survivor_restarts": len(innocent),
             "seconds": end - start,
             "seed": seed,

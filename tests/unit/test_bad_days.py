@@ -22,6 +22,8 @@ from operator_bad_days import (
 )
 from operator_world import World, finished_message
 
+from springtide_operator.plan.clock import timestamp
+
 
 def rule(action: str, **when: object) -> dict[str, object]:
     return {"rules": [{"action": action, **when}]}
@@ -30,6 +32,12 @@ def rule(action: str, **when: object) -> dict[str, object]:
 def together(world: World, text: str) -> None:
     for pod in world.workers():
         world.end(pod, 1, text)
+
+
+def young(world: World) -> None:
+    """All workers have just started."""
+    for pod in world.workers():
+        pod["metadata"]["creationTimestamp"] = timestamp(world.now)
 
 
 def sidecar_stays(world: World, code: int, text: str) -> None:
@@ -81,6 +89,16 @@ RESTARTS = [
     Day(
         "two fail at once for two causes",
         lambda w: (w.end(worker(w, 0), 1, RAISED % "OSError"), w.end(worker(w, 1), 1, RAISED % "KeyError")),
+        "+0-1 +1-1",
+        counts=(2, 0),
+    ),
+    Day(
+        "two fail young for two causes",
+        lambda w: (
+            young(w),
+            w.end(worker(w, 0), 1, RAISED % "OSError"),
+            w.end(worker(w, 1), 1, RAISED % "KeyError"),
+        ),
         "",
         ("Degraded", "BackingOff", "boom"),
         (2, 0),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from operator_world import World, job_object
 
-from springtide_operator.api import reasons
+from springtide_operator.api import names, reasons
 from springtide_operator.plan.actions import CreateWorker
-from springtide_operator.plan.backoff import decayed, delay
+from springtide_operator.plan.backoff import Backoff, decayed, delay
+from springtide_operator.plan.clock import timestamp
 
 
 def running_world(replicas: int = 3) -> World:
@@ -68,9 +69,10 @@ def test_repeated_failures_wait_longer_and_say_so() -> None:
 
 def test_a_crash_loop_is_told_once_and_is_over_when_all_train() -> None:
     world = running_world(2)
+    world.job["spec"]["failurePolicy"]["backoffLimit"] = 100
     world.reports()
     told: list[str] = []
-    for _ in range(5):
+    for _ in range(2 + 5):  # two that had trained are no part of it
         world.fail(world.workers()[0])
         for _ in range(40):  # the next try comes, runs, and has not trained
             told += [event.reason for event in world.round().events]
@@ -105,6 +107,78 @@ def test_a_worker_that_runs_for_a_while_is_no_crash_loop_also_where_nobody_says_
     assert reason() == reasons.CRASH_LOOP
     world.now += 31
     assert reason() == reasons.HEALTHY
+
+
+def test_workers_that_had_trained_are_replaced_at_once_however_many_are_killed() -> None:
+    """Ten minutes in which one of three is killed every 25 s."""
+    world = running_world(3)
+    world.job["spec"]["failurePolicy"]["backoffLimit"] = 1000
+    world.reports()
+    for n in range(24):
+        world.now += 25
+        world.reports()
+        world.round()
+        world.end(world.workers()[n % 3], 137)
+        world.round()
+        assert len(world.workers()) == 3
+        world.kubelet()
+    assert world.status["restarts"]["failures"] == 24
+    assert world.status.get("backoff", {}).get("worker", {}).get("count", 0) == 0
+
+
+def test_the_successor_of_one_that_had_trained_does_not_wait_for_anothers_loop() -> None:
+    world = running_world(2)
+    world.job["spec"]["failurePolicy"]["backoffLimit"] = 100
+    world.reports()
+    looping, other = world.workers()
+    slot = looping["metadata"]["labels"][names.LABEL_SLOT]
+    for _ in range(5):
+        world.fail(next(p for p in world.workers() if p["metadata"]["labels"][names.LABEL_SLOT] == slot))
+        world.round()
+        while len(world.workers()) < 2:
+            world.now += 0.5
+            world.round()
+        world.kubelet()
+    world.fail(next(p for p in world.workers() if p["metadata"]["labels"][names.LABEL_SLOT] == slot))
+    world.round()
+    assert len(world.workers()) == 1, "the looping one is held back"
+    held = world.status["backoff"]["worker"]["count"]
+    world.end(other, 137)
+    world.round()
+    assert [p["metadata"]["labels"][names.LABEL_SLOT] != slot for p in world.workers()] == [True]
+    assert world.status["backoff"]["worker"]["count"] == held - 1
+
+
+@pytest.mark.parametrize(
+    ("trained", "lived", "healthy"),
+    [(True, 9, False), (True, 11, True), (False, 11, False), (False, 290, False), (False, 301, True)],
+)
+def test_which_ends_are_no_part_of_a_loop(trained: bool, lived: float, healthy: bool) -> None:
+    world = running_world(1)
+    world.fail(world.workers()[0])
+    world.settle()
+    world.now = float(int(world.now))
+    world.fail(world.workers()[0])
+    world.settle(seconds=0.5)
+    before = world.status["backoff"]["worker"]["count"]
+    pod = world.workers()[0]
+    pod["metadata"]["creationTimestamp"] = timestamp(world.now)
+    world.run(pod)
+    if trained:
+        world.reports()
+    world.round()
+    world.now += lived
+    world.fail(pod)
+    world.round()
+    after = world.status["backoff"]["worker"]["count"]
+    assert after < before if healthy else after == before + 1
+
+
+def test_the_longer_the_delay_the_longer_a_healthy_life() -> None:
+    long = Backoff(count=8, last=1000.0)  # 64 s
+    assert not long.healthy(60.0, True, 1000.0)
+    assert long.healthy(65.0, True, 1000.0)
+    assert long.healthy(33.0, True, 1300.0)  # one is forgotten
 
 
 def test_scaling_up_does_not_wait_for_another_slots_backoff() -> None:

@@ -209,6 +209,10 @@ class SlotStatus(ApiModel):
         default=None,
         description="uid of the pod before it, on a cordoned node, that goes on until this one takes over.",
     )
+    healthy: bool = Field(
+        default=False,
+        description="It takes part in training; of one that ended: its end was no part of a loop.",
+    )
     avoid: Annotated[str, Field(max_length=253)] | None = Field(
         default=None, description="The node that its next pod must not be on, by a rule that says Replace."
     )

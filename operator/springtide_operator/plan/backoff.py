@@ -1,8 +1,8 @@
-"""Exponential backoff of one role's pods, that decays with healthy time."""
+"""Exponential backoff of one role's pods, that decays with healthy time and with healthy lives."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from springtide_operator.plan.clock import parse_time, timestamp
@@ -10,6 +10,7 @@ from springtide_operator.plan.clock import parse_time, timestamp
 LIMIT_SECONDS = 300.0
 DECAY_SECONDS = 300.0
 QUICK_SECONDS = 10.0  # a pod that lives shorter than this feeds the backoff, whoever ended it
+HEALTHY_SECONDS = 300.0  # a life this long is healthy, also where nobody says that the pod did its work
 LOOP_COUNT = 3  # from so many on it is called a loop
 
 
@@ -35,6 +36,20 @@ class Backoff:
         """After one more bad end."""
         count = decayed(self.count, self.last, now) + 1
         return Backoff(count, now, now + delay(count))
+
+    def eased(self, now: float) -> Backoff:
+        """After the end of a pod that had been healthy: one bad end less."""
+        return replace(self, count=max(0, decayed(self.count, self.last, now) - 1))
+
+    def healthy(self, lived: float, worked: bool, now: float) -> bool:
+        """Whether a pod's end is no part of a loop: it did its work, for longer than the present delay.
+
+        A loop of pods that work for T seconds thus settles at delays of about T, and does half of the work
+        that it could; ends from outside, however many, hold up nobody.
+        """
+        if lived >= HEALTHY_SECONDS:
+            return True
+        return worked and lived >= max(QUICK_SECONDS, delay(decayed(self.count, self.last, now)))
 
     @classmethod
     def from_status(cls, entry: dict[str, Any]) -> Backoff:

@@ -18,6 +18,7 @@ class Slot:
     """The newest pod of one slot. `avoid`: the node that its next pod, or this one, must not be on.
 
     `moves`: uid of the pod before it, which goes on until this one can take over (its node is cordoned).
+    `healthy`: it takes part in training; of one that ended: its end was no part of a loop.
     """
 
     attempt: int
@@ -25,6 +26,7 @@ class Slot:
     ended: str | None = None
     avoid: str | None = None
     moves: str | None = None
+    healthy: bool = False
 
     def to_status(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"attempt": self.attempt}
@@ -36,12 +38,20 @@ class Slot:
             entry["avoid"] = self.avoid
         if self.moves:
             entry["moves"] = self.moves
+        if self.healthy:
+            entry["healthy"] = True
         return entry
 
     @classmethod
     def from_status(cls, entry: dict[str, Any]) -> Slot:
-        optional = (entry.get(key) for key in ("uid", "ended", "avoid", "moves"))
-        return cls(entry.get("attempt", 0), *optional)
+        return cls(
+            entry.get("attempt", 0),
+            entry.get("uid"),
+            entry.get("ended"),
+            entry.get("avoid"),
+            entry.get("moves"),
+            entry.get("healthy", False),
+        )
 
 
 @dataclass
@@ -139,5 +149,9 @@ class Ledger:
     def raise_backoff(self, role: str, now: float) -> None:
         self.backoffs[role] = self.backoff(role).raised(now)
 
-    def end(self, slot: int, kind: str, avoid: str | None = None) -> None:
-        self.slots[slot] = replace(self.slots[slot], ended=kind, avoid=avoid)
+    def ease_backoff(self, role: str, now: float) -> None:
+        if self.backoff(role).count:
+            self.backoffs[role] = self.backoff(role).eased(now)
+
+    def end(self, slot: int, kind: str, avoid: str | None = None, healthy: bool = False) -> None:
+        self.slots[slot] = replace(self.slots[slot], ended=kind, avoid=avoid, healthy=healthy)

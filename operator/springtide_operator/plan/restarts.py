@@ -4,6 +4,7 @@ worker comes back after a growing, decaying delay.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -38,10 +39,20 @@ class Ended(NamedTuple):
     end: End
     verdict: Verdict
     moved: bool = False  # another pod has its slot already
+    worked: bool = False  # it took part in training
 
     @property
     def counted(self) -> bool:
         return self.end.kind not in (reasons.END_FINISHED, reasons.END_SCALED_DOWN)
+
+    def lived(self, now: float) -> float:
+        """Seconds from its process's start, or its own, to its end."""
+        if self.pod is None:  # nobody knows
+            return math.inf if self.worked else 0.0
+        if self.end.waiting:
+            return 0.0
+        began = self.pod.started_at if self.pod.started_at is not None else self.pod.created_at
+        return max(0.0, (self.end.at if self.end.at is not None else now) - began)
 
     @property
     def name(self) -> str:
@@ -97,6 +108,7 @@ def account(job: Job, observation: Observation, ledger: Ledger, now: float) -> l
     """
     newest = newest_pods(observation)
     _meet(newest, ledger)
+    _note_who_trains(observation, ledger)
     by_uid = {pod.uid: pod for pod in observation.workers}
     groups: dict[str, list[Ended]] = {}
     for slot in sorted(ledger.slots):
@@ -112,7 +124,7 @@ def account(job: Job, observation: Observation, ledger: Ledger, now: float) -> l
         found = newest.get(slot)
         ended = _look(job, slot, found if found is not None and found.attempt >= entry.attempt else None)
         if ended is not None and ended.counted:
-            groups.setdefault(ended.cause, []).append(ended)
+            groups.setdefault(ended.cause, []).append(ended._replace(worked=entry.healthy))
         elif ended is not None:
             ledger.end(slot, ended.end.kind)
     ledger.incidents = incidents.open_ones(ledger.incidents, now)
@@ -132,6 +144,17 @@ def _meet(newest: dict[int, WorkerPod], ledger: Ledger) -> None:
         elif entry.ended == reasons.END_SCALED_DOWN and pod.live:
             # It was to be given back, and was not: whoever still wants that says so again in this round.
             ledger.slots[slot] = Slot(pod.attempt, pod.uid, moves=entry.moves)
+
+
+def _note_who_trains(observation: Observation, ledger: Ledger) -> None:
+    """A worker that has taken part stays known for that, also when the coordinator is gone with it."""
+    report = observation.report_of(ledger.incarnation)
+    if report is None or not report.training:
+        return
+    active = {member.pod_uid for member in report.members if member.active}
+    for slot, entry in ledger.slots.items():
+        if entry.uid in active and entry.ended is None and not entry.healthy:
+            ledger.slots[slot] = replace(entry, healthy=True)
 
 
 def _look(job: Job, slot: int, pod: WorkerPod | None) -> Ended | None:
@@ -158,15 +181,20 @@ def _decide(job: Job, ledger: Ledger, cause: str, together: Sequence[Ended], now
     slots = [ended.slot for ended in together]
     ledger.incidents, new = incidents.take_in(ledger.incidents, cause, slots, now)
     first, verdict = together[0], together[0].verdict
+    backoff = ledger.backoff(ROLE)
+    healthy = {one.slot: backoff.healthy(one.lived(now), one.worked, now) for one in together}
     for ended in together:
         if ended.moved:
             continue
         node = ended.pod.node if ended.pod is not None else None
-        ledger.end(ended.slot, ended.end.kind, node if verdict.action is RuleAction.REPLACE else None)
+        avoid = node if verdict.action is RuleAction.REPLACE else None
+        ledger.end(ended.slot, ended.end.kind, avoid, healthy[ended.slot])
     counts = ledger.counts
     quick = any(one.pod is not None and now - one.pod.created_at < QUICK_SECONDS for one in together)
     failed = first.end.kind == reasons.END_FAILED or verdict.counts == rules.FAILURE
-    if new and (failed or quick):
+    if new and all(healthy.values()):
+        ledger.ease_backoff(ROLE, now)
+    elif new and (failed or quick):
         ledger.raise_backoff(ROLE, now)
     if failed:
         last = max(together, key=lambda one: one.end.at or now)
@@ -211,10 +239,12 @@ def give_up(observation: Observation, ledger: Ledger) -> list[Action]:
 
 
 def waits(ledger: Ledger, slot: int, now: float) -> bool:
-    """True while the slot's next pod is held back."""
+    """True while the slot's next pod is held back. That of a healthy one is not, whatever others do."""
     entry = ledger.slots.get(slot)
     held = (reasons.END_FAILED, reasons.END_PREEMPTED, reasons.END_LEFT, reasons.END_FINISHED)
-    return entry is not None and entry.ended in held and now < ledger.backoff(ROLE).until
+    if entry is None or entry.healthy or entry.ended not in held:
+        return False
+    return now < ledger.backoff(ROLE).until
 
 
 def exceeded(job: Job, ledger: Ledger) -> Problem | None:
