@@ -16,6 +16,7 @@ from operator_bad_days import (
     Object,
     live_through,
     refused,
+    server,
     stalled,
     unschedulable,
     waits,
@@ -25,9 +26,26 @@ from operator_world import World
 
 from springtide_operator.api import names
 from springtide_operator.plan.actions import CreateWorkload
+from springtide_operator.plan.refused import refuse
 
 REFUSAL = ("Degraded", "PodCreationRefused")
 FORBIDDEN = 'pods "digits-worker-3-0" is forbidden: '
+
+
+WEBHOOK_DOWN = (
+    'Internal error occurred: failed calling webhook "validate.policy": failed to call webhook:'
+    ' Post "https://policy.policies.svc:443/validate": dial tcp 10.0.0.9:443: connect: connection refused'
+)
+
+
+def later_refused(world: World, seconds: float, said: str = "etcdserver: no leader") -> None:
+    """Refused again, so many seconds after the last time; one look at it if nothing is to be said."""
+    world.now += seconds
+    world.reports()
+    world.refusals["worker"] = refuse(world.refusals["worker"], 500, "etcdserver: no leader", world.now)
+    if not said:
+        degraded = next(c for c in world.plan().status["conditions"] if c["type"] == "Degraded")
+        assert degraded["status"] == "False"
 
 
 WAITING = [
@@ -84,6 +102,40 @@ REFUSED = [
         (*REFUSAL, "admission webhook"),
     ),
     Day(
+        "a policy of the API server itself, that says 422",
+        lambda w: refused(
+            w, 422, FORBIDDEN + "ValidatingAdmissionPolicy 'team' with binding 'all' denied request: no owner"
+        ),
+        "",
+        (*REFUSAL, "denied request: no owner"),
+    ),
+    Day(
+        "webhook that does not answer",
+        lambda w: refused(w, 500, WEBHOOK_DOWN),
+        "",
+        (*REFUSAL, "the API server fails to make worker pods: Internal error occurred: failed calling"),
+    ),
+    Day(
+        "unknown runtime class",
+        lambda w: refused(w, 403, FORBIDDEN + 'pod rejected: RuntimeClass "gvisor" not found'),
+        "",
+        (*REFUSAL, "RuntimeClass"),
+    ),
+    Day(
+        "a parameter server is refused",
+        lambda w: (refused(w, 403, "exceeded quota: small", role="server"), w.vanish(server(w))),
+        "",
+        (*REFUSAL, "parameter servers' pods: exceeded quota: small"),
+        servers=2,
+    ),
+    Day(
+        "a parameter server is refused as invalid",
+        lambda w: (refused(w, 422, "spec.volumes[0]: Invalid value", role="server"), w.vanish(server(w))),
+        "-0-0:JobOver -1-0:JobOver -2-0:JobOver",
+        ("Failed", "InvalidTemplate", "the parameter server's pod as invalid: spec.volumes[0]"),
+        servers=2,
+    ),
+    Day(
         "unknown priority class",
         lambda w: refused(w, 403, FORBIDDEN + "no PriorityClass with name high was found"),
         "",
@@ -108,6 +160,12 @@ REFUSED = [
         (*REFUSAL, "resourcequotas"),
     ),
     Day("the API server breaks down", lambda w: refused(w, 500, "etcdserver: leader changed"), ""),
+    Day(
+        "the API server breaks down for long",
+        lambda w: (refused(w, 500, "etcdserver: no leader"), later_refused(w, 29, ""), later_refused(w, 1)),
+        "",
+        (*REFUSAL, "the API server fails to make worker pods: etcdserver: no leader"),
+    ),
     Day(
         "invalid template",
         lambda w: refused(w, 422, "spec.containers[0].name: Invalid value"),

@@ -97,6 +97,38 @@ def test_a_failure_names_exception_message_and_frame() -> None:
     assert end.message == "KeyError: 'lr' (train.py:31 in main)"
 
 
+@pytest.mark.parametrize("reason", ["ContainerStatusUnknown", "Unknown"])
+def test_a_container_that_its_node_lost_sight_of_is_no_failure_of_the_script(reason: str) -> None:
+    end = ended(255, "The container could not be located when the pod was terminated", reason).end
+    assert end is not None
+    assert (end.kind, end.reason) == (reasons.END_PREEMPTED, reason)
+    assert "its node lost sight of it" in end.message
+
+
+def test_a_pod_whose_own_time_is_over_has_failed_although_its_container_is_not_found() -> None:
+    def over(world: World, raw: dict[str, Any]) -> None:
+        world.end(raw, 137, "", reason="ContainerStatusUnknown")
+        raw["status"] |= {"reason": "DeadlineExceeded", "message": "Pod was active on the node for too long"}
+
+    end = pod_that(over).end
+    assert end is not None
+    assert end.kind == reasons.END_FAILED
+
+
+@pytest.mark.parametrize("reason", ["TopologyAffinityError", "SomeReasonOfNextYear"])
+def test_a_kubelet_that_does_not_take_a_pod_is_no_failure_of_the_script(reason: str) -> None:
+    def rejected(world: World, raw: dict[str, Any]) -> None:
+        raw["status"] = {
+            "phase": "Failed",
+            "reason": reason,
+            "message": "Pod was rejected: no NUMA node fits",
+        }
+
+    end = pod_that(rejected).end
+    assert end is not None
+    assert (end.kind, end.reason) == (reasons.END_PREEMPTED, reason)
+
+
 @pytest.mark.parametrize("reason", ["Evicted", "Preempting", "OutOfcpu", "NodeLost", "Terminated"])
 def test_the_nodes_reasons_are_no_failures(reason: str) -> None:
     def evicted(world: World, raw: dict[str, Any]) -> None:
@@ -146,6 +178,47 @@ def test_the_scripts_container_decides_beside_sidecars_that_run_on() -> None:
     assert pod.end is not None
     assert pod.phase == "Running"
     assert not pod.live
+
+
+def test_a_container_that_a_webhook_puts_first_is_not_taken_for_the_script() -> None:
+    """The template's only container has a name of the user's own."""
+    job = job_object(1)
+    job["spec"]["workers"]["template"]["spec"]["containers"][0]["name"] = "train"
+    world = World(job=job)
+    world.settle()
+    (raw,) = world.workers()
+    raw["spec"]["containers"].insert(0, {"name": "a-proxy", "image": "p"})
+    proxy = {"name": "a-proxy", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+    raw["status"]["containerStatuses"] = [proxy, {"name": "train", "state": {"waiting": {}}}]
+    waits = observe.worker_pod(raw)
+    assert waits is not None
+    assert (waits.end, waits.running) == (None, False)
+    raw["status"]["containerStatuses"][1]["state"] = {
+        "terminated": {"exitCode": 0, "message": finished_message(1)}
+    }
+    ended = observe.worker_pod(raw)
+    assert ended is not None
+    assert ended.end is not None
+    assert ended.end.kind == reasons.END_FINISHED
+
+
+def test_beside_an_injected_container_coordinators_and_servers_run_when_their_own_ones_do() -> None:
+    job = job_object(1)
+    job["spec"] |= {"strategy": {"type": "ParameterServer"}, "parameterServers": {"replicas": 1}}
+    world = World(job=job)
+    world.settle()
+    proxy = {"name": "a-proxy", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+    for raw in (world.coordinators()[0], world.servers()[0]):
+        raw["spec"]["containers"].insert(0, {"name": "a-proxy", "image": "p"})
+        own = raw["spec"]["containers"][1]["name"]
+        raw["status"]["containerStatuses"] = [proxy, {"name": own, "state": {"waiting": {}}}]
+    coordinator, serving = (
+        observe.coordinator_pod(world.coordinators()[0]),
+        observe.server_pod(world.servers()[0]),
+    )
+    assert coordinator is not None
+    assert serving is not None
+    assert (coordinator.running_since, serving.running) == (None, False)
 
 
 @pytest.mark.parametrize(

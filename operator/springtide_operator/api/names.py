@@ -61,6 +61,7 @@ PARAMETER_SERVER_PORT = 7080
 PARAMETER_SERVER_METRICS_PORT = 9402
 OPERATOR_METRICS_PORT = 9402
 TERMINATION_LOG = "/dev/termination-log"
+TOKEN = "SPRINGTIDE_TOKEN"  # variable of the process that belongs to the job, in each of its pods
 
 _WORKER = re.compile(r"-worker-(\d{1,9})-(\d{1,9})$")
 _SERVER = re.compile(r"-ps-(\d{1,9})-(\d{1,9})$")

@@ -295,7 +295,7 @@ def common_environment(job: Job, role: str) -> list[Object]:
         {"name": "SPRINGTIDE_NAMESPACE", "value": job.namespace},
         {"name": "SPRINGTIDE_JOB_UID", "value": job.uid},
         {"name": "SPRINGTIDE_ROLE", "value": role},
-        from_secret(job, "SPRINGTIDE_TOKEN", "token"),
+        from_secret(job, names.TOKEN, "token"),
         field("SPRINGTIDE_POD_NAME", "metadata.name"),
         field("SPRINGTIDE_POD_UID", "metadata.uid"),
         field("SPRINGTIDE_POD_IP", "status.podIP"),

@@ -136,7 +136,7 @@ def _truths(job: Job, observation: Observation, ledger: Ledger, now: float) -> d
     running = conditions.running(job, observation, ledger, old, now)
     started = running.true or bool(old.get("generation"))
     if halted(job):
-        problem = problems.summary(problems.of_halted(job, observation))
+        problem = problems.summary(problems.of_halted(job, observation, now))
         saving = putaway.waits(job, observation, ledger, now)
         saved = progress.checkpoint(observation.report_of(ledger.incarnation), old)
         return suspend.truths(job, observation, problem, saving, saved)

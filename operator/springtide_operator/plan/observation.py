@@ -283,6 +283,12 @@ class Report:
         return self.phase in ("RUNNING", "ENDING", "AFTER_LOOP")
 
 
+# How the API server names those whose no is a policy's, with whatever code they choose.
+_POLICIES = ("admission webhook", "ValidatingAdmissionPolicy")
+_WEBHOOK_FAILS = "failed calling webhook"
+TRANSIENT_SECONDS = 30.0
+
+
 @dataclass(frozen=True)
 class Refusal:
     """The API server's no to a creation; kept by the shell, cleared by a success."""
@@ -300,8 +306,14 @@ class Refusal:
 
     @property
     def invalid(self) -> bool:
-        """The object itself is wrong: asking again cannot help. (A webhook may change its mind.)"""
-        return self.code in (400, 422) and "admission webhook" not in self.message
+        """The object itself is wrong: asking again cannot help. (A policy may change its mind.)"""
+        return self.code in (400, 422) and not any(words in self.message for words in _POLICIES)
+
+    def hidden(self, now: float) -> bool:
+        """No word about it yet: the server is likely to answer soon. A webhook that does not answer is
+        somebody's to mend, and so is whatever lasts.
+        """
+        return self.transient and _WEBHOOK_FAILS not in self.message and now - self.since < TRANSIENT_SECONDS
 
 
 @dataclass(frozen=True)

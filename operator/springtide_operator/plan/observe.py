@@ -42,7 +42,7 @@ def worker_pod(pod: Object) -> WorkerPod | None:
     if place is None:
         return None
     status = pod.get("status") or {}
-    container = _script_container(pod)
+    container = _container(pod, names.ROLE_WORKER)
     state = (container or {}).get("state") or {}
     running = state.get("running")
     started = (
@@ -89,8 +89,7 @@ def coordinator_pod(pod: Object) -> CoordinatorPod | None:
     if not number.isdigit():
         return None
     status = pod.get("status") or {}
-    containers = status.get("containerStatuses") or [{}]
-    running = (containers[0].get("state") or {}).get("running")
+    running = ((_container(pod, names.ROLE_COORDINATOR) or {}).get("state") or {}).get("running")
     gone_by = parse_time(meta.get("deletionTimestamp"))
     grace = float(meta.get("deletionGracePeriodSeconds") or 0)
     return CoordinatorPod(
@@ -116,9 +115,7 @@ def server_pod(pod: Object) -> ServerPod | None:
     if place is None:
         return None
     status = pod.get("status") or {}
-    containers = (pod.get("spec") or {}).get("containers") or [{}]
-    wanted = "server" if any(c.get("name") == "server" for c in containers) else containers[0].get("name")
-    found: Object = next((c for c in status.get("containerStatuses") or [] if c.get("name") == wanted), {})
+    found = _container(pod, "server") or {}
     state, last = found.get("state") or {}, (found.get("lastState") or {}).get("terminated")
     running = state.get("running")
     started = running or state.get("terminated") or last or {}
@@ -210,12 +207,15 @@ def pod_problem(pod: Object, who: str) -> Problem | None:
     return None
 
 
-def _script_container(pod: Object) -> Object | None:
-    """Status of the container named 'worker', or else of the spec's first."""
+def _container(pod: Object, usual: str) -> Object | None:
+    """Status of the container that runs our process: the one of the usual name, else the one that was given
+    the job's token, else the spec's first. (Webhooks add containers of theirs, also before it.)
+    """
     containers = (pod.get("spec") or {}).get("containers") or []
-    wanted = "worker" if any(c.get("name") == "worker" for c in containers) else None
-    if wanted is None and containers:
-        wanted = containers[0].get("name")
+    ours = [c for c in containers if c.get("name") == usual]
+    ours += [c for c in containers if any(e.get("name") == names.TOKEN for e in c.get("env") or [])]
+    ours += containers[:1]
+    wanted = ours[0].get("name") if ours else None
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
         if status.get("name") == wanted:
             return dict(status)

@@ -22,8 +22,12 @@ _NOT_THE_SCRIPT = {
     "Shutdown",
     "Terminated",
     "TerminationByKubelet",
+    "TopologyAffinityError",
     "UnexpectedAdmissionError",
 }
+_REJECTED = "Pod was rejected"  # how newer kubelets begin, whatever keeps them from taking a pod
+# Reasons of a container whose runtime or kubelet came back without it: the machine was started again.
+_LOST_FROM_SIGHT = ("ContainerStatusUnknown", "Unknown")
 _SAID_REASONS = ("OOMKilled", "NotFinished")
 _FROM_OUTSIDE = (9, 15)  # SIGKILL, SIGTERM: the end of the log says nothing about why
 _MESSAGE_LIMIT = 1500
@@ -53,6 +57,10 @@ def read_end(pod: Object, container: Object | None) -> End | None:
         # Of a pod with several processes the launcher says why one of them ended.
         reason = said.get("reason") if said.get("reason") in _SAID_REASONS else "Error"
         return End(reasons.END_FAILED, str(reason), _failure_text(said), code, at, exception=exception)
+    lost = (terminated or {}).get("reason") or ""
+    if code and lost in _LOST_FROM_SIGHT and not status.get("reason"):
+        text = "its node lost sight of it, as after a restart of the machine"
+        return End(reasons.END_PREEMPTED, lost, text, code, at)
     return _failed_without_words(status, terminated, message, code, at)
 
 
@@ -102,7 +110,8 @@ def disruption(status: Object) -> tuple[str, str] | None:
             reason = condition.get("reason") or "DisruptionTarget"
             return reason, condition.get("message") or f"disrupted: {reason}"
     reason = status.get("reason") or ""
-    if reason in _NOT_THE_SCRIPT or reason.startswith("OutOf"):
+    rejected = reason and str(status.get("message") or "").startswith(_REJECTED)
+    if rejected or reason in _NOT_THE_SCRIPT or reason.startswith("OutOf"):
         return reason, status.get("message") or reason
     return None
 

@@ -29,7 +29,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
     """The worst first. Texts hold no changing numbers: each change of a text is a write to the API server."""
     return [
         *_coordinator(observation, ledger, now),
-        *_refused(job, observation),
+        *_refused(job, observation, now),
         *_queue(job, observation),
         *_gang(job, observation),
         *_hung(job, observation),
@@ -50,9 +50,9 @@ def _checkpoints(observation: Observation) -> list[Problem]:
     return [Problem(reasons.CHECKPOINT_FAILING, text)]
 
 
-def of_halted(job: Job, observation: Observation) -> list[Problem]:
+def of_halted(job: Job, observation: Observation, now: float) -> list[Problem]:
     """What keeps a job from being admitted by its queue."""
-    return [*_refused(job, observation), *_queue(job, observation)]
+    return [*_refused(job, observation, now), *_queue(job, observation)]
 
 
 def summary(problems: list[Problem]) -> Problem | None:
@@ -82,7 +82,7 @@ def _coordinator(observation: Observation, ledger: Ledger, now: float) -> list[P
     return [Problem(reasons.COORDINATOR_FAILING if loops else pod.problem.reason, pod.problem.message)]
 
 
-def _refused(job: Job, observation: Observation) -> list[Problem]:
+def _refused(job: Job, observation: Observation, now: float) -> list[Problem]:
     if namespace_goes(observation):
         text = f"the namespace {job.namespace} is being deleted: nothing is made in it any more"
         return [Problem(reasons.NAMESPACE_TERMINATING, text)]
@@ -100,12 +100,13 @@ def _refused(job: Job, observation: Observation) -> list[Problem]:
     }
     for role, text in what.items():
         refusal = observation.refusals.get(role)
-        if refusal is None or refusal.transient:
+        if refusal is None or refusal.hidden(now):
             continue
         if role == "worker" and not sizing.missing_slots(job, observation):
             continue  # nothing is asked for any more
         reason = _REFUSED.get(role, reasons.POD_CREATION_REFUSED)
-        result.append(Problem(reason, f"the API server refuses {text}: {refusal.message[:1000]}"))
+        verb = "fails to make" if refusal.transient else "refuses"
+        result.append(Problem(reason, f"the API server {verb} {text}: {refusal.message[:1000]}"))
     return result
 
 

@@ -64,6 +64,7 @@ _KNOWN = frozenset(
         "RegistryUnavailable",
         "RunContainerError",
         "StartError",
+        "TopologyAffinityError",
         "UnexpectedAdmissionError",
         "Unschedulable",
         "Vanished",
