@@ -29,13 +29,14 @@ def library(**settings: Any) -> Iterator[Runtime]:
 class Script:
     """A small regression: model, optimizer and data that a test's loop uses."""
 
-    def __init__(self, samples: int = 24, norm: bool = False, **distribute: Any) -> None:
+    def __init__(self, samples: int = 24, norm: bool = False, device: str = "cpu", **distribute: Any) -> None:
+        self.device = device
         torch.manual_seed(3)
         self.x, self.y = torch.randn(samples, 4), torch.randn(samples, 2)
         layers: list[torch.nn.Module] = [torch.nn.Linear(4, 8)]
         if norm:
             layers.append(torch.nn.BatchNorm1d(8))
-        self.model = torch.nn.Sequential(*layers, torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        self.model = torch.nn.Sequential(*layers, torch.nn.Tanh(), torch.nn.Linear(8, 2)).to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
         springtide.distribute(self.model, self.optimizer, scheduler=self.scheduler, **distribute)
@@ -44,7 +45,7 @@ class Script:
         return springtide.batches((self.x, self.y), batch_size=batch_size, epochs=epochs, **more)
 
     def loss(self, batch: Any) -> torch.Tensor:
-        x, y = batch
+        x, y = (item.to(self.device) for item in batch)
         return (self.model(x) - y).square().mean()
 
     def finish(self) -> None:
@@ -53,4 +54,4 @@ class Script:
         self.optimizer.zero_grad()
 
     def parameters(self) -> torch.Tensor:
-        return torch.cat([parameter.detach().reshape(-1) for parameter in self.model.parameters()]).clone()
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.model.parameters()]).cpu()

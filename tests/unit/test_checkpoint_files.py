@@ -116,13 +116,37 @@ def test_a_state_comes_back_whoever_wrote_it(root: Path, count: int) -> None:
     )
 
 
-def test_a_step_waits_for_the_copy_only(root: Path) -> None:
-    """What changes after `take` does not get into the checkpoint."""
+on_cuda = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.cuda,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    ],
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", on_cuda])
+def test_a_step_waits_for_the_copy_only(root: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """`take` returns while storage stands still, and what changes after it does not get into the
+    checkpoint.
+    """
+    answers = threading.Event()
+    make_folder = Storage.make_folder
+
+    def wait(storage: Storage, path: str) -> None:
+        assert answers.wait(60)
+        make_folder(storage, path)
+
+    monkeypatch.setattr(Storage, "make_folder", wait)
     members = Members(root, 1)
     content = tree()
+    live = content["parameters"]["a"] = content["parameters"]["a"].to(device)
     members.all[0].take(state(1), lambda: content, Share(0, ("w0",)), "interval")
-    content["parameters"]["a"].zero_()
-    assert members.all[0].flush(30)
+    assert members.all[0].busy
+    assert members.told == []
+    live.zero_()
+    answers.set()
+    assert members.all[0].flush(60)
     found, _ = members.all[0].newest(must_read=True)
     assert found is not None
     assert equal(found.tree, tree())

@@ -43,6 +43,14 @@ def test_links_between_files_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_every_file_of_tests_that_need_a_gpu_is_named_as_not_run() -> None:
+    text = (ROOT / "docs/unverified.md").read_text()
+    mark = "pytest.mark." + "cuda"
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if mark in path.read_text()]
+    assert len(files) >= 3
+    assert [path.name for path in files if f"tests/unit/{path.name}" not in text] == []
+
+
 def test_make_targets_named_in_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     named = set(re.findall(r"\bmake ([a-z]+)", (ROOT / "README.md").read_text())) - {"and"}

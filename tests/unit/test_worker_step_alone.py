@@ -22,20 +22,22 @@ def runtime() -> Iterator[Runtime]:
 
 
 def plain_torch(
-    script: Script, runtime: Runtime, epochs: int, clip_norm: float | None = None
+    script: Script, runtime: Runtime, epochs: int, clip_norm: float | None = None, device: str = "cpu"
 ) -> torch.Tensor:
     """Parameters after training a twin of the script's model with torch alone, on the same batches."""
     twin = Script.__new__(Script)
+    twin.device = device
     torch.manual_seed(3)
     twin.x, twin.y = torch.randn(24, 4), torch.randn(24, 2)
     twin.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    twin.model = twin.model.to(device)
     optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     for x, y in script.batches(epochs=epochs):
         with springtide.step():
             script.loss((x, y)).backward()
             script.finish()
-        (twin.model(x) - y).square().mean().backward()
+        twin.loss((x, y)).backward()
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(twin.model.parameters(), clip_norm)
         optimizer.step()
@@ -44,11 +46,21 @@ def plain_torch(
     return twin.parameters()
 
 
+on_cuda = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.cuda,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    ],
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", on_cuda])
 @pytest.mark.parametrize("clip_norm", [None, 0.1])
-def test_equal_to_plain_torch(runtime: Runtime, clip_norm: float | None) -> None:
-    script = Script(clip_norm=clip_norm)
-    expected = plain_torch(script, runtime, 3, clip_norm)
-    torch.testing.assert_close(script.parameters(), expected, rtol=0, atol=1e-6)
+def test_equal_to_plain_torch(runtime: Runtime, clip_norm: float | None, device: str) -> None:
+    script = Script(clip_norm=clip_norm, device=device)
+    expected = plain_torch(script, runtime, 3, clip_norm, device)
+    torch.testing.assert_close(script.parameters(), expected, rtol=0, atol=1e-6 if device == "cpu" else 1e-5)
     assert runtime.position.ledger.audit()["totalSeen"] == 72
     assert runtime.position.cursor.step == 9
     assert (springtide.rank(), springtide.world_size(), springtide.local_rank()) == (0, 1, 0)
