@@ -158,10 +158,13 @@ class ServerClient:
         table: str,
         slices: Sequence[tuple[int, int]],
         records: torch.Tensor,
+        dtype: torch.dtype = torch.float32,
     ) -> Future[None]:
-        """As `stage`, for rows of a table. slices: (number, how many of the records)."""
+        """As `stage`, for rows of a table. slices: (number, how many of the records). dtype: of gradients."""
         numbers, counts = ([part[i] for part in slices] for i in (0, 1))
         about = {"t": list(token), "s": step, "me": member, "k": table, "p": numbers, "n": counts}
+        if dtype is not torch.float32:
+            about["d"] = DTYPE_NAMES[dtype]
         return self._send_unanswered(Kind.STAGE_ROWS, about, records)
 
     def _send_unanswered(self, kind: Kind, about: dict[str, Any], gradient: torch.Tensor) -> Future[None]:

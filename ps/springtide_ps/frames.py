@@ -65,7 +65,7 @@ class Kind(IntEnum):
     # Embedding tables in steps: table "k", slices "p" with so many ids "n" each.
     ROWS = 60  # {"t", "s", "k", "p", "n"} + ids; answered with their rows after step s
     STAGE_SELECTED = 62  # as STAGE: numbers of elements, then the gradient there (`selected`)
-    STAGE_ROWS = 61  # {"t", "s", "k", "p", "n", "me"} + records (`slices.records`)
+    STAGE_ROWS = 61  # {"t", "s", "k", "p", "n", "me", "d"} + records (`slices.records`)
 
     # Training without common steps (`asynchronous`); "r" is a range, "recipe" how it is applied.
     # Answered with {"applied", "ranges", "already", "before"} + the newest values.

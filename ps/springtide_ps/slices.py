@@ -21,6 +21,12 @@ from springtide_ps.tables import OPTIMIZERS, Table, TableError, TableSpec
 
 ID_WORDS: Final = 2
 SLICES_LIMIT: Final = 4096
+ROW_DTYPES: Final[dict[str, torch.dtype]] = {
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")
+}
+"""In which gradients of rows may travel."""
+_ID_BYTES: Final = 8
+_WORDS: Final = {4: torch.int32, 2: torch.int16}
 _SEED: Final = 2  # bits that neither a server's id map nor raw tables use
 
 
@@ -30,11 +36,29 @@ def slice_numbers(ids: Ids, slices: int) -> Ids:
 
 
 def records(ids: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
-    """int32 [n, 2 + dim], the form in which gradients of rows travel: an id, then its float32 gradient."""
+    """int32 [n, 2 + dim], the form in which gradients of rows travel: an id, then its float32 gradient.
+
+    Of gradients in 16 bits it is int16 [n, 4 + dim], which `widened` makes the other form of.
+    """
+    word = _WORDS[gradients.dtype.itemsize]
+    width = ids.itemsize // word.itemsize
     if not len(ids):
-        return torch.empty(0, ID_WORDS + gradients.shape[1], dtype=torch.int32)
-    words = ids.reshape(-1).view(torch.int32).view(-1, ID_WORDS)
-    return torch.cat((words, gradients.contiguous().view(torch.int32)), 1)
+        return torch.empty(0, width + gradients.shape[1], dtype=word)
+    words = ids.reshape(-1).view(word).view(-1, width)
+    return torch.cat((words, gradients.contiguous().view(word)), 1)
+
+
+def record_bytes(dim: int, dtype: torch.dtype) -> int:
+    """Of one record with a gradient of that type."""
+    return _ID_BYTES + dim * dtype.itemsize
+
+
+def widened(payload: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """Records with float32 gradients (flat int32), of the memory (uint8) of records with 16-bit ones."""
+    parts = payload.view(torch.int16).view(-1, _ID_BYTES // 2 + dim)
+    ids = parts[:, : _ID_BYTES // 2].reshape(-1).view(torch.int64)
+    gradients = parts[:, _ID_BYTES // 2 :].contiguous().view(dtype)
+    return records(ids, gradients.to(torch.float32)).view(-1)
 
 
 def unpack(rows: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ from springtide_ps.frames import DTYPES, PAYLOAD_LIMIT, Frame, FrameError, Heade
 from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, Token
 from springtide_ps.selected import unpack
 from springtide_ps.shards import Shards
-from springtide_ps.slices import ID_WORDS, SLICES_LIMIT, Slice
+from springtide_ps.slices import ID_WORDS, ROW_DTYPES, SLICES_LIMIT, Slice, record_bytes, widened
 from springtide_ps.store import KEY_LIMIT
 from springtide_ps.stream import parse_address
 
@@ -63,7 +63,7 @@ class Steps:
             slices = _slices(meta)
             dim = self.shards.slice_of(slices[0][0]).table.spec.dim
             total = sum(count for _, count in slices)
-            each = 8 if kind is Kind.ROWS else 4 * (ID_WORDS + dim)
+            each = 8 if kind is Kind.ROWS else record_bytes(dim, _row_dtype(meta))
             if nbytes != total * each:
                 raise RoundError(f"{total} rows of {key} bring {nbytes} bytes, {total * each} belong there")
             if total * 4 * dim > PAYLOAD_LIMIT:
@@ -110,9 +110,12 @@ class Steps:
                 selected = unpack(payload, chunk.dtype, chunk.values.numel())
                 shards.stage(token, _step(meta), str(meta.get("me")), key, selected)
             case Kind.STAGE_ROWS:
-                words, start, me = payload.view(torch.int32), 0, str(meta.get("me"))
-                for key, count in _slices(meta):
-                    stop = start + count * (ID_WORDS + shards.slice_of(key).table.spec.dim)
+                slices, start, me = _slices(meta), 0, str(meta.get("me"))
+                dim, dtype = shards.slice_of(slices[0][0]).table.spec.dim, _row_dtype(meta)
+                narrow = dtype.itemsize < torch.float32.itemsize
+                words = widened(payload, dim, dtype) if narrow else payload.view(torch.int32)
+                for key, count in slices:
+                    stop = start + count * (ID_WORDS + dim)
                     shards.stage(token, _step(meta), me, key, words[start:stop])
                     start = stop
             case Kind.ROWS:
@@ -300,6 +303,14 @@ def _slices(meta: dict[str, Any]) -> list[tuple[str, int]]:
     ):
         raise FrameError("slices of a table are named by numbers, each with a count of ids")
     return [(f"{key}.{number}", count) for number, count in zip(numbers, counts, strict=True)]
+
+
+def _row_dtype(meta: dict[str, Any]) -> torch.dtype:
+    """In which the gradients of rows travel."""
+    name = str(meta.get("d", "float32"))
+    if name not in ROW_DTYPES:
+        raise FrameError(f"gradients of rows travel as one of {', '.join(ROW_DTYPES)}, not {name[:32]!r}")
+    return ROW_DTYPES[name]
 
 
 def _members(meta: dict[str, Any]) -> list[str]:

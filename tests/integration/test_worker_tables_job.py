@@ -10,6 +10,8 @@ from worker_checks import check
 from worker_cluster import WorkerCluster
 from worker_reference import Reference
 
+from springtide import outcome
+
 OPTIONS: dict[str, Any] = {
     "samples": 230,
     "batch": 32,
@@ -26,7 +28,8 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture
 def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[..., WorkerCluster]:
     def make(strategy: str, servers: int, replication: int = 1, **options: Any) -> WorkerCluster:
-        return new_server_cluster(OPTIONS | options, servers, replication, strategy)
+        environment = options.pop("environment", {})
+        return new_server_cluster(OPTIONS | options, servers, replication, strategy, environment=environment)
 
     return make
 
@@ -45,6 +48,28 @@ def test_workers_are_killed_and_come_at_every_point_of_a_step(
     cluster.until_done()
     assert [worker.code for worker in cluster.workers] == [0] + [-9] * len(points)
     check(cluster, reference, [steady])
+
+
+def test_compressed_gradients_train_on_while_workers_die(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    """The numbers are equal on all workers, and about those without compression."""
+    how = {"SPRINGTIDE_COMPRESSION": "PowerSGD", "SPRINGTIDE_ROWS_COMPRESSION": "BF16"}
+    cluster = make_cluster("Hybrid", 2, replication=2, pace=0.02, epochs=2, environment=how)
+    faults = {2: "prepared:3:kill", 3: "reduced:6:kill", 4: "stepping:9:kill"}
+    *steady, _, _, _ = cluster.start(5, faults=faults)
+    cluster.until_done()
+    assert [worker.code for worker in cluster.workers] == [0, 0, -9, -9, -9], cluster.logs()
+    results = [worker.result() for worker in steady]
+    ends = [worker.outcome() for worker in steady]
+    for result, end in zip(results, ends, strict=True):
+        assert isinstance(end, outcome.Finished), cluster.logs()
+        assert (end.data["repeated"], end.data["lost"], end.data["totalSeen"]) == (0, 0, 2 * 230)
+        assert result is not None
+        assert result["parameters"] == results[0]["parameters"]
+    for commit in steady[0].commits():
+        # Steps are small and clipped, so what is rounded off shows in the losses of later ones only a little.
+        assert commit["values"]["loss"] == pytest.approx(reference.losses[commit["step"]], abs=0.05)
 
 
 def test_a_server_with_copies_is_killed_and_another_one_comes(

@@ -64,7 +64,7 @@ class Rank:
     ) -> None:
         settings = self.runtime.settings
         exact = bool(settings.logical_workers)
-        on_servers = settings.strategy == "ParameterServer"
+        on_servers = settings.strategy != "AllReduce"
         declared = declare(
             model,
             optimizer,
@@ -84,13 +84,13 @@ class Rank:
             clip_norm=clip_norm,
             bucket_bytes=2048,
             logical_workers=settings.logical_workers,
-            compression=settings.compression,
+            compression=settings.sum_compression,
             make_servers=exchange_for(settings) if on_servers else None,
         )
         for index, handle in self.trainer.tables.items():
             handle.read = partial(self.runtime.rows, index)
             handle.read_all = partial(self.runtime.all_rows, index)
-        if on_servers:
+        if settings.strategy == "ParameterServer":
             wait_in_forward(declared.models[0], self.runtime.settle)
         if isinstance(servers := self.trainer.servers, AsynchronousExchange):
             self.runtime.leasing = Leasing(self.runtime, servers, tracked)

@@ -223,6 +223,28 @@ def test_the_consistency_of_a_job_can_be_edited_but_not_to_or_from_common_steps(
             {"strategy": {"type": "Hybrid", "parameterServer": {"consistency": "Asynchronous"}}},
             "Hybrid has consistency Synchronous only",
         ),
+        (
+            {
+                "strategy": {
+                    "type": "Hybrid",
+                    "allReduce": {"compression": "PowerSGD"},
+                    "parameterServer": {"compression": "BF16"},
+                }
+            },
+            None,
+        ),
+        (
+            {"strategy": {"type": "Hybrid", "parameterServer": {"compression": "TopK"}}},
+            "TopK is not for strategy.type Hybrid",
+        ),
+        (
+            {"strategy": {"type": "ParameterServer", "allReduce": {"compression": "BF16"}}},
+            "allReduce.compression is for strategy.type AllReduce and Hybrid only",
+        ),
+        (
+            {"strategy": {"parameterServer": {"compression": "BF16"}}},
+            "parameterServer.compression is for strategy.type ParameterServer and Hybrid only",
+        ),
         ({"strategy": {"type": "ParameterServer"}, "checkpoint": {"uri": "file:///data"}}, None),
         ({"strategy": {"type": "ParameterServer"}, "workers": {"groupSize": 2}}, None),
         ({"workers": {"groupSize": 2}}, "groupSize is for strategy.type ParameterServer"),

@@ -107,7 +107,7 @@ def distribute(
         ),
         logical_workers=runtime.settings.logical_workers,
         backend=runtime.settings.backend,
-        compression=settings.compression,
+        compression=settings.sum_compression,
         make_servers=exchange_for(settings) if strategy in ("ParameterServer", "Hybrid") else None,
     )
     servers = runtime.trainer.servers

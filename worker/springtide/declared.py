@@ -41,7 +41,7 @@ def declare(
 ) -> Declared:
     """Check the arguments of `distribute()`; models and optimizers may be one or a list.
 
-    in_job: there are other workers. exact: sums are to be exact. compression: how gradients travel.
+    in_job: there are other workers. exact: sums are to be exact. compression: how dense gradients travel.
     strategy, consistency: of the job; strategy is "" without one.
     Raise UsageError.
     """
@@ -67,11 +67,6 @@ def declare(
         raise UsageError(
             f"distribute(): {tables[0]} is a table of springtide.Embedding, which takes "
             "strategy.parameterServer.consistency Synchronous so far"
-        )
-    if strategy == "Hybrid" and compression != "None":
-        raise UsageError(
-            f"distribute(): strategy.type Hybrid takes no compression so far, and the job asks for "
-            f"{compression}: leave strategy.allReduce.compression out"
         )
     return Declared(models, optimizers, several)
 

@@ -38,6 +38,8 @@ class Settings:
     backend: str = "Auto"
     compression: str = "None"
     """How gradients travel: as one of `exchange.compression.KINDS`, or of `servers.wire.KINDS` to servers."""
+    rows_compression: str = "None"
+    """With Hybrid: how the gradients of rows travel to servers, while `compression` is of the dense ones."""
     top_k_ratio: float = 0.01
     """With compression TopK: which part of a gradient's elements."""
     strategy: str = "AllReduce"
@@ -67,6 +69,16 @@ class Settings:
     def asynchronous(self) -> bool:
         """Whether workers do not step together."""
         return self.strategy == "ParameterServer" and self.consistency != "Synchronous"
+
+    @property
+    def sum_compression(self) -> str:
+        """How gradients travel that the workers sum among themselves."""
+        return "None" if self.strategy == "ParameterServer" else self.compression
+
+    @property
+    def push_compression(self) -> str:
+        """How gradients travel to servers."""
+        return self.rows_compression if self.strategy == "Hybrid" else self.compression
 
     @property
     def alone(self) -> bool:
@@ -149,6 +161,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         local_world_size=int(number("LOCAL_WORLD_SIZE", 1, 1)),
         backend=choice("BACKEND", ("Auto", "Gloo", "NCCL")),
         compression=choice("COMPRESSION", ("None", "BF16", "FP16", "PowerSGD", "TopK")),
+        rows_compression=choice("ROWS_COMPRESSION", ("None", "BF16", "FP16")),
         top_k_ratio=min(number("SPRINGTIDE_TOP_K_RATIO", 0.01, 1e-6), 1.0),
         strategy=choice("STRATEGY", ("AllReduce", "ParameterServer", "Hybrid")),
         replication=int(number("SPRINGTIDE_REPLICATION", 1, 1)),

@@ -44,6 +44,7 @@ class Trainer:
 
     Hooks and calls of a body come from the script's thread, `drop` from any. several: a body may make more
     than one optimizer step, and is committed when it ends. logical_workers: 0 unless sums are to be exact.
+    compression: of the gradients that workers sum among themselves.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Trainer:
             self.buckets: Buckets = (exact := ExactBuckets(layout, logical_workers))
             self._exact = ExactStep(exact, logical_workers)
         else:
-            self.buckets = make_buckets("None" if make_servers else compression, layout, self.device)
+            self.buckets = make_buckets(compression, layout, self.device)
         self._gradients = Gradients(named, self.buckets, clip_norm)
         self.tables = tables_among(self._gradients.parameters)
         self.servers: ServerExchange | None = None
@@ -126,7 +127,11 @@ class Trainer:
             _field(name, item)
             for name, item in zip(self._buffers.names, self._buffers.current(), strict=True)
         ]
-        place = "" if self.servers is None else f" on servers {self.servers.tables.describe()}"
+        place = (
+            ""
+            if self.servers is None
+            else f" on servers {self.servers.tables.describe()} {self.servers.wire.kind}"
+        )
         settings = f"{describe(logical_workers)} {self.device.type} {exchange}{place} {compression}"
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
         agreed = f"{kinds} {clip_norm} {settings}{' several' if several else ''}"

@@ -42,7 +42,8 @@ class AllReduce(ApiModel):
     compression: Compression = Field(
         default=Compression.NONE,
         description="How gradients travel. BF16, FP16: in 16 bits. PowerSGD: matrices as two factors of rank"
-        " 4; what that leaves out is added to the next step's gradient. Not with exact. Immutable.",
+        " 4; what that leaves out is added to the next step's gradient. Not with exact. With Hybrid it is"
+        " that of the dense gradients. Immutable.",
         json_schema_extra={
             "x-kubernetes-validations": [
                 rule("self == oldSelf", "strategy.allReduce.compression is immutable: create a new job")

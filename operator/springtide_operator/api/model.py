@@ -311,14 +311,22 @@ class TrainingJobSpec(ApiModel):
                     reason="FieldValueForbidden",
                 ),
                 rule(
-                    "self.strategy.allReduce.compression == 'None' || self.strategy.type == 'AllReduce'",
-                    "strategy.allReduce.compression is for strategy.type AllReduce only",
+                    "self.strategy.allReduce.compression == 'None'"
+                    " || self.strategy.type != 'ParameterServer'",
+                    "strategy.allReduce.compression is for strategy.type AllReduce and Hybrid only",
                     reason="FieldValueForbidden",
                 ),
                 rule(
                     "self.strategy.parameterServer.compression == 'None'"
-                    " || self.strategy.type == 'ParameterServer'",
-                    "strategy.parameterServer.compression is for strategy.type ParameterServer only",
+                    " || self.strategy.type != 'AllReduce'",
+                    "strategy.parameterServer.compression is for strategy.type ParameterServer and Hybrid"
+                    " only",
+                    reason="FieldValueForbidden",
+                ),
+                rule(
+                    "self.strategy.parameterServer.compression != 'TopK' || self.strategy.type != 'Hybrid'",
+                    "strategy.parameterServer.compression TopK is not for strategy.type Hybrid, where rows"
+                    " of tables alone go to servers: use BF16 or FP16",
                     reason="FieldValueForbidden",
                 ),
                 rule(

@@ -31,8 +31,8 @@ class ParameterServer(ApiModel):
     compression: PushCompression = Field(
         default=PushCompression.NONE,
         description="How gradients travel to the servers, which sum them in the parameters' own type. BF16,"
-        " FP16: in 16 bits. TopK: the largest elements of each part; what that leaves out is added to the"
-        " next step's gradient. Immutable.",
+        " FP16: in 16 bits, with Hybrid the gradients of tables' rows. TopK, not with Hybrid: the largest"
+        " elements of each part; what that leaves out is added to the next step's gradient. Immutable.",
         json_schema_extra={
             "x-kubernetes-validations": [
                 rule(

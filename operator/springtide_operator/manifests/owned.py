@@ -25,6 +25,7 @@ _WORKERS_FIELDS = {
     "SPRINGTIDE_BACKEND": "spec.strategy.allReduce.backend",
     "SPRINGTIDE_BUCKET_MIB": "spec.strategy.allReduce.bucketMiB",
     "SPRINGTIDE_COMPRESSION": "spec.strategy.allReduce.compression or .parameterServer.compression",
+    "SPRINGTIDE_ROWS_COMPRESSION": "spec.strategy.parameterServer.compression",
     "SPRINGTIDE_TOP_K_RATIO": "spec.strategy.parameterServer.topKRatio",
     "SPRINGTIDE_LOGICAL_WORKERS": "spec.strategy.allReduce.logicalWorkers",
     "SPRINGTIDE_PROCESSES": "spec.workers.processesPerPod",

@@ -220,11 +220,12 @@ def _environment(
 def _compression(job: Job) -> list[Object]:
     strategy = job.spec.strategy
     servers = strategy.type is StrategyType.PARAMETER_SERVER
-    kind = (strategy.parameter_server if servers else strategy.all_reduce).compression.value
-    if kind == "None":
-        return []
-    own = [{"name": "SPRINGTIDE_COMPRESSION", "value": kind}]
-    if kind == "TopK":
+    pushes = strategy.parameter_server.compression.value
+    kinds = {"SPRINGTIDE_COMPRESSION": pushes if servers else strategy.all_reduce.compression.value}
+    if strategy.type is StrategyType.HYBRID:
+        kinds["SPRINGTIDE_ROWS_COMPRESSION"] = pushes
+    own: list[Object] = [{"name": name, "value": kind} for name, kind in kinds.items() if kind != "None"]
+    if servers and pushes == "TopK":
         own.append({"name": "SPRINGTIDE_TOP_K_RATIO", "value": str(strategy.parameter_server.top_k_ratio)})
     return own
 

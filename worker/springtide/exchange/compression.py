@@ -76,7 +76,8 @@ def plan_matrix(shape: tuple[int, ...]) -> Matrix | None:
         return None
     rows, columns = shape[0], int(torch.Size(shape[1:]).numel())
     rank = min(RANK, rows, columns)
-    return Matrix(rows, columns, rank) if rows * columns >= _WORTH_IT * rank * (rows + columns) else None
+    worth_it = rank > 0 and rows * columns >= _WORTH_IT * rank * (rows + columns)
+    return Matrix(rows, columns, rank) if worth_it else None
 
 
 class LowRankBuckets(Buckets):

@@ -270,12 +270,12 @@ class ServerExchange:
 
         Raise ServerError.
         """
-        step, place = self._step + 1, self._entered
+        step, place, sums = self._step + 1, self._entered, self.wire.shrunk(sums)
         try:
             for part in self.tables.cut(index, ids, self._homes, empty=True):
                 gradients = self.tables.records(part, ids, sums)
                 client, name = self.links[part.server], table_name(index)
-                client.stage_rows(place.token, step, self._me, name, part.slices, gradients)
+                client.stage_rows(place.token, step, self._me, name, part.slices, gradients, sums.dtype)
                 self._counts[part.server] = self._counts.get(part.server, 0) + len(part.slices)
         except ConnectionError as error:
             raise ServerError(str(error)) from None

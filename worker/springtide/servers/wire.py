@@ -90,7 +90,7 @@ class Wire:
     """
 
     def __init__(self, kind: str = "None", ratio: float = 0.01) -> None:
-        self._dtype, self._ratio = _WIRE.get(kind), ratio
+        self.kind, self._dtype, self._ratio = kind, _WIRE.get(kind), ratio
         self.residuals = Residuals() if kind == "TopK" else None
         self.closing = False
         self._chunks: dict[str, PlannedChunk] = {}
@@ -101,7 +101,7 @@ class Wire:
             self.residuals.begin(made)
 
     def shrunk(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient in the type in which it travels."""
+        """The gradient in the type in which it travels; also those of rows."""
         smaller = self._dtype is not None and gradient.element_size() > self._dtype.itemsize
         return gradient.to(self._dtype) if smaller else gradient
 

@@ -51,7 +51,7 @@ def exchange_for(settings: Settings) -> MakeServers:
             answer_seconds=settings.collective_seconds + _BEYOND_COORDINATOR,
             authority=settings.authority,
             dense=settings.strategy == "ParameterServer",
-            wire=wire(settings.compression, settings.top_k_ratio),
+            wire=wire(settings.push_compression, settings.top_k_ratio),
         )
 
     return make
