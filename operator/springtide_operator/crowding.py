@@ -109,8 +109,7 @@ def _stuck(pod: Any, now: float) -> bool:
 
 def _waits_since(pod: Object) -> float | None:
     """Unix seconds of its creation, where the scheduler has said that no node takes it and it is no job's."""
-    labels = pod["metadata"].get("labels") or {}
-    if labels.get(names.LABEL_MANAGED_BY) == names.MANAGER:
+    if names.LABEL_JOB in (pod["metadata"].get("labels") or {}):
         return None
     problem = pod_problem(pod, "")
     if problem is None or problem.reason != reasons.UNSCHEDULABLE or problem.cause != "Unschedulable":

@@ -103,8 +103,12 @@ def test_selectors_find_the_operator_and_no_pod_of_a_job(file: Path) -> None:
         assert selects(pod, selector)
         assert not selects(of_a_job, selector)
     for monitor in (o for o in objects if o["kind"] == "PodMonitor"):
-        assert selects(of_a_job, monitor["spec"]["selector"]["matchLabels"])
-        assert not selects(pod, monitor["spec"]["selector"]["matchLabels"])
+        # Only by our own label: users may call their application otherwise.
+        assert monitor["spec"]["selector"] == {
+            "matchExpressions": [{"key": names.LABEL_JOB, "operator": "Exists"}]
+        }
+        assert names.LABEL_JOB in of_a_job
+        assert names.LABEL_JOB not in pod
     for monitor in (o for o in objects if o["kind"] == "ServiceMonitor"):
         assert service is not None
         assert selects(service["metadata"]["labels"], monitor["spec"]["selector"]["matchLabels"])
@@ -122,7 +126,9 @@ def test_network_policy_lets_the_operator_reach_coordinators_only() -> None:
     )
     rule = policy["spec"]["egress"][2]
     assert rule["ports"] == [{"port": names.COORDINATOR_PORT, "protocol": "TCP"}]
-    assert selects(names.labels("j", names.ROLE_COORDINATOR), rule["to"][0]["podSelector"]["matchLabels"])
+    chosen = rule["to"][0]["podSelector"]["matchLabels"]
+    assert selects(names.labels("j", names.ROLE_COORDINATOR), chosen)
+    assert chosen.keys() == {names.LABEL_ROLE}, "others are the user's to choose"
     assert not selects(names.labels("j", names.ROLE_WORKER), rule["to"][0]["podSelector"]["matchLabels"])
     assert rule["to"][0]["namespaceSelector"]["matchExpressions"][0]["values"] == ["a"]
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from operator_world import World, job_object
 
-from springtide_operator.api import reasons
+from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
+from springtide_operator.manifests.coordinator import coordinator_pod, service
 from springtide_operator.manifests.errors import TemplateError
+from springtide_operator.manifests.protection import Doors, network_policy, server_disruption_budget
 from springtide_operator.manifests.server import server_pod
 from springtide_operator.manifests.worker import worker_pod
 
@@ -122,11 +124,6 @@ def test_a_servers_template_is_held_to_the_same() -> None:
     [
         ({"labels": {"springtide.dev/slot": "0"}}, "labels has springtide.dev/slot: names that begin with"),
         ({"labels": {"springtide.dev/mine": "x"}}, "labels has springtide.dev/mine"),
-        ({"labels": {"app.kubernetes.io/name": "app"}}, "labels has app.kubernetes.io/name: app, but all"),
-        (
-            {"labels": {"app.kubernetes.io/managed-by": "Helm"}},
-            "labels has app.kubernetes.io/managed-by: Helm, but all",
-        ),
         ({"annotations": {"springtide.dev/deleted-because": "x"}}, "annotations has springtide.dev/deleted"),
     ],
 )
@@ -142,13 +139,35 @@ def test_labels_and_annotations_of_ours_are_refused_wherever_they_are(metadata: 
 
 
 def test_the_users_own_labels_and_annotations_go_through() -> None:
-    labels = {"app.kubernetes.io/name": "springtide", "app.kubernetes.io/part-of": "shop", "team": "a"}
+    labels = {"app.kubernetes.io/name": "shop", "app.kubernetes.io/managed-by": "Helm", "team": "a"}
     annotations = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "note": "b"}
     obj = raw(podMetadata={"labels": {"cost": "c"}})
     obj["spec"]["workers"]["template"]["metadata"] = {"labels": labels, "annotations": annotations}
     meta = worker_pod(Job.parse(obj), 0, 0, "a:1")["metadata"]
     assert {**labels, "cost": "c"}.items() <= meta["labels"].items()
     assert annotations.items() <= meta["annotations"].items()
+
+
+def test_what_selects_pods_finds_them_whatever_users_call_their_application() -> None:
+    labels = {"app.kubernetes.io/name": "shop", "app.kubernetes.io/managed-by": "Helm"}
+    obj = on_servers()
+    obj["spec"]["podMetadata"] = {"labels": labels}
+    job = Job.parse(obj)
+    worker, server = worker_pod(job, 0, 0, "a:1"), server_pod(job, 0, 0, "a:1")
+    coordinator = coordinator_pod(job, 1)
+    pods = [worker, server, coordinator]
+    assert all(labels.items() <= pod["metadata"]["labels"].items() for pod in pods)
+    assert all(names.OURS in pod["metadata"]["labels"] for pod in pods)
+
+    def found(selector: Object) -> list[Object]:
+        return [pod for pod in pods if selector.items() <= pod["metadata"]["labels"].items()]
+
+    policy = network_policy(job, Doors("springtide-system"))["spec"]
+    assert found(policy["podSelector"]["matchLabels"]) == pods
+    assert found(service(job, 1)["spec"]["selector"]) == [coordinator]
+    assert found(server_disruption_budget(job, 2)["spec"]["selector"]["matchLabels"]) == [server]
+    by_scale = dict(pair.split("=") for pair in names.worker_selector(job.name).split(","))
+    assert found(by_scale) == [worker]
 
 
 def test_the_job_fails_at_once_and_says_which() -> None:

@@ -334,7 +334,7 @@ async def test_lists_are_read_page_by_page_and_refusals_keep_the_servers_words(
         assert [item["n"] for item in listing.items] == [1, 2]
         assert listing.resource_version == "8"
         assert seen[0].headers["Authorization"] == "Bearer secret"
-        assert seen[0].query["labelSelector"] == "app.kubernetes.io/managed-by=springtide-operator"
+        assert seen[0].query["labelSelector"] == "springtide.dev/job"
         with pytest.raises(ApiError, match="exceeded quota") as refused:
             await KubeCluster(kube).create_pod({"metadata": {"namespace": "a", "name": "b"}})
         assert (refused.value.code, refused.value.reason) == (403, "Forbidden")

@@ -28,7 +28,7 @@ LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_INCARNATION = f"{GROUP}/incarnation"
 MANAGER = "springtide-operator"
 APP = "springtide"
-OURS = f"{LABEL_MANAGED_BY}={MANAGER}"
+OURS = LABEL_JOB  # whatever carries it: labels without our prefix are the user's to choose
 
 ANNOTATION_DELETED_BECAUSE = f"{GROUP}/deleted-because"
 ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"
@@ -68,7 +68,7 @@ _SERVER = re.compile(r"-ps-(\d{1,9})-(\d{1,9})$")
 
 
 def labels(job: str, role: str | None = None) -> dict[str, str]:
-    """Labels of everything made for a job."""
+    """Labels of everything made for a job. On pods the user's own values for those without our prefix win."""
     result = {LABEL_NAME: APP, LABEL_MANAGED_BY: MANAGER, LABEL_JOB: job}
     if role is not None:
         result[LABEL_ROLE] = role

@@ -178,8 +178,8 @@ def coordinator_pod(
             "name": names.coordinator_name(job.name, incarnation),
             "namespace": job.namespace,
             "labels": {
-                **job.spec.pod_metadata.labels,
                 **names.labels(job.name, names.ROLE_COORDINATOR),
+                **job.spec.pod_metadata.labels,
                 names.LABEL_INCARNATION: str(incarnation),
             },
             # Losing it costs nothing: no node has to stay up for its sake.

@@ -11,7 +11,6 @@ from springtide_operator.manifests.errors import TemplateError
 Object = dict[str, Any]
 
 _PREFIX = f"{names.GROUP}/"
-_FIXED = {names.LABEL_NAME: names.APP, names.LABEL_MANAGED_BY: names.MANAGER}
 
 # Variables of workers that the operator writes in some jobs, and what says the same in the manifest. They are
 # refused in all jobs: a job does what its manifest's fields say.
@@ -69,17 +68,13 @@ def _check_environment(role: str, container: Object, ours: set[str]) -> None:
 
 
 def check_metadata(where: str, labels: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
-    """Raise TemplateError for labels and annotations by which the operator knows its pods."""
+    """Raise TemplateError for labels and annotations by which the operator knows its pods. All others are
+    free, `app.kubernetes.io/name` too: nothing selects by them.
+    """
     for kind, given in (("labels", labels), ("annotations", annotations)):
-        for key, value in given.items():
-            fixed = _FIXED.get(key) if kind == "labels" else None
+        for key in given:
             if key.startswith(_PREFIX):
                 raise TemplateError(
                     f"{where}.{kind} has {key}: names that begin with {_PREFIX} are the operator's own;"
                     " take it out or call it otherwise"
-                )
-            if fixed not in (None, value):
-                raise TemplateError(
-                    f"{where}.{kind} has {key}: {value}, but all that the operator makes has {key}: {fixed};"
-                    " take it out, and give your own name under another label"
                 )

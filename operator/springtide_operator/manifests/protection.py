@@ -60,7 +60,7 @@ def network_policy(job: Job, doors: Doors) -> Object:
     else must get in, a policy of their own adds to this one. The metrics port goes by its name, as for
     PodMonitors, so that a template may move it.
     """
-    own = {"matchLabels": {names.LABEL_JOB: job.name, names.LABEL_MANAGED_BY: names.MANAGER}}
+    own = {"matchLabels": {names.LABEL_JOB: job.name}}
     metrics: Object = {"ports": [{"port": "metrics", "protocol": "TCP"}]}
     if doors.metrics_from:
         metrics["from"] = [_anchored(peer, doors) for peer in doors.metrics_from]

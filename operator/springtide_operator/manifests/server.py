@@ -73,9 +73,9 @@ def server_pod(
             "name": names.server_name(job.name, slot, attempt),
             "namespace": job.namespace,
             "labels": {
+                **names.labels(job.name, names.ROLE_PARAMETER_SERVER),
                 **job.spec.pod_metadata.labels,
                 **_object(meta, "labels", "metadata.labels"),
-                **names.labels(job.name, names.ROLE_PARAMETER_SERVER),
                 names.LABEL_SLOT: str(slot),
                 names.LABEL_ATTEMPT: str(attempt),
             },

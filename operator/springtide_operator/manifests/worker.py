@@ -74,9 +74,9 @@ def worker_pod(
             "name": names.worker_name(job.name, slot, attempt),
             "namespace": job.namespace,
             "labels": {
+                **names.labels(job.name, names.ROLE_WORKER),
                 **more.labels,
                 **labels,
-                **names.labels(job.name, names.ROLE_WORKER),
                 names.LABEL_SLOT: str(slot),
                 names.LABEL_ATTEMPT: str(attempt),
             },
