@@ -26,6 +26,7 @@ from operator_world import World
 
 from springtide_operator.api import names
 from springtide_operator.plan.actions import CreateWorkload
+from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.refused import refuse
 
 REFUSAL = ("Degraded", "PodCreationRefused")
@@ -48,6 +49,26 @@ def later_refused(world: World, seconds: float, said: str = "etcdserver: no lead
         assert degraded["status"] == "False"
 
 
+def creating(world: World, pod: Object, seconds: float, **init: Object) -> None:
+    """Its node took the pod so many seconds ago, and no more is known of its containers."""
+    waiting = {"waiting": {"reason": "ContainerCreating"}}
+    pod["status"] = {
+        "phase": "Pending",
+        "conditions": [
+            {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(world.now)}
+        ],
+        "containerStatuses": [{"name": pod["spec"]["containers"][0]["name"], "state": waiting}],
+    }
+    if init:
+        pod["status"]["initContainerStatuses"] = [{"name": "fetch", "state": init["init"]}]
+    later(world, seconds)
+
+
+def later(world: World, seconds: float) -> None:
+    world.now += seconds
+    world.reports()
+
+
 WAITING = [
     Day(
         "image pull error",
@@ -62,6 +83,44 @@ WAITING = [
         ("Degraded", "ContainerConfigError", 'configmap "x" not found'),
     ),
     Day("no node has room", lambda w: unschedulable(w, 2), "", ("Degraded", "Unschedulable", "0/3 nodes")),
+    Day(
+        "a volume that cannot be mounted",
+        lambda w: creating(w, worker(w, 2), 120),
+        "",
+        (
+            "Degraded",
+            "ContainersNotStarted",
+            "worker digits-worker-2-0 on node node-2 has begun within 120 s",
+        ),
+    ),
+    Day("containers that are made for some time", lambda w: creating(w, worker(w, 2), 119)),
+    Day(
+        "two volumes that cannot be mounted",
+        lambda w: (creating(w, worker(w, 1), 60), creating(w, worker(w, 2), 60), later(w, 60)),
+        "",
+        (
+            "Degraded",
+            "ContainersNotStarted",
+            "digits-worker-1-0 on node node-1 has begun within 120 s (and 1",
+        ),
+    ),
+    Day(
+        "an init container takes its time",
+        lambda w: creating(w, worker(w, 2), 900, init={"running": {"startedAt": "2027-01-15T08:01:00Z"}}),
+    ),
+    Day(
+        "the coordinator's containers do not begin",
+        lambda w: creating(w, w.coordinators()[0], 120),
+        "",
+        ("Degraded", "ContainersNotStarted", "the coordinator digits-coordinator-1 on node node-0"),
+    ),
+    Day(
+        "a parameter server's containers do not begin",
+        lambda w: creating(w, server(w, 1), 120),
+        "",
+        ("Degraded", "ContainersNotStarted", "parameter server digits-ps-1-0 on node node-1"),
+        servers=2,
+    ),
     Day(
         "a helper container loops",
         lambda w: waits(w, 0, "CrashLoopBackOff"),

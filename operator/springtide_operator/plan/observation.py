@@ -58,6 +58,7 @@ class WorkerPod:
     template: str | None = None  # hash of the template it was made from
     end: End | None = None  # None: a process may still run
     problem: Problem | None = None
+    starting_since: float | None = None  # a node has it, and none of its containers has begun since
     disruption: str | None = None  # why somebody ends it (eviction, preemption, taint), in words
     disruption_reason: str | None = None  # and in one: EvictionByEvictionAPI, DeletionByTaintManager, ...
     node: str | None = None
@@ -99,6 +100,7 @@ class CoordinatorPod:
     gone_by: float | None = None  # deletionTimestamp
     ip: str | None = None
     problem: Problem | None = None
+    starting_since: float | None = None  # a node has it, and none of its containers has begun since
     node: str | None = None
     unreachable: bool = False  # its node's loss drove it out
     lost: bool = False  # nothing is heard of it, nor of its node
@@ -130,6 +132,7 @@ class ServerPod:
     gone_by: float | None = None  # deletionTimestamp
     deleted_because: str | None = None  # our annotation
     problem: Problem | None = None
+    starting_since: float | None = None  # a node has it, and none of its containers has begun since
     disruption: str | None = None  # why somebody ends it, in words
     node: str | None = None
     unreachable: bool = False  # its node's loss drove it out

@@ -67,6 +67,7 @@ def worker_pod(pod: Object) -> WorkerPod | None:
         template=annotations.get(names.ANNOTATION_TEMPLATE),
         end=read_end(pod, container),
         problem=pod_problem(pod, f"worker {meta['name']}"),
+        starting_since=_starting_since(pod),
         disruption=disrupted[1] if disrupted is not None else None,
         disruption_reason=disrupted[0] if disrupted is not None else None,
         node=(pod.get("spec") or {}).get("nodeName") or None,
@@ -105,6 +106,7 @@ def coordinator_pod(pod: Object) -> CoordinatorPod | None:
         unreachable=_node_lost(status, disruption(status)),
         ip=status.get("podIP") or None,
         problem=pod_problem(pod, f"the coordinator {meta['name']}"),
+        starting_since=_starting_since(pod),
     )
 
 
@@ -139,6 +141,7 @@ def server_pod(pod: Object) -> ServerPod | None:
         gone_by=gone_by,
         deleted_because=(meta.get("annotations") or {}).get(names.ANNOTATION_DELETED_BECAUSE),
         problem=pod_problem(pod, f"parameter server {meta['name']}"),
+        starting_since=_starting_since(pod),
         disruption=disrupted[1] if disrupted is not None else ended or None,
         node=(pod.get("spec") or {}).get("nodeName") or None,
         unreachable=_node_lost(status, disrupted),
@@ -205,6 +208,19 @@ def pod_problem(pod: Object, who: str) -> Problem | None:
             said["reason"],
         )
     return None
+
+
+def _starting_since(pod: Object) -> float | None:
+    """When a node took the pod, while none of its containers has begun; None for all others."""
+    status = pod.get("status") or {}
+    if not (pod.get("spec") or {}).get("nodeName") or status.get("phase", "Pending") != "Pending":
+        return None
+    every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    if any(set(c.get("state") or {}) & {"running", "terminated"} or c.get("lastState") for c in every):
+        return None
+    said = (c for c in status.get("conditions") or [] if c.get("type") == "PodScheduled")
+    placed = next((c.get("lastTransitionTime") for c in said if c.get("status") == "True"), None)
+    return parse_time(placed) or parse_time(pod["metadata"].get("creationTimestamp"))
 
 
 def _container(pod: Object, usual: str) -> Object | None:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
-from springtide_operator.plan import conditions, elasticity, gang, hangs, kueue, restarts, servers, sizing
+from springtide_operator.plan import (
+    conditions,
+    elasticity,
+    gang,
+    hangs,
+    kueue,
+    restarts,
+    servers,
+    sizing,
+    starting,
+)
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.backoff import LOOP_COUNT, decayed
 from springtide_operator.plan.clock import timestamp
@@ -34,6 +44,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_gang(job, observation),
         *_hung(job, observation),
         *_workers(job, observation),
+        *starting.problems(observation, ledger, now),
         *servers.problems(job, observation, ledger),
         *_silent(observation, ledger, now),
         *_backing_off(job, observation, ledger, now),
