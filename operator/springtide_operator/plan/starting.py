@@ -1,8 +1,8 @@
 """Pods that a node has taken and whose containers do not begin.
 
-Kubernetes says only ContainerCreating of them, for as long as it lasts; why (a volume that cannot be attached,
-a network that is not ready, an image of many gigabytes) stands in the pod's events, which the operator does
-not read. It says which pod, on which node, and where to look.
+Kubernetes says only ContainerCreating of them, for as long as it lasts. Why (a volume that cannot be
+attached, a network that is not ready, a very large image) stands in the pod's events, which the operator
+does not read: it says which pod, on which node, and where to look.
 """
 
 from __future__ import annotations
