@@ -1,10 +1,9 @@
 """One operator acts: a Lease (coordination.k8s.io) that its holder renews.
 
 The rules are those of Kubernetes' own leader election: another holder is believed for its whole lease
-duration since
-this process saw its last change (clocks of two machines are never compared); a holder that could not renew
-within
-the deadline, which is shorter, stops acting by itself.
+duration since this process saw its last change (clocks of two machines are never compared); a holder that
+could not renew within the deadline, which is shorter, stops acting by itself. Between the two nobody acts:
+time for the one that stands by to look at everything.
 """
 
 from __future__ import annotations
@@ -23,9 +22,14 @@ NAME = "springtide-operator"
 DURATION = 10.0
 DEADLINE = 6.0
 RETRY = 2.0
+SILENT = (
+    DEADLINE + 0.5
+)  # since the last renewal was seen: the holder has stopped, its last requests are through
 STANDBY_RETRY = 0.5  # a renewal is seen so much late at most, and believed for so much longer
 
 log = logging.getLogger("springtide.operator.lease")
+
+Renewal = tuple[object, object]  # who, when by the holder's clock
 
 
 class Lease:
@@ -37,16 +41,19 @@ class Lease:
         namespace: str,
         identity: str,
         on_change: Callable[[bool], None] = lambda held: None,
+        on_silence: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._namespace = namespace
         self._identity = identity
         self._on_change = on_change
+        self._on_silence = on_silence
         self._clock = clock
         self._renewed_at = float("-inf")
         self._was_held = False
-        self._seen: tuple[object, object] | None = None
+        self._seen: Renewal | None = None
+        self._told: Renewal | None = None  # the silence after which was told
         self._seen_at = 0.0
         self._free_at = float("-inf")  # when the holder is believed no more
         self.trouble: str | None = "has not asked for the lease yet"
@@ -54,6 +61,16 @@ class Lease:
     @property
     def held(self) -> bool:
         return self._clock() - self._renewed_at < DEADLINE
+
+    @property
+    def last_of_another(self) -> Renewal | None:
+        """The newest renewal by another that this process has seen; None before it saw one."""
+        return self._seen
+
+    @property
+    def silent(self) -> bool:
+        """The other holder has stopped acting by itself, whether it lives or not."""
+        return self._seen is not None and not self.held and self._clock() - self._seen_at >= SILENT
 
     async def run(self) -> None:
         """Try and renew for ever."""
@@ -120,6 +137,9 @@ class Lease:
                 self._seen, self._seen_at = seen, self._clock()
             self._free_at = self._seen_at + float(spec.get("leaseDurationSeconds") or DURATION)
             if self._clock() < self._free_at:
+                if self.silent and self._told != seen:
+                    self._told = seen
+                    self._on_silence()
                 self.trouble = f"stands by: {holder} holds the lease"
                 return False
         if holder != self._identity:

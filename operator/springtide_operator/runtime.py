@@ -20,7 +20,7 @@ from springtide_operator.cluster import Cluster, KubeCluster
 from springtide_operator.crowding import FRESH_SECONDS, LIST_SECONDS, Crowding, may_have_extras
 from springtide_operator.job_loop import JobLoop
 from springtide_operator.kube import ApiError, Kube
-from springtide_operator.lease import Lease
+from springtide_operator.lease import Lease, Renewal
 from springtide_operator.link import Caller, Link
 from springtide_operator.manifests.coordinator import job_token
 from springtide_operator.metrics import Metrics
@@ -64,7 +64,9 @@ class Operator:
         self._crowding = Crowding(self.cache, self._cluster)
         self._stuck_version = 0
         self._crowd_told: asyncio.TimerHandle | None = None
-        self._lease = Lease(self._cluster, settings.namespace, settings.identity, self._lease_changed)
+        self._lease = Lease(
+            self._cluster, settings.namespace, settings.identity, self._lease_changed, self._silent
+        )
         self._apis = OptionalApis(self._cluster, self._meet)
         self._queues = Queues(self._cluster, self.cache, self._changed, self._may_queue)
         self._loops: dict[Key, JobLoop] = {}
@@ -75,7 +77,9 @@ class Operator:
         self._ends: set[asyncio.Task[None]] = set()
         self._web: web.AppRunner | None = None
         self._root_key = settings.root_key
-        self._listed = False  # since this process got the lease
+        self._listed = False  # since this process got the lease, or the one before stopped acting
+        self._looked_after: Renewal | None = None  # everything was listed after the silence that followed it
+        self._changed_at: dict[Key, float] = {}  # by job: when something of it changed last
         self._resync_wanted = asyncio.Event()
         self._nodes_listed_at = float("-inf")
         self._started_at = time.monotonic()
@@ -165,12 +169,18 @@ class Operator:
         while True:
             self._resync_wanted.clear()
             held, began = self._lease.held, time.monotonic()
+            silence = self._lease.last_of_another if self._lease.silent else None
             try:
                 if self._root_key is None:
                     self._root_key = await rootkey.obtain(self._cluster, self.settings.namespace)
                 await self._resync()
                 self._trouble = None
                 self._listed = self._listed or held
+                if silence is not None:
+                    self._looked_after = silence
+                    if self._lease.held and self._lease.last_of_another == silence:
+                        self._listed = True
+                        self._resync_wanted.clear()
                 self._meet()
             except ApiError as error:
                 if self._trouble != str(error):
@@ -216,11 +226,21 @@ class Operator:
         return self.acting and self._apis.served(names.KUEUE_API)
 
     def _lease_changed(self, held: bool) -> None:
-        self._listed = False
+        before = self._lease.last_of_another
+        self._listed = held and before is not None and self._looked_after == before
+        self._looked_after = None
         self._queues.forget()
+        if self._listed:
+            self._meet()
+            return
         self._nodes_listed_at = float("-inf")
         if held:
             self._resync_wanted.set()
+
+    def _silent(self) -> None:
+        """Nobody acts until this process or another may: what is listed now is still true then."""
+        self._nodes_listed_at = float("-inf")
+        self._resync_wanted.set()
 
     async def _look_around_for_ever(self) -> None:
         """See which pods of others wait for a node, for jobs that have extra workers."""
@@ -238,6 +258,7 @@ class Operator:
     def _changed(self, key: Key) -> None:
         if self.cache.stuck_version != self._stuck_version and self._crowd_told is None:
             self._crowd_told = asyncio.get_running_loop().call_later(FRESH_SECONDS, self._wake_for_crowd)
+        self._changed_at[key] = time.monotonic()
         loop = self._loops.get(key)
         if loop is not None and loop.raw() is not None:
             loop.wake()
@@ -245,10 +266,13 @@ class Operator:
             self._meet(key)
 
     def _meet(self, key: Key | None = None) -> None:
-        """Have one loop for each job that exists, and wake it."""
-        for one in [key] if key is not None else {*self._loops, *self.cache.job_keys()}:
+        """Have one loop for each job that exists, and wake it; what changed last comes first."""
+        keys = [key] if key is not None else [*{*self._loops, *self.cache.job_keys()}]
+        for one in sorted(keys, key=lambda one: self._changed_at.get(one, 0.0), reverse=True):
             job = self.cache.job(one)
             loop = self._loops.get(one)
+            if job is None:
+                self._changed_at.pop(one, None)
             if loop is not None and (job is None or job["metadata"]["uid"] != loop.uid):
                 del self._loops[one]
                 end = asyncio.create_task(loop.stop(), name=f"end {one}")

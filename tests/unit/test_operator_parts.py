@@ -24,7 +24,7 @@ from springtide_operator import rootkey
 from springtide_operator.cache import Cache
 from springtide_operator.cluster import KubeCluster, merge_patch
 from springtide_operator.kube import ApiError, Kube, find_credentials
-from springtide_operator.lease import DURATION, NAME, Lease
+from springtide_operator.lease import DEADLINE, DURATION, NAME, Lease
 from springtide_operator.link import Link, news, to_report
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.metrics import Metrics
@@ -126,6 +126,28 @@ async def test_the_lease_has_one_holder_who_is_believed_for_its_duration() -> No
     assert cluster.objects["leases", "ns", NAME]["spec"]["leaseTransitions"] == 1
     await first.step()
     assert not first.held
+
+
+async def test_one_that_stands_by_hears_once_of_a_silence_in_which_nobody_acts() -> None:
+    cluster, clock, heard = FakeCluster(), Clock(), list[object]()
+    first = Lease(cluster, "ns", "first", clock=clock)
+    second = Lease(cluster, "ns", "second", clock=clock)
+    second = Lease(
+        cluster, "ns", "second", on_silence=lambda: heard.append(second.last_of_another), clock=clock
+    )
+    for silences in range(1, 3):
+        await first.step()
+        await second.step()
+        clock.now += DEADLINE + 0.1
+        await second.step()
+        assert len(heard) == silences - 1
+        clock.now += 0.5
+        for _ in range(3):
+            await second.step()
+        assert not first.held
+        assert not second.held
+        assert len(heard) == silences
+    assert heard[0] != heard[1]
 
 
 @pytest.mark.parametrize("turns", range(12))

@@ -12,7 +12,9 @@ from operator_cluster import FakeCluster, FakeCoordinator
 from operator_running import operator, until
 
 from springtide_coordinator import coordinator_pb2 as pb
+from springtide_operator import lease
 from springtide_operator.api import names
+from springtide_operator.job_loop import JobLoop
 from springtide_operator.kube import ApiError
 from springtide_operator.plan.ledger import timestamp
 
@@ -185,6 +187,61 @@ async def test_only_the_holder_of_the_lease_acts() -> None:
             assert second.unready() is None
             assert cluster.calls["create_pod"] == 3
             assert len({p["metadata"]["name"] for p in cluster.pods()}) == 2
+
+
+async def test_one_that_stands_by_has_looked_at_everything_when_the_lease_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the moment when a silent holder acts no more and the end of its lease."""
+    monkeypatch.setattr(lease, "SILENT", 0.3)
+    monkeypatch.setattr(lease, "STANDBY_RETRY", 0.1)
+    cluster = FakeCluster()
+    cluster.add_job(replicas=2)
+    spec = {"holderIdentity": "dead", "renewTime": "long ago", "leaseDurationSeconds": 600}
+    cluster.put("leases", {"metadata": {"name": lease.NAME, "namespace": "springtide-system"}, "spec": spec})
+    async with operator(cluster, identity="two", resync=600.0, namespace="springtide-system") as made:
+        await until(lambda: cluster.calls["list_jobs"] == 2, "the list after the silence")
+        assert not made.acting
+        assert cluster.pods() == []
+        monkeypatch.setattr(made._lease, "_clock", lambda: time.monotonic() + 600.0)
+        await until(lambda: len(cluster.pods()) == 2, "two workers")
+        assert made.acting
+        assert cluster.calls["list_jobs"] == 2
+
+
+async def test_what_was_seen_before_another_silence_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "SILENT", 0.2)
+    monkeypatch.setattr(lease, "STANDBY_RETRY", 0.05)
+    cluster = FakeCluster()
+    spec = {"holderIdentity": "dead", "renewTime": "first", "leaseDurationSeconds": 600}
+    held = {"metadata": {"name": lease.NAME, "namespace": "springtide-system"}, "spec": spec}
+    cluster.put("leases", held)
+    async with operator(cluster, identity="two", resync=600.0, namespace="springtide-system") as made:
+        await until(lambda: cluster.calls["list_jobs"] == 2, "the list after the silence")
+        monkeypatch.setattr(
+            lease, "SILENT", 600.0
+        )  # it was not dead: it renews, and then gives the lease back
+        cluster.put("leases", {**held, "spec": {**spec, "renewTime": "second"}})
+        before = cluster.calls["get_lease"]
+        await until(lambda: cluster.calls["get_lease"] >= before + 2, "a look at that")
+        cluster.put("leases", {**held, "spec": {**spec, "renewTime": "third", "holderIdentity": ""}})
+        await until(lambda: made.acting, "it to act")
+        assert cluster.calls["list_jobs"] == 3
+
+
+async def test_jobs_that_something_happened_to_last_are_seen_to_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, woken = FakeCluster(), []
+    for name in ("a", "b", "c"):
+        cluster.add_job(name)
+    async with operator(cluster) as made:
+        await until(lambda: len(made._loops) == 3, "all jobs")
+        for name in ("c", "a", "b"):
+            made._changed_at["default", name] = time.monotonic()
+        monkeypatch.setattr(JobLoop, "wake", lambda loop: woken.append(loop.key[1]))
+        made._meet()
+        assert woken == ["b", "a", "c"]
 
 
 async def test_a_taken_name_is_passed_over() -> None:
