@@ -11,7 +11,7 @@ from operator_bad_days import done, worker
 from operator_world import World, finished_message, job_object
 
 from springtide_operator.api import names
-from springtide_operator.plan import nodes
+from springtide_operator.plan import nodes, observe
 from springtide_operator.plan.actions import DeletePod
 from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.observation import MemberReport, Node
@@ -52,6 +52,46 @@ def living(world: World) -> list[str]:
     """Those that the coordinator is told about."""
     seen = nodes.judged(world.observe(), world.now)
     return [pod.name for pod in word(world.parsed(), seen, 1, world.now).living]
+
+
+@pytest.mark.parametrize(
+    ("taint", "leaves"),
+    [
+        ("ToBeDeletedByClusterAutoscaler", True),
+        ("karpenter.sh/disrupted", True),
+        ("karpenter.sh/disruption", True),
+        ("cloud.google.com/impending-node-termination", True),
+        ("aws-node-termination-handler/spot-itn", True),
+        ("DeletionCandidateOfClusterAutoscaler", False),
+        ("nvidia.com/gpu", False),
+    ],
+)
+def test_a_node_whose_taint_says_that_it_goes_is_left_in_time(taint: str, leaves: bool) -> None:
+    seen = observe.node(
+        {
+            "metadata": {"name": "node-1"},
+            "spec": {"taints": [{"key": taint, "effect": "NoSchedule"}]},
+            "status": {
+                "conditions": [
+                    {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+                ]
+            },
+        }
+    )
+    assert (seen.ready, seen.cordoned) == (True, leaves)
+
+
+@pytest.mark.parametrize(("status", "ready"), [("True", True), ("False", False), ("Unknown", None)])
+def test_what_kubernetes_says_of_a_node_is_read(status: str, ready: bool | None) -> None:
+    said = {"type": "Ready", "status": status, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    seen = observe.node(
+        {
+            "metadata": {"name": "n"},
+            "spec": {"unschedulable": True},
+            "status": {"conditions": [{"type": "DiskPressure", "status": "True"}, said]},
+        }
+    )
+    assert (seen.ready, seen.since, seen.cordoned) == (ready, 1767225600.0, True)
 
 
 def test_a_worker_that_is_heard_of_stays_whatever_its_kubelet_says() -> None:

@@ -21,8 +21,14 @@ _CONFIG = {
 }
 
 
-# With these taints an autoscaler says that it is about to take the node away.
-_LEAVING_TAINTS = ("ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted")
+# With these taints an autoscaler or a cloud says that it is about to take the node away.
+_LEAVING_TAINTS = (
+    "ToBeDeletedByClusterAutoscaler",
+    "cloud.google.com/impending-node-termination",
+    "karpenter.sh/disrupted",
+    "karpenter.sh/disruption",  # of Karpenter before 1.0
+)
+_LEAVING_TAINT_PREFIX = "aws-node-termination-handler/"  # spot-itn, asg-lifecycle-termination, ...
 
 
 def owned_by(obj: Object, uid: str) -> bool:
@@ -153,12 +159,13 @@ def node(obj: Object) -> Node:
     spec = obj.get("spec") or {}
     conditions = (obj.get("status") or {}).get("conditions") or []
     ready: Object = next((c for c in conditions if c.get("type") == "Ready"), {})
-    taints = {taint.get("key") for taint in spec.get("taints") or []}
+    taints = {str(taint.get("key") or "") for taint in spec.get("taints") or []}
+    leaves = any(key in _LEAVING_TAINTS or key.startswith(_LEAVING_TAINT_PREFIX) for key in taints)
     return Node(
         name=obj["metadata"]["name"],
         ready={"True": True, "False": False}.get(ready.get("status", "")),
         since=parse_time(ready.get("lastTransitionTime")) or 0.0,
-        cordoned=bool(spec.get("unschedulable")) or not taints.isdisjoint(_LEAVING_TAINTS),
+        cordoned=bool(spec.get("unschedulable")) or leaves,
     )
 
 
