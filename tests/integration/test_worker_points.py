@@ -89,9 +89,9 @@ def test_an_exception_at_every_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
     cluster = make_cluster()
-    points = ["body", "gradients", "reduced", "stepping", "stepped"]
+    points = ["body", "backward", "gradients", "reduced", "stepping", "stepped"]
     faults = {1 + number: f"{point}:{3 + number}:raise" for number, point in enumerate(points)}
-    steady, *victims = cluster.start(6, faults=faults)
+    steady, *victims = cluster.start(1 + len(points), faults=faults)
     cluster.until_done()
     for victim, point in zip(victims, points, strict=True):
         end = victim.outcome()
@@ -99,6 +99,95 @@ def test_an_exception_at_every_point_of_a_step(
         assert f"fault at {point}" in end.message
         assert victim.result() is None
     check(cluster, reference, [steady])
+
+
+class Halt:
+    """Workers stand still at a point until `go`; `reached`: whether this one has come to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held = folder / "halted"
+        self._held.write_text("120")
+
+    def at(self, number: int, point: str) -> str:
+        return f"{point}:mark={self._folder / f'reached-{number}'};{point}:hold={self._held}"
+
+    def reached(self, number: int) -> bool:
+        return (self._folder / f"reached-{number}").exists()
+
+    def go(self) -> None:
+        self._held.unlink()
+
+
+def test_cut_off_at_every_point_of_a_step(
+    make_cluster: Callable[..., WorkerCluster], proxies: Proxies, reference: Reference, tmp_path: Path
+) -> None:
+    """The coordinator loses two before the sums of a step, later two between the sums and the commit of
+    another; each still has its peers. The others go on, and these do when they are heard of again.
+    """
+    cluster, halt = make_cluster(), Halt(tmp_path)
+    cluster.coordinator_of = proxies.between
+    points = ["backward:4", "gradients:4", "reduced:6", "stepping:6"]
+    faults = {1 + number: halt.at(number, point) for number, point in enumerate(points)}
+    steady, *victims = cluster.start(1 + len(points), faults=faults)
+    for pair in ((0, 1), (2, 3)):
+        cluster.until(lambda pair=pair: all(map(halt.reached, pair)), f"{[points[n] for n in pair]}", 60.0)
+        for number in pair:
+            proxies.cut(victims[number])
+    cluster.until_step(9, steady)
+    halt.go()
+    cluster.until(
+        lambda: all("lost the coordinator" in victim.log() for victim in victims), "all four to notice", 60.0
+    )
+    for victim in victims:
+        proxies.heal(victim)
+    cluster.until_done()
+    ends = [worker.outcome() for worker in cluster.workers]
+    assert all(isinstance(end, outcome.Finished | outcome.Left) for end in ends), cluster.logs()
+    check(cluster, reference, [steady, *(worker for worker in victims if worker in cluster.finished())])
+    # A step past its sums is finished, whatever has become of the others.
+    assert 6 in [commit["step"] for commit in victims[3].commits()]
+
+
+def test_failures_during_a_recovery(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    """One dies in step 4; while the next generation forms, one dies and one fails; when step 4 is done
+    again, one dies between its sums and its commit.
+    """
+    cluster, halt = make_cluster(), Halt(tmp_path)
+    faults = {1: halt.at(0, "body:4"), 2: "formed:4:kill", 3: "reduced:4:kill", 4: "formed:4:raise"}
+    members = cluster.start(5, faults=faults)
+    steady, first, *victims, failed = members
+    cluster.until(lambda: halt.reached(0), "the step in which the first one dies", 60.0)
+    for worker in members:
+        cluster.until_step(3, worker)
+    first.kill()
+    cluster.until_done()
+    assert [victim.code for victim in (first, *victims)] == [-9] * 3, cluster.logs()
+    assert "the generation could not be formed: RuntimeError: fault at formed" in failed.log()
+    check(cluster, reference, [steady, failed])
+
+
+def test_cut_off_in_a_transfer(
+    make_cluster: Callable[..., WorkerCluster], proxies: Proxies, reference: Reference, tmp_path: Path
+) -> None:
+    """Who receives the state is lost to the coordinator in the middle; another one takes its place."""
+    cluster, halt = make_cluster(minimum=3), Halt(tmp_path)
+    cluster.coordinator_of = proxies.between
+    first, second, third = cluster.start(3, faults={0: "committed:4:kill"})
+    cluster.until(lambda: not first.running, "the first death")
+    receiver = cluster.add(fault=halt.at(0, "receiving:*"))
+    cluster.until(lambda: halt.reached(0), "half of a transfer", 60.0)
+    proxies.cut(receiver)
+    another = cluster.add()
+    cluster.until_done(second, third, another)
+    halt.go()
+    proxies.heal(receiver)
+    cluster.until_done()
+    check(cluster, reference, [second, third, another])
+    assert receiver.commits() == []
+    assert receiver.outcome() == outcome.Left("the job is finished")
 
 
 def test_in_a_transfer(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from fsspec.spec import AbstractFileSystem
 
+from springtide import faults
 from springtide.checkpoint import names, restore
 from springtide.checkpoint.keeper import Checkpoints
 from springtide.checkpoint.manifest import CorruptError
@@ -254,6 +255,26 @@ def test_without_a_manifest_there_is_no_checkpoint(root: Path) -> None:
     members.save(state(1), tree(1))
     (root / FOLDER / names.folder(state(1)) / names.MANIFEST).unlink()
     assert members.all[0].newest(must_read=True) == (None, [])
+    members.close()
+
+
+@pytest.mark.parametrize("point", ["share", "shared", "manifest", "saved", "pruned"])
+def test_a_failure_at_any_point_is_told_and_leaves_a_whole_one(root: Path, point: str) -> None:
+    members = Members(root, 1, keep=1)
+    assert not members.save(state(1), tree(1)).error
+    faults.arm(f"{point}:2:raise")
+    try:
+        assert f"fault at {point} of step 2" in members.save(state(2), tree(2)).error
+    finally:
+        faults.arm("")
+    for expected in (2 if point in ("saved", "pruned") else 1, 3):
+        found, skipped = members.all[0].newest(must_read=True)
+        assert found is not None
+        assert skipped == []
+        assert found.manifest.state == state(expected)
+        assert equal(found.tree, tree(expected))
+        if expected < 3:
+            assert not members.save(state(3), tree(3)).error
     members.close()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 from ps_servers import TOKEN, names, servers
 from torch.nn import functional as F
@@ -24,6 +25,7 @@ BLOCKS = [
     for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
 ]
 OURS = [block for _, block in BLOCKS if "springtide" in block]
+OTHERS = [block for _, block in BLOCKS if "springtide" not in block]
 
 
 class Net(torch.nn.Linear):
@@ -31,10 +33,11 @@ class Net(torch.nn.Linear):
         super().__init__(4, 3)
 
 
-def run(block: str) -> dict[str, Any]:
-    """Execute a block as a script would find it."""
+def run(block: str, **more: Any) -> dict[str, Any]:
+    """Execute a block as a script would find it, with `more` names."""
     torch.manual_seed(0)
-    dataset = torch.utils.data.TensorDataset(torch.randn(512, 4), torch.randint(3, (512,)))
+    x = torch.randn(512, 4)
+    dataset = torch.utils.data.TensorDataset(x, x[:, :3].argmax(1))
     found: dict[str, Any] = {
         "springtide": springtide,
         "torch": torch,
@@ -44,6 +47,7 @@ def run(block: str) -> dict[str, Any]:
         "model": Net(),
         "test_set": dataset,
         "shard": lambda data, rank, size: [data[rank::size]],
+        **more,
     }
     exec(compile(textwrap.dedent(block), "the page", "exec"), found)
     return found
@@ -54,18 +58,38 @@ def test_the_pages_hold_both_kinds() -> None:
     assert len(BLOCKS) - len(OURS) >= 6
 
 
-@pytest.mark.parametrize("block", [block for _, block in BLOCKS if "springtide" not in block])
+@pytest.mark.parametrize("block", OTHERS)
 def test_code_of_other_systems_is_code(block: str) -> None:
     compile(textwrap.dedent(block), "the page", "exec")
 
 
-def test_our_training_loop_trains_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def parameters(found: dict[str, Any]) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in found["model"].parameters()])
+
+
+def test_our_training_loop_does_what_theirs_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The page's two loops side by side, each in one process: they differ by the order of the samples."""
+    (theirs,) = (block for block in OTHERS if "DistributedDataParallel(" in block)
+    on_cpu = theirs.replace('"nccl"', f'"gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1')
+    on_cpu = on_cpu.replace("device_ids=[local_rank]", "device_ids=None")
+    given = {
+        "dist": dist,
+        "device": "cpu",
+        "DataLoader": torch.utils.data.DataLoader,
+        "DistributedSampler": torch.utils.data.DistributedSampler,
+        "DistributedDataParallel": torch.nn.parallel.DistributedDataParallel,
+    }
+    try:
+        expected = parameters(run(on_cpu, **given))
+    finally:
+        dist.destroy_process_group()
     monkeypatch.setattr(springtide, "init", lambda: None)
     (block,) = (block for block in OURS if "springtide.batches" in block)
     with library() as runtime:
         found = run(block)
         assert runtime.position.ledger.audit()["totalSeen"] == 10 * 512
-        assert found["loss"].item() < 1.2
+    before = parameters(run("model = Net()"))
+    assert (parameters(found) - before).norm() > 20 * (parameters(found) - expected).norm()
 
 
 def test_our_collectives_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,7 @@ class World:
         exponents: torch.Tensor | None,
     ) -> None:
         def start_sum(tensor: torch.Tensor) -> Work:
+            assert tensor.dtype is torch.int32  # which gloo and NCCL sum alike
             # What leaves is what lies there now, whatever is written afterwards.
             sent.append((tensor, tensor.clone()))
             return Group(None, 0, 1, 1.0).start_sum(tensor)

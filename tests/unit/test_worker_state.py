@@ -82,10 +82,35 @@ def test_received_tensors_do_not_keep_the_transfer_buffer() -> None:
     model, optimizer, scheduler, state = make(1)
     train(model, optimizer, scheduler, 1)
     tree = travelled(state)
-    other_model, other_optimizer, _, other = make(2)
-    other.write(tree)
-    step = other_optimizer.state[next(other_model.parameters())]["step"]
-    assert step.untyped_storage().nbytes() == 4
+    for give in (False, True):
+        _, other_optimizer, _, other = make(2)
+        other.write(tree, give=give)
+        held = [value for values in other_optimizer.state.values() for value in values.values()]
+        assert len(held) == 12
+        assert {value.untyped_storage().nbytes() - value.nbytes for value in held} == {0}
+
+
+def test_what_is_given_away_is_not_copied_and_what_is_kept_is() -> None:
+    model, optimizer, scheduler, state = make(1)
+    train(model, optimizer, scheduler, 1)
+    for give in (False, True):
+        header, tensors = codec.flatten(state.read(POSITION, {"samples": 10}))
+        tree = codec.unflatten(header, [tensor.clone() for tensor in tensors])
+        other_model, other_optimizer, other_scheduler, other = make(2)
+        other.write(tree, give=give)
+        for parameter, values in zip(other_model.parameters(), tree["optimizer"]["state"], strict=True):
+            held = other_optimizer.state[parameter]
+            assert (held["exp_avg"].data_ptr() == values["exp_avg"].data_ptr()) == give
+            assert held["step"].data_ptr() != values["step"].data_ptr()
+        twin, twin_optimizer, twin_scheduler, _ = make(1)
+        train(twin, twin_optimizer, twin_scheduler, 1)
+        for members in (
+            (twin, twin_optimizer, twin_scheduler),
+            (other_model, other_optimizer, other_scheduler),
+        ):
+            train(*members, 2)
+        for ours, theirs in zip(twin.state_dict().values(), other_model.state_dict().values(), strict=True):
+            assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,8 @@ class Recovery:
             return pb.Restored(skipped=skipped) if skipped else None
         manifest = found.manifest
         try:
-            position = self._accept(found.tree, stage, plan, runtime.ready("batches()").whole_state)
+            state = runtime.ready("batches()").whole_state
+            position = self._accept(found.tree, stage, plan, state, give=True)
         except SpringtideError as error:
             raise SpringtideError(f"checkpoint {found.uri}/{manifest.name}: {error}") from None
         if manifest.reason == "leaving":
@@ -299,8 +300,13 @@ class Recovery:
             runtime.position = self._accept(tree, stage, plan, trainer.state)
         return moved
 
-    def _accept(self, tree: dict[str, object], stage: int, plan: LoopPlan, state: State) -> Position:
-        """Swap the received state in. Raise SpringtideError when it belongs to another script."""
+    def _accept(
+        self, tree: dict[str, object], stage: int, plan: LoopPlan, state: State, *, give: bool = False
+    ) -> Position:
+        """Swap the received state in. Raise SpringtideError when it belongs to another script.
+
+        give: the tree is nobody else's.
+        """
         position = state.check(tree)
         if position.cursor.stage < stage:
             raise NoWayBackError(
@@ -311,7 +317,8 @@ class Recovery:
                 plan.check_same(tree["plan"])  # type: ignore[arg-type]
             except ValueError as error:
                 raise SpringtideError(str(error)) from None
-        state.write(tree)
-        self._awaited = (position.cursor.stage, tree, state) if position.cursor.stage > stage else None
+        later = position.cursor.stage > stage  # then it is written once more
+        state.write(tree, give=give and not later)
+        self._awaited = (position.cursor.stage, tree, state) if later else None
         self._membership.stages_ended(position.cursor.stage)
         return position

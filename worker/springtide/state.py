@@ -115,8 +115,12 @@ class State:
             float(tree.get("began_unix", 0.0)),
         )
 
-    def write(self, tree: Mapping[str, Any]) -> None:
-        """Make the live state equal to the tree, which `check` has accepted."""
+    def write(self, tree: Mapping[str, Any], *, give: bool = False) -> None:
+        """Make the live state equal to the tree, which `check` has accepted.
+
+        give: nobody uses the tree afterwards, so that tensors with memory of their own need no copy: taking
+        new memory for a large optimizer's state costs more than reading it.
+        """
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(tree["parameters"][name])
@@ -127,7 +131,7 @@ class State:
             for (optimizer, parameter), state in zip(
                 self._in_order(), tree["optimizer"]["state"], strict=True
             ):
-                _write_parameter_state(optimizer, parameter, state)
+                _write_parameter_state(optimizer, parameter, state, give)
         for group, values in zip(self._groups(), tree["optimizer"]["groups"], strict=True):
             group.update(values)
         for name, item in self._tracked.items():
@@ -147,7 +151,7 @@ class State:
 
 
 def _write_parameter_state(
-    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, values: Mapping[str, Any]
+    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, values: Mapping[str, Any], give: bool
 ) -> None:
     if not values:
         optimizer.state.pop(parameter, None)
@@ -163,7 +167,15 @@ def _write_parameter_state(
             old.copy_(value)
         else:
             # An optimizer that has not stepped yet; scalars such as Adam's step count stay on the CPU.
-            state[name] = value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
+            if value.dim() == 0:
+                state[name] = value.clone()
+            else:
+                state[name] = value.to(parameter.device, copy=not (give and _has_own_memory(value)))
+
+
+def _has_own_memory(tensor: torch.Tensor) -> bool:
+    """Whether it is no view into something larger, such as the buffer of a transfer."""
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def _same_tensors(
