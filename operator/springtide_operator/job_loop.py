@@ -27,6 +27,7 @@ from springtide_operator.plan.decide import invalid, plan
 from springtide_operator.plan.elasticity import has_size_of_its_own
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, ServiceSeen
+from springtide_operator.plan.refused import answers_to
 from springtide_operator.plan.relay import Word, word
 from springtide_operator.queues import Queues
 from springtide_operator.turns import Turns
@@ -176,7 +177,7 @@ class JobLoop:
             report=self.link.report,
             unreachable_since=self.link.unreachable_since,
             unreachable_why=self.link.why,
-            refusals=dict(memory.refusals),
+            refusals=answers_to(memory.refusals, job.generation),
             apis=self._apis([*kueue.api(job), *gang.api(job)]),
             workload=self._queues.seen(self.uid) if self._queues is not None else None,
             workloads_listed=self._queues is not None and self._queues.listed,

@@ -325,7 +325,7 @@ class Performer:
 
     def _refused(self, job: Job, role: str, code: int, message: str, terminating: bool = False) -> None:
         before = self.memory.refusals.get(role)
-        self.memory.refusals[role] = refuse(before, code, message, self._clock(), terminating)
+        self.memory.refusals[role] = refuse(before, code, message, self._clock(), terminating, job.generation)
         if before is None or before.message != message:
             log.warning("the API server refuses the %s: %s (%s)", role, message, code, extra=_fields(job))
 

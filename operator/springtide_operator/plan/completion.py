@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
-from springtide_operator.manifests.server import server_pod
-from springtide_operator.manifests.worker import TemplateError, worker_pod
-from springtide_operator.plan import deadline, hangs, restarts
+from springtide_operator.plan import deadline, hangs, restarts, template
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Finished, Observation, WorkerPod
 
@@ -42,19 +40,8 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> Ou
     late = deadline.exceeded(job, now)
     if late is not None:
         return Outcome(False, reasons.DEADLINE_EXCEEDED, late)
-    try:
-        worker_pod(job, 0, 0, "")
-        if job.spec.servers:
-            server_pod(job, 0, 0, "")
-    except TemplateError as error:
-        return Outcome(False, reasons.INVALID_TEMPLATE, str(error))
-    for role in ("worker", "coordinator", "server"):
-        refusal = observation.refusals.get(role)
-        if refusal is not None and refusal.invalid:
-            what = "parameter server's" if role == "server" else role
-            text = f"the API server refuses the {what} pod as invalid: {refusal.message}"
-            return Outcome(False, reasons.INVALID_TEMPLATE, text)
-    return None
+    invalid = template.fatal(job, observation)
+    return Outcome(False, reasons.INVALID_TEMPLATE, invalid) if invalid is not None else None
 
 
 def poisoned(observation: Observation, ledger: Ledger) -> str | None:

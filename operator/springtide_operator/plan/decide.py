@@ -28,6 +28,7 @@ from springtide_operator.plan import (
     servers,
     sizing,
     suspend,
+    template,
 )
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Event, Plan
@@ -56,7 +57,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     observation = hangs.judged(job, nodes.judged(observation, now))
     asked, job = job, gang.informed(kueue.informed(job, observation), observation)
     waits = kueue.waits(job, observation) or gang.waits(job, observation)
-    observation = replace(observation, pods_wait=waits)
+    observation = template.judged(job, replace(observation, pods_wait=waits))
     if conditions.is_true(old, reasons.RUNNING):
         observation = coordinator_policy.without_hasty_word(observation, ledger, now)
     events = _doubts(asked)

@@ -301,6 +301,8 @@ class Refusal:
     retry_at: float
     since: float
     terminating: bool = False  # the namespace is being deleted: nothing can be made in it any more
+    ours: bool = False  # the operator itself found the template wrong
+    generation: int = 0  # of the job's spec that it was the answer to; 0: not said
 
     @property
     def transient(self) -> bool:

@@ -14,6 +14,7 @@ from springtide_operator.plan import (
     servers,
     sizing,
     starting,
+    template,
 )
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.backoff import LOOP_COUNT, decayed
@@ -39,6 +40,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
     """The worst first. Texts hold no changing numbers: each change of a text is a write to the API server."""
     return [
         *_coordinator(observation, ledger, now),
+        *template.problems(job, observation),
         *_refused(job, observation, now),
         *_queue(job, observation),
         *_gang(job, observation),
@@ -111,7 +113,7 @@ def _refused(job: Job, observation: Observation, now: float) -> list[Problem]:
     }
     for role, text in what.items():
         refusal = observation.refusals.get(role)
-        if refusal is None or refusal.hidden(now):
+        if refusal is None or refusal.hidden(now) or (refusal.invalid and role in template.ROLES):
             continue
         if role == "worker" and not sizing.missing_slots(job, observation):
             continue  # nothing is asked for any more

@@ -1,0 +1,165 @@
+"""Templates that cannot be used: new jobs fail at once, jobs that train lose nothing by an edit."""
+
+from __future__ import annotations
+
+import pytest
+from operator_bad_days import Object, disrupted, done, refused, server, worker
+from operator_world import World, job_object
+
+from springtide_operator.api import reasons
+from springtide_operator.plan.observation import Refusal
+from springtide_operator.plan.refused import answers_to, refuse
+
+
+def trained(servers: int = 0) -> World:
+    """Three workers that train."""
+    world = World(job=job_object(3))
+    if servers:
+        world.job["spec"] |= {
+            "strategy": {"type": "ParameterServer"},
+            "parameterServers": {"replicas": servers},
+        }
+    world.settle()
+    world.now += 100
+    world.reports()
+    world.round()
+    assert world.status["state"] == "Running"
+    return world
+
+
+def condition(world: World, kind: str) -> Object:
+    return next(c for c in world.status["conditions"] if c["type"] == kind)
+
+
+def edit(world: World, **container: object) -> None:
+    world.job["metadata"]["generation"] += 1
+    world.job["spec"]["workers"]["template"]["spec"]["containers"][0].update(container)
+
+
+def label(world: World) -> None:
+    world.job["metadata"]["generation"] += 1
+    world.job["spec"]["podMetadata"] = {"labels": {"springtide.dev/slot": "7"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda w: edit(w, image=""), "container 'worker' has no image"),
+        (lambda w: edit(w, env=[{"name": "SPRINGTIDE_SLOT", "value": "1"}]), "has SPRINGTIDE_SLOT"),
+        (label, "spec.podMetadata.labels has springtide.dev/slot"),
+    ],
+    ids=["image", "variable", "label"],
+)
+def test_an_edit_that_makes_the_template_useless_costs_a_job_that_trains_nothing(
+    change: object, says: str
+) -> None:
+    world = trained()
+    change(world)  # type: ignore[operator]
+    before = {pod["metadata"]["uid"] for pod in world.workers()}
+    first = world.round()
+    assert done(first) == set()
+    assert [event.reason for event in first.events] == [reasons.INVALID_TEMPLATE]
+    degraded = condition(world, "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", reasons.INVALID_TEMPLATE)
+    assert "goes on with the pods that it has" in degraded["message"]
+    assert says in degraded["message"]
+    assert {pod["metadata"]["uid"] for pod in world.workers()} == before
+    assert world.status["state"] == "Running"
+    assert world.round().events == ()
+
+
+def test_a_worker_that_ends_meanwhile_waits_for_the_correction_and_the_coordinator_does_not() -> None:
+    world = trained()
+    edit(world, image="")
+    world.round()
+    disrupted(world, 1, "PreemptionByScheduler")
+    world.vanish(world.coordinators()[0])
+    world.reports()
+    assert done(world.round()) == {"+c2"}
+    assert len(world.workers()) == 2
+    assert condition(world, "Degraded")["reason"] == reasons.INVALID_TEMPLATE
+    edit(world, image="img:2")
+    world.settle()
+    assert sorted(pod["metadata"]["name"] for pod in world.workers()) == [
+        "digits-worker-0-0",
+        "digits-worker-1-1",
+        "digits-worker-2-0",
+    ]
+    world.reports()
+    world.round()
+    assert condition(world, "Degraded")["reason"] == reasons.HEALTHY
+    assert world.status["workers"]["outdated"] == 2
+
+
+def test_the_job_fails_when_no_worker_is_left_that_an_earlier_template_made() -> None:
+    world = trained()
+    edit(world, image="")
+    for slot in (0, 1):
+        world.vanish(worker(world, slot))
+        world.round()
+        assert world.status["state"] != "Failed"
+    world.vanish(worker(world, 2))
+    world.round()
+    failed = condition(world, "Failed")
+    assert (failed["status"], failed["reason"]) == ("True", reasons.INVALID_TEMPLATE)
+    assert "has no image" in failed["message"]
+
+
+def test_a_job_that_has_not_trained_fails_at_once_whatever_runs() -> None:
+    world = World(job=job_object(3))
+    world.settle()
+    assert len(world.workers()) == 3
+    edit(world, image="")
+    world.round()
+    assert condition(world, "Failed")["reason"] == reasons.INVALID_TEMPLATE
+
+
+def test_a_replacement_that_the_api_server_finds_invalid_is_waited_for() -> None:
+    world = trained()
+    edit(world, workingDir=7)
+    world.refuse_workers = (422, "spec.containers[0].workingDir: Invalid value")
+    disrupted(world, 1, "PreemptionByScheduler")
+    world.round()
+    world.round()
+    degraded = condition(world, "Degraded")
+    assert degraded["reason"] == reasons.INVALID_TEMPLATE
+    assert "the API server refuses the worker pod as invalid: spec.containers[0]" in degraded["message"]
+    assert "PodCreationRefused" not in str(world.status["conditions"])
+    edit(world, workingDir="/w")
+    world.refuse_workers = None
+    world.refusals = answers_to(world.refusals, world.job["metadata"]["generation"])
+    world.settle()
+    assert len(world.workers()) == 3
+
+
+def test_an_edit_of_the_servers_template_costs_nothing_either() -> None:
+    world = trained(servers=2)
+    world.job["spec"]["parameterServers"]["template"] = {"spec": {"restartPolicy": "Never"}}
+    assert done(world.round()) == set()
+    world.vanish(server(world, 1))
+    assert done(world.round()) == set()
+    degraded = condition(world, "Degraded")
+    assert degraded["reason"] == reasons.INVALID_TEMPLATE
+    assert "spec.parameterServers.template.spec.restartPolicy" in degraded["message"]
+    world.vanish(server(world, 0))
+    world.round()
+    assert condition(world, "Failed")["reason"] == reasons.INVALID_TEMPLATE
+
+
+def test_what_was_invalid_before_an_edit_is_asked_for_at_once_and_what_a_quota_said_stays() -> None:
+    now = 1000.0
+    invalid = refuse(None, 422, "spec.containers[0].name: Invalid value", now, generation=3)
+    quota = refuse(None, 403, "exceeded quota: small", now, generation=3)
+    found = {"worker": invalid, "server": quota}
+    assert answers_to(found, 3) == found
+    assert answers_to(found, 4) == {"server": quota}
+    unsaid = {"worker": Refusal(422, "x", now, now)}
+    assert answers_to(unsaid, 4) == unsaid
+
+
+def test_a_refusal_of_a_pod_that_may_come_yet_fails_no_job() -> None:
+    world = World(job=job_object(3))
+    world.settle()
+    refused(world, 403, "exceeded quota: small")
+    world.round()
+    assert condition(world, "Degraded")["reason"] == reasons.POD_CREATION_REFUSED
