@@ -1,4 +1,4 @@
-"""The table of bad days, second part: pods that wait, refusals, nodes, the coordinator.
+"""The table of bad days, second part: pods that wait, refusals, nodes, hangs.
 
 What happens, what the operator does, what it says; each through the real plan().
 """
@@ -267,33 +267,6 @@ REFUSED = [
     ),
 ]
 
-COORDINATOR = [
-    Day(
-        "coordinator deleted",
-        lambda w: w.ask_deletion(w.coordinators()[0]),
-        "+c2",
-        event="CoordinatorStarted",
-    ),
-    Day(
-        "coordinator evicted",
-        lambda w: w.evict(w.coordinators()[0]),
-        "+c2 -c1:Superseded",
-        event="CoordinatorStarted",
-    ),
-    Day(
-        "coordinator gone without a trace",
-        lambda w: w.vanish(w.coordinators()[0]),
-        "+c2",
-        event="CoordinatorStarted",
-    ),
-    Day(
-        "coordinator out of reach",
-        lambda w: setattr(w, "unreachable_since", w.now - 60),
-        "",
-        ("Degraded", "CoordinatorUnreachable", "workers train on meanwhile"),
-    ),
-]
-
 
 def unheard(world: World, *slots: int, **node: object) -> None:
     """Something happens to node-1; a minute later the coordinator does not hear of the workers there."""
@@ -434,7 +407,7 @@ HANGS = [
         lambda w: (stalled(w, 1), setattr(w, "unreachable_since", w.now - 1)), policy={"onHang": "FailJob"}),
 ]  # fmt: skip
 
-DAYS = [*SCHEDULERS, *WAITING, *REFUSED, *COORDINATOR, *NODES, *HANGS]
+DAYS = [*SCHEDULERS, *WAITING, *REFUSED, *NODES, *HANGS]
 
 
 @pytest.mark.parametrize("day", DAYS, ids=lambda day: day.name)
