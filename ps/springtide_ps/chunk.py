@@ -30,17 +30,20 @@ class ChunkError(ValueError):
 class Recipe:
     """How a step is applied to the sums of its gradients.
 
-    scale: they are multiplied by it. skip: nothing is applied. groups: the optimizer's options by parameter
-    group. unused: numbers of parameters to which no worker had a gradient.
+    scale: they are multiplied by it. skip: nothing is applied. groups: the options by parameter group, of all
+    optimizers one after another. unused: numbers of parameters to which no worker had a gradient, or whose
+    optimizer makes no step. factors: by group, what the sums are multiplied by besides; none: 1.
     """
 
     scale: float
     skip: bool
     groups: tuple[Mapping[str, Any], ...]
     unused: frozenset[int] = frozenset()
+    factors: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **({"factors": list(self.factors)} if self.factors else {}),
             "scale": self.scale,
             "skip": self.skip,
             "groups": [dict(group) for group in self.groups],
@@ -54,15 +57,19 @@ class Recipe:
             scale, skip = float(value["scale"]), bool(value["skip"])
             groups = tuple(dict(group) for group in value["groups"])
             unused = frozenset(int(index) for index in value["unused"])
-        except (KeyError, TypeError, ValueError) as error:
+            factors = tuple(float(factor) for factor in value.get("factors", ()))
+            if len(factors) not in (0, len(groups)):
+                raise ValueError(f"{len(factors)} factors for {len(groups)} groups")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ChunkError(f"a step cannot be applied like this: {error!r}") from None
-        return cls(scale, skip, groups, unused)
+        return cls(scale, skip, groups, unused, factors)
 
 
 class Chunk:
     """values: flat, of this chunk's own memory. pieces: int64 [n, 4] of (parameter's number, its group, first
-    element, element after the last); elements in no piece are padding and stay as they are. book: which
-    ranges the values hold, where workers do not step together.
+    element, element after the last); elements in no piece are padding and stay as they are. groups: of its
+    optimizer. first: where these are among the groups of all optimizers, `among` of them (0: there is one
+    optimizer). book: which ranges the values hold, where workers do not step together.
 
     Raise ChunkError for pieces outside of the values, UpdateError for an optimizer that does not exist.
     """
@@ -73,9 +80,14 @@ class Chunk:
         pieces: Sequence[Sequence[int]],
         optimizer: str,
         groups: Sequence[Mapping[str, Any]],
+        first: int = 0,
+        among: int = 0,
     ) -> None:
         if not pieces or not groups:
             raise ChunkError("a chunk has at least one piece of a parameter, and its optimizer a group")
+        self.first, self._among = first, among or len(groups)
+        if not 0 <= first <= self._among - len(groups):
+            raise ChunkError(f"an optimizer's {len(groups)} groups from {first} are not among {among}")
         self.values = values
         self.book: Book | None = None
         self.optimizer_name = optimizer
@@ -140,10 +152,12 @@ class Chunk:
         """One optimizer step with the sums of the gradients (like the values), which are used up."""
         if recipe.skip:
             return
-        if recipe.scale != 1.0:
-            total.mul_(recipe.scale)
         self.check(recipe)
-        self._groups = [dict(group) for group in recipe.groups]
+        scale = recipe.scale * (recipe.factors[self.first] if recipe.factors else 1.0)
+        if scale != 1.0:
+            total.mul_(scale)
+        own = recipe.groups[self.first : self.first + len(self._groups)]
+        self._groups = [dict(group) for group in own]
         for number, group in zip(self._group_numbers, self._optimizer.param_groups, strict=True):
             group.update(options_of(self._groups[number]))
         for tensor, (parameter, _, start, stop) in zip(self._tensors, self.pieces, strict=True):
@@ -154,8 +168,8 @@ class Chunk:
 
     def check(self, recipe: Recipe) -> None:
         """Raise ChunkError for a recipe of another optimizer."""
-        if len(recipe.groups) != len(self._groups):
-            raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {len(self._groups)}")
+        if len(recipe.groups) != self._among:
+            raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {self._among}")
 
     def square_norm(self, total: torch.Tensor) -> float:
         """Sum of the squares of the sums, padding left out; finite exactly when all of them are.
@@ -177,8 +191,10 @@ class Chunk:
             held = [state[name].reshape(-1) for state in states if name in state]
             parts.append(torch.cat(held))
         booked = {} if self.book is None else {"book": self.book.to_json()}
+        one = self.first == 0 and self._among == len(self._groups)
         return {
             **booked,
+            **({} if one else {"first": self.first, "among": self._among}),
             "dtype": DTYPE_NAMES[self.values.dtype],
             "elements": self.values.numel(),
             "pieces": len(self.pieces),
@@ -211,7 +227,12 @@ class Chunk:
             values = reader.take(int(meta["elements"]), dtype)
             pieces = reader.take(int(meta["pieces"]) * PIECE_FIELDS, torch.int64)
             chunk = cls(
-                values, pieces.reshape(-1, PIECE_FIELDS).tolist(), str(meta["optimizer"]), meta["groups"]
+                values,
+                pieces.reshape(-1, PIECE_FIELDS).tolist(),
+                str(meta["optimizer"]),
+                meta["groups"],
+                int(meta.get("first", 0)),
+                int(meta.get("among", 0)),
             )
             if "book" in meta:
                 chunk.book = Book.from_json(meta["book"])

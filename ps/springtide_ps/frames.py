@@ -54,7 +54,7 @@ class Kind(IntEnum):
     INVENTORY = 42  # {"t"}; answered with the names of the chunks that it holds, by lines
     ARRANGE = 43  # {"t", "forward", "fill", "drop"}: who gets copies of what
     STAGE = 44  # {"t", "s", "k", "me"} + gradient
-    PREPARE = 45  # {"t", "s", "me", "count", "norm"}; answered with {"square_norm"} when all members have
+    PREPARE = 45  # {"t", "s", "me", "count", "norm"}; answered with {"square_norms"} when all have
     COMMIT = 46  # {"t", "s", "me", "recipe"}
     TRY = 51  # {"t", "s", "me"}: it has committed step s and needs the values, though not all have
     FETCH = 47  # {"t", "s", "k"}; answered with the values after step s

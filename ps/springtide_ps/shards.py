@@ -247,8 +247,8 @@ class Shards:
                 held.sums[step] = total.clone()
 
     def prepare(self, token: Token, step: int, member: str, count: int, norm: bool, done: Done) -> None:
-        """`done` gets the sum of squares over this server's sums (None unless `norm`) when all members have
-        prepared and the copies are where they belong.
+        """`done` gets the sums of squares over this server's sums, by their optimizer's first group (None
+        unless `norm`), when all members have prepared and the copies are where they belong.
         """
         with self._lock:
             effects = self._rounds.prepare(token, step, member, count)
@@ -390,16 +390,15 @@ class Shards:
         if self._unacknowledged and error is None:
             return
         waiting, self._prepares = self._prepares, []
-        norm = None
+        norms: dict[int, float] | None = None
         if error is None and any(wanted for wanted, _ in waiting):
-            step = self._rounds.version + 1
-            parts = [
-                self._chunk(key).square_norm(self._held[key].sums[step])
-                for key in sorted(self._rounds.staged)
-            ]
-            norm = sum(parts)
+            step, norms = self._rounds.version + 1, {}
+            for key in sorted(self._rounds.staged):
+                chunk = self._chunk(key)
+                found = chunk.square_norm(self._held[key].sums[step])
+                norms[chunk.first] = norms.get(chunk.first, 0.0) + found
         for _, done in waiting:
-            done(norm, error)
+            done(norms, error)
 
     def _settle(self) -> None:
         """Wait until the decided steps are made (in the lock)."""

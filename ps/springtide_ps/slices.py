@@ -77,6 +77,7 @@ class Slice:
     """
 
     dtype = torch.int32
+    first = 0  # tables have one optimizer
 
     def __init__(
         self,

@@ -132,7 +132,7 @@ class Steps:
                     number_in(meta, "count"),
                     bool(meta.get("norm")),
                     _later(
-                        number, reply, lambda norm: (Frame(Kind.DONE, number, {"square_norm": norm}), None)
+                        number, reply, lambda norms: (Frame(Kind.DONE, number, {"square_norms": norms}), None)
                     ),
                 )
             case Kind.COMMIT:

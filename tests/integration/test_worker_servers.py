@@ -81,6 +81,25 @@ def test_an_average_of_the_weights_goes_on_when_workers_and_servers_are_killed_a
     check(cluster, reference, [steady])
 
 
+def test_two_optimizers_make_one_step_through_kills_of_workers_and_a_server(
+    make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
+) -> None:
+    (tmp_path / "alone").mkdir()
+    two: dict[str, Any] = {"two": True, "epochs": 3}
+    reference = train_alone(zygote, tmp_path / "alone", OPTIONS | two)
+    cluster = make_cluster(2, replication=2, pace=0.02, **two)
+    points = ["gradients", "prepared", "stepped", "stepping"]
+    faults = {number: f"{point}:{2 * number}:kill" for number, point in enumerate(points, start=1)}
+    steady, *victims = cluster.start(1 + len(points), faults=faults)
+    cluster.until(lambda: not any(victim.running for victim in victims), "the last death")
+    cluster.until_settled()
+    cluster.servers[0].kill()
+    cluster.add_server(0)
+    cluster.until_done()
+    assert [worker.code for worker in victims] == [-9] * len(points), cluster.logs()
+    check(cluster, reference, [steady])
+
+
 def test_compressed_gradients_train_on_while_workers_die_and_leave(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:

@@ -57,7 +57,7 @@ class Member:
         self.exchange = ServerExchange(
             named,
             self.layout,
-            self.optimizer,
+            [self.optimizer],
             me=name,
             token=TOKEN,
             replication=options.get("replication", 1),

@@ -91,7 +91,7 @@ class Rank:
             handle.read = partial(self.runtime.rows, index)
             handle.read_all = partial(self.runtime.all_rows, index)
         if settings.strategy == "ParameterServer":
-            wait_in_forward(declared.models[0], self.runtime.settle)
+            wait_in_forward(declared.models, self.runtime.settle)
         if isinstance(servers := self.trainer.servers, AsynchronousExchange):
             self.runtime.leasing = Leasing(self.runtime, servers, tracked)
         # Bodies seed the process's generator: models have to be made before.

@@ -118,7 +118,11 @@ def main() -> None:
     model = make_model(options.get("model", "plain"), options.get("hidden", 32))
     kind = torch.optim.Adam if options.get("optimizer") == "adam" else torch.optim.SGD
     arguments: dict[str, Any] = {} if kind is torch.optim.Adam else {"momentum": options.get("momentum", 0.9)}
-    optimizer = kind(model.parameters(), lr=options.get("lr", 0.1), **arguments)
+    own, rest = list(model.parameters()), list[torch.nn.Parameter]()
+    if "two" in options:  # optimizers, each with its own parameters
+        own, rest = own[:3], own[3:]
+    optimizer = kind(own, lr=options.get("lr", 0.1), **arguments)
+    others = [torch.optim.Adam(rest, lr=0.01)] if rest else []
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.995)
     springtide.init()
     # Powers of two: scaled gradients have the bits of plain ones. Small enough, so that nothing overflows.
@@ -126,14 +130,14 @@ def main() -> None:
     if "infinite" in options:
         # torch warns where a worker's first step is skipped: the schedule goes on all the same.
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-    lists = "lists" in options
+    lists = "lists" in options or bool(others)
     tracked: dict[str, Any] = {}
     if "average" in options:
         # Reads the parameters in each body after the optimizer's step.
         tracked["average"] = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     springtide.distribute(
         [model] if lists else model,
-        [optimizer] if lists else optimizer,
+        [optimizer, *others] if lists else optimizer,
         scheduler=scheduler,
         scaler=scaler,
         clip_norm=options.get("clip_norm"),
@@ -165,11 +169,13 @@ def main() -> None:
                 if options.get("pace"):
                     time.sleep(options["pace"])
                 scaler.step(optimizer)
+                for other in others:
+                    other.step()
                 scaler.update()
                 scheduler.step()
                 for average in tracked.values():
                     average.update_parameters(model)
-                optimizer.zero_grad()
+                model.zero_grad()
                 rates[springtide.api._runtime.position.cursor.step + 1] = scheduler_before
             if springtide.api._runtime.position.cursor.step == options.get("stop_at"):
                 return

@@ -176,7 +176,7 @@ def test_rows_are_those_after_the_step_that_is_asked_for() -> None:
         norms = [answers.next() for _ in "ab"]
         expected = make()
         total = expected.add(record([4, 6], 3, 1), record([4], 3, 1), None)
-        assert norms[0] == norms[1] == (pytest.approx(expected.square_norm(total)), None)
+        assert norms[0] == norms[1] == ({0: pytest.approx(expected.square_norm(total))}, None)
         assert not answers.all
         for member in "ab":
             shards.commit(TOKEN, 1, member, recipe(0.5), lambda *_: None)

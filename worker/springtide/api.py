@@ -116,7 +116,7 @@ def distribute(
             handle.read = partial(runtime.rows, index)
             handle.read_all = partial(runtime.all_rows, index)
     if on_servers:
-        wait_in_forward(declared.models[0], runtime.settle)
+        wait_in_forward(declared.models, runtime.settle)
     if isinstance(servers, AsynchronousExchange):
         runtime.leasing = Leasing(runtime, servers, tracked)
     runtime.trainer.on_save_wish(lambda rank: runtime.checkpoints.wish(rank == 0))

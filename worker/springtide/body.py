@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass, field
 
 from springtide.data.batch import Batch
+from springtide.errors import SpringtideError, UsageError
 from springtide.exchange import side
 from springtide.exchange.groups import Group
+from springtide.transaction import Phase
 
 
 @dataclass(slots=True)
@@ -80,3 +82,28 @@ class Failure:
 def _mean(entries: list[tuple[float, float]]) -> float:
     total = math.fsum(weight for _, weight in entries)
     return math.fsum(value * weight for value, weight in entries) / total if total else 0.0
+
+
+def check_ended(body: Body, phase: Phase, used: bool) -> None:
+    """The script's code of the body is over: raise UsageError unless it was one whole step.
+
+    used: whether there was a gradient. Raise SpringtideError for a step that is half made.
+    """
+    if phase in (Phase.OPEN, Phase.DROPPED):
+        missing = (
+            "without backward() and optimizer.step()"
+            if not used
+            else "without optimizer.step() after its last backward()"
+            if body.round
+            else "without optimizer.step()"
+        )
+        raise UsageError(
+            f"the body of step {body.deal.number} ended {missing}: a body holds one whole step on every "
+            "worker. Do not skip batches with `continue` or `if`; accumulate gradients over "
+            "batch.split(m), not over bodies"
+        )
+    if phase is Phase.STEPPING:
+        raise SpringtideError(
+            f"optimizer.step() of step {body.deal.number} raised an exception that the script caught: "
+            "the parameters may be half updated; let the exception end the process"
+        )

@@ -58,8 +58,8 @@ def declare(
         )
     several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
     _check_compression(compression, strategy, several, tracked)
-    if strategy == "ParameterServer":
-        _check_on_servers(models, several)
+    if strategy == "ParameterServer" and (several or len(models) > 1):
+        _check_several_on_servers(tracked if several else {}, consistency)
     tables = _check_tables(models, several, tracked, strategy, exact)
     if strategy == "ParameterServer" and (tables or consistency != "Synchronous"):
         _check_on_cpu(models, tables, consistency)
@@ -200,7 +200,7 @@ def _check_tables(
 
 
 def _check_on_cpu(models: Sequence[torch.nn.Module], tables: Sequence[str], consistency: str) -> None:
-    for name, parameter in models[0].named_parameters():
+    for name, parameter in _named(models).items():
         if parameter.device.type != "cpu":
             what = f"tables ({tables[0]})" if tables else f"consistency {consistency}"
             raise UsageError(
@@ -209,9 +209,19 @@ def _check_on_cpu(models: Sequence[torch.nn.Module], tables: Sequence[str], cons
             )
 
 
-def _check_on_servers(models: Sequence[torch.nn.Module], several: bool) -> None:
-    if several or len(models) > 1:
+def _check_several_on_servers(tracked: Mapping[str, Any], consistency: str) -> None:
+    """Several models, or several optimizers, whose steps the servers make when the body ends."""
+    if consistency != "Synchronous":
         raise UsageError(
-            "distribute(): strategy.type ParameterServer takes one model and one optimizer, which makes one "
-            "step per body, so far: give them without lists, or use strategy.type AllReduce"
+            f"distribute(): strategy.parameterServer.consistency {consistency} takes one model and one "
+            "optimizer, which makes one step per body, so far: give them without lists, or use Synchronous"
         )
+    for name, item in tracked.items():
+        if isinstance(item, torch.amp.GradScaler) and not item.is_enabled():
+            continue
+        if not isinstance(item, torch.optim.lr_scheduler.LRScheduler):
+            raise UsageError(
+                f"distribute(): with strategy.type ParameterServer and optimizers as a list, {name} "
+                f"({type(item).__name__}) cannot be tracked so far, since new values come with the body's "
+                "end: learning-rate schedulers can; use strategy.type AllReduce for others"
+            )

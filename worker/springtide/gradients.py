@@ -86,6 +86,11 @@ class Gradients:
             self.parameters[index].grad = view.add_(earlier) if used[index] else view.copy_(earlier)
         self._aside = {}
 
+    def forget(self) -> None:
+        """Nothing is left for an optimizer of this process."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def norm(self) -> float:
         """Of all placed gradients."""
         indices = [index for index, is_used in enumerate(self._used) if is_used]

@@ -72,8 +72,7 @@ def commit_on(
             scale *= coefficient
     home.commit(scale, [index for index, used in enumerate(reduced.result.used) if not used], skip)
     if home.dense:
-        for parameter in gradients.parameters:
-            parameter.grad = None
+        gradients.forget()
 
 
 class Reduction:

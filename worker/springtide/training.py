@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from springtide import faults
-from springtide.body import Body, Deal, Failure
+from springtide.body import Body, Deal, Failure, check_ended
 from springtide.buffers import Buffers
 from springtide.data.ledger import contribution
-from springtide.errors import PartDone, SpringtideError, UsageError
+from springtide.errors import PartDone, UsageError
 from springtide.exact.buckets import ExactBuckets
 from springtide.exact.parts import Kept
 from springtide.exact.rounding import BLOCK
@@ -24,7 +24,7 @@ from springtide.exchange import side
 from springtide.exchange.buckets import Buckets
 from springtide.exchange.compression import LowRankBuckets, make_buckets
 from springtide.exchange.device import choose_backend
-from springtide.exchange.layout import Field, layout_hash, plan_layout
+from springtide.exchange.layout import field_of, layout_hash, plan_layout
 from springtide.gradients import Gradients
 from springtide.optimizers import closure_of, parameters_of, scale_of, with_closure
 from springtide.randomness import seed_part
@@ -32,6 +32,7 @@ from springtide.reduction import Reduced, Reduction, commit_on
 from springtide.scaling import Scalings, enabled_among
 from springtide.servers.exchange import MakeServers, ServerExchange
 from springtide.servers.saving import lent_states
+from springtide.several import check_backward, check_closure
 from springtide.state import Position, State
 from springtide.strangers import DECLARE, Strangers
 from springtide.tables.step import home_here, tables_among
@@ -63,8 +64,8 @@ class Trainer:
     ) -> None:
         model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
         named = dict(model.named_parameters())
-        trained = [_field(name, item) for name, item in named.items() if item.requires_grad]
-        frozen = [_field(name, item) for name, item in named.items() if not item.requires_grad]
+        trained = [field_of(name, item) for name, item in named.items() if item.requires_grad]
+        frozen = [field_of(name, item) for name, item in named.items() if not item.requires_grad]
         layout = plan_layout(trained, bucket_bytes, BLOCK if logical_workers else 1)
         self.device = next(item for item in named.values() if item.requires_grad).device
         exchange = choose_backend(backend, self.device.type, dist.is_nccl_available())
@@ -89,7 +90,7 @@ class Trainer:
         if make_servers is not None:
             on_servers = {name: item for name, item in named.items() if item.requires_grad}
             with_norm = clip_norm is not None or bool(enabled_among(tracked))
-            self.servers = make_servers(on_servers, layout, optimizers[0], with_norm)
+            self.servers = make_servers(on_servers, layout, optimizers, with_norm)
         self._home = self.servers or home_here(self.tables, self._gradients.names, optimizers[0])
         self._dense_here = self._home is None or not self._home.dense
         if not self._dense_here:
@@ -124,14 +125,10 @@ class Trainer:
         self._reduced: Reduced | None = None
         self._clip_norm = clip_norm
         buffers = [
-            _field(name, item)
+            field_of(name, item)
             for name, item in zip(self._buffers.names, self._buffers.current(), strict=True)
         ]
-        place = (
-            ""
-            if self.servers is None
-            else f" on servers {self.servers.tables.describe()} {self.servers.wire.kind}"
-        )
+        place = "" if self.servers is None else f" on servers {self.servers.described}"
         settings = f"{describe(logical_workers)} {self.device.type} {exchange}{place} {compression}"
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
         agreed = f"{kinds} {clip_norm} {settings}{' several' if several else ''}"
@@ -178,7 +175,7 @@ class Trainer:
         if self.servers is None:
             return self.state.read(position, plan)
         states = self.servers.optimizer_states()
-        with lent_states(self._optimizers[0], self._gradients.parameters, states):
+        with lent_states(self._optimizers, self._gradients.parameters, states):
             return self.whole_state.read(position, plan)
 
     def settle(self, parameters: Collection[int] | None) -> str | None:
@@ -284,26 +281,8 @@ class Trainer:
 
         Raise UsageError if it made no step.
         """
-        phase = self.transaction.phase
         body = self._running()
-        if phase in (Phase.OPEN, Phase.DROPPED):
-            missing = (
-                "without backward() and optimizer.step()"
-                if not any(self.buckets.used)
-                else "without optimizer.step() after its last backward()"
-                if body.round
-                else "without optimizer.step()"
-            )
-            raise UsageError(
-                f"the body of step {body.deal.number} ended {missing}: a body holds one whole step on every "
-                "worker. Do not skip batches with `continue` or `if`; accumulate gradients over "
-                "batch.split(m), not over bodies"
-            )
-        if phase is Phase.STEPPING:
-            raise SpringtideError(
-                f"optimizer.step() of step {body.deal.number} raised an exception that the script caught: "
-                "the parameters may be half updated; let the exception end the process"
-            )
+        check_ended(body, self.transaction.phase, any(self.buckets.used))
         body.skipped = self._scalings.found()
         self._body = self._earlier = None
         self._strangers.end()
@@ -346,11 +325,7 @@ class Trainer:
     def _before_gradient(self, gradient: torch.Tensor) -> None:
         """Several steps in a body: the first gradient of the next backward is about to be accumulated."""
         if self._body is not None and self._body.reduced and self.transaction.phase is Phase.OPEN:
-            if self._exact is not None:
-                raise UsageError(
-                    "exact mode takes one backward of each sample and optimizer steps after it: a second "
-                    "backward() in the same body needs strategy.allReduce.exact: false"
-                )
+            check_backward(self._exact is not None, not self._dense_here)
             self._gradients.set_aside()
             self.buckets.begin(self._reduction.start_sum)
             self._body.round += 1
@@ -360,6 +335,9 @@ class Trainer:
         self.transaction.require_open("optimizer.step()")
         body = self._running()
         closure = closure_of(args, kwargs)
+        if self._several and not self._dense_here:
+            self._stage(optimizer, closure)
+            return None
         if not self._several:
             if closure is not None:
                 raise UsageError(f"optimizer.step(closure) has to be declared. {DECLARE}")
@@ -382,12 +360,20 @@ class Trainer:
             return None
         return with_closure(args, kwargs, partial(self._evaluate, optimizer, closure))
 
+    def _stage(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
+        """One of several optimizers makes its step: the servers make all of them when the body has ended."""
+        if closure is not None:
+            check_closure(exact=False, elsewhere=True)
+        body = self._running()
+        self._complete(body)
+        assert self.servers is not None
+        self.servers.optimizers.stage(optimizer, self._clip_norm, self._reduced_now.correction)
+        self._gradients.forget()
+        body.steps += 1
+
     def _evaluate(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Any:
         """The closure's loss, as the mean over all members, with the sums of its gradients in place."""
-        if self._exact is not None:
-            raise UsageError(
-                "exact mode takes no optimizer.step(closure): set strategy.allReduce.exact to false"
-            )
+        check_closure(self._exact is not None, elsewhere=False)
         body = self._running()
         loss = closure()
         if not body.reduced:
@@ -402,7 +388,7 @@ class Trainer:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._several:
-            self._depth -= 1
+            self._depth -= self._dense_here
         else:
             self.transaction.finish_stepping()
         faults.reach("stepped", self._running().deal.number)
@@ -462,7 +448,8 @@ class Trainer:
         self.buckets.committed(self._reduced_now.result.used)
         if self._home is not None:
             inverse, skip = self._scalings.inverse(), self._scalings.found()
-            commit_on(self._home, self._reduced_now, self._gradients, self._clip_norm, inverse, skip)
+            clip_norm = None if self._several else self._clip_norm
+            commit_on(self._home, self._reduced_now, self._gradients, clip_norm, inverse, skip)
 
     @property
     def _reduced_now(self) -> Reduced:
@@ -494,7 +481,3 @@ class Trainer:
                 "outside of a step: put the training code of each batch into `with springtide.step():`"
             )
         return self._body
-
-
-def _field(name: str, tensor: torch.Tensor) -> Field:
-    return Field(name, tuple(tensor.shape), tensor.dtype)

@@ -31,6 +31,10 @@ class Field:
         return math.prod(self.shape)
 
 
+def field_of(name: str, tensor: torch.Tensor) -> Field:
+    return Field(name, tuple(tensor.shape), tensor.dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """Place of one parameter's gradient: bucket, offset in elements."""

@@ -22,13 +22,12 @@ from springtide import faults
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
 from springtide.servers.books import BookLeader, Offer, books_of, rescue
-from springtide.servers.exchange import Pushed, ServerExchange
+from springtide.servers.exchange import ServerExchange
 from springtide.servers.leading import Leader, Place
 from springtide.servers.links import ServerError
 from springtide.servers.plan import PlannedChunk
-from springtide.servers.recipe import group_options
 from springtide.servers.tables import PlannedSlice
-from springtide.servers.wire import RangeWire
+from springtide.servers.wire import Pushed, RangeWire
 from springtide_ps.chunk import Chunk, Recipe, square_norm
 from springtide_ps.client import Answer, RefusedError
 from springtide_ps.frames import DTYPE_NAMES, Kind
@@ -170,7 +169,7 @@ class AsynchronousExchange(ServerExchange):
         asked = []
         for key, server in keys.items():
             planned, offer = self._chunks[key], self._pulled[key]
-            chunk = Chunk(self._values(planned), planned.pieces, self._name, group_options(self._optimizer))
+            chunk = self.optimizers.make(self._values(planned), planned.pieces)
             chunk.book = Book(RangeSet.from_json(offer.ranges), offer.applied, offer.skipped)
             meta, payload = chunk.dump()
             about = {**meta, "k": key, "s": 0}
@@ -210,8 +209,7 @@ class AsynchronousExchange(ServerExchange):
         self.refresh()
 
     def fetch_again(self) -> None:
-        for parameter in self._parameters:
-            self._optimizer.state.pop(parameter, None)
+        self.optimizers.forget(self._parameters)
         self._versions = [parameter._version for parameter in self._parameters]
         self.refresh()
 
@@ -299,7 +297,7 @@ class AsynchronousExchange(ServerExchange):
 
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
         """Send the gradients; the values follow."""
-        self._recipe = Recipe(scale, skip, group_options(self._optimizer), frozenset(unused))
+        self._recipe = self.optimizers.recipe(scale, unused, skip)
         self._sent, self._pending, self._clean = self._leased, set(self._chunks), set()
         self._again = set()
         try:

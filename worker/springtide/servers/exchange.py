@@ -8,11 +8,10 @@ that is safe). The values come back in the order in which a forward pass needs t
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,10 +25,10 @@ from springtide.servers.leading import Leader, Place
 from springtide.servers.links import Links, ServerError
 from springtide.servers.memory import Copier, Memory
 from springtide.servers.plan import LackError, PlannedChunk, plan_chunks
-from springtide.servers.recipe import group_numbers, group_options, optimizer_name
+from springtide.servers.recipe import ServerOptimizers
 from springtide.servers.saving import States, cut_states, join_states
 from springtide.servers.tables import PlannedSlice, TableBook, table_name
-from springtide.servers.wire import Made, Wire
+from springtide.servers.wire import Made, Pushed, Wire
 from springtide.tables.step import tables_among
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import Answer
@@ -41,8 +40,10 @@ class ServersLackState(Exception):
     """The servers of this generation do not hold the state that it begins from."""
 
 
-MakeServers = Callable[[dict[str, torch.nn.Parameter], Layout, torch.optim.Optimizer, bool], "ServerExchange"]
-"""(trained parameters by name, their layout, optimizer, whether the gradients' norm is wanted)."""
+MakeServers = Callable[
+    [dict[str, torch.nn.Parameter], Layout, Sequence[torch.optim.Optimizer], bool], "ServerExchange"
+]
+"""(trained parameters by name, their layout, optimizers, whether the gradients' norm is wanted)."""
 
 
 class ServerExchange:
@@ -54,7 +55,7 @@ class ServerExchange:
         self,
         parameters: Mapping[str, torch.nn.Parameter],
         layout: Layout,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         *,
         me: str,
         token: str,
@@ -75,14 +76,15 @@ class ServerExchange:
         self._me, self._replication, self._with_norm = me, replication, with_norm
         self._names = list(parameters) if dense else []
         self.dense = dense
-        self.tables = TableBook(tables_among(list(parameters.values())), list(parameters), optimizer)
-        self._optimizer, self._name = optimizer, optimizer_name(optimizer)
+        self.tables = TableBook(tables_among(list(parameters.values())), list(parameters), optimizers[0])
+        self.optimizers = ServerOptimizers(optimizers, parameters)
         self.links = Links(token, connect_seconds, answer_seconds, authority)
         self._layout = layout
         self._parameters = list(parameters.values()) if dense else []
         self._memory = Memory(self._parameters, layout, copier)
         self._versions: list[int] = []
-        self.chunks = plan_chunks(layout, group_numbers(optimizer, dict(parameters))) if dense else []
+        own = self.optimizers
+        self.chunks = plan_chunks(layout, own.groups, owners=own.owners) if dense else []
         self._planned: list[PlannedChunk | PlannedSlice] = [*self.chunks, *self.tables.slices]
         self._chunks = {chunk.key: chunk for chunk in self.chunks}
         self._by_bucket: list[list[PlannedChunk]] = [[] for _ in layout.sizes]
@@ -118,6 +120,7 @@ class ServerExchange:
         """
         self._place = place
         self._fetches, self._commits = {}, []
+        self.optimizers.begin()
         self._leader, self.wire.closing = None, False
         self.links.connect(place.servers)
         group.on_shut(lambda: self.links.over("the generation is over"))
@@ -149,8 +152,7 @@ class ServerExchange:
             raise ServersLackState(str(error)) from None
         self._homes, self.settled = arrangement.homes, arrangement.settled
         # The optimizer's state lives on the servers from now on.
-        for parameter in self._parameters:
-            self._optimizer.state.pop(parameter, None)
+        self.optimizers.forget(self._parameters)
         ids = list(place.servers)
         numbers = {server: number for number, server in enumerate(ids)}
         told = {
@@ -174,9 +176,15 @@ class ServerExchange:
     def _new_chunk(self, planned: PlannedChunk | PlannedSlice) -> Chunk | Slice:
         if isinstance(planned, PlannedSlice):
             return self.tables.make(planned)
-        chunk = Chunk(self._values(planned), planned.pieces, self._name, group_options(self._optimizer))
-        cut_states(self._layout, planned, chunk, self._parameters, self._optimizer.state)
+        chunk = self.optimizers.make(self._values(planned), planned.pieces, planned.optimizer)
+        states = self.optimizers.state_of(planned.optimizer)
+        cut_states(self._layout, planned, chunk, self._parameters, states)
         return chunk
+
+    @property
+    def described(self) -> str:
+        """What all workers have to agree on."""
+        return f"{self.tables.describe()} {self.wire.kind}"
 
     @property
     def in_use(self) -> set[str]:
@@ -208,8 +216,7 @@ class ServerExchange:
     def fetch_again(self) -> None:
         """The script may have changed the parameters where that does not count: take the servers' values."""
         self._memory.mark()
-        for parameter in self._parameters:
-            self._optimizer.state.pop(parameter, None)
+        self.optimizers.forget(self._parameters)
         self._versions = [parameter._version for parameter in self._parameters]
         self._clean = set()
         self._fetch(self.chunks, self._step)
@@ -234,6 +241,7 @@ class ServerExchange:
     def begin_step(self) -> None:
         """Raise UsageError when the script has changed a parameter since the last step."""
         self._memory.drop()
+        self.optimizers.begin()
         self._pushed, self._counts = 0, {}
         self.wire.begin((self._entered.token, self._step + 1))
         for name, parameter, version in zip(self._names, self._parameters, self._versions, strict=True):
@@ -329,7 +337,7 @@ class ServerExchange:
         answers = [self.links.answer(future, server, "the step's gradients") for server, future in asked]
         if not self._with_norm:
             return None
-        return math.sqrt(math.fsum(float(answer.meta["square_norm"]) for answer in answers))
+        return self.optimizers.norm([answer.meta["square_norms"] for answer in answers])
 
     def ends(self, wanted: bool) -> bool:
         """All members agree whether to stop: whether this step is the last one."""
@@ -337,7 +345,7 @@ class ServerExchange:
 
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
         """The step is committed: have the servers make it, and begin to fetch the values."""
-        self.recipe = Recipe(scale, skip, group_options(self._optimizer), frozenset(unused))
+        self.recipe = self.optimizers.recipe(scale, unused, skip)
         about = {"s": self._step + 1, "me": self._me, "recipe": self.recipe.to_json()}
         place = self._entered
         self._place = replace(place, step=place.step + 1)
@@ -367,6 +375,7 @@ class ServerExchange:
 
         to_the_end: within the body that has committed the step, also when the generation is over.
         """
+        self.optimizers.check_unstaged()
         if len(self._clean) == len(self.chunks):
             return
         keys: Sequence[str]
@@ -476,16 +485,3 @@ class ServerExchange:
         any_size: bool = False,
     ) -> Future[Answer]:
         return self.links.ask(server, kind, self._entered.token, meta, payload, out, any_size)
-
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """A push has no answer of its own: `prepare` is its answer. nbytes: what is sent."""
-
-    nbytes: int
-
-    def wait(self) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True

@@ -14,8 +14,9 @@ import torch
 
 from springtide.exchange.groups import Group, Work, form
 from springtide.exchange.store import StreamStore
-from springtide.servers.exchange import Pushed, ServerExchange
+from springtide.servers.exchange import ServerExchange
 from springtide.servers.leading import Place
+from springtide.servers.wire import Pushed
 
 
 def team_of(rank: int, size: int, world: int) -> range:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from springtide.exchange.layout import Layout
@@ -15,7 +16,10 @@ _BUCKETS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """Elements start to stop of a bucket. pieces: (parameter, its group, start, stop) within the chunk."""
+    """Elements start to stop of a bucket. pieces: (parameter, its group, start, stop) within the chunk.
+
+    optimizer: number of the one that has all of them.
+    """
 
     key: str
     bucket: int
@@ -23,6 +27,7 @@ class PlannedChunk:
     stop: int
     nbytes: int
     pieces: tuple[tuple[int, int, int, int], ...]
+    optimizer: int = 0
 
     @property
     def span(self) -> tuple[int, int, int]:
@@ -40,13 +45,18 @@ def bucket_bytes(total: int) -> int:
 
 
 def plan_chunks(
-    layout: Layout, groups: Mapping[str, int], chunk_bytes: int = CHUNK_BYTES
+    layout: Layout,
+    groups: Mapping[str, int],
+    chunk_bytes: int = CHUNK_BYTES,
+    owners: Mapping[str, int] | None = None,
 ) -> list[PlannedChunk]:
     """Cut the buckets into chunks of at most `chunk_bytes`, in the order in which a forward pass needs them.
 
     groups: parameter group by name; a parameter in none is not updated by the optimizer, and is in no chunk's
-    pieces. Chunks without a piece are left out.
+    pieces. Chunks without a piece are left out. owners: number of the optimizer by name, where there are
+    several; a chunk has parameters of one only.
     """
+    owner = {index: (owners or {}).get(item.name, 0) for index, item in enumerate(layout.fields)}
     spans: list[list[tuple[int, int, int, int]]] = [[] for _ in layout.sizes]
     for index, (item, slot) in enumerate(zip(layout.fields, layout.slots, strict=True)):
         if item.name in groups:
@@ -54,16 +64,19 @@ def plan_chunks(
     chunks = []
     for bucket, size in enumerate(layout.sizes):
         width = max(1, chunk_bytes // layout.dtypes[bucket].itemsize)
-        for number, start in enumerate(range(0, size, width)):
-            stop = min(start + width, size)
+        ordered = sorted(spans[bucket], key=lambda span: span[2])
+        changes = [later[2] for span, later in pairwise(ordered) if owner[span[0]] != owner[later[0]]]
+        starts = sorted({*range(0, size, width), *changes})
+        for number, (start, stop) in enumerate(pairwise([*starts, size])):
             pieces = tuple(
                 (index, group, max(first, start) - start, min(last, stop) - start)
-                for index, group, first, last in sorted(spans[bucket], key=lambda span: span[2])
+                for index, group, first, last in ordered
                 if max(first, start) < min(last, stop)
             )
             if pieces:
                 nbytes = (stop - start) * layout.dtypes[bucket].itemsize
-                chunks.append(PlannedChunk(f"{bucket}.{number}", bucket, start, stop, nbytes, pieces))
+                key, one = f"{bucket}.{number}", owner[pieces[0][0]]
+                chunks.append(PlannedChunk(key, bucket, start, stop, nbytes, pieces, one))
     # Buckets are filled from the last parameter to the first.
     return chunks[::-1]
 

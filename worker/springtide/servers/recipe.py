@@ -1,13 +1,15 @@
-"""The script's optimizer as the servers run it. PURE."""
+"""The script's optimizers as the servers run them. PURE."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
 from springtide.errors import UsageError
+from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.updates import UpdateError, allowed_options
 
 _NAMES: Final[dict[type[torch.optim.Optimizer], str]] = {
@@ -17,6 +19,106 @@ _NAMES: Final[dict[type[torch.optim.Optimizer], str]] = {
     torch.optim.RMSprop: "rmsprop",
     torch.optim.Adagrad: "adagrad",
 }
+
+
+class ServerOptimizers:
+    """All optimizers of a script. parameters: the trained ones by name; each is in one optimizer at most.
+
+    Where a body has several optimizer steps, each optimizer's step is staged when the script makes it, with
+    the options of that moment, and `recipe` is of all that are staged. Raise UsageError for what servers do
+    not have.
+    """
+
+    def __init__(
+        self, optimizers: Sequence[torch.optim.Optimizer], parameters: Mapping[str, torch.Tensor]
+    ) -> None:
+        self.all = list(optimizers)
+        self._names = [optimizer_name(optimizer) for optimizer in self.all]
+        self._firsts, self._among = [], 0
+        for optimizer in self.all:
+            self._firsts.append(self._among)
+            self._among += len(optimizer.param_groups)
+        self.groups: dict[str, int] = {}
+        self.owners: dict[str, int] = {}
+        for number, optimizer in enumerate(self.all):
+            for name, group in group_numbers(optimizer, parameters).items():
+                if name in self.owners:
+                    raise UsageError(
+                        f"distribute(): parameter {name} is in two optimizers: on parameter servers each has "
+                        "one; put it into one of them, or use strategy.type AllReduce"
+                    )
+                self.groups[name], self.owners[name] = group, number
+        self._staged: dict[int, tuple[tuple[dict[str, Any], ...], float]] = {}
+        self._norms: list[float] = []
+        self._owner = {index: self.owners.get(name) for index, name in enumerate(parameters)}
+
+    def norm(self, squares: Sequence[Mapping[str, float]]) -> float:
+        """Of all sums of gradients. squares: of each server, the sums of squares by optimizer, which is named
+        by where its groups are among those of all.
+        """
+        keys = [str(first) for first in self._firsts]
+        self._norms = [math.sqrt(math.fsum(float(own.get(key, 0.0)) for own in squares)) for key in keys]
+        return math.sqrt(math.fsum(float(value) for own in squares for value in own.values()))
+
+    def make(self, values: torch.Tensor, pieces: Sequence[Sequence[int]], number: int = 0) -> Chunk:
+        """A chunk as optimizer `number` has it."""
+        options = group_options(self.all[number])
+        return Chunk(values, pieces, self._names[number], options, self._firsts[number], self._among)
+
+    def state_of(self, number: int) -> Mapping[Any, Mapping[str, Any]]:
+        """The state that optimizer `number` has in this process."""
+        return self.all[number].state
+
+    def forget(self, parameters: Collection[torch.Tensor]) -> None:
+        """The state of these parameters is the servers'."""
+        for optimizer in self.all:
+            for parameter in parameters:
+                optimizer.state.pop(parameter, None)
+
+    def begin(self) -> None:
+        """A body begins."""
+        self._staged = {}
+
+    def stage(self, optimizer: torch.optim.Optimizer, clip_norm: float | None, scale: float) -> None:
+        """The script makes this optimizer's step of a body that may have several.
+
+        clip_norm: of its own gradients, which are the sums times `scale`. Raise UsageError when it has made
+        the step already.
+        """
+        number = next(number for number, own in enumerate(self.all) if own is optimizer)
+        if number in self._staged:
+            raise UsageError(
+                f"a second step of the same optimizer ({type(optimizer).__name__}) in one body: parameter "
+                "servers make one step of each optimizer when the body ends; use strategy.type AllReduce"
+            )
+        norm = 0.0 if clip_norm is None else self._norms[number] * abs(scale)
+        factor = 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
+        self._staged[number] = group_options(optimizer), factor
+
+    def check_unstaged(self) -> None:
+        """Raise UsageError when the script wants values that the body's end will bring."""
+        if self._staged:
+            raise UsageError(
+                "the model is used after optimizer.step() in the same body, but with parameters on servers "
+                "the new values come with the body's end: use it before optimizer.step() or after the body, "
+                "or use strategy.type AllReduce"
+            )
+
+    def recipe(self, scale: float, unused: Collection[int], skip: bool) -> Recipe:
+        """How the servers make the step of all optimizers, or of those that are staged."""
+        now = [group_options(optimizer) for optimizer in self.all]
+        if not self._staged:
+            return Recipe(scale, skip, tuple(group for own in now for group in own), frozenset(unused))
+        groups, factors = list[dict[str, Any]](), list[float]()
+        for number, own in enumerate(now):
+            options, factor = self._staged.get(number, (own, 1.0))
+            groups += options
+            factors += [factor] * len(options)
+        resting = {index for index, number in self._owner.items() if number not in self._staged}
+        self._staged = {}
+        plain = all(factor == 1.0 for factor in factors)
+        left_out = frozenset(unused) | resting
+        return Recipe(scale, skip, tuple(groups), left_out, () if plain else tuple(factors))
 
 
 def optimizer_name(optimizer: torch.optim.Optimizer) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from springtide.exchange.layout import Layout
+from springtide.optimizers import parameters_of
 from springtide.servers.plan import PlannedChunk
 from springtide_ps.chunk import Chunk
 
@@ -62,13 +63,16 @@ def cut_states(
 
 @contextmanager
 def lent_states(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], states: States
+    optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[torch.nn.Parameter], states: States
 ) -> Iterator[None]:
-    """Let the script's optimizer have the servers' state for as long as it is read."""
+    """Let the script's optimizers have the servers' state for as long as it is read."""
     held: dict[torch.Tensor, dict[str, torch.Tensor]] = {parameters[n]: s for n, s in states.items()}
     try:
-        optimizer.state.update(held)
+        for optimizer in optimizers:
+            own = [parameter for parameter in parameters_of(optimizer) if parameter in held]
+            optimizer.state.update({parameter: held[parameter] for parameter in own})
         yield
     finally:
-        for parameter in held:
-            optimizer.state.pop(parameter, None)
+        for optimizer in optimizers:
+            for parameter in held:
+                optimizer.state.pop(parameter, None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -23,6 +24,19 @@ Spans = Sequence[tuple[int, int]]
 
 KINDS: Final = ("None", "BF16", "FP16", "TopK")
 _WIRE: Final = {"BF16": torch.bfloat16, "FP16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """A push has no answer of its own: what prepares the step waits for it. nbytes: what is sent."""
+
+    nbytes: int
+
+    def wait(self) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
 
 
 class Residuals:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -25,7 +25,7 @@ def exchange_for(settings: Settings) -> MakeServers:
     def make(
         parameters: dict[str, torch.nn.Parameter],
         layout: Layout,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         with_norm: bool,
     ) -> ServerExchange:
         kind: Callable[..., ServerExchange] = ServerExchange
@@ -42,7 +42,7 @@ def exchange_for(settings: Settings) -> MakeServers:
         return kind(
             parameters,
             layout,
-            optimizer,
+            optimizers,
             me=settings.process_id,
             token=settings.token,
             replication=settings.replication,
@@ -57,7 +57,9 @@ def exchange_for(settings: Settings) -> MakeServers:
     return make
 
 
-def wait_in_forward(model: torch.nn.Module, wait: Wait) -> ForwardWaits:
-    """Have the model's forward wait for what it needs."""
-    trained = [item for item in model.parameters() if item.requires_grad]
-    return ForwardWaits(model, {id(item): number for number, item in enumerate(trained)}, wait)
+def wait_in_forward(models: Sequence[torch.nn.Module], wait: Wait) -> None:
+    """Have each model's forward wait for what it needs."""
+    trained = [item for item in torch.nn.ModuleList(models).parameters() if item.requires_grad]
+    numbers = {id(item): number for number, item in enumerate(trained)}
+    for model in models:
+        ForwardWaits(model, numbers, wait)
