@@ -43,7 +43,7 @@ from springtide_operator.plan.actions import (
     UpdateWorkload,
 )
 from springtide_operator.plan.observation import Refusal, ServiceSeen
-from springtide_operator.plan.refused import refuse
+from springtide_operator.plan.refused import refuse, room_was_made
 from springtide_operator.queues import Queues
 
 log = logging.getLogger("springtide.operator")
@@ -130,6 +130,8 @@ class Performer:
         deletions: list[Action] = [a for a in actions if isinstance(a, DeletePod)]
         deletions += [a for a in actions if isinstance(a, DeleteJob | DeleteService | DeletePodGroup)]
         creations = [a for a in actions if isinstance(a, CreateWorker)]
+        if not any(isinstance(action, DeletePod) for action in deletions):
+            self.memory.refusals.pop("deletion", None)  # what could not be deleted has gone by itself
         done = 0
         for action in first:
             if not self._may_act():
@@ -162,11 +164,11 @@ class Performer:
                 if error.code not in (404, 409):
                     log.warning("deleting the job: %s", error, extra=_fields(job))
                 return False
-            if isinstance(action, DeletePod):
-                # 409: the pod changed since it was seen; the next round looks again.
-                if error.code not in (404, 409):
-                    log.warning("%s: deleting %s: %s", job.name, action.name, error, extra=_fields(job))
+            if isinstance(action, DeletePod) and error.code == 404:
+                self.memory.refusals.pop(role, None)
                 return False
+            if isinstance(action, DeletePod) and error.code == 409:
+                return False  # the pod changed since it was seen; the next round looks again
             self._refused(job, role, error.code, error.message, "NamespaceTerminating" in error.causes)
             return False
         except TemplateError as error:
@@ -174,6 +176,8 @@ class Performer:
             return False
         self._on_action(action.kind)
         self.memory.refusals.pop(role, None)
+        if isinstance(action, DeletePod):
+            self.memory.refusals = room_was_made(self.memory.refusals, self._clock())
         log.info("%s: %s", _what(job, action), action.reason, extra=_fields(job))
         return True
 
@@ -327,7 +331,7 @@ class Performer:
         before = self.memory.refusals.get(role)
         self.memory.refusals[role] = refuse(before, code, message, self._clock(), terminating, job.generation)
         if before is None or before.message != message:
-            log.warning("the API server refuses the %s: %s (%s)", role, message, code, extra=_fields(job))
+            log.warning("refused by the API server: %s: %s (%s)", role, message, code, extra=_fields(job))
 
 
 def _role(action: Action) -> str:
@@ -345,6 +349,7 @@ def _role(action: Action) -> str:
         "create_coordinator": "coordinator",
         "create_server": "server",
         "apply_server_budget": "serverbudget",
+        "delete_pod": "deletion",
     }.get(action.kind, "worker")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from typing import Any
 
@@ -109,3 +110,34 @@ async def test_a_quota_that_others_change_at_the_same_time_is_asked_again() -> N
     async with operator(cluster):
         await until(lambda: len(cluster.pods()) == 2, "two workers")
     assert cluster.job()["status"]["restarts"]["total"] == 0
+
+
+async def test_a_deletion_that_is_refused_is_told_of_until_it_is_not_wanted_any_more() -> None:
+    cluster = FakeCluster()
+    protected = True
+
+    def refuse(method: str, name: str) -> None:
+        if method == "delete_pod" and protected:
+            raise ApiError(403, "Forbidden", 'admission webhook "keep" denied the request: no deletions')
+
+    def degraded() -> str:
+        said = (cluster.job().get("status") or {}).get("conditions") or []
+        return next((f"{c['reason']}: {c['message']}" for c in said if c["type"] == "Degraded"), "")
+
+    def going() -> int:
+        return sum("deletionTimestamp" in pod["metadata"] for pod in cluster.pods())
+
+    cluster.before = refuse
+    cluster.add_job(replicas=2)
+    async with operator(cluster, tick=0.05):
+        await until(lambda: len(cluster.pods()) == 2, "two workers")
+        job = copy.deepcopy(cluster.job())
+        job["spec"]["workers"]["replicas"] = 1
+        job["metadata"]["generation"] += 1
+        cluster.put("trainingjobs", job)
+        await until(lambda: "PodDeletionRefused" in degraded(), "the condition")
+        assert 'the deletion of pods: admission webhook "keep" denied' in degraded()
+        assert going() == 0
+        protected = False
+        await until(lambda: going() == 1, "the deletion")
+        await until(lambda: "PodDeletionRefused" not in degraded(), "its end in the condition")

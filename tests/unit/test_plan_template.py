@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from operator_bad_days import Object, disrupted, done, refused, server, worker
 from operator_world import World, job_object
 
 from springtide_operator.api import reasons
 from springtide_operator.plan.observation import Refusal
-from springtide_operator.plan.refused import answers_to, refuse
+from springtide_operator.plan.refused import answers_to, refuse, room_was_made
 
 
 def trained(servers: int = 0) -> World:
@@ -155,6 +157,18 @@ def test_what_was_invalid_before_an_edit_is_asked_for_at_once_and_what_a_quota_s
     assert answers_to(found, 4) == {"server": quota}
     unsaid = {"worker": Refusal(422, "x", now, now)}
     assert answers_to(unsaid, 4) == unsaid
+
+
+def test_room_that_a_deletion_makes_is_asked_for_soon() -> None:
+    now = 1000.0
+    long = Refusal(403, "exceeded quota", now + 60, now - 300)
+    over = Refusal(403, "terminating", math.inf, now, terminating=True)
+    found = room_was_made({"worker": long, "service": long, "server": over}, now)
+    assert {role: refusal.retry_at for role, refusal in found.items()} == {
+        "worker": now + 1,
+        "service": now + 60,
+        "server": math.inf,
+    }
 
 
 def test_a_refusal_of_a_pod_that_may_come_yet_fails_no_job() -> None:

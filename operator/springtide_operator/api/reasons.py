@@ -36,6 +36,7 @@ AT_SIZE: Final = "AtSize"
 # Degraded
 HEALTHY: Final = "Healthy"
 POD_CREATION_REFUSED: Final = "PodCreationRefused"
+POD_DELETION_REFUSED: Final = "PodDeletionRefused"
 SERVICE_REFUSED: Final = "ServiceRefused"
 NETWORK_POLICY_REFUSED: Final = "NetworkPolicyRefused"
 QUEUE_UNAVAILABLE: Final = "QueueUnavailable"

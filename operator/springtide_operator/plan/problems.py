@@ -33,6 +33,7 @@ _REFUSED = {
     "podgroup": reasons.POD_GROUP_REFUSED,
     "workload": reasons.WORKLOAD_REFUSED,
     "serverbudget": reasons.SERVER_BUDGET_REFUSED,
+    "deletion": reasons.POD_DELETION_REFUSED,
 }
 
 
@@ -110,6 +111,7 @@ def _refused(job: Job, observation: Observation, now: float) -> list[Problem]:
         "worker": "worker pods",
         "server": "parameter servers' pods",
         "serverbudget": "the disruption budget of the parameter servers",
+        "deletion": "the deletion of pods",
     }
     for role, text in what.items():
         refusal = observation.refusals.get(role)
@@ -118,7 +120,9 @@ def _refused(job: Job, observation: Observation, now: float) -> list[Problem]:
         if role == "worker" and not sizing.missing_slots(job, observation):
             continue  # nothing is asked for any more
         reason = _REFUSED.get(role, reasons.POD_CREATION_REFUSED)
-        verb = "fails to make" if refusal.transient else "refuses"
+        verb = "refuses"
+        if refusal.transient:
+            verb = "does not get to" if role == "deletion" else "fails to make"
         result.append(Problem(reason, f"the API server {verb} {text}: {refusal.message[:1000]}"))
     return result
 

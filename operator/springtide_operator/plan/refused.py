@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from springtide_operator.plan.observation import Observation, Refusal
 
 NOT_PODS = ("secret", "service", "networkpolicy", "podgroup", "workload")
+PODS = ("worker", "coordinator", "server")
 RETRY_LIMIT_SECONDS = 60.0
 TRANSIENT_LIMIT_SECONDS = 5.0
 
@@ -31,6 +33,16 @@ def refuse(
     waited = max(0.0, now - since)
     limit = TRANSIENT_LIMIT_SECONDS if code == 0 or code >= 500 else RETRY_LIMIT_SECONDS
     return Refusal(code, message, now + min(limit, max(1.0, waited)), since, generation=generation)
+
+
+def room_was_made(refusals: Mapping[str, Refusal], now: float) -> dict[str, Refusal]:
+    """After a pod was deleted: a quota may have room soon, so pods are asked for again before long."""
+    return {
+        role: replace(refusal, retry_at=min(refusal.retry_at, now + 1.0))
+        if role in PODS and not refusal.terminating
+        else refusal
+        for role, refusal in refusals.items()
+    }
 
 
 def answers_to(refusals: Mapping[str, Refusal], generation: int) -> dict[str, Refusal]:
