@@ -37,6 +37,9 @@ PHASES = {
 }
 
 
+_TEXT_LIMIT = 1000
+
+
 class MalformedError(ValueError):
     """A message lacks something it must have; the text says what."""
 
@@ -122,6 +125,8 @@ def to_hello(hello: pb.Hello) -> say.Hello:
         checkpoints=hello.checkpoints,
         books=hello.books,
         consistency=to_consistency(hello.consistency),
+        storage=hello.storage or hello.checkpoints,
+        bound_to_steps=hello.bound_to_steps[:_TEXT_LIMIT],
     )
 
 
@@ -166,6 +171,8 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
             if state is None:
                 raise MalformedError("Ended.state is not set")
             return say.Ended(generation, state, ended.stage)
+        case "bound_to_steps":
+            return say.BoundToSteps(message.bound_to_steps.reason[:_TEXT_LIMIT])
         case "bye":
             return say.Bye(message.bye.outcome, message.bye.detail)
     return None

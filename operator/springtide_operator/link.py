@@ -216,6 +216,7 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         servers_settled=reply.servers_settled,
         consistency=reply.consistency.mode,
         staleness=reply.consistency.staleness,
+        consistency_refused=reply.consistency_refused,
         checkpoint=_checkpoint(reply),
         checkpoint_error=reply.checkpoint_error,
         restored=f"{reply.restored.uri}/{reply.restored.name}" if reply.restored.name else "",

@@ -101,6 +101,7 @@ class Asynchronous:
         key, recipe, of_range = key_in(meta), Recipe.from_json(meta.get("recipe")), number_in(meta, "r")
         copies: list[Future[Any]] = []
         fresh = False
+        self._shards.check_token(token, booked=True)
         try:
             with self._shards.borrowed(token, key) as held:
                 chunk = held.chunk

@@ -48,8 +48,8 @@ class Kind(IntEnum):
     PAGE = 19  # {"key", "start", "count"}; answered with {"count"} + ids, then rows
 
     # The steps of a job (`rounds`); "t" is the generation, "s" the step to be made, "k" a chunk.
-    # A generation begins; answered with {"version"}.
-    ENTER = 40  # {"t", "me", "members", "s", "lineage"}
+    # A generation begins; answered with {"version"}. "books": its members do not step together, "s" is 0.
+    ENTER = 40  # {"t", "me", "members", "s", "lineage"}, with "books" also "skipped"
     LOAD = 41  # {"t", "k", "s", ...what a chunk is} + its memory: this server holds it from now on
     INVENTORY = 42  # {"t"}; answered with the names of the chunks that it holds, by lines
     ARRANGE = 43  # {"t", "forward", "fill", "drop"}: who gets copies of what

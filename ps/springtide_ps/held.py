@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,13 @@ import torch
 
 from springtide_ps.chunk import Chunk
 from springtide_ps.gathered import Done
+from springtide_ps.ranges import Book, RangeSet
 from springtide_ps.slices import Slice
+
+Forward = Callable[[str, int, str, torch.Tensor, Callable[[Exception | None], None]], None]
+"""(address, step, key, sum, done): send a sum to another server; `done` gets None once it is there."""
+Fill = Callable[[str, str, int, dict[str, Any], torch.Tensor], Callable[[], None]]
+"""(address, key, version, meta, payload): send a whole chunk to another server; the result waits for that."""
 
 
 @dataclass(slots=True)
@@ -30,3 +37,47 @@ class Held:
     waiting: list[tuple[int, Done]] = field(default_factory=list)
     added: int = 0  # gradients in the newest sum
     closed: int = -1  # the step whose sum is complete, and on its way to the copies
+
+    def undo(self, version: int) -> bool:
+        """The step after `version` was only tried. False: what was before it is not here, so nothing is."""
+        with self.lock:
+            if self.version <= version or self.chunk is None:
+                return True
+            if self.before is None:
+                return False
+            self.chunk, self.version = self.chunk.again(*self.before), version
+            self.before = None
+        return True
+
+    def write_book(self, skipped: int) -> bool:
+        """Ranges are counted from now on: 0..version-1 are in the chunk. skipped: of them, in the whole job.
+
+        False: there is no chunk that could have a book.
+        """
+        with self.lock:
+            if not isinstance(self.chunk, Chunk):
+                return False
+            if self.chunk.book is None:
+                ranges = RangeSet([(0, self.version)]) if self.version > 0 else RangeSet()
+                self.chunk.book = Book(ranges, max(0, self.version), skipped)
+            self.version, self.sums, self.closed = 0, {}, -1
+        return True
+
+    def count_steps(self, version: int) -> bool:
+        """Steps are counted from now on, `version` of them. False: the chunk's book says something else."""
+        with self.lock:
+            if not isinstance(self.chunk, Chunk) or self.chunk.book is None:
+                return False
+            exactly = RangeSet([(0, version)]) if version else RangeSet()
+            if self.chunk.book.ranges != exactly:
+                return False
+            self.chunk.book, self.version, self.sums, self.closed = None, version, {}, -1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """A chunk that nobody else reads or changes. forward: addresses of the servers that hold copies."""
+
+    chunk: Chunk
+    forward: list[str]

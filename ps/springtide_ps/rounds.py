@@ -12,6 +12,10 @@ A member may need the new values before its body ends (for an average of weights
 not committed yet, is dead; and until that body has ended no generation can follow. For such a member a server
 *tries* the step that it has committed: it makes it, and keeps the values and the optimizer's state from
 before until the next generation is settled, which begins from either.
+
+Where members do not step together (`ranges`), chunks keep books of what is in them, and `version` is 0. Books
+that say exactly 0..n-1 and version n mean the same, so a generation of the other kind turns one into the
+other on entering, each server by itself and as often as generations change.
 """
 
 from __future__ import annotations
@@ -47,6 +51,8 @@ class Effect(Enum):
     UNDO = auto()  # go back to what was before the tried step
     FORGET = auto()  # forget all chunks: they belong to another state
     PREPARED = auto()  # all gradients of the step are here
+    BOOK = auto()  # each chunk gets a book of the steps that it has
+    COUNT = auto()  # chunks whose books say exactly 0..version-1 are at `version`; others are of no use
 
 
 @dataclass
@@ -67,6 +73,8 @@ class Rounds:
     """Whether all gradients of the step are here."""
     tried: bool = False
     """Whether the values of step `version` + 1 are here too."""
+    booked: bool = False
+    """Whether chunks keep books, and no steps are counted."""
     unresolved: int | None = None
     """The step that the generation begins from, while this server still has to be told how to make it."""
 
@@ -76,17 +84,18 @@ class Rounds:
         members: Collection[str],
         step: int,
         lineage: str,
+        booked: bool = False,
     ) -> list[Effect]:
         """A member of generation `token` that holds the state after `step` begins the generation from it.
 
-        Raise StaleError for an older generation.
+        booked: its members do not step together; then `step` is 0. Raise StaleError for an older generation.
         """
         self._refuse_older(token)
         effects: list[Effect] = []
         if self.token is None or token > self.token:
             effects.append(Effect.FENCE)
             self.token, self.members, self.unresolved = token, frozenset(members), None
-            effects += self._begin_from(step, lineage)
+            effects += self._begin_from(step, lineage, booked)
         return effects
 
     def resolve(self, token: Token, recipe: Recipe | None) -> list[Effect]:
@@ -103,9 +112,15 @@ class Rounds:
         self._clear()
         return [Effect.APPLY]
 
-    def _begin_from(self, step: int, lineage: str) -> list[Effect]:
+    def _begin_from(self, step: int, lineage: str, booked: bool) -> list[Effect]:
+        was_booked, self.booked = self.booked, booked
+        undone = [Effect.UNDO] if self.tried else []
+        if lineage == self.lineage and booked is not was_booked:
+            self.version = 0 if booked else step
+            self._clear()
+            # What is staged is in no chunk: a book tells what each one has.
+            return [*undone, Effect.BOOK] if booked else [Effect.COUNT]
         if lineage == self.lineage and step == self.version:
-            undone = [Effect.UNDO] if self.tried else []
             self._clear()
             return [*undone, Effect.DROP]
         if lineage == self.lineage and step == self.version + 1 and self.complete:

@@ -10,14 +10,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.gathered import Done, GatheredRows
-from springtide_ps.held import Held
+from springtide_ps.held import Borrowed, Fill, Forward, Held
 from springtide_ps.idmap import Ids
 from springtide_ps.ranges import Book
 from springtide_ps.rounds import Effect, RoundError, Rounds, StaleError, Token
@@ -27,19 +26,6 @@ from springtide_ps.slices import Slice
 log = logging.getLogger("springtide.ps")
 
 _RECIPES_LIMIT: Final = 256
-
-Forward = Callable[[str, int, str, torch.Tensor, Callable[[Exception | None], None]], None]
-"""(address, step, key, sum, done): send a sum to another server; `done` gets None once it is there."""
-Fill = Callable[[str, str, int, dict[str, Any], torch.Tensor], Callable[[], None]]
-"""(address, key, version, meta, payload): send a whole chunk to another server; the result waits for that."""
-
-
-@dataclass(frozen=True, slots=True)
-class Borrowed:
-    """forward: addresses of the servers that hold copies."""
-
-    chunk: Chunk
-    forward: list[str]
 
 
 class Shards:
@@ -113,18 +99,34 @@ class Shards:
 
     # ---- generations
 
-    def enter(self, token: Token, members: Iterable[str], step: int, lineage: str) -> int:
-        """See `Rounds.enter`; return the step that this server is at."""
+    def enter(
+        self,
+        token: Token,
+        members: Iterable[str],
+        step: int,
+        lineage: str,
+        booked: bool = False,
+        skipped: int = 0,
+    ) -> int:
+        """See `Rounds.enter`; return the step that this server is at.
+
+        skipped: how many of the steps so far changed nothing, where books begin.
+        """
         with self._lock:
             self._settle()
-            effects = self._rounds.enter(token, frozenset(members), step, lineage)
+            before = self._rounds.version
+            effects = self._rounds.enter(token, frozenset(members), step, lineage, booked)
             for effect in effects:
                 if effect is Effect.FENCE:
                     self._fence(StaleError(f"generation {token} has begun"))
                 elif effect is Effect.UNDO:
-                    self._undo()
+                    self._undo(before)
                 elif effect is Effect.DROP:
                     self._drop_sums()
+                elif effect is Effect.BOOK:
+                    self._keep(lambda held: held.write_book(skipped))
+                elif effect is Effect.COUNT:
+                    self._keep(lambda held: held.count_steps(self._rounds.version))
                 elif effect is Effect.FORGET:
                     self._held, self._recipes = {}, {}
             return self._rounds.version
@@ -176,10 +178,12 @@ class Shards:
 
     # ---- chunks that are updated as pushes come
 
-    def check_token(self, token: Token) -> None:
-        """Raise StaleError, or RoundError for a generation that has not entered."""
+    def check_token(self, token: Token, booked: bool = False) -> None:
+        """Raise StaleError; RoundError for a generation that has not entered, or (booked) counts steps."""
         with self._lock:
             self._rounds.check_token(token)
+            if booked and not self._rounds.booked:
+                raise RoundError(f"the members of generation {token} step together: it has no ranges")
 
     @contextmanager
     def borrowed(self, token: Token, key: str) -> Iterator[Borrowed]:
@@ -354,19 +358,14 @@ class Shards:
         self._todo += [(key, version, False) for key in self._held]
         self._wake.notify_all()
 
-    def _undo(self) -> None:
-        """The tried step never was."""
-        version = self._rounds.version
+    def _undo(self, version: int) -> None:
+        """The step after `version`, which was tried, never was."""
         self._recipes.pop(version + 1, None)
-        for key, held in list(self._held.items()):
-            with held.lock:
-                if held.version <= version or held.chunk is None:
-                    continue
-                if held.before is None:
-                    del self._held[key]
-                    continue
-                held.chunk, held.version = held.chunk.again(*held.before), version
-                held.before = None
+        self._keep(lambda held: held.undo(version))
+
+    def _keep(self, change: Callable[[Held], bool]) -> None:
+        """Change everything that is held; what cannot be is held no more."""
+        self._held = {key: held for key, held in self._held.items() if change(held)}
 
     def _send_sum(self, address: str, step: int, key: str, total: torch.Tensor) -> None:
         self._unacknowledged += 1

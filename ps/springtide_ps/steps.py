@@ -85,7 +85,9 @@ class Steps:
 
         match header.kind:
             case Kind.ENTER:
-                version = shards.enter(token, _members(meta), _step(meta), str(meta.get("lineage")))
+                lineage, booked = str(meta.get("lineage")), bool(meta.get("books"))
+                skipped = number_in(meta, "skipped") if booked else 0
+                version = shards.enter(token, _members(meta), _step(meta), lineage, booked, skipped)
                 done(Frame(Kind.DONE, number, {"version": version}))
             case Kind.RESOLVE:
                 recipe = meta.get("recipe")

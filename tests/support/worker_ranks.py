@@ -92,7 +92,7 @@ class Rank:
             handle.read_all = partial(self.runtime.all_rows, index)
         if settings.strategy == "ParameterServer":
             wait_in_forward(declared.models, self.runtime.settle)
-        if isinstance(servers := self.trainer.servers, AsynchronousExchange):
+        if isinstance(servers := self.trainer.servers, AsynchronousExchange) and servers.asynchronous:
             self.runtime.leasing = Leasing(self.runtime, servers, tracked)
         # Bodies seed the process's generator: models have to be made before.
         self._ready.wait(30)

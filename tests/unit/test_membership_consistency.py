@@ -16,7 +16,7 @@ from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator import wire
 from springtide_coordinator.membership import boundary, consistency, succession
 from springtide_coordinator.membership import messages as say
-from springtide_coordinator.membership.consistency import can_switch
+from springtide_coordinator.membership.consistency import why_not, why_refused
 from springtide_coordinator.membership.messages import Consistency
 from springtide_coordinator.settings import BadEnvironmentError, read_options
 
@@ -97,11 +97,51 @@ def test_one_that_joins_is_told_what_the_others_train_in() -> None:
     assert in_force(room) == {NINE}
 
 
-@pytest.mark.parametrize(("old", "new"), [(SYNCHRONOUS, FREE), (NINE, SYNCHRONOUS)])
-def test_nobody_goes_to_or_from_common_steps(old: Consistency, new: Consistency) -> None:
+def test_common_steps_end_at_a_boundary() -> None:
+    room = starts_in(SYNCHRONOUS)
+    everybody(room, consistency=NINE)
+    assert room.last("w0", say.Boundary).reason == (
+        "consistency Synchronous becomes BoundedStaleness (9 steps)"
+    )
+    stop_at_boundary(room)
+    assert in_force(room) == {NINE}
+    assert why_refused(room.m) == ""
+
+
+def test_scripts_that_cannot_train_without_common_steps_keep_the_job_in_them() -> None:
+    room = starts_in(SYNCHRONOUS)
+    room.tell("w1", say.BoundToSteps("its average would differ"))
+    everybody(room, consistency=FREE)
+    assert room.told("w1", say.Boundary) == 0
+    assert why_refused(room.m) == "pod-w1: its average would differ"
+    room.lose("w0")
+    room.tick(5.0)
+    room.park("w1", say.ParkReason.DROPPED, at=room.m.members["w1"].state)
+    assert in_force(room) == {SYNCHRONOUS}  # a loss is no way around it
+    room.form()
+    name, members, state = current(room).name, current(room).members, room.m.members["w1"].state
+    again = Room(target=2, incarnation=(1, 1))
+    for info in members:
+        again.hello(
+            info.id,
+            say.Standing.PARKED,
+            generation=name,
+            members=members,
+            state=state,
+            consistency=SYNCHRONOUS,
+            bound_to_steps="it still would",
+        )
+    again.sync("w1", consistency=FREE)
+    assert in_force(again) == {SYNCHRONOUS}
+    assert why_refused(again.m) == "pod-w1: it still would"
+
+
+def test_nobody_goes_to_common_steps() -> None:
+    old, new = NINE, SYNCHRONOUS
     room = starts_in(old)
     number = room.number
     everybody(room, consistency=new)
+    assert "create a new job" in why_refused(room.m)
     assert room.told("w0", say.Boundary) == 0
     room.lose("w1")
     room.tick(5.0)
@@ -175,9 +215,9 @@ def test_what_is_wanted_last_is_what_they_train_in(words: list[Word]) -> None:
     ("module", "name", "instead"),
     [
         (boundary, "why_other_consistency", lambda m, generation: None),
-        (succession, "next_consistency", lambda m: m.consistency_at_first),
-        (succession, "next_consistency", lambda m: m.current and m.current.consistency),
-        (consistency, "can_switch", lambda old, new: True),
+        (succession, "next_consistency", lambda m, members: m.consistency_at_first),
+        (succession, "next_consistency", lambda m, members: m.current and m.current.consistency),
+        (consistency, "why_not", lambda old, new, members: ""),
     ],
     ids=["an edit asks for a boundary", "not the environment", "not what was before", "not to common steps"],
 )
@@ -209,7 +249,7 @@ def test_consistencies_on_the_wire() -> None:
     with pytest.raises(wire.MalformedError, match="'Eventual' is no consistency: Synchronous, Bounded"):
         wire.to_consistency(pb.Consistency(mode="Eventual"))
     for old, new in itertools.product(ALL, ALL):
-        assert can_switch(old, new) == (old == new or SYNCHRONOUS not in (old, new))
+        assert (why_not(old, new, ()) == "") is (old == new or new != SYNCHRONOUS)
 
 
 def test_the_coordinators_environment() -> None:

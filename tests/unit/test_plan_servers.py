@@ -363,8 +363,27 @@ def test_an_edit_of_the_consistency_goes_to_the_coordinator_and_touches_no_pod()
     assert world.status["parameterServers"]["consistency"] == "Asynchronous"
 
 
+def test_an_edit_that_the_script_cannot_follow_is_told_and_taken_back_by_another_one() -> None:
+    world = World(job=serving_job())
+    wanted = world.job["spec"]["strategy"].setdefault("parameterServer", {})
+    wanted |= {"consistency": "Asynchronous"}
+    world.settle()
+    world.now += 100
+    world.reports(consistency="Synchronous", consistency_refused="on-servers-worker-0: average")
+    decided = world.round()
+    assert not decided.actions
+    text = "the job stays in consistency Synchronous, Asynchronous is refused: on-servers-worker-0: average"
+    assert (condition(world)["reason"], condition(world)["message"]) == ("ConsistencyRefused", text)
+    assert text in [event.message for event in decided.events if event.reason == "ConsistencyRefused"]
+    assert world.status["parameterServers"]["consistency"] == "Synchronous"
+    wanted |= {"consistency": "Synchronous"}  # of which the coordinator has not heard yet
+    world.round()
+    assert condition(world)["status"] == "False"
+
+
 def test_the_coordinators_answer_tells_the_consistency() -> None:
     told = pb.Consistency(mode="BoundedStaleness", staleness=5)
-    report = to_report(pb.SyncReply(consistency=told), 1.0)
+    report = to_report(pb.SyncReply(consistency=told, consistency_refused="why"), 1.0)
     assert (report.consistency, report.staleness) == ("BoundedStaleness", 5)
+    assert report.consistency_refused == "why"
     assert news(report, to_report(pb.SyncReply(), 1.0))

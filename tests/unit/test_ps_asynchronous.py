@@ -36,7 +36,7 @@ class Client:
         return self.link.ask_step(kind, token, about, **more)
 
     def enter(self, token: tuple[int, int, int], members: list[str]) -> None:
-        about = {"me": members[0], "members": members, "s": 0, "lineage": "one"}
+        about = {"me": members[0], "members": members, "s": 0, "lineage": "one", "books": True, "skipped": 0}
         self.ask(Kind.ENTER, token, about).result(20)
 
     def load(self, token: tuple[int, int, int], key: str, values: list[float]) -> None:

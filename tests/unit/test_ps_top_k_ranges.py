@@ -103,7 +103,7 @@ TestOwingByAnswers = OwingByAnswers.TestCase
 
 def client_of(server: Server) -> ServerClient:
     client = ServerClient(parse_address(f"127.0.0.1:{server.port}"), TOKEN)
-    about = {"me": "a", "members": ["a"], "s": 0, "lineage": "one"}
+    about = {"me": "a", "members": ["a"], "s": 0, "lineage": "one", "books": True, "skipped": 0}
     client.ask_step(Kind.ENTER, FIRST, about).result(60)
     return client
 
@@ -198,6 +198,7 @@ def train(size: int, consistency: str, taken: bool = False) -> list[tuple[torch.
 
 def bring_the_first_range(exchange: Any) -> None:
     assert isinstance(exchange, AsynchronousExchange)
+    assert exchange.asynchronous
     chunk = next(chunk for chunk in exchange.chunks if chunk.key == "0.0")
     key, size = chunk.key, chunk.stop - chunk.start
     about = {"k": key, "r": 0, "d": "float32", "recipe": Recipe(1.0, True, ({},)).to_json()}

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from springtide.answers import Begin, Depart
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
-from springtide.membership import Begin, Depart, Membership
+from springtide.membership import Membership
 from springtide.names import Generation, StateName
 from springtide_coordinator import coordinator_pb2 as pb
 

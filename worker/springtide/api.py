@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from springtide import ending, faults
 from springtide.blocks import Attempt
+from springtide.consistency import consistencies_of
 from springtide.data.batch import Batch
 from springtide.data.loop import plan_loop
 from springtide.data.source import make_source
@@ -24,12 +25,10 @@ from springtide.errors import UsageError
 from springtide.evaluation import Evaluation, evaluate
 from springtide.exact.settings import prepare
 from springtide.exchange.device import take_gpu, tame_nccl
-from springtide.leasing import Leasing
 from springtide.loading import make_loader
 from springtide.loop import deal_batches
 from springtide.rehearsal import MOST
 from springtide.runtime import Runtime
-from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.plan import bucket_bytes
 from springtide.servers.wiring import exchange_for, wait_in_forward
 from springtide.training import Trainer
@@ -85,7 +84,8 @@ def distribute(
     exact = bool(settings.logical_workers)
     strategy = "" if settings.alone else settings.strategy
     on_servers = strategy == "ParameterServer"
-    declared = declare(
+    check = partial(
+        declare,
         model,
         optimizer,
         clip_norm,
@@ -94,8 +94,8 @@ def distribute(
         exact=exact,
         compression=settings.compression,
         strategy=strategy,
-        consistency=settings.consistency,
     )
+    declared = check()
     runtime.trainer = Trainer(
         declared.models,
         declared.optimizers,
@@ -117,8 +117,7 @@ def distribute(
             handle.read_all = partial(runtime.all_rows, index)
     if on_servers:
         wait_in_forward(declared.models, runtime.settle)
-    if isinstance(servers, AsynchronousExchange):
-        runtime.leasing = Leasing(runtime, servers, tracked)
+        runtime.consistencies = consistencies_of(runtime, servers, tracked, check)
     runtime.trainer.on_save_wish(lambda rank: runtime.checkpoints.wish(rank == 0))
     if runtime.membership is not None:
         runtime.membership.layout_hash = runtime.trainer.layout_hash
@@ -198,8 +197,6 @@ def batches(
     if isinstance(rehearsals, bool) or not isinstance(rehearsals, int) or not 0 <= rehearsals <= MOST:
         raise ValueError(f"batches(): rehearsals must be an integer from 0 to {MOST}, got {rehearsals!r}")
     loader = make_loader(plan, loader_workers, exact=bool(runtime.settings.logical_workers))
-    if runtime.leasing is not None:
-        loader = None  # which range comes next is not known, so nothing is read ahead
     source = replace(plan.source, fetch=runtime.timing.timed(plan.source.fetch))
     return deal_batches(runtime, replace(plan, source=source), loader, rehearsals)
 

@@ -43,12 +43,13 @@ class Leasing:
     def __init__(self, runtime: Runtime, servers: AsynchronousExchange, tracked: Mapping[str, Any]) -> None:
         self._runtime, self._servers = runtime, servers
         self._schedules = Schedules(tracked)
-        if runtime.membership is not None:
-            # Between two epochs' ends there is no state that all agree on.
-            runtime.membership.checkpoints = False
         self._samples = 0  # that this worker has computed in the epoch
         self._told: StateName | None = None
         self._finished = 0  # ranges, as of `_told`
+
+    def begin_anew(self) -> None:
+        """The members step together no more, or again: what they hold is equal."""
+        self._samples = 0
 
     def interrupt(self) -> None:
         """A new generation is wanted: wait for a range no longer."""
@@ -201,7 +202,11 @@ def _seen(ledger: Ledger, cursor: Cursor, plan: LoopPlan, samples: int) -> Ledge
 
 def check_together(runtime: Runtime, call: str) -> None:
     """Raise UsageError in a loop in which the workers are at different steps."""
-    if runtime.leasing is not None and runtime.plan is not None:
+    if runtime.plan is None:
+        return
+    if runtime.consistencies is not None:
+        runtime.consistencies.needs_steps(call)
+    if runtime.leasing is not None:
         raise UsageError(
             f"{call} inside of a training loop needs strategy.parameterServer.consistency Synchronous: the "
             "workers are at different steps. Call it after the loop"

@@ -11,8 +11,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
+from springtide.answers import Begin, Depart, SaveAsked
 from springtide.checkpoint.shares import Share
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
@@ -27,30 +27,6 @@ _LOG_EVERY_SECONDS = 10.0
 _OLD_ENTRIES = 1024
 
 Send = Callable[[pb.WorkerMessage], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """A Start that was accepted, with the store through which its group is formed."""
-
-    message: pb.Start
-    generation: Generation
-    store: Entries
-
-
-@dataclass(frozen=True, slots=True)
-class SaveAsked:
-    """This parked process is to write its share of a checkpoint of the state that it holds."""
-
-    state: StateName
-    share: Share
-
-
-@dataclass(frozen=True, slots=True)
-class Depart:
-    """The coordinator lets this parked process go."""
-
-    reason: str
 
 
 class Membership:
@@ -97,6 +73,9 @@ class Membership:
         self.ended_stages = 0
         self.connected = False
         self.checkpoints = self.books = False
+        self.storage = False
+        """Whether it knows where to write checkpoints; `checkpoints` only while its state is one to save."""
+        self.bound_to_steps = ""
         self._training = 0  # processes in a running generation, when this one came
         self.known: StateName | None = None
         self.on_wait: Callable[[], None] = lambda: None
@@ -131,6 +110,8 @@ class Membership:
                 ended_stage=self.ended_stages,
                 checkpoints=self.checkpoints,
                 books=self.books,
+                storage=self.storage,
+                bound_to_steps=self.bound_to_steps,
             )
             if self.generation is not None:
                 message.generation.CopyFrom(self.generation.to_proto())
@@ -400,6 +381,10 @@ class Membership:
         with self._changed:
             assert self.generation is not None
             self._store = None
+            if self.consistency.mode:
+                # Its state is of this generation now.
+                self.books = self.consistency.mode != "Synchronous"
+                self.checkpoints = self.storage and not self.books
             self._formed = pb.Formed(
                 generation=self.generation.to_proto(),
                 needed_servers=self._needed_servers,
@@ -414,6 +399,17 @@ class Membership:
             )
             first.MergeFrom(self._formed)
             self._send(pb.WorkerMessage(formed=first))
+
+    def use_storage(self, able: bool, books: bool) -> None:
+        """able: there is a place for checkpoints. books: workers do not step together, as far as is known."""
+        self.storage, self.books, self.checkpoints = able, books, able and not books
+
+    def bind_to_steps(self, reason: str) -> None:
+        """Why the script cannot train without common steps, as far as is known; "": it can."""
+        with self._changed:
+            self.bound_to_steps = reason
+            if reason:
+                self._send(pb.WorkerMessage(bound_to_steps=pb.BoundToSteps(reason=reason[:1000])))
 
     def await_end(self, stage: int, unless: Callable[[], bool] = lambda: False) -> bool:
         """Wait at the end of loop `stage` until all members stand there.

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
+
+import torch
 
 from springtide.data.ledger import Ledger
-from springtide.errors import SpringtideError
+from springtide.errors import SpringtideError, UsageError
 from springtide.names import StateName
 from springtide_coordinator import coordinator_pb2 as pb
 
@@ -131,3 +134,17 @@ class StepLog:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def as_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """What `report()` was given. Raise UsageError for what is no number."""
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        try:
+            numbers[name] = float(value.detach() if isinstance(value, torch.Tensor) else value)
+        except (TypeError, ValueError, RuntimeError):
+            raise UsageError(
+                f"report({name}=...): expected a number or a tensor of one element, got "
+                f"{type(value).__name__}"
+            ) from None
+    return numbers

@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from springtide import faults
+from springtide.answers import Begin, Depart, SaveAsked
 from springtide.consistency import staleness_bound
 from springtide.data.loop import LoopPlan
 from springtide.errors import SpringtideError
 from springtide.exchange.groups import Group, form
 from springtide.exchange.store import StreamStore
 from springtide.handover import Handover
-from springtide.membership import Begin, Depart, Membership, SaveAsked
+from springtide.membership import Membership
 from springtide.names import StateName
 from springtide.places import Place
 from springtide.servers.exchange import ServerExchange, ServersLackState
 from springtide.servers.leading import Place as ServersPlace
+from springtide.servers.switching import SwitchingExchange
 from springtide.state import Position, State
 from springtide_coordinator import coordinator_pb2 as pb
 
@@ -109,6 +111,8 @@ class Recovery:
         trainer = runtime.ready("batches()")
         # Workers that do not step together stop one by one: another may wait for this one at an epoch's end.
         at_boundary = reason == pb.BOUNDARY and runtime.leasing is None
+        if at_boundary and isinstance(trainer.servers, SwitchingExchange):
+            trainer.servers.rest()
         runtime.blocks.leave()
         if not at_boundary:
             runtime.group.shut()
@@ -219,7 +223,8 @@ class Recovery:
         )
 
     def _enter_on(self, servers: ServerExchange, begin: Begin, group: Group, lacking: set[int]) -> None:
-        message = begin.message
+        message, consistencies = begin.message, self._runtime.consistencies
+        in_ranges = None if consistencies is None else consistencies.enter(message.consistency)
         known = [*message.servers, *message.leaving_servers]
         generation = begin.generation
         place = ServersPlace(
@@ -230,6 +235,7 @@ class Recovery:
             self._runtime.position.cursor.step,
             staleness_bound(message.consistency, self._runtime.settings),
             self._runtime.position.ledger.skipped,
+            in_ranges,
         )
         leader = min(rank for rank in range(group.size) if rank not in lacking)
         assert isinstance(begin.store, StreamStore)

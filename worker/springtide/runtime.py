@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from springtide import faults, outcome
+from springtide.answers import Depart
 from springtide.blocks import Blocks
 from springtide.body import Body, Deal
 from springtide.checkpoint import names as checkpoint_names
@@ -20,6 +21,7 @@ from springtide.checkpoint.keeper import Checkpoints
 from springtide.checkpoint.place import Place
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.writer import Written
+from springtide.consistency import Consistencies
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.data.loop import LoopPlan
@@ -28,10 +30,10 @@ from springtide.errors import Dropped, SpringtideError, UsageError
 from springtide.evaluation import Evaluations
 from springtide.exchange.groups import Group
 from springtide.leasing import Leasing
-from springtide.membership import Depart, Membership
+from springtide.membership import Membership
 from springtide.metrics import Metrics
 from springtide.names import ALONE, Generation, StateName
-from springtide.records import Commit, Ring, StepLog
+from springtide.records import Commit, Ring, StepLog, as_numbers
 from springtide.recovery import Recovery
 from springtide.session import Session
 from springtide.state import Position
@@ -57,7 +59,8 @@ class Runtime:
         self.step_log = StepLog(settings.step_log, settings.pod_name or "alone")
         self.trainer: Trainer | None = None
         self.leasing: Leasing | None = None
-        """Where workers do not step together."""
+        """While workers do not step together."""
+        self.consistencies: Consistencies | None = None
         self.position = Position(Cursor(), Ledger())
         self.plan: LoopPlan | None = None
         self.last_plan: LoopPlan | None = None
@@ -89,8 +92,7 @@ class Runtime:
         if not settings.alone:
             self.session = Session(settings, self)
             self.membership = self.session.membership
-            self.membership.checkpoints = self.checkpoints.able
-            self.membership.books = settings.asynchronous
+            self.membership.use_storage(self.checkpoints.able, books=settings.asynchronous)
             self.recovery = Recovery(self, self.membership)
 
     def begin(self) -> None:
@@ -425,15 +427,7 @@ class Runtime:
         return self.trainer is not None and self.trainer.transaction.phase is not Phase.IDLE
 
     def report(self, values: Mapping[str, Any]) -> None:
-        numbers: dict[str, float] = {}
-        for name, value in values.items():
-            try:
-                numbers[name] = float(value.detach() if isinstance(value, torch.Tensor) else value)
-            except (TypeError, ValueError, RuntimeError):
-                raise UsageError(
-                    f"report({name}=...): expected a number or a tensor of one element, got "
-                    f"{type(value).__name__}"
-                ) from None
+        numbers = as_numbers(values)
         if self.step_in_body:
             self.ready("report()").report(numbers)
             return

@@ -137,7 +137,8 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
     record.info = hello.member
     record.standing = hello.standing
     record.generation = hello.generation
-    record.checkpoints = hello.checkpoints
+    record.checkpoints, record.storage = hello.checkpoints, hello.storage
+    record.bound_to_steps = hello.bound_to_steps
     hold(m, record, hello.state)
     record.layout_hash = hello.layout_hash or record.layout_hash
     record.ended_stages = hello.ended_stage

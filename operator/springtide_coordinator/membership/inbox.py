@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from .consistency import keeps_books
 from .events import Cut, Effect, Send
 from .greeting import layout_mismatch
 from .members import Record
 from .messages import (
+    BoundToSteps,
     Bye,
     Checkpointed,
     Ended,
@@ -38,6 +40,8 @@ def receive(m: Membership, record: Record, message: Incoming, now: float) -> lis
             record.asked_to_leave(now, message.reason or "it was asked to leave")
         case Ended():
             on_ended(m, record, message)
+        case BoundToSteps():
+            record.bound_to_steps = message.reason
         case Bye():
             record.goodbye = message.outcome or "Failed"
             record.detail = message.detail
@@ -88,6 +92,9 @@ def on_formed(m: Membership, record: Record, message: Formed) -> None:
         return
     again = record.info.id in current.formed
     current.formed.add(record.info.id)
+    if current.consistency is not None:
+        record.books = keeps_books(m)
+        record.checkpoints = record.storage and not record.books
     current.needed_servers |= set(message.needed_servers)
     current.unsettled = current.unsettled or message.servers_unsettled
     current.copies = message.server_copies

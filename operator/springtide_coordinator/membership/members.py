@@ -37,7 +37,9 @@ class Record:
     replaced: bool = False  # another process has its place
     voided: bool = False  # it held a state that the servers have lost, and cannot begin anew
     books: bool = False  # an older state than the newest loses nothing: the servers know what was trained
-    checkpoints: bool = False  # it knows where to write checkpoints
+    storage: bool = False  # it knows where to write checkpoints
+    checkpoints: bool = False  # the same, and its state is one that can be saved
+    bound_to_steps: str = ""  # why its script cannot train without common steps, as far as is known
     stuck: bool = False  # it has trained, and there is no checkpoint that it could go back to
     sent: set[Hashable] = field(default_factory=set)  # what was said once on this stream
 

@@ -117,6 +117,8 @@ class Hello:
     checkpoints: bool = False
     books: bool = False  # what was trained is written down beside the parameters, on the servers
     consistency: Consistency | None = None  # of `generation`
+    storage: bool = False  # it knows where to write checkpoints; `checkpoints`: and its state is one to save
+    bound_to_steps: str = ""  # why its script cannot train without common steps, as far as is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,13 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundToSteps:
+    """Its script cannot train without common steps."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Bye:
     """The process exits after this; outcome is Finished, Left or Failed."""
 
@@ -207,7 +216,7 @@ class ServerLeaving:
     reason: str = ""
 
 
-Incoming = Parked | Formed | Checkpointed | Progressed | Leaving | Ended | Bye | ServerLeaving
+Incoming = Parked | Formed | Checkpointed | Progressed | Leaving | Ended | BoundToSteps | Bye | ServerLeaving
 
 
 # ---- coordinator -> worker ----

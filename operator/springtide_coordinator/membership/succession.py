@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .adoption import settle
 from .boundary import send_away
 from .closing import why_parked
-from .consistency import next_consistency
+from .consistency import keeps_books, next_consistency
 from .effects_once import once
 from .events import Cut, Effect, Made, Send
 from .generation import Generation, compose
@@ -86,7 +86,8 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
     if waiting is not None:
         return waiting
     assert not isinstance(servers, Status)
-    kept = all(record.opaque or (record.books and chosen is not None) for record in participants)
+    books = chosen is not None and keeps_books(m)
+    kept = all(record.opaque or books or (record.books and chosen is not None) for record in participants)
     lost = m.state_existed and not kept and (chosen is None or rolls_back(m, pool))
     if chosen is None and m.put_away_with:
         lost = False
@@ -273,7 +274,7 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
         plan.servers,
         leaving,
         m.state_existed,
-        next_consistency(m),
+        next_consistency(m, participants),
     )
     copies = copies_kept(m.current, start)
     m.current = Generation(name, start.members, made_at=now, base=start.state, start=start)

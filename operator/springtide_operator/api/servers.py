@@ -64,13 +64,13 @@ class ParameterServer(ApiModel):
         " those of one process. Asynchronous: each worker computes whole global batches by itself, and the"
         " servers apply its gradients when they come. BoundedStaleness: so, but no worker gets more than"
         " staleness steps ahead of the slowest. A change takes effect at a step boundary, and no process"
-        " restarts; to or from Synchronous it is refused.",
+        " restarts; to Synchronous it is refused.",
         json_schema_extra={
             "x-kubernetes-validations": [
                 rule(
-                    "self == oldSelf || (self != 'Synchronous' && oldSelf != 'Synchronous')",
-                    "strategy.parameterServer.consistency cannot go to or from Synchronous in a job: create a"
-                    " new job; BoundedStaleness and Asynchronous can follow each other",
+                    "self == oldSelf || self != 'Synchronous'",
+                    "strategy.parameterServer.consistency cannot go to Synchronous in a job: create a new"
+                    " one",
                 )
             ]
         },

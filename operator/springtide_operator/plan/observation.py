@@ -271,6 +271,7 @@ class Report:
     servers_settled: bool = False  # a generation runs with exactly those that were asked for
     consistency: str = ""  # in which the generation trains; "": no parameters on servers
     staleness: int = 0  # with BoundedStaleness
+    consistency_refused: str = ""  # why the wanted one cannot be
     checkpoint: CheckpointReport | None = None
     checkpoint_error: str = ""  # why newer ones fail
     restored: str = ""  # URI of the checkpoint that training went on from

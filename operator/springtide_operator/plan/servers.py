@@ -184,7 +184,22 @@ def put_away(observation: Observation, because: str, why: str) -> list[Action]:
 
 
 def problems(job: Job, observation: Observation, ledger: Ledger) -> list[Problem]:
-    """What keeps servers from running; and, for a job that has trained, which one is missing."""
+    """What keeps servers from running; for a job that has trained, which one is missing; and why the workers
+    do not follow the manifest's consistency.
+    """
+    return [*_missing(job, observation, ledger), *_refused(job, observation, ledger)]
+
+
+def _refused(job: Job, observation: Observation, ledger: Ledger) -> list[Problem]:
+    report, asked = observation.report_of(ledger.incarnation), job.spec.strategy.consistency
+    # The coordinator may not have heard of the last edit yet.
+    if report is None or not report.consistency_refused or asked is None or asked == report.consistency:
+        return []
+    text = f"the job stays in consistency {report.consistency}, {asked} is refused: "
+    return [Problem(reasons.CONSISTENCY_REFUSED, text + report.consistency_refused)]
+
+
+def _missing(job: Job, observation: Observation, ledger: Ledger) -> list[Problem]:
     result = [Problem(pod.problem.reason, pod.problem.message) for pod in live(observation) if pod.problem]
     report = observation.report_of(ledger.incarnation)
     trained = job.status.get("generation") or (report is not None and report.generation)

@@ -16,13 +16,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from springtide.answers import Begin, Depart
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
 from springtide.launch.ports import ReservedPort
 from springtide.launch.processes import CannotStart, Child
 from springtide.launch.script import Failure, Round, culprit, variables
 from springtide.launch.supervision import End
-from springtide.membership import Begin, Depart, Membership
+from springtide.membership import Membership
 from springtide.names import StateName
 from springtide.outcome import Failed, Finished, Left, Outcome
 from springtide_coordinator import coordinator_pb2 as pb

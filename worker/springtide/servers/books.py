@@ -40,6 +40,9 @@ class BookLeader(Leader):
         super().__init__(links, place, replication)
         self._rescue = rescue
 
+    def _kind_of_generation(self) -> dict[str, Any]:
+        return {"books": True, "skipped": self._place.skipped}
+
     def _holders(self, sizes: Mapping[str, int]) -> dict[str, list[str]]:
         found = super()._holders(sizes)
         servers = {server for holders in found.values() for server in holders}

@@ -30,6 +30,7 @@ class Place:
     """Where a generation's chunks are. token: its name. members: ids. servers: address by id, also of those
     that leave. step: after which it begins. bound: where members do not step together, how many steps the
     fastest may be ahead of the slowest; None: any number. skipped: steps before `step` that changed nothing.
+    in_ranges: whether they do not step together; None: as in the generation before.
     """
 
     token: tuple[int, int, int]
@@ -39,6 +40,7 @@ class Place:
     step: int
     bound: int | None = None
     skipped: int = 0
+    in_ranges: bool | None = None
 
 
 class Leader:
@@ -63,6 +65,7 @@ class Leader:
         """
         place = self._place
         about = {"me": member, "members": list(place.members), "s": place.step, "lineage": lineage}
+        about |= self._kind_of_generation()
         self._all({server: [about] for server in place.servers}, Kind.ENTER, "a generation begins")
         sizes = {chunk.key: chunk.nbytes for chunk in chunks}
         staying = [server for server in place.servers if server not in place.leaving]
@@ -77,6 +80,10 @@ class Leader:
                 self._awaited.setdefault(other, set()).add(key)
         self._ask_again = time.monotonic() + _ASK_SECONDS
         return arrangement
+
+    def _kind_of_generation(self) -> dict[str, Any]:
+        """What servers are told besides."""
+        return {}
 
     def _holders(self, sizes: Mapping[str, int]) -> dict[str, list[str]]:
         """Who can serve each chunk."""

@@ -79,6 +79,11 @@ class Residuals:
                 self._keep(key, rest, unused.get(key, ()))
         self._made, self._next_made, self._next = made, None, {}
 
+    def stand_anywhere(self) -> None:
+        """What is owed stays owed, whatever state the worker holds: the kind of exchange changes."""
+        self._made = self._next_made = None
+        self._next = {}
+
     def landed(self, key: str, unused: Spans, applied: bool) -> None:
         """A push of this chunk has been answered; unless it was applied, nothing of it is owed."""
         if key in self._next:
@@ -185,14 +190,25 @@ class RangeWire(Wire):
     """Of a worker that does not step together with others: each chunk's push counts when it is answered.
 
     So it does not matter in which body that is, or in which generation; there is no last step either, to
-    which all agree, and what a worker owes goes with it.
+    which all agree, and what a worker owes goes with it. in_ranges: False while the members step together
+    after all, as with `Wire`.
     """
 
+    in_ranges = True
+
+    def go_over(self, in_ranges: bool) -> None:
+        """The members step together from now on, or do so no more."""
+        self.in_ranges = in_ranges
+        if self.residuals is not None:
+            self.residuals.stand_anywhere()
+
     def begin(self, made: Made) -> None:
-        """What was pushed before may still be on its way."""
+        """In ranges, what was pushed before may still be on its way."""
+        if not self.in_ranges:
+            super().begin(made)
 
     def ends(self, wanted: bool) -> bool:
-        return wanted
+        return wanted if self.in_ranges else super().ends(wanted)
 
     def landed(self, key: str, unused: Collection[int], applied: bool) -> None:
         """A chunk's push was answered. applied: it is in the values, rather than another worker's."""

@@ -9,9 +9,9 @@ import torch
 
 from springtide.environment import Settings
 from springtide.exchange.layout import Layout
-from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.exchange import MakeServers, ServerExchange
 from springtide.servers.grouped import GroupedExchange
+from springtide.servers.switching import SwitchingExchange
 from springtide.servers.waiting import ForwardWaits, Wait
 from springtide.servers.wire import RangeWire, Wire
 
@@ -29,10 +29,10 @@ def exchange_for(settings: Settings) -> MakeServers:
         with_norm: bool,
     ) -> ServerExchange:
         kind: Callable[..., ServerExchange] = ServerExchange
-        wire = RangeWire if settings.asynchronous else Wire
-        if settings.asynchronous:
-            kind = AsynchronousExchange
-        elif settings.group_size > 1 and settings.strategy == "ParameterServer":
+        wire = Wire
+        if settings.strategy == "ParameterServer" and settings.group_size == 1:
+            kind, wire = partial(SwitchingExchange, in_ranges=settings.asynchronous), RangeWire
+        elif settings.strategy == "ParameterServer":
             kind = partial(
                 GroupedExchange,
                 group_size=settings.group_size,

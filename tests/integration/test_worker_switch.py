@@ -1,0 +1,166 @@
+"""Running jobs that go over between common steps and ranges: real workers and servers, the same processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from worker_cluster import Worker, WorkerCluster
+from worker_reference import Reference
+from worker_script import make_data, make_model
+
+from springtide import outcome
+from springtide_coordinator import coordinator_pb2 as pb
+
+OPTIONS: dict[str, Any] = {
+    "samples": 230,
+    "batch": 32,
+    "epochs": 5,
+    "pace": 0.01,
+    "clip_norm": 0.5,
+    "model": "norm",
+}
+PER_EPOCH, STEPS = 8, 40
+NOTHING_LEARNT = 1.1  # log 3
+TOGETHER, FREE = pb.Consistency(mode="Synchronous"), pb.Consistency(mode="Asynchronous")
+TOP_K = {"SPRINGTIDE_TOP_K_RATIO": "0.4"}
+BOUNDED = pb.Consistency(mode="BoundedStaleness", staleness=2)
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[..., WorkerCluster]:
+    def make(first: pb.Consistency, replication: int = 1, **options: Any) -> WorkerCluster:
+        named = {"SPRINGTIDE_CONSISTENCY": first.mode, "SPRINGTIDE_STALENESS": str(first.staleness or 4)}
+        environment = named | options.pop("environment", {})
+        return new_server_cluster(OPTIONS | options, 2, replication, environment=environment)
+
+    return make
+
+
+def check(cluster: WorkerCluster, members: list[Worker], reference: Reference) -> None:
+    """They finished with one model, with each sample once an epoch, and it is about as good."""
+    results = []
+    for member in members:
+        assert isinstance(member.outcome(), outcome.Finished), cluster.logs()
+        result = member.result()
+        assert result is not None
+        results.append(result)
+        audit = result["audit"]
+        found = (result["step"], audit["epoch"], audit["totalSeen"], audit["repeated"], audit["lost"])
+        assert found == (STEPS, 5, 5 * OPTIONS["samples"], 0, 0), cluster.logs()
+    for name in ("parameters", "buffers", "rate_at_end"):
+        assert len({result[name] for result in results}) == 1, name
+    ours, theirs = loss_of(results[0]["values"]), loss_of(reference.values)
+    assert ours < theirs + 0.25 * (NOTHING_LEARNT - theirs), (ours, theirs)
+
+
+def loss_of(values: list[float]) -> float:
+    """Of the model with these parameters, over all samples."""
+    model = make_model("norm")
+    torch.nn.utils.vector_to_parameters(torch.tensor(values), model.parameters())
+    x, y = make_data(OPTIONS["samples"])
+    return float(F.cross_entropy(model(x), y).detach())
+
+
+def commits(cluster: WorkerCluster) -> Counter[int]:
+    """How often each step or range was committed, by any worker."""
+    return Counter(commit["step"] for worker in cluster.workers for commit in worker.commits())
+
+
+def reply(cluster: WorkerCluster) -> pb.SyncReply:
+    """The coordinator's last word; at first one that says nothing."""
+    return cluster.reply or pb.SyncReply()
+
+
+def gate(path: Path, step: int) -> str:
+    """A fault: whoever comes to this step's body waits there as long as the file exists."""
+    path.write_text("120")
+    return f"body:{step}:hold={path}"
+
+
+@pytest.mark.parametrize(("replication", "wanted"), [(1, FREE), (2, BOUNDED)])
+def test_common_steps_end_in_the_middle_of_an_epoch(
+    make_cluster: Callable[..., WorkerCluster],
+    reference: Reference,
+    tmp_path: Path,
+    replication: int,
+    wanted: pb.Consistency,
+) -> None:
+    cluster = make_cluster(TOGETHER, replication)
+    held = gate(tmp_path / "gate", 12)
+    workers = cluster.start(2, faults={0: held, 1: held})
+    cluster.until_step(11)
+    assert reply(cluster).consistency == TOGETHER
+    cluster.consistency = wanted
+    cluster.until(lambda: "asked to stop" in workers[0].log(), "the boundary")
+    (tmp_path / "gate").unlink()
+    cluster.until(lambda: reply(cluster).consistency == wanted, "the change")
+    cluster.until_done()
+    check(cluster, workers, reference)
+    # Each step was made by both up to the boundary, and each range once after it.
+    assert commits(cluster) == Counter({step: 2 if step <= 12 else 1 for step in range(1, STEPS + 1)})
+    assert len(cluster.workers) == 2
+
+
+def test_a_worker_and_the_coordinator_are_killed_while_common_steps_end(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    """The others have committed the step whose end is the boundary, and one is killed there, when a new
+    coordinator knows of all that have stopped.
+    """
+    at_body, committed = tmp_path / "body", tmp_path / "committed"
+    held = gate(at_body, 12)
+    committed.write_text("120")
+    cluster = make_cluster(TOGETHER, 2, environment={"SPRINGTIDE_COMPRESSION": "TopK"} | TOP_K)
+    late = f"{held};committed:13:mark={tmp_path / 'inside'};committed:13:hold={committed}"
+    first, second, third = cluster.start(3, faults={0: held, 1: held, 2: late})
+    cluster.until_step(11)
+    cluster.consistency = BOUNDED
+    cluster.until(lambda: "asked to stop" in first.log(), "the boundary")
+    at_body.unlink()
+    # With TopK the step after is the last one.
+    cluster.until((tmp_path / "inside").exists, "the last common step")
+    cluster.until(lambda: reply(cluster).reason == "Parking", "the others' stop")
+    cluster.kill_coordinator()
+    cluster.start_coordinator(same_pod=True)
+    cluster.until(
+        lambda: reply(cluster).incarnation.restart == 1 and reply(cluster).reason == "Parking",
+        "a new coordinator that knows who has stopped",
+    )
+    assert reply(cluster).consistency == TOGETHER
+    third.kill()
+    cluster.until(lambda: reply(cluster).consistency == BOUNDED, "the change")
+    cluster.until_done()
+    check(cluster, [first, second], reference)
+    assert all(commits(cluster)[step] == 1 for step in range(14, STEPS + 1))
+
+
+def test_a_script_that_needs_common_steps_keeps_its_job_in_them_also_with_new_pods(
+    make_cluster: Callable[..., WorkerCluster], tmp_path: Path
+) -> None:
+    """It has an average of the weights. A pod made while the manifest says something else follows the job."""
+    held = gate(tmp_path / "gate", 12)
+    cluster = make_cluster(TOGETHER, average=True)
+    first, second = cluster.start(2, faults={0: held, 1: held})
+    cluster.until_step(11)
+    cluster.consistency = FREE
+    cluster.until(lambda: bool(reply(cluster).consistency_refused), "the refusal")
+    said = reply(cluster).consistency_refused
+    assert "average is a AveragedModel, which would differ from worker to worker" in said
+    cluster._environment["SPRINGTIDE_CONSISTENCY"] = "Asynchronous"
+    second.kill()
+    (tmp_path / "gate").unlink()
+    third = cluster.add()
+    cluster.until_done()
+    for worker in (first, third):
+        assert isinstance(worker.outcome(), outcome.Finished), cluster.logs()
+    results = [first.result(), third.result()]
+    assert len({result["parameters"] for result in results if result}) == 1
+    assert reply(cluster).consistency == TOGETHER
