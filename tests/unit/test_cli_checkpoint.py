@@ -9,7 +9,9 @@ import pytest
 import safetensors.torch
 import torch
 from typer.testing import CliRunner
+from worker_alone import library
 
+import springtide
 from springtide.checkpoint import names
 from springtide.checkpoint.keeper import Checkpoints
 from springtide.checkpoint.place import Place
@@ -93,6 +95,48 @@ def test_export_gives_what_load_state_dict_takes(
     assert all(torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))
     assert ask("export", folder, file)[0] == 2  # nothing is overwritten
     assert list(tmp_path.glob("*.new")) == []
+
+
+class Tied(torch.nn.Module):
+    """One tensor under two names, a whole module under two, and a buffer that no state_dict has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = torch.nn.Embedding(7, 4)
+        self.first = self.again = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        self.head = torch.nn.Linear(4, 7)
+        self.head.weight = self.tokens.weight
+        self.register_buffer("places", torch.arange(5), persistent=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.again(self.first(self.tokens(ids))))
+        return out
+
+
+def test_export_of_a_model_whose_state_dict_has_other_names(tmp_path: Path) -> None:
+    with library() as runtime:
+        torch.manual_seed(1)
+        model = Tied()
+        optimizer = torch.optim.Adam(model.parameters())
+        springtide.distribute(model, optimizer)
+        for (ids,) in springtide.batches((torch.arange(12) % 7,), batch_size=6):
+            with springtide.step():
+                model(ids).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert runtime.trainer is not None
+        tree = runtime.trainer.checkpoint_tree(runtime.position, {})
+        member = Checkpoints(Place(str(tmp_path), FOLDER), {}, lambda _: None, lambda _: None)
+        member.take(state(2), lambda: tree, Share(0, ("w0",)), "end")
+        assert member.flush(60)
+        member.close()
+    file = tmp_path / "model.safetensors"
+    assert ask("export", tmp_path / FOLDER, file)[0] == 0
+    other = Tied()
+    other.load_state_dict(safetensors.torch.load_file(file))
+    assert other.head.weight is other.tokens.weight
+    for ours, theirs in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_export_passes_a_damaged_one_over(folder: Path, tmp_path: Path) -> None:

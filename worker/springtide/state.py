@@ -30,6 +30,22 @@ class Position:
     began_unix: float = 0.0
 
 
+def names_in_state_dict(model: torch.nn.Module) -> dict[str, list[str]]:
+    """Name in the tree -> names in the model's `state_dict`, where these are not that one name.
+
+    A tensor that stands in several places (tied weights) has several; a buffer that is not persistent none.
+    """
+    saved: dict[int, list[str]] = {}
+    tensors: dict[int, str] = {id(item): name for name, item in model.named_parameters()}
+    tensors |= {id(item): name for name, item in model.named_buffers()}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        persistent = {n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set}
+        for name, tensor in [*module._parameters.items(), *persistent.items()]:
+            saved.setdefault(id(tensor), []).append(f"{prefix}.{name}" if prefix else name)
+    found = {name: saved.get(key, []) for key, name in tensors.items()}
+    return {name: names for name, names in found.items() if names != [name]}
+
+
 class State:
     """Reads and writes the whole state of one script: parameters, buffers, optimizers, tracked objects.
 
@@ -43,8 +59,11 @@ class State:
         buffers: Buffers,
         optimizers: Sequence[torch.optim.Optimizer],
         tracked: Mapping[str, Any],
+        saved_as: Mapping[str, list[str]] | None = None,
     ) -> None:
+        """saved_as: of `names_in_state_dict`."""
         self._parameters = parameters
+        self._saved_as = dict(saved_as or {})
         self._buffers = buffers
         self._optimizers = optimizers
         self._tracked = tracked
@@ -63,6 +82,7 @@ class State:
             "format": FORMAT,
             "parameters": {name: parameter.detach() for name, parameter in self._parameters.items()},
             "buffers": dict(zip(self._buffers.names, self._buffers.current(), strict=True)),
+            "saved_as": self._saved_as,
             "optimizer": {
                 "state": [
                     dict(optimizer.state.get(parameter, {})) for optimizer, parameter in self._in_order()

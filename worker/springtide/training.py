@@ -33,7 +33,7 @@ from springtide.scaling import Scalings, enabled_among
 from springtide.servers.exchange import MakeServers, ServerExchange
 from springtide.servers.saving import lent_states
 from springtide.several import check_backward, check_closure
-from springtide.state import Position, State
+from springtide.state import Position, State, names_in_state_dict
 from springtide.strangers import DECLARE, Strangers
 from springtide.tables.step import home_here, tables_among
 from springtide.transaction import Phase, Transaction
@@ -112,12 +112,13 @@ class Trainer:
             tracked = {**tracked, "parameter servers": self.servers}
         if not self._dense_here:
             held_here = {name: item for name, item in named.items() if not item.requires_grad}
-        self.state = self.whole_state = State(held_here, self._buffers, optimizers, tracked)
+        saved_as = names_in_state_dict(model)
+        self.state = self.whole_state = State(held_here, self._buffers, optimizers, tracked, saved_as)
         if self.servers is not None:
             # A checkpoint looks as one of a job without servers.
             own = {name: item for name, item in tracked.items() if item is not self.servers}
             own |= {"embedding tables": self.servers.table_state} if self.tables else {}
-            self.whole_state = State(named, self._buffers, optimizers, own)
+            self.whole_state = State(named, self._buffers, optimizers, own, saved_as)
         self._reduction = Reduction(
             self.buckets, self._buffers, self._exact, self.transaction, self._home, self.tables
         )

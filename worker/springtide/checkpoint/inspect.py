@@ -71,7 +71,9 @@ def export(uri: str, path: Path) -> Manifest:
         except CorruptError as error:
             problems.append(f"{name}: {error}")
             continue
-        tensors = {**tree["parameters"], **tree["buffers"]}
+        held = {**tree["parameters"], **tree["buffers"]}
+        saved_as = tree.get("saved_as", {})
+        tensors = {key: item for name, item in held.items() for key in saved_as.get(name, [name])}
         aside = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
             metadata = {"format": "pt", "checkpoint": name, "step": str(manifest.state.step)}
