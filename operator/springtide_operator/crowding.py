@@ -17,6 +17,8 @@ from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster
 from springtide_operator.kube import ApiError
 from springtide_operator.plan.clock import parse_time
+from springtide_operator.plan.elasticity import HELPED_SECONDS
+from springtide_operator.plan.observation import CoordinatorPod, ServerPod
 from springtide_operator.plan.observe import pod_problem
 
 log = logging.getLogger("springtide.operator")
@@ -25,8 +27,6 @@ Object = dict[str, Any]
 
 LIST_SECONDS = 10.0
 FRESH_SECONDS = 1.0
-# What no node takes for longer, extra workers that are given back do not help.
-HELPED_SECONDS = 600.0
 
 
 def has_extras(job: Object | None) -> bool:
@@ -72,7 +72,11 @@ class Crowding:
         replicas = int(((job.get("spec") or {}).get("workers") or {}).get("replicas") or 1)
         lacking = max(0, replicas - sum(pod.placed for pod in live))
         stuck = sorted(pod.name for pod in live if not pod.placed and _stuck(pod, now))[:lacking]
-        stuck += [pod.name for pod in coordinators if pod.live and pod.node is None and _stuck(pod, now)]
+        others: list[CoordinatorPod | ServerPod] = [
+            *coordinators,
+            *self._cache.servers(key, job["metadata"]["uid"]),
+        ]
+        stuck += sorted(pod.name for pod in others if pod.live and pod.node is None and _stuck(pod, now))
         return [f"{key[0]}/{name}" for name in stuck]
 
     async def look(self) -> bool:

@@ -140,3 +140,26 @@ def test_extras_of_other_jobs_are_not_waited_for() -> None:
     cache.put_pod(pod(1, True))
     assert later.waiting(("default", "elastic")) == ()
     assert crowding.may_have_extras(other) is False
+
+
+def test_servers_and_coordinators_of_other_jobs_are_waited_for() -> None:
+    cluster = FakeCluster()
+    cache, crowd = cached(cluster, 2)
+    other = cluster.add_job("other", replicas=1)
+    cache.put_job(other)
+    for name, role, more in (
+        ("other-ps-0-0", "parameter-server", {}),
+        ("other-coordinator-1", "coordinator", {"springtide.dev/incarnation": "1"}),
+    ):
+        meta = {
+            "name": name,
+            "namespace": "default",
+            "uid": name,
+            "resourceVersion": "100",
+            "labels": {"springtide.dev/job": "other", "springtide.dev/role": role, **more},
+            "creationTimestamp": timestamp(time.time()),
+            "ownerReferences": [{"controller": True, "uid": other["metadata"]["uid"]}],
+        }
+        cache.put_pod(stuck({"metadata": meta, "spec": {}}))
+    assert crowd.waiting(("default", "elastic")) == ("default/other-coordinator-1", "default/other-ps-0-0")
+    assert crowd.waiting(("default", "other")) == ()

@@ -12,6 +12,7 @@ from operator_world import World, job_object
 
 from springtide_operator.plan.actions import CreateWorker, DeletePod, Plan
 from springtide_operator.plan.capacity import RETRY_LIMIT_SECONDS, Extras, Room, step, wait
+from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.decide import plan
 from springtide_operator.plan.observation import Node, Refusal
 from springtide_operator.plan.relay import word
@@ -227,6 +228,28 @@ def test_the_coordinator_is_told_of_the_size_that_stands_in_status() -> None:
     world.die()
     assert word(world.parsed(), world.observe(), 1, world.now).target == 6
     assert not [a for a in world.plan().actions if isinstance(a, CreateWorker | DeletePod)]
+
+
+@pytest.mark.parametrize("who", ["coordinator", "server"])
+def test_extras_make_room_for_the_job_s_own_coordinator_and_servers(who: str) -> None:
+    world = elastic()
+    world.job["spec"] |= {"strategy": {"type": "ParameterServer"}, "parameterServers": {"replicas": 1}}
+    for _ in range(3):
+        live_on(world, 6, 6)
+        for pod in world.servers():
+            world.bind(pod)
+            world.run(pod)
+    assert len(world.workers()) == 6
+    pod = {"coordinator": world.coordinators, "server": world.servers}[who]()[0]
+    del pod["spec"]["nodeName"]
+    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "full"}
+    pod["metadata"]["creationTimestamp"] = timestamp(world.now)
+    pod["status"] = {"phase": "Pending", "conditions": [said]}
+    decided = world.round()
+    assert [a.because for a in decided.actions if isinstance(a, DeletePod)] == ["ScaledDown"]
+    assert world.status["elasticity"]["reason"] == "OthersWait"
+    assert pod["metadata"]["name"] in world.status["elasticity"]["message"]
+    assert world.status["restarts"]["total"] == 0
 
 
 def test_a_policy_that_is_taken_back_gives_the_extras_back() -> None:

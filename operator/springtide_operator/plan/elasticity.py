@@ -16,10 +16,12 @@ from springtide_operator.plan import capacity, throughput
 from springtide_operator.plan.actions import Event
 from springtide_operator.plan.capacity import Extras, Room
 from springtide_operator.plan.halt import halted
-from springtide_operator.plan.observation import Observation, WorkerPod
+from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
 from springtide_operator.plan.throughput import Scene, Search
 
 STATUS = "elasticity"
+# What no node takes for longer, extra workers that are given back do not help.
+HELPED_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -124,11 +126,24 @@ def _room(job: Job, live: Sequence[WorkerPod], observation: Observation, held_ba
         placed=sum(pod.placed for pod in live),
         stuck=any(_stuck(pod) for pod in live),
         leaving=sum(pod.deleting and pod.end is None for pod in observation.workers),
-        crowd=observation.crowd,
+        crowd=(*_own_crowd(observation, now), *observation.crowd),
         refused=refusal.message if refusal is not None and refused and len(live) >= workers.replicas else "",
         open_nodes=_open_nodes(observation),
         may_grow=report is None or report.phase not in ("ENDING", "AFTER_LOOP"),
         held_back=held_back,
+    )
+
+
+def _own_crowd(observation: Observation, now: float) -> list[str]:
+    """The job's coordinator and parameter servers that no node takes: extra workers go for them, too."""
+    pods: list[CoordinatorPod | ServerPod] = [*observation.coordinators, *observation.servers]
+    stuck = (pod for pod in pods if pod.live and pod.problem is not None and pod.node is None)
+    return sorted(
+        pod.name
+        for pod in stuck
+        if pod.problem is not None
+        and pod.problem.cause == "Unschedulable"
+        and 0 <= now - pod.created_at < HELPED_SECONDS
     )
 
 
