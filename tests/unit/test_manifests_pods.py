@@ -16,6 +16,7 @@ from springtide_operator.manifests.coordinator import coordinator_pod, job_token
 from springtide_operator.manifests.worker import TemplateError, template_hash, worker_pod
 
 ADDRESS = "10.0.0.1:7070"
+DEVICE = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 
 
 def job_with(template: dict[str, Any] | None = None, **container: Any) -> Job:
@@ -204,7 +205,7 @@ def test_the_coordinator_goes_where_workers_go() -> None:
             "nodeSelector": {"pool": "a"},
             "priorityClassName": "high",
             "runtimeClassName": "nvidia",
-            "containers": [{"image": "w", "resources": {"limits": {"nvidia.com/gpu": 8}}}],
+            "containers": [{"image": "w", "resources": {"limits": {"cpu": 8, "hugepages-2Mi": "4Mi"}}}],
         }
     }
     spec = sent(coordinator_pod(job_with(template), 1))["spec"]
@@ -217,6 +218,27 @@ def test_the_coordinator_goes_where_workers_go() -> None:
         "node.kubernetes.io/not-ready",
         "node.kubernetes.io/unreachable",
     }
+
+
+@pytest.mark.parametrize(
+    ("more", "tolerated"),
+    [
+        ({"nodeSelector": {"pool": "gpus"}}, True),
+        ({}, False),  # it goes to other nodes
+        ({"nodeSelector": {"pool": "gpus"}, "tolerations": [{"key": "nvidia.com/gpu", "value": "a"}]}, False),
+    ],
+    ids=["led there", "free", "the template says how"],
+)
+def test_the_coordinator_passes_the_taint_of_nodes_with_devices_where_it_is_led_there(
+    more: dict[str, Any], tolerated: bool
+) -> None:
+    """Clouds let pods that ask for a device pass; the coordinator asks for none."""
+    resources = {"limits": {"nvidia.com/gpu": 8, "cpu": 4}, "requests": {"rdma/hca": 1}}
+    template = {"spec": {**more, "containers": [{"image": "w", "resources": resources}]}}
+    spec = sent(coordinator_pod(job_with(template), 1))["spec"]
+    passes = [t for t in spec["tolerations"] if t == DEVICE]
+    assert passes == ([DEVICE] if tolerated else [])
+    assert any(t["key"] == "rdma/hca" for t in spec["tolerations"]) is ("nodeSelector" in more)
 
 
 def test_the_service_selects_one_incarnation() -> None:

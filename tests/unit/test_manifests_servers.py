@@ -81,6 +81,11 @@ def test_it_is_scheduled_where_workers_are_unless_told_otherwise() -> None:
         "node.kubernetes.io/not-ready",
         "node.kubernetes.io/unreachable",
     }
+    gpus = {**workers, "containers": [{"image": "w", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}
+    device = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    assert device in server_pod(job(workers=gpus), 0, 0, "")["spec"]["tolerations"]
+    elsewhere = {"spec": {"nodeSelector": {"pool": "memory"}}}
+    assert device not in server_pod(job(elsewhere, gpus), 0, 0, "")["spec"]["tolerations"]
     own = {"spec": {"nodeSelector": {"pool": "memory"}, "tolerations": []}}
     spec = server_pod(job(own, workers), 0, 0, "")["spec"]
     assert spec["nodeSelector"] == {"pool": "memory"}

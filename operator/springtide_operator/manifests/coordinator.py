@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import hashlib
 import hmac
 from typing import Any
@@ -11,21 +10,13 @@ from typing import Any
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import gang, kueue
+from springtide_operator.manifests.placement import follow_workers
 from springtide_operator.manifests.worker import common_environment, from_secret
 
 STATE_DIR = "/var/run/springtide"
 USER = 65532
 
 Object = dict[str, Any]
-
-# Taken from the worker template, so that the coordinator may be pulled and scheduled where workers are.
-TAKEN_FROM_WORKERS = ("imagePullSecrets", "nodeSelector", "priorityClassName", "schedulerName", "tolerations")
-
-# A lost node is given up after 20 s instead of 300 s: workers train on meanwhile, but nobody can join.
-LOST_NODE = [
-    {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 20}
-    for key in ("not-ready", "unreachable")
-]
 
 
 def job_token(root_key: bytes, uid: str) -> str:
@@ -106,10 +97,8 @@ def coordinator_pod(
 ) -> Object:
     """Meets PodSecurity `restricted`; carries no API token; comes back in place when its process ends."""
     workers = job.spec.workers
-    template = workers.template.get("spec") or {}
-    spec: Object = {key: copy.deepcopy(template[key]) for key in TAKEN_FROM_WORKERS if template.get(key)}
-    keys = {item.get("key") for item in spec.get("tolerations", []) if isinstance(item, dict)}
-    spec["tolerations"] = spec.get("tolerations", []) + [t for t in LOST_NODE if t["key"] not in keys]
+    spec: Object = {}
+    follow_workers(workers.template.get("spec") or {}, spec)
     values = {
         "SPRINGTIDE_PORT": names.COORDINATOR_PORT,
         "SPRINGTIDE_METRICS_PORT": names.COORDINATOR_METRICS_PORT,

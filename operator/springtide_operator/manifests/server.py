@@ -8,12 +8,8 @@ from typing import Any
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import gang, kueue, owned
-from springtide_operator.manifests.coordinator import (
-    LOST_NODE,
-    TAKEN_FROM_WORKERS,
-    USER,
-    certificate_environment,
-)
+from springtide_operator.manifests.coordinator import USER, certificate_environment
+from springtide_operator.manifests.placement import follow_workers
 from springtide_operator.manifests.worker import TemplateError, common_environment, from_secret
 
 Object = dict[str, Any]
@@ -95,15 +91,9 @@ def server_pod(
 
 
 def _from_workers(job: Job, spec: Object) -> None:
-    workers = job.spec.workers.template.get("spec") or {}
-    for key in TAKEN_FROM_WORKERS:
-        if workers.get(key) and key not in spec:
-            spec[key] = copy.deepcopy(workers[key])
-    tolerations = spec.setdefault("tolerations", [])
-    if not isinstance(tolerations, list):
+    if not isinstance(spec.get("tolerations", []), list):
         raise TemplateError("spec.parameterServers.template.spec.tolerations: must be a list")
-    keys = {item.get("key") for item in tolerations if isinstance(item, dict)}
-    tolerations += [toleration for toleration in LOST_NODE if toleration["key"] not in keys]
+    follow_workers(job.spec.workers.template.get("spec") or {}, spec)
 
 
 def _container(spec: Object) -> Object:
