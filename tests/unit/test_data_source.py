@@ -59,6 +59,52 @@ def test_tensors_are_read_by_row() -> None:
     assert torch.equal(named["x"], X[IDS])
 
 
+class Lengths(Dataset[Any]):
+    """Sequences of different lengths, which torch's own function cannot collate."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.full((i + 1,), i)
+
+
+class LengthsInRanges(IterableDataset[Any]):
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError
+
+    def read_range(self, start: int, stop: int) -> Iterator[torch.Tensor]:
+        return (Lengths()[i] for i in range(start, stop))
+
+
+def padded(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True, padding_value=-1)
+
+
+@pytest.mark.parametrize("dataset", [Lengths(), LengthsInRanges()])
+def test_a_collate_fn_gets_the_samples_themselves(dataset: Any) -> None:
+    source = make_source(dataset, padded)
+    assert source.fetch(torch.tensor([2, 0])).tolist() == [[2, 2, 2], [0, -1, -1]]
+    with pytest.raises(RuntimeError, match="equal size"):
+        make_source(dataset).fetch(torch.tensor([2, 0]))
+
+
+def test_a_collate_fn_over_tensors_gets_their_rows() -> None:
+    for dataset, expected in (
+        (X, [X[4], X[0], X[5]]),
+        ((X, Y), [(X[4], Y[4]), (X[0], Y[0]), (X[5], Y[5])]),
+        (TensorDataset(X, Y), [(X[4], Y[4]), (X[0], Y[0]), (X[5], Y[5])]),
+        ({"x": X, "y": Y}, [{"x": X[i], "y": Y[i]} for i in (4, 0, 5)]),
+    ):
+        found = make_source(dataset, list).fetch(IDS)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    with pytest.raises(TypeError, match="collate_fn must be a function of a list of samples, got str"):
+        make_source(X, "default")
+
+
 def test_a_dataset_is_collated_as_a_loader_would() -> None:
     source = make_source(Squares())
     wanted = next(iter(DataLoader(Subset(Squares(), IDS.tolist()), batch_size=3)))

@@ -96,6 +96,61 @@ def test_a_change_of_members_reads_little_twice(tmp_path: Any) -> None:
     assert len({process for _, process in reads}) >= 2
 
 
+def together(samples: list[Any]) -> list[int]:
+    """In the process that uses it, of just these samples: nothing of this can be cut into rows."""
+    return [os.getpid(), *sorted(sample["pair"][1] for sample in samples)]
+
+
+def test_the_scripts_own_collating_reads_nothing_twice_either(tmp_path: Any) -> None:
+    plan = plan_loop(Counted(tmp_path / "reads"), batch_size=12, epochs=1, seed=3, collate_fn=together)
+    loader = Loader(plan, 2)
+    try:
+        cursor = Cursor()
+        for rank, size in [(0, 2), (1, 3), (0, 1), (1, 2)]:
+            loader.stand_at(cursor, rank, size)
+            ids = plan.batch(cursor, rank, size).ids
+            for part in (ids, ids[:2], ids[2:], ids):
+                assert loader.read(cursor.step, part) == [os.getpid(), *sorted(part.tolist())]
+            cursor = plan.advance(cursor)
+    finally:
+        loader.close()
+    reads = [line.split() for line in (tmp_path / "reads").read_text().splitlines()]
+    assert len(reads) == len({number for number, _ in reads})
+    assert {process for _, process in reads} - {str(os.getpid())}
+
+
+def test_training_and_evaluating_on_sequences_of_different_lengths() -> None:
+    lengths = [int(n) for n in torch.randint(1, 9, (24,), generator=torch.Generator().manual_seed(2))]
+    sequences = [(torch.ones(n), float(n)) for n in lengths]
+
+    def pad(samples: list[tuple[torch.Tensor, float]]) -> tuple[torch.Tensor, torch.Tensor]:
+        padded = torch.nn.utils.rnn.pad_sequence([x for x, _ in samples], batch_first=True)
+        return padded, torch.tensor([[y] for _, y in samples])
+
+    results = []
+    for processes in (0, 1):
+        with library() as runtime:
+            torch.manual_seed(1)
+            model = torch.nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            springtide.distribute(model, optimizer)
+            for batch in springtide.batches(
+                sequences, batch_size=8, epochs=20, collate_fn=pad, loader_workers=processes
+            ):
+                with springtide.step():
+                    for x, y in batch.split(2):
+                        (model(x.sum(1, keepdim=True)) - y).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            evaluation = springtide.batches(sequences, batch_size=5, collate_fn=pad, train=False)
+            for x, y in evaluation:
+                with torch.no_grad():
+                    springtide.report(error=(model(x.sum(1, keepdim=True)) - y).square().mean())
+            results.append(evaluation.values["error"])
+            assert runtime.position.ledger.audit()["totalSeen"] == 20 * 24
+    assert results[0] == results[1] < 0.5
+
+
 def test_training_is_the_same_with_and_without() -> None:
     def train(**options: Any) -> torch.Tensor:
         with library():

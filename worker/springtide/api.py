@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -136,6 +136,7 @@ def batches(
     shuffle: bool = True,
     drop_last: bool = False,
     weights: Any = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
     loader_workers: int = 0,
     rehearsals: int = 0,
     train: Literal[True] = True,
@@ -143,7 +144,13 @@ def batches(
 
 
 @overload
-def batches(dataset: Any, *, batch_size: int, train: Literal[False]) -> Evaluation: ...
+def batches(
+    dataset: Any,
+    *,
+    batch_size: int,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    train: Literal[False],
+) -> Evaluation: ...
 
 
 def batches(
@@ -157,6 +164,7 @@ def batches(
     shuffle: bool = True,
     drop_last: bool = False,
     weights: Any = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
     loader_workers: int = 0,
     rehearsals: int = 0,
     train: bool = True,
@@ -169,9 +177,10 @@ def batches(
     most samples that one worker computes at once; then use `for micro in batch.split():`. min_part: fewest
     samples that a worker computes at once. shuffle=False: in the dataset's order. drop_last: leave an epoch's
     short last batch out. weights: chances of the samples, which are then drawn with replacement.
-    loader_workers: processes that read ahead, as torch's DataLoader has them. rehearsals: how often a worker
-    that joins a running job tries the body out before it is admitted (to compile, say); what the script does
-    between the bodies happens then, too. Every batch needs one `with springtide.step():`. A worker that joins
+    collate_fn: makes a batch's data of a list of samples, as torch's DataLoader has it. loader_workers:
+    processes that read ahead, as torch's DataLoader has them. rehearsals: how often a worker that joins a
+    running job tries the body out before it is admitted (to compile, say); what the script does between
+    the bodies happens then, too. Every batch needs one `with springtide.step():`. A worker that joins
     later skips loops that the job has ended.
 
     train=False: evaluate, between two steps or after a training loop. The workers share the samples out, each
@@ -182,7 +191,7 @@ def batches(
     runtime = _get("batches()")
     runtime.ready("batches()")
     if not train:
-        return evaluate(runtime, make_source(dataset), batch_size, epochs)
+        return evaluate(runtime, make_source(dataset, collate_fn), batch_size, epochs)
     plan = plan_loop(
         dataset,
         batch_size=batch_size,
@@ -193,6 +202,7 @@ def batches(
         shuffle=shuffle,
         drop_last=drop_last,
         weights=weights,
+        collate_fn=collate_fn,
     )
     if isinstance(rehearsals, bool) or not isinstance(rehearsals, int) or not 0 <= rehearsals <= MOST:
         raise ValueError(f"batches(): rehearsals must be an integer from 0 to {MOST}, got {rehearsals!r}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import stat
@@ -101,7 +102,9 @@ class _Requests(Sampler[list[int]]):
 class _Dataset(torch.utils.data.Dataset[Any]):
     """Answers for many ids at once, so that the collated samples come back as one.
 
-    Random numbers belong to the seed, the step and the first id, whichever process draws them.
+    With a collate_fn of the script's they come back as they are, in one pickle: each tensor on its own would
+    take a file descriptor of shared memory. Random numbers belong to the seed, the step and the first id,
+    whichever process draws them.
     """
 
     def __init__(self, source: Source, seed: int) -> None:
@@ -109,10 +112,17 @@ class _Dataset(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, request: list[int]) -> Any:
         step, *ids = request
-        if not self._source.runs_code:
-            return self._source.fetch(torch.tensor(ids))
+        found = self.read(step, ids)
+        return found if self._source.parts is None else pickle.dumps(found)
+
+    def read(self, step: int, ids: list[int]) -> Any:
+        """The collated samples; a list of the samples themselves for the script's own collate_fn."""
+        source = self._source
+        read = source.fetch if source.parts is None else source.parts.read
+        if not source.runs_code:
+            return read(torch.tensor(ids))
         with isolated(self._seed, step, 1 + ids[0]):
-            return self._source.fetch(torch.tensor(ids))
+            return read(torch.tensor(ids))
 
     def __getitem__(self, index: int) -> Any:
         raise NotImplementedError("samples are asked for many at once")
@@ -127,6 +137,7 @@ class Loader:
 
     def __init__(self, plan: LoopPlan, processes: int) -> None:
         self._dataset = _Dataset(plan.source, plan.seed)
+        self._parts = plan.source.parts
         self._wanted = Wanted(plan)
         self._processes = processes
         self._answers: Iterator[Any] | None = None
@@ -148,6 +159,13 @@ class Loader:
                 self._chunks.setdefault(step, []).append((missing, self._read_here(step, missing)))
                 self._wanted.held.setdefault(step, set()).update(missing)
                 break
+        if self._parts is not None:
+            samples = {
+                number: sample
+                for asked, found in self._chunks[step]
+                for number, sample in zip(asked, found, strict=True)
+            }
+            return self._parts.collate([samples[number] for number in numbers])
         for asked, collated in self._chunks[step]:
             if asked == numbers:
                 return collated
@@ -168,7 +186,7 @@ class Loader:
 
     def _read_here(self, step: int, numbers: list[int]) -> Any:
         self.read_here += len(numbers)
-        return self._dataset.__getitems__([step, *numbers])
+        return self._dataset.read(step, numbers)
 
     def _missing(self, step: int, numbers: list[int]) -> list[int]:
         held: set[int] = set().union(*(asked for asked, _ in self._chunks.get(step, [])))
@@ -180,7 +198,8 @@ class Loader:
             self._answers = self._start()
         if not self._wanted.under_way or not self._wanted.comes(step, numbers):
             return False
-        collated = next(self._answers)
+        answer = next(self._answers)
+        collated = answer if self._parts is None else pickle.loads(answer)
         at, asked = self._wanted.arrived()
         self._chunks.setdefault(at, []).append((asked, collated))
         return True

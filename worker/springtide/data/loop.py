@@ -152,6 +152,7 @@ def plan_loop(
     shuffle: bool = True,
     drop_last: bool = False,
     weights: Any = None,
+    collate_fn: Any = None,
 ) -> LoopPlan:
     """Check the arguments of `batches` and make its plan.
 
@@ -173,7 +174,7 @@ def plan_loop(
                 f"batches(): micro_batch={micro_batch} cannot keep pieces of min_part={min_part} or more; "
                 f"use micro_batch >= {2 * min_part - 1}, or a smaller min_part if the model has no BatchNorm"
             )
-    source = make_source(dataset)
+    source = make_source(dataset, collate_fn)
     order = make_order(source.size, batch_size, shuffle, drop_last, weights)
     if source.ranges and shuffle:
         raise ValueError(

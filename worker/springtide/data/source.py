@@ -11,17 +11,31 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """The two halves of a fetch. read: the samples as they are, by ids. collate: makes one object of them.
+
+    What a script's own function makes of some samples says nothing of each of them (lengths are padded to
+    the longest, say), so it cannot be cut and joined as rows.
+    """
+
+    read: Callable[[torch.Tensor], list[Any]]
+    collate: Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """size: number of samples; ids are 0..size-1.
 
     Fetch(ids: int64 of shape (n,), n >= 1) returns them collated. runs_code: the script's, which may draw
-    random numbers. ranges: it reads consecutive ids only, in one go.
+    random numbers. ranges: it reads consecutive ids only, in one go. parts: with a collate_fn of the
+    script's.
     """
 
     size: int
     fetch: Callable[[torch.Tensor], Any]
     runs_code: bool = False
     ranges: bool = False
+    parts: Parts | None = None
 
 
 def _rows(tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -92,7 +106,7 @@ def _read(dataset: Any, ids: list[int]) -> list[Any]:
     return samples
 
 
-def _from_ranges(dataset: Any) -> Source:
+def _from_ranges(dataset: Any, collate: Callable[[list[Any]], Any] | None) -> Source:
     """An IterableDataset that says how long it is and reads any range of itself."""
     if not callable(getattr(dataset, "read_range", None)) or not hasattr(dataset, "__len__"):
         raise TypeError(
@@ -104,19 +118,41 @@ def _from_ranges(dataset: Any) -> Source:
     if size < 1:
         raise ValueError("dataset: it is empty; check the path or the split that it was made from")
 
-    def fetch(ids: torch.Tensor) -> Any:
+    def read(ids: torch.Tensor) -> list[Any]:
         samples: list[Any] = []
         for start, stop in _runs(ids.tolist()):
-            read = list(dataset.read_range(start, stop))
-            if len(read) != stop - start:
+            found = list(dataset.read_range(start, stop))
+            if len(found) != stop - start:
                 raise ValueError(
-                    f"dataset: read_range({start}, {stop}) yielded {len(read)} samples, and should yield "
+                    f"dataset: read_range({start}, {stop}) yielded {len(found)} samples, and should yield "
                     f"{stop - start}"
                 )
-            samples += read
-        return default_collate(samples)
+            samples += found
+        return samples
 
-    return Source(size, fetch, runs_code=True, ranges=True)
+    return _collated(size, read, collate, ranges=True)
+
+
+def _collated(
+    size: int,
+    read: Callable[[torch.Tensor], list[Any]],
+    collate: Callable[[list[Any]], Any] | None,
+    *,
+    ranges: bool = False,
+) -> Source:
+    """collate: the script's, torch's if None."""
+    if collate is None:
+        return Source(size, lambda ids: default_collate(read(ids)), True, ranges)
+    return Source(size, lambda ids: collate(read(ids)), True, ranges, Parts(read, collate))
+
+
+def _each(rows: Any) -> list[Any]:
+    """The samples of tensors, or of a tuple or dict of them, one by one."""
+    if isinstance(rows, torch.Tensor):
+        return list(rows.unbind())
+    if isinstance(rows, dict):
+        return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+    return list(zip(*rows, strict=True))
 
 
 def _runs(ids: list[int]) -> list[tuple[int, int]]:
@@ -130,26 +166,34 @@ def _runs(ids: list[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def make_source(dataset: Any) -> Source:
+def make_source(dataset: Any, collate_fn: Any = None) -> Source:
     """Read by id from a map-style dataset, a TensorDataset, tensors (one, a tuple or a dict of them), or an
     IterableDataset with `read_range`.
 
-    Samples are collated by torch's `default_collate`. Raise TypeError for what cannot be read by id,
-    ValueError for an empty dataset; each says what to do.
+    collate_fn(list of samples) makes a batch's data of them; torch's `default_collate` if None. Raise
+    TypeError for what cannot be read by id, ValueError for an empty dataset; each says what to do.
     """
+    if collate_fn is not None and not callable(collate_fn):
+        raise TypeError(
+            f"batches(): collate_fn must be a function of a list of samples, got {type(collate_fn).__name__}"
+        )
     if isinstance(dataset, DataLoader):
         raise TypeError(
-            "dataset: this is a DataLoader; give its dataset: batches() shuffles and batches itself"
+            "dataset: this is a DataLoader; give its dataset (and its collate_fn, if you gave it one): "
+            "batches() shuffles and batches itself"
         )
     if isinstance(dataset, IterableDataset):
-        return _from_ranges(dataset)
+        return _from_ranges(dataset, collate_fn)
     source = _from_tensors(dataset)
+    if source is not None and collate_fn is not None:
+        rows = source.fetch
+        source = _collated(source.size, lambda ids: _each(rows(ids)), collate_fn)
     if source is None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise TypeError(
                 f"dataset: {type(dataset).__name__} has no __len__ and __getitem__; give a map-style dataset"
             )
-        source = Source(len(dataset), lambda ids: default_collate(_read(dataset, ids.tolist())), True)
+        source = _collated(len(dataset), lambda ids: _read(dataset, ids.tolist()), collate_fn)
     if source.size < 1:
         raise ValueError("dataset: it is empty; check the path or the split that it was made from")
     return source
