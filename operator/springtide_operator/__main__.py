@@ -5,10 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import MutableMapping
 
 from springtide_operator import logs
 from springtide_operator.api import names
 from springtide_operator.settings import BadEnvironmentError, read_settings
+
+
+def prepare(environ: MutableMapping[str, str], identity: str) -> None:
+    """For libraries that read the environment: gRPC's own log lines (a coordinator that goes away) would stand
+    between ours, and kopf looks its user up by name, which a user that the cluster assigned has not.
+    """
+    environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    environ.setdefault("POD_ID", identity)
 
 
 def main() -> None:
@@ -20,8 +29,7 @@ def main() -> None:
         settings = read_settings(os.environ)
     except BadEnvironmentError as error:
         sys.exit(f"springtide-operator: {error}")
-    # gRPC's own log lines (a coordinator that goes away) would stand between ours.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    prepare(os.environ, settings.identity)
     import kopf
 
     from springtide_operator import handlers

@@ -184,8 +184,7 @@ def test_the_coordinator_meets_the_restricted_standard_and_has_no_api_token() ->
     assert pod["metadata"]["name"] == "digits-coordinator-4"
     assert spec["restartPolicy"] == "Always"
     assert spec["automountServiceAccountToken"] is False
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["image"] == "registry/op:1"

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from kopf._core.engines import peering
 from operator_cluster import FakeCluster, FakeCoordinator, merged
 from operator_world import World, job_object
 from prometheus_client import generate_latest
@@ -21,6 +22,7 @@ from required import require_tool
 
 from springtide_coordinator import coordinator_pb2 as pb
 from springtide_operator import rootkey
+from springtide_operator.__main__ import prepare
 from springtide_operator.cache import Cache
 from springtide_operator.cluster import KubeCluster, merge_patch
 from springtide_operator.kube import ApiError, Kube, find_credentials
@@ -392,6 +394,23 @@ def test_the_identity_is_the_pods_when_it_is_known() -> None:
 
 
 # ---- metrics
+
+
+def test_a_user_without_a_name_is_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As clusters that assign one of their own to each namespace have them."""
+
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 1000650000")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    monkeypatch.delenv("POD_ID", raising=False)
+    with pytest.raises(KeyError):
+        peering.detect_own_id(manual=False)
+    environ: dict[str, str] = {"GRPC_VERBOSITY": "DEBUG"}
+    prepare(environ, "springtide-operator-0")
+    assert environ["GRPC_VERBOSITY"] == "DEBUG"
+    monkeypatch.setenv("POD_ID", environ["POD_ID"])
+    assert peering.detect_own_id(manual=False) == "springtide-operator-0"
 
 
 def test_metrics_are_clean_by_prometheus_own_check() -> None:

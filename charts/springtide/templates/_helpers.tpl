@@ -83,11 +83,10 @@ app.kubernetes.io/component: operator
 {{- end -}}
 {{- end -}}
 
-{{/* Both security contexts together meet PodSecurity `restricted`. */}}
+{{/* Both security contexts together meet PodSecurity `restricted`. The user is the image's own (65532), or the one
+that the cluster assigns (OpenShift refuses pods that name one). */}}
 {{- define "springtide.podSecurityContext" -}}
 runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}

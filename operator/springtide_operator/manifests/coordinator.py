@@ -14,7 +14,6 @@ from springtide_operator.manifests.placement import follow_workers
 from springtide_operator.manifests.worker import common_environment, from_secret
 
 STATE_DIR = "/var/run/springtide"
-USER = 65532
 
 Object = dict[str, Any]
 
@@ -122,9 +121,7 @@ def coordinator_pod(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "fsGroup": USER,
+            "runAsNonRoot": True,  # as the image's own user, or the one that the cluster assigns
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumes": [{"name": "state", "emptyDir": {}}],

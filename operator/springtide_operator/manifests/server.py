@@ -8,7 +8,7 @@ from typing import Any
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import gang, kueue, owned
-from springtide_operator.manifests.coordinator import USER, certificate_environment
+from springtide_operator.manifests.coordinator import certificate_environment
 from springtide_operator.manifests.placement import follow_workers
 from springtide_operator.manifests.worker import TemplateError, common_environment, from_secret
 
@@ -151,12 +151,9 @@ def _defaults(job: Job, spec: Object, container: Object) -> None:
     if "serviceAccountName" not in spec and "serviceAccount" not in spec:
         spec.setdefault("automountServiceAccountToken", False)
     security = _object(spec, "securityContext", "spec.securityContext")
-    for key, value in (
-        ("runAsNonRoot", True),
-        ("runAsUser", USER),
-        ("seccompProfile", {"type": "RuntimeDefault"}),
-    ):
-        security.setdefault(key, value)
+    # As the image's own user, or the one that the cluster assigns.
+    security.setdefault("runAsNonRoot", True)
+    security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     own = container.setdefault("securityContext", {})
     own.setdefault("allowPrivilegeEscalation", False)
     own.setdefault("capabilities", {"drop": ["ALL"]})
