@@ -13,8 +13,8 @@ from springtide_operator.settings import BadEnvironmentError, read_settings
 
 
 def prepare(environ: MutableMapping[str, str], identity: str) -> None:
-    """For libraries that read the environment: gRPC's own log lines (a coordinator that goes away) would stand
-    between ours, and kopf looks its user up by name, which a user that the cluster assigned has not.
+    """For libraries that read the environment: gRPC's own log lines (a coordinator that goes away) would
+    stand between ours, and kopf looks its user's name up, which one that the cluster assigned has not.
     """
     environ.setdefault("GRPC_VERBOSITY", "ERROR")
     environ.setdefault("POD_ID", identity)
