@@ -14,6 +14,7 @@ from operator_bad_days import (
     RULED,
     TRACEBACK,
     Day,
+    Object,
     disrupted,
     ended_by_the_node,
     live_through,
@@ -46,6 +47,11 @@ def sidecar_stays(world: World, code: int, text: str) -> None:
     world.end(pod, code, text)
     pod["status"]["phase"] = "Running"
     pod["status"]["containerStatuses"].append({"name": "mesh-proxy", "state": {"running": {}}})
+
+
+def over_its_limit(pod: Object) -> None:
+    text = "Pod ephemeral local storage usage exceeds the total limit of containers 10Gi. "
+    pod["status"]["message"] = text
 
 
 RESTARTS = [
@@ -110,6 +116,14 @@ RESTARTS = [
         lambda w: w.end(worker(w), 137, reason="OOMKilled"),
         OTHERS_GO,
         ("Failed", EXCEEDED, "out of memory"),
+        (1, 0),
+        {"backoffLimit": 0},
+    ),
+    Day(
+        "more storage than its limit",
+        lambda w: (ended_by_the_node(w, 0, "Evicted"), over_its_limit(w.workers(live=False)[0])),
+        OTHERS_GO,
+        ("Failed", EXCEEDED, "it used more storage than it may: Pod ephemeral local storage usage exceeds"),
         (1, 0),
         {"backoffLimit": 0},
     ),

@@ -129,6 +129,47 @@ def test_a_kubelet_that_does_not_take_a_pod_is_no_failure_of_the_script(reason: 
     assert (end.kind, end.reason) == (reasons.END_PREEMPTED, reason)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        'Usage of EmptyDir volume "springtide-shm" exceeds the limit "1Gi". ',
+        "Pod ephemeral local storage usage exceeds the total limit of containers 10Gi. ",
+        'Container worker exceeded its local ephemeral storage limit "10Gi". ',
+    ],
+)
+def test_a_pod_that_is_evicted_for_a_limit_of_its_own_has_failed(message: str) -> None:
+    def evicted(world: World, raw: dict[str, Any]) -> None:
+        world.end(raw, 137)
+        raw["status"] |= {"reason": "Evicted", "message": message}
+
+    end = pod_that(evicted).end
+    assert end is not None
+    assert (end.kind, end.reason) == (reasons.END_FAILED, "Evicted")
+    assert message.strip() in end.message
+
+    def marked(world: World, raw: dict[str, Any]) -> None:
+        evicted(world, raw)
+        raw["status"]["conditions"] = [
+            {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+        ]
+
+    assert pod_that(marked).end.kind == reasons.END_PREEMPTED  # type: ignore[union-attr]
+
+
+def test_a_pod_that_is_evicted_for_its_nodes_sake_has_not_failed() -> None:
+    """Kubelets before DisruptionTarget, too."""
+
+    def evicted(world: World, raw: dict[str, Any]) -> None:
+        world.end(raw, 137)
+        message = (
+            "The node was low on resource: ephemeral-storage. Threshold quantity: 1Gi, available: 900Mi."
+            " Container worker was using 10Gi, request is 0, has larger consumption of ephemeral-storage."
+        )
+        raw["status"] |= {"reason": "Evicted", "message": message}
+
+    assert pod_that(evicted).end.kind == reasons.END_PREEMPTED  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("reason", ["Evicted", "Preempting", "OutOfcpu", "NodeLost", "Terminated"])
 def test_the_nodes_reasons_are_no_failures(reason: str) -> None:
     def evicted(world: World, raw: dict[str, Any]) -> None:

@@ -26,6 +26,8 @@ _NOT_THE_SCRIPT = {
     "UnexpectedAdmissionError",
 }
 _REJECTED = "Pod was rejected"  # how newer kubelets begin, whatever keeps them from taking a pod
+# How the kubelet says that a pod has used more storage than it may: evicted, and its own doing.
+_OWN_LIMIT = re.compile(r"exceed(s|ed) (the|its) .*limit")
 # Reasons of a container whose runtime or kubelet came back without it: the machine was started again.
 _LOST_FROM_SIGHT = ("ContainerStatusUnknown", "Unknown")
 _SAID_REASONS = ("OOMKilled", "NotFinished")
@@ -50,6 +52,9 @@ def read_end(pod: Object, container: Object | None) -> End | None:
     disrupted = disruption(status)
     if disrupted is not None:
         return End(reasons.END_PREEMPTED, disrupted[0], disrupted[1], code, at)
+    if _used_too_much(status):
+        text = f"it used more storage than it may: {status['message']}"
+        return End(reasons.END_FAILED, "Evicted", text[:_MESSAGE_LIMIT], code, at)
     if said is not None and said.get("outcome") == "Left":
         return End(reasons.END_LEFT, "Left", f"it left: {said.get('reason') or 'asked'}", code, at)
     if said is not None and said.get("outcome") == "Failed":
@@ -109,11 +114,22 @@ def disruption(status: Object) -> tuple[str, str] | None:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             reason = condition.get("reason") or "DisruptionTarget"
             return reason, condition.get("message") or f"disrupted: {reason}"
+    if _used_too_much(status):
+        return None
     reason = status.get("reason") or ""
     rejected = reason and str(status.get("message") or "").startswith(_REJECTED)
     if rejected or reason in _NOT_THE_SCRIPT or reason.startswith("OutOf"):
         return reason, status.get("message") or reason
     return None
+
+
+def _used_too_much(status: Object) -> bool:
+    """Evicted for a limit of its own (of an emptyDir or of ephemeral storage), not for its node's sake: the
+    kubelet marks the latter alone with DisruptionTarget.
+    """
+    marked = any(c.get("type") == "DisruptionTarget" for c in status.get("conditions") or [])
+    evicted = status.get("reason") == "Evicted" and not marked
+    return evicted and _OWN_LIMIT.search(str(status.get("message") or "")) is not None
 
 
 def _said(message: str) -> Object | None:
