@@ -107,6 +107,24 @@ def test_the_job_fails_when_no_worker_is_left_that_an_earlier_template_made() ->
     assert "has no image" in failed["message"]
 
 
+def test_a_suspended_job_is_not_failed_by_an_edit_and_is_when_it_is_resumed_like_that() -> None:
+    world = trained()
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    edit(world, image="")
+    world.round()
+    degraded = condition(world, "Degraded")
+    assert degraded["reason"] == reasons.INVALID_TEMPLATE
+    assert "cannot go on like this when it is resumed: spec.workers" in degraded["message"]
+    edit(world, image="img:2")
+    world.round()
+    assert condition(world, "Degraded")["reason"] != reasons.INVALID_TEMPLATE
+    edit(world, image="")
+    world.job["spec"]["suspend"] = False
+    world.round()
+    assert condition(world, "Failed")["reason"] == reasons.INVALID_TEMPLATE
+
+
 def test_a_job_that_has_not_trained_fails_at_once_whatever_runs() -> None:
     world = World(job=job_object(3))
     world.settle()

@@ -65,8 +65,8 @@ def _checkpoints(observation: Observation) -> list[Problem]:
 
 
 def of_halted(job: Job, observation: Observation, now: float) -> list[Problem]:
-    """What keeps a job from being admitted by its queue."""
-    return [*_refused(job, observation, now), *_queue(job, observation)]
+    """What keeps a job from being admitted by its queue, or from being resumed."""
+    return [*template.problems(job, observation), *_refused(job, observation, now), *_queue(job, observation)]
 
 
 def summary(problems: list[Problem]) -> Problem | None:

@@ -2,7 +2,7 @@
 
 A job that has not trained fails at once: asking again cannot help. A job that has trained was edited, and
 that costs it nothing: its pods stay, no new ones of that kind are made, and the condition says so until it is
-corrected. It fails when none of them is left.
+corrected. It fails when none of them is left, but not while it is suspended.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from springtide_operator.api.job import Job
 from springtide_operator.manifests.errors import TemplateError
 from springtide_operator.manifests.server import server_pod
 from springtide_operator.manifests.worker import worker_pod
+from springtide_operator.plan.halt import halted
 from springtide_operator.plan.observation import Observation, Problem, Refusal
 
 ROLES = ("worker", "coordinator", "server")
@@ -48,13 +49,12 @@ def fatal(job: Job, observation: Observation) -> str | None:
 
 
 def problems(job: Job, observation: Observation) -> list[Problem]:
-    """Of a job that goes on with the pods it has."""
+    """Of a job that goes on with the pods it has, or that is put away."""
+    lead = "the job goes on with the pods that it has, and none of them can be replaced"
+    if halted(job):
+        lead = "the job cannot go on like this when it is resumed"
     return [
-        Problem(
-            reasons.INVALID_TEMPLATE,
-            f"the job goes on with the pods that it has, and none of them can be replaced: {text[:1000]};"
-            " correct spec, or take the last edit back",
-        )
+        Problem(reasons.INVALID_TEMPLATE, f"{lead}: {text[:1000]}; correct spec, or take the last edit back")
         for role, text in _wrong(observation)
         if _goes_on(job, observation, role)
     ]
@@ -75,6 +75,6 @@ def _wrong(observation: Observation) -> list[tuple[str, str]]:
 
 
 def _goes_on(job: Job, observation: Observation, role: str) -> bool:
-    """Whether it has trained, so that earlier pods were accepted, and some of them are left."""
+    """Whether it has trained, so that earlier pods were accepted, and some are left, or none is wanted."""
     pods = observation.servers if role == "server" else observation.workers
-    return bool(job.status.get("generation")) and any(pod.live for pod in pods)
+    return bool(job.status.get("generation")) and (bool(halted(job)) or any(pod.live for pod in pods))
