@@ -266,7 +266,9 @@ def test_beside_an_injected_container_coordinators_and_servers_run_when_their_ow
     ("waiting", "reason", "says"),
     [
         ("ErrImagePull", reasons.IMAGE_PULL_FAILED, "'img'"),
+        ("ErrImagePull", reasons.IMAGE_PULL_FAILED, "(secret not found)"),
         ("ImagePullBackOff", reasons.IMAGE_PULL_FAILED, "digits-worker-0-0"),
+        ("RegistryUnavailable", reasons.IMAGE_PULL_FAILED, "(secret not found)"),
         ("CreateContainerConfigError", reasons.CONTAINER_CONFIG_ERROR, "secret not found"),
     ],
 )
@@ -282,6 +284,26 @@ def test_what_keeps_a_pod_waiting_is_named(waiting: str, reason: str, says: str)
     assert problem is not None
     assert problem.reason == reason
     assert says in problem.message
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ('Back-off pulling image "img"', "check its name and the pull secrets"),
+        ('Back-off pulling image "img": ErrImagePull: pull access denied', "secrets (pull access denied)"),
+    ],
+)
+def test_what_the_registry_said_is_passed_on(message: str, says: str) -> None:
+    def stuck(world: World, raw: dict[str, Any]) -> None:
+        state = {"waiting": {"reason": "ImagePullBackOff", "message": message}}
+        raw["status"] = {
+            "phase": "Pending",
+            "containerStatuses": [{"name": "worker", "image": "img", "state": state}],
+        }
+
+    problem = pod_that(stuck).problem
+    assert problem is not None
+    assert problem.message.endswith(says)
 
 
 def test_an_unschedulable_pod_is_named() -> None:

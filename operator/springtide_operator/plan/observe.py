@@ -11,7 +11,15 @@ from springtide_operator.plan.outcome import disruption, read_end
 
 Object = dict[str, Any]
 
-_IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+_IMAGE = {
+    "ErrImageNeverPull",
+    "ErrImagePull",
+    "ImageInspectError",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
+}
 _CONFIG = {
     "CreateContainerConfigError",
     "CreateContainerError",
@@ -192,7 +200,7 @@ def pod_problem(pod: Object, who: str) -> Problem | None:
             return Problem(
                 reasons.IMAGE_PULL_FAILED,
                 f"the image {container.get('image', '?')!r} of {who} cannot be pulled:"
-                " check its name and the pull secrets",
+                " check its name and the pull secrets" + _pull_error(reason, detail),
                 reason,
             )
         if reason in _CONFIG:
@@ -243,6 +251,15 @@ def _container(pod: Object, usual: str) -> Object | None:
         if status.get("name") == wanted:
             return dict(status)
     return None
+
+
+def _pull_error(reason: str, detail: str) -> str:
+    """What the registry or the runtime said, where the kubelet passes it on: newer ones do it while they wait
+    for the next try, too.
+    """
+    if reason == "ImagePullBackOff":
+        detail = detail.partition("ErrImagePull: ")[2]
+    return f" ({detail})" if detail not in ("", reason) else ""
 
 
 def _short(text: str | list[str]) -> str:

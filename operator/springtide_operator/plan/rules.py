@@ -63,6 +63,7 @@ _KNOWN = frozenset(
         "Preempted",
         "RegistryUnavailable",
         "RunContainerError",
+        "SignatureValidationFailed",
         "StartError",
         "TopologyAffinityError",
         "UnexpectedAdmissionError",
