@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from ps_servers import TOKEN
 
 from springtide.servers import grouped
-from springtide.servers.exchange import Pushed, ServerExchange
+from springtide.servers.exchange import ServerExchange
 from springtide.servers.grouped import GroupedExchange, team_of
+from springtide.servers.links import Links
 from springtide.servers.plan import PlannedChunk
-from springtide.servers.wire import Wire
+from springtide.servers.wire import Pushed, Wire
 
 CHUNK = PlannedChunk("1.0", 1, 0, 2, 8, ((0, 0, 0, 2),))
 
@@ -47,7 +49,7 @@ class Sum:
 
 class Team:
     def __init__(self, rank: int, at_once: bool) -> None:
-        self.rank, self.at_once, self.released = rank, at_once, False
+        self.rank, self.size, self.at_once, self.released = rank, 2, at_once, False
 
     def start_sum(self, tensor: torch.Tensor) -> Sum:
         return Sum(tensor, self.at_once)
@@ -98,6 +100,7 @@ def test_only_the_first_of_a_team_sends_and_only_sums(
 
     monkeypatch.setattr(grouped, "form", form)
     exchange = GroupedExchange(group_size=2, address="127.0.0.1", collective_seconds=1.0, connect_seconds=1.0)
+    exchange.links = Links(TOKEN, 1.0, 1.0)
     exchange.wire, exchange._by_bucket = Wire("TopK", 0.1), [[], [CHUNK]]
     own = exchange.wire.residuals
     assert own is not None

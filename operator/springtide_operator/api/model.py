@@ -187,7 +187,8 @@ class Workers(ApiModel):
         ge=1,
         le=MAX_WORKERS,
         description="With strategy.type ParameterServer: so many processes sum their gradients among"
-        " themselves, and one of them sends the sum to the servers, which so receive less. Immutable.",
+        " themselves, and one of them sends the sum to the servers and fetches the new values for all, so"
+        " that servers receive and send less. Immutable.",
         json_schema_extra={
             "x-kubernetes-validations": [
                 rule("self == oldSelf", "workers.groupSize is immutable: create a new job")

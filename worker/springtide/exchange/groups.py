@@ -65,7 +65,8 @@ _DONE = _Done()
 
 
 class Group:
-    """The collectives of one generation. Started works must be started in the same order by all members.
+    """The collectives of one generation. Started works must be started in the same order by all members;
+    messages may be another thread's.
 
     CPU tensors go through gloo, those of a device through `device` (NCCL, or gloo by way of the host).
 
@@ -141,9 +142,10 @@ class Group:
         return self._backend
 
     def _track(self, work: Work) -> Work:
-        if len(self._works) > 64:
-            self._works = [other for other in self._works if not other.is_completed()]
-        self._works.append(work)
+        with self._lock:
+            if len(self._works) > 64:
+                self._works = [other for other in self._works if not other.is_completed()]
+            self._works.append(work)
         return work
 
     @property

@@ -358,7 +358,13 @@ class ServerExchange:
                 self._commits.append(self._ask(server, Kind.COMMIT, about))
             except ServerError as error:
                 lost[server] = error
-        for chunk in self.chunks:
+        self._fetch_made(self.chunks, lost)
+        if lost:
+            self.links.over("; ".join(str(error) for error in lost.values()))
+
+    def _fetch_made(self, chunks: Collection[PlannedChunk], lost: dict[str, ServerError]) -> None:
+        """Begin to fetch the values of the step that was committed. lost: servers; more are added."""
+        for chunk in chunks:
             # Where no copy is left, the step stays committed: its values come with the next generation.
             for home in self._homes[chunk.key]:
                 try:
@@ -367,8 +373,6 @@ class ServerExchange:
                         break
                 except ServerError as error:
                     lost[home] = error
-        if lost:
-            self.links.over("; ".join(str(error) for error in lost.values()))
 
     def settle(self, parameters: Collection[int] | None = None, to_the_end: bool = False) -> None:
         """Wait until the values of these parameters (None: all) are here. Raise ServerError.

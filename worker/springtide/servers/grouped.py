@@ -1,13 +1,17 @@
-"""Workers in teams: gradients are summed within a team, and only the team's first member sends them on.
+"""Workers in teams: gradients are summed within a team, and its first member sends them on and fetches the
+values for all.
 
-This is the topology of MXNet's MPI mode: servers receive one gradient per team instead of one per worker.
-Teams are runs of `size` consecutive ranks of a generation; the last one may be smaller. All members still
-prepare, commit and fetch for themselves, so that the rules of a step are those of workers without teams. A
-team that lost a member is made anew with the next generation, like everything that knows ranks.
+This is the topology of MXNet's MPI mode: servers receive one gradient per team instead of one per worker, and
+send one copy of the values, which the team passes along (`passing`). Teams are runs of `size` consecutive
+ranks of a generation; the last one may be smaller. All members still prepare and commit for themselves, so
+that the rules of a step are those of workers without teams. A team that lost a member is made anew with the
+next generation, like everything that knows ranks; what a member lacks then it fetches for itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -16,6 +20,9 @@ from springtide.exchange.groups import Group, Work, form
 from springtide.exchange.store import StreamStore
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.leading import Place
+from springtide.servers.links import ServerError
+from springtide.servers.passing import Passing, scratch_for
+from springtide.servers.plan import PlannedChunk
 from springtide.servers.wire import Pushed
 
 
@@ -37,6 +44,9 @@ class GroupedExchange(ServerExchange):
         self._team: Group | None = None
         self._summed: list[tuple[Work, torch.Tensor]] = []
         self._started = 0
+        self._passing: Passing | None = None
+        self._arrived: dict[str, Future[None]] = {}
+        self._scratch: list[torch.Tensor] = []
 
     def begin_generation(
         self, place: Place, group: Group, store: StreamStore, *, holds: bool, leader: int, fresh: bool
@@ -54,6 +64,7 @@ class GroupedExchange(ServerExchange):
             collective_seconds=self._collective_seconds,
         )
         self._team = team
+        self._passing = Passing(team) if team.size > 1 else None
         group.on_shut(team.shut)
 
     def begin_step(self) -> None:
@@ -89,7 +100,55 @@ class GroupedExchange(ServerExchange):
         if self._team.rank == 0:
             super().push(gradients)
 
+    # ---- values
+
+    def _fetch_made(self, chunks: Collection[PlannedChunk], lost: dict[str, ServerError]) -> None:
+        """As in `ServerExchange`, at the team's first member; the others get them from it."""
+        passing = self._passing
+        if passing is None or not passing.receives:
+            super()._fetch_made(chunks, lost)
+        if passing is None:
+            return
+        if passing.receives and not self._scratch:
+            self._scratch = scratch_for(self._memory.values)
+        memory = self._scratch if passing.receives else self._memory.values
+        pieces = {chunk.key: memory[chunk.bucket][chunk.start : chunk.stop] for chunk in chunks}
+        self._arrived = passing.begin(pieces, lambda key: ServerExchange._receive(self, key, False))
+
+    def _receive(self, key: str, to_the_end: bool) -> None:
+        """Wait for the values of a chunk, which come along the team."""
+        arrived, passing = self._arrived.pop(key, None), self._passing
+        if arrived is None or passing is None:
+            super()._receive(key, to_the_end)
+            return
+        try:
+            self.links.result(arrived, lambda: "the step's values from this worker's team")
+        except RuntimeError as error:
+            if not to_the_end:
+                raise ServerError(str(error)) from None
+        else:
+            if passing.receives:
+                bucket, start, stop = self._chunks[key].span
+                self._memory.values[bucket][start:stop] = self._scratch[bucket][start:stop]
+            return
+        # The team is over, and the body that has committed the step goes on: it asks the servers for itself.
+        passing.end()
+        lacking = [key, *(other for other, came in self._arrived.items() if not _has_come(came))]
+        for other in lacking[1:]:
+            del self._arrived[other]
+        super()._fetch_made([self._chunks[other] for other in lacking], {})
+        super()._receive(key, to_the_end)
+
     def _leave_team(self) -> None:
+        if self._passing is not None:
+            self.links.over("this worker's team is over")
+            self._passing.end()
         if self._team is not None:
-            self._team.release()
+            if not self._team.release() or (self._passing is not None and not self._passing.ended):
+                self._scratch = []  # something may still come into it
             self._team, self._summed = None, []
+        self._passing, self._arrived = None, {}
+
+
+def _has_come(future: Future[None]) -> bool:
+    return future.done() and future.exception() is None

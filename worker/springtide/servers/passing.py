@@ -1,0 +1,103 @@
+"""Values of a step within a team: its first member fetches them, and each passes on what it has to the next.
+
+A chain, as the state of a joiner passes along one (pieces flow while later ones still come), so that no
+member sends more than one copy, and servers send one for a whole team.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
+
+import torch
+
+from springtide.exchange.groups import Group, Work
+
+_IN_FLIGHT = 2
+"""In each direction. When a team is shut, each message under way may cost a quarter of a second."""
+_END_SECONDS = 10.0
+
+
+class Passing:
+    """One member's part in the chain of its team. All members begin the same steps in the same order.
+
+    team: nobody else sends messages in it. Steps are carried out by a thread of its own.
+    """
+
+    def __init__(self, team: Group) -> None:
+        self._team = team
+        self._thread = ThreadPoolExecutor(1, "springtide-team")
+        self._running: list[Future[None]] = []
+
+    @property
+    def receives(self) -> bool:
+        """Whether the values come from the member before this one."""
+        return self._team.rank > 0
+
+    def begin(
+        self, pieces: Mapping[str, torch.Tensor], fetch: Callable[[str], None]
+    ) -> dict[str, Future[None]]:
+        """Begin to pass a step's values on, in the order of `pieces`.
+
+        pieces: memory by key, where they come to and go on from. fetch: at the first member, return when the
+        piece of this key is there, or raise RuntimeError. The result says of each key when it is there.
+        """
+        arrived: dict[str, Future[None]] = {key: Future() for key in pieces}
+        self._running = [job for job in self._running if not job.done()]
+        self._running.append(self._thread.submit(self._pass, dict(pieces), fetch, dict(arrived)))
+        return arrived
+
+    def _pass(
+        self, pieces: dict[str, torch.Tensor], fetch: Callable[[str], None], arrived: dict[str, Future[None]]
+    ) -> None:
+        team, sent, coming = self._team, deque[Work](), deque[Work]()
+        try:
+            keys = list(pieces)
+            for number, key in enumerate(keys):
+                if team.rank == 0:
+                    fetch(key)
+                else:
+                    for later in keys[number + len(coming) : number + _IN_FLIGHT]:
+                        coming.append(team.start_receive(pieces[later], team.rank - 1))
+                    coming[0].wait()
+                    coming.popleft()
+                if team.rank + 1 < team.size:
+                    if len(sent) == _IN_FLIGHT:
+                        sent[0].wait()
+                        sent.popleft()
+                    sent.append(team.start_send(pieces[key], team.rank + 1))
+                arrived[key].set_result(None)
+            for work in sent:
+                work.wait()
+        except Exception as error:
+            # Whatever it is: nobody is to wait for what does not come.
+            team.shut()
+            _end(*coming, *sent)
+            for future in arrived.values():
+                if not future.done():
+                    future.set_exception(RuntimeError(f"a team passes values on: {error}"))
+
+    def end(self) -> None:
+        """Shut the team, and return when nothing of it is under way any more."""
+        self._team.shut()
+        self._thread.shutdown(wait=False)
+        wait_for(self._running, _END_SECONDS)
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything that was begun is over."""
+        return all(job.done() for job in self._running)
+
+
+def _end(*works: Work) -> None:
+    for work in works:
+        with suppress(RuntimeError):
+            work.wait()
+
+
+def scratch_for(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Memory to receive into: what comes late must not overwrite the model."""
+    return [torch.empty(value.shape, dtype=value.dtype) for value in values]
