@@ -174,6 +174,7 @@ def test_a_silent_worker_is_named_after_a_minute() -> None:
     assert condition(world, "Degraded")["reason"] == reasons.WORKER_SILENT
     assert "digits-worker-0-0" in world.status["message"]
     assert "springtide.init()" in world.status["message"]
+    assert "digits-coordinator-1 cannot be reached from there" in world.status["message"]
 
 
 def test_the_same_trouble_of_many_is_said_once() -> None:

@@ -180,9 +180,8 @@ def _silent(observation: Observation, ledger: Ledger, now: float) -> list[Proble
         return []
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     verbs = ("runs", "has") if len(names) == 1 else ("run", "have")
-    blocked = ""
-    if ledger.incarnation > 1:  # they may have called it, and heard the last coordinator
-        blocked = f"; or {coordinator.name} cannot be reached from there"
+    # They may have called it: a policy of the namespace or a service mesh can keep them from the coordinator.
+    blocked = f"; or {coordinator.name} cannot be reached from there (then the worker's log says so)"
     return [
         Problem(
             reasons.WORKER_SILENT,
