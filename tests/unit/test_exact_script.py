@@ -63,6 +63,30 @@ def test_what_a_part_moves_before_the_step_is_put_back(runtime: Runtime) -> None
     assert int(norm.num_batches_tracked) == 3
 
 
+def layout(logical_workers: int) -> str:
+    with library(logical_workers=logical_workers) as runtime:
+        Script()
+        assert runtime.trainer is not None
+        return runtime.trainer.layout_hash
+
+
+def test_members_whose_bits_could_differ_do_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members compare the layout, so one of another machine is refused."""
+    known = {layout(4), layout(4)}
+    assert len(known) == 1
+    known.add(layout(5))
+    plain = layout(0)
+    for owner, name, value in (
+        (torch, "get_num_threads", lambda: 97),
+        (torch, "__version__", "0.1"),
+        (torch.backends.cpu, "get_cpu_capability", lambda: "another"),
+    ):
+        monkeypatch.setattr(owner, name, value)
+        known.add(layout(4))
+        assert layout(0) == plain
+    assert len(known) == 5
+
+
 def train_without_step(script: Script) -> None:
     for batch in script.batches():
         with springtide.step():
