@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from halt import Halt
 from worker_cluster import WorkerCluster, Zygote
 
 from springtide import outcome
@@ -19,8 +20,12 @@ def test_killed_in_an_evaluation_and_a_coordinator_too(zygote: Zygote, tmp_path:
     """One worker dies in the first evaluation, the coordinator in the second, a joiner comes in between."""
     cluster = WorkerCluster(zygote, tmp_path, {"epochs": 4, "pace": 0.01}, script=SCRIPT)
     try:
-        first, second, third = cluster.start(3, faults={1: "evaluation:4:kill"})
+        # The others keep their first ranges until then: else they might take all before the victim comes.
+        halt = Halt(tmp_path)
+        held = halt.at("evaluation:4")
+        first, second, third = cluster.start(3, faults={0: held, 1: "evaluation:4:kill", 2: held})
         cluster.until(lambda: not second.running, "the death in the first evaluation")
+        halt.go()
         joiner = cluster.add()
         cluster.until_step(8)
         cluster.kill_coordinator()
@@ -45,6 +50,32 @@ def test_killed_in_an_evaluation_and_a_coordinator_too(zygote: Zygote, tmp_path:
         assert end.values["number"] == pytest.approx(NUMBER)
         assert cluster.reply is not None
         assert cluster.reply.values["held_out"] == pytest.approx(results[0]["-1"]["held_out"])
+    finally:
+        cluster.close()
+
+
+def test_all_stop_early_at_the_same_place(zygote: Zygote, tmp_path: Path) -> None:
+    """One dies in the third evaluation, one in a later loop; what the evaluations say ends the job."""
+    script = SCRIPT.with_name("worker_early_stop_script.py")
+    cluster = WorkerCluster(zygote, tmp_path, {"most": 60, "enough": 0.2}, script=script)
+    try:
+        halt = Halt(tmp_path)
+        held = halt.at("evaluation:9")
+        faults = {0: held, 1: "evaluation:9:kill", 2: f"{held};backward:20:kill", 3: held}
+        first, second, third, fourth = cluster.start(4, faults=faults)
+        cluster.until(lambda: not second.running, "the death in an evaluation")
+        halt.go()
+        cluster.until_done()
+        assert [worker.code for worker in (second, third)] == [-9, -9], cluster.logs()
+        found = first.result()
+        assert isinstance(found, list), cluster.logs()
+        assert found == fourth.result()
+        assert found[-1] < 0.2 < found[-2]
+        for worker in (first, fourth):
+            end = worker.outcome()
+            assert isinstance(end, outcome.Finished), cluster.logs()
+            assert (end.step, end.data["totalSeen"]) == (3 * len(found), 96 * len(found))
+            assert (end.data["repeated"], end.data["lost"]) == (0, 0)
     finally:
         cluster.close()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cut_proxy import CutProxy
+from halt import Halt
 from worker_checks import check
 from worker_cluster import Worker, WorkerCluster
 from worker_reference import Reference
@@ -101,24 +102,6 @@ def test_an_exception_at_every_point_of_a_step(
     check(cluster, reference, [steady])
 
 
-class Halt:
-    """Workers stand still at a point until `go`; `reached`: whether this one has come to it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._held = folder / "halted"
-        self._held.write_text("120")
-
-    def at(self, number: int, point: str) -> str:
-        return f"{point}:mark={self._folder / f'reached-{number}'};{point}:hold={self._held}"
-
-    def reached(self, number: int) -> bool:
-        return (self._folder / f"reached-{number}").exists()
-
-    def go(self) -> None:
-        self._held.unlink()
-
-
 def test_cut_off_at_every_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], proxies: Proxies, reference: Reference, tmp_path: Path
 ) -> None:
@@ -128,7 +111,7 @@ def test_cut_off_at_every_point_of_a_step(
     cluster, halt = make_cluster(), Halt(tmp_path)
     cluster.coordinator_of = proxies.between
     points = ["backward:4", "gradients:4", "reduced:6", "stepping:6"]
-    faults = {1 + number: halt.at(number, point) for number, point in enumerate(points)}
+    faults = {1 + number: halt.at(point, number) for number, point in enumerate(points)}
     steady, *victims = cluster.start(1 + len(points), faults=faults)
     for pair in ((0, 1), (2, 3)):
         cluster.until(lambda pair=pair: all(map(halt.reached, pair)), f"{[points[n] for n in pair]}", 60.0)
@@ -156,10 +139,10 @@ def test_failures_during_a_recovery(
     again, one dies between its sums and its commit.
     """
     cluster, halt = make_cluster(), Halt(tmp_path)
-    faults = {1: halt.at(0, "body:4"), 2: "formed:4:kill", 3: "reduced:4:kill", 4: "formed:4:raise"}
+    faults = {1: halt.at("body:4"), 2: "formed:4:kill", 3: "reduced:4:kill", 4: "formed:4:raise"}
     members = cluster.start(5, faults=faults)
     steady, first, *victims, failed = members
-    cluster.until(lambda: halt.reached(0), "the step in which the first one dies", 60.0)
+    cluster.until(halt.reached, "the step in which the first one dies", 60.0)
     for worker in members:
         cluster.until_step(3, worker)
     first.kill()
@@ -177,8 +160,8 @@ def test_cut_off_in_a_transfer(
     cluster.coordinator_of = proxies.between
     first, second, third = cluster.start(3, faults={0: "committed:4:kill"})
     cluster.until(lambda: not first.running, "the first death")
-    receiver = cluster.add(fault=halt.at(0, "receiving:*"))
-    cluster.until(lambda: halt.reached(0), "half of a transfer", 60.0)
+    receiver = cluster.add(fault=halt.at("receiving:*"))
+    cluster.until(halt.reached, "half of a transfer", 60.0)
     proxies.cut(receiver)
     another = cluster.add()
     cluster.until_done(second, third, another)
@@ -239,18 +222,28 @@ def test_cut_off_at_the_end_of_the_loop(
 
 
 def test_in_evaluations_at_the_ends_of_epochs(
-    make_cluster: Callable[..., WorkerCluster], proxies: Proxies
+    make_cluster: Callable[..., WorkerCluster], proxies: Proxies, tmp_path: Path
 ) -> None:
     """Each epoch of four steps ends with an evaluation: in them one stands still, one raises, and one is cut
     off from the coordinator; the means are over all samples all the same."""
     cluster = make_cluster(options={"epochs": 4, "pace": 0.02}, script=EVALUATION)
     cluster.coordinator_of = proxies.between
-    faults = {1: "evaluation:4:stop", 2: "evaluation:8:raise"}
+    # The others keep their first ranges until then: else they might take all before the victim comes.
+    at_4, at_8 = Halt(tmp_path, "at-4"), Halt(tmp_path, "at-8")
+    both = f"{at_4.at('evaluation:4')};{at_8.at('evaluation:8')}"
+    faults = {
+        0: both,
+        1: f"evaluation:4:stop;{at_8.at('evaluation:8')}",
+        2: f"{at_4.at('evaluation:4')};evaluation:8:raise",
+        3: both,
+    }
     first, second, third, fourth = cluster.start(4, faults=faults)
     cluster.until(lambda: stopped(second), "one that stands still")
+    at_4.go()
     cluster.until_step(5, first)
     second.wake()
     cluster.until(lambda: not third.running, "one that raises")
+    at_8.go()
     cluster.until_step(12, fourth)
     proxies.cut(fourth)
     cluster.until_step(13, first)

@@ -270,15 +270,24 @@ class WorkerCluster:
         """Hold the job for those that are not ready yet; slow it down for what takes long."""
         now = time.monotonic()
         with self._holding:
-            self._held_for = [
-                worker for worker in self._held_for if worker.running and READY not in worker.log()
-            ]
+            self._held_for = [worker for worker in self._held_for if not self._is_ready(worker)]
             slow = (
                 0 < self._waits_since < now - LONG_SECONDS
                 or self.asked_at < self._coordinator_since < now - LONG_SECONDS
                 or any(worker.waited_for(now) for worker in self.workers)
             )
             self._set_hold(_HOLD_SECONDS if self._held_for else _SLOW_SECONDS if slow else None)
+
+    def _is_ready(self, worker: Worker) -> bool:
+        """Whether it waits to be admitted, and the coordinator, where there is one, knows that it does."""
+        if not worker.running:
+            return True
+        if READY not in worker.log():
+            return False
+        if self._coordinator is None or self._coordinator.poll() is not None:
+            return True
+        members = [] if self.reply is None else self.reply.members
+        return any(m.member.pod_name == worker.name and m.standing != pb.STARTING for m in members)
 
     def _set_hold(self, seconds: float | None) -> None:
         if seconds == self._held:

@@ -136,12 +136,11 @@ class Worker(Forked):
         self.signal(signal.SIGCONT)
 
     def waited_for(self, now: float) -> bool:
-        """Whether it has long been about to leave, or to join again."""
+        """Whether it is about to leave, or has long been about to join again."""
         if not self.running:
             return False
-        leaves = 0 < self.terminated_at < now - LONG_SECONDS
         joins = 0 < self.woken_at < now - LONG_SECONDS and self.log().count(FORMED) == self.formed_before
-        return leaves or joins
+        return self.terminated_at > 0 or joins
 
     def commits(self) -> list[dict[str, Any]]:
         """What its step log says so far."""

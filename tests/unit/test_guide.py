@@ -54,7 +54,7 @@ def run(text: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_piece_is_tried_below() -> None:
-    assert len(BLOCKS) == 6
+    assert len(BLOCKS) == 7
 
 
 def test_the_plain_loop_becomes_the_elastic_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,8 +77,18 @@ def test_accumulation_and_evaluation() -> None:
         run(block("micro_batch="), found)
         assert runtime.position.cursor.step == 60
         assert runtime.position.ledger.audit()["totalSeen"] == 60 * SAMPLES
-        values = run(block("train=False"), found)["evaluation"].values
+        values = run(block("test_accuracy="), found)["evaluation"].values
         assert values["test_accuracy"] > 0.9
+
+
+def test_stopping_early() -> None:
+    with library() as runtime:
+        found = names()
+        springtide.distribute(found["model"], found["optimizer"])
+        run(block("break"), found)
+        assert 1 <= found["epoch"] < 99
+        assert found["evaluation"].values["error"] < 0.1
+        assert runtime.position.ledger.audit()["totalSeen"] == SAMPLES * (1 + found["epoch"])
 
 
 def test_mixed_precision() -> None:
