@@ -170,6 +170,24 @@ def test_what_selects_pods_finds_them_whatever_users_call_their_application() ->
     assert found(by_scale) == [worker]
 
 
+def test_kubectl_logs_means_the_container_that_runs_our_process_unless_the_user_says_otherwise() -> None:
+    obj = on_servers()
+    containers = obj["spec"]["workers"]["template"]["spec"]["containers"]
+    containers[0]["name"] = "train"
+    containers.append({"name": "helper", "image": "h"})
+    job = Job.parse(obj)
+    pods = [worker_pod(job, 0, 0, "a:1"), server_pod(job, 0, 0, "a:1"), coordinator_pod(job, 1)]
+    for pod, name in zip(pods, ("train", "server", "coordinator"), strict=True):
+        assert pod["metadata"]["annotations"][names.ANNOTATION_DEFAULT_CONTAINER] == name
+        own = next(c for c in pod["spec"]["containers"] if c["name"] == name)
+        assert names.TOKEN in {entry["name"] for entry in own["env"]}
+    obj["spec"]["workers"]["template"]["metadata"] = {
+        "annotations": {names.ANNOTATION_DEFAULT_CONTAINER: "helper"}
+    }
+    said = worker_pod(Job.parse(obj), 0, 0, "a:1")["metadata"]["annotations"]
+    assert said[names.ANNOTATION_DEFAULT_CONTAINER] == "helper"
+
+
 def test_the_job_fails_at_once_and_says_which() -> None:
     world = World(job=raw())
     container = world.job["spec"]["workers"]["template"]["spec"]["containers"][0]

@@ -34,6 +34,8 @@ ANNOTATION_DELETED_BECAUSE = f"{GROUP}/deleted-because"
 ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"
 # The cluster autoscaler spares nodes whose pods have an emptyDir or an owner unknown to it, unless told.
 ANNOTATION_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+# `kubectl logs` and `exec` mean this one, wherever webhooks put containers of theirs.
+ANNOTATION_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 # APIs that a cluster may have: gang schedulers, Kueue.
 VOLCANO_API = "scheduling.volcano.sh/v1beta1"

@@ -169,7 +169,11 @@ def coordinator_pod(
                 names.LABEL_INCARNATION: str(incarnation),
             },
             # Losing it costs nothing: no node has to stay up for its sake.
-            "annotations": {names.ANNOTATION_SAFE_TO_EVICT: "true", **job.spec.pod_metadata.annotations},
+            "annotations": {
+                names.ANNOTATION_SAFE_TO_EVICT: "true",
+                names.ANNOTATION_DEFAULT_CONTAINER: names.ROLE_COORDINATOR,
+                **job.spec.pod_metadata.annotations,
+            },
             "ownerReferences": [job.owner_reference],
         },
         "spec": spec,

@@ -78,6 +78,7 @@ def server_pod(
             # The disruption budget and the way a server leaves see to it that nothing is lost.
             "annotations": {
                 names.ANNOTATION_SAFE_TO_EVICT: "true",
+                names.ANNOTATION_DEFAULT_CONTAINER: str(container["name"]),
                 **job.spec.pod_metadata.annotations,
                 **_object(meta, "annotations", "metadata.annotations"),
             },

@@ -82,6 +82,7 @@ def worker_pod(
             },
             "annotations": {
                 names.ANNOTATION_SAFE_TO_EVICT: "true",
+                names.ANNOTATION_DEFAULT_CONTAINER: str(container["name"]),
                 **more.annotations,
                 **annotations,
                 names.ANNOTATION_TEMPLATE: template_hash(job),
