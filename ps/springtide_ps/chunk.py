@@ -214,6 +214,27 @@ class Chunk:
     def piece_table(self) -> torch.Tensor:
         return torch.tensor(self.pieces, dtype=torch.int64).reshape(-1, PIECE_FIELDS)
 
+    def become(self, other: Chunk) -> bool:
+        """Take the values and the optimizer's state of a chunk of the same pieces, in this one's memory.
+
+        False, and nothing is taken: it has another form, or state that this one has no memory for.
+        """
+        if self.pieces != other.pieces or self.values.dtype is not other.values.dtype:
+            return False
+        mine, theirs = [self.values], [other.values]
+        for ours, its in zip(self._tensors, other._tensors, strict=True):
+            here, there = self._optimizer.state.get(ours, {}), other._optimizer.state.get(its, {})
+            if here.keys() != there.keys():
+                return False
+            mine += [here[name] for name in there]
+            theirs += there.values()
+        if any(a.shape != b.shape or a.dtype is not b.dtype for a, b in zip(mine, theirs, strict=True)):
+            return False
+        for a, b in zip(mine, theirs, strict=True):
+            a.copy_(b)
+        self.book = None if other.book is None else other.book.copy()
+        return True
+
     def again(self, meta: Mapping[str, Any], payload: torch.Tensor) -> Chunk:
         """This chunk as it was dumped."""
         return Chunk.load(meta, payload)

@@ -58,6 +58,8 @@ class Kind(IntEnum):
     COMMIT = 46  # {"t", "s", "me", "recipe"}
     TRY = 51  # {"t", "s", "me"}: it has committed step s and needs the values, though not all have
     FETCH = 47  # {"t", "s", "k"}; answered with the values after step s
+    FORESEE = 52  # {"t", "s", "me", "recipe"}: how the member expects the step to be made
+    FETCH_EARLY = 53  # as FETCH, answered before the step is decided: with what was foreseen of it
     SUM = 48  # {"t", "s", "k"} + sum of all gradients, from the chunk's first server to the others
     RESOLVE = 50  # {"t", "recipe"}: all members hold the state that the generation begins from
     DUMP = 49  # {"t", "k"}; answered with what LOAD brings

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from springtide_ps.chunk import Chunk
+from springtide_ps.early import Early
 from springtide_ps.gathered import Done
 from springtide_ps.ranges import Book, RangeSet
 from springtide_ps.slices import Slice
@@ -36,6 +37,7 @@ class Held:
     forward: list[str] = field(default_factory=list)
     waiting: list[tuple[int, Done]] = field(default_factory=list)
     added: int = 0  # gradients in the newest sum
+    early: Early = field(default_factory=Early)
     closed: int = -1  # the step whose sum is complete, and on its way to the copies
 
     def undo(self, version: int) -> bool:

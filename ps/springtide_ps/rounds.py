@@ -195,6 +195,10 @@ class Rounds:
                 f"the values after step {step} are asked for, and those after {self.version} held"
             )
 
+    def check_word(self, token: Token, step: int, member: str) -> None:
+        """Raise RoundError unless it is a member's word on the present step."""
+        self._check(token, step, member)
+
     def check_token(self, token: Token) -> None:
         """Raise StaleError, or RoundError for a generation that has not entered."""
         self._refuse_older(token)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
 from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.early import Early
 from springtide_ps.gathered import Done, GatheredRows
-from springtide_ps.held import Borrowed, Fill, Forward, Held
+from springtide_ps.held import Fill, Forward, Held
 from springtide_ps.idmap import Ids
-from springtide_ps.ranges import Book
 from springtide_ps.rounds import Effect, RoundError, Rounds, StaleError, Token
 from springtide_ps.selected import Selected
 from springtide_ps.slices import Slice
@@ -43,6 +42,7 @@ class Shards:
         self._lost_backup = ""
         self._todo: list[tuple[str, int, bool]] = []  # chunks to bring to a step; it is only tried
         self._fills: list[tuple[str, str]] = []
+        self._asides: list[Callable[[], None]] = []  # for when no step is to be made
         self._wake = threading.Condition(self._lock)
         self._busy = False
         self._closed = False
@@ -143,7 +143,7 @@ class Shards:
             self._rounds.check_token(token)
             held = self._held.setdefault(key, Held())
             with held.lock:
-                held.chunk, held.version = chunk, version
+                held.chunk, held.version, held.early = chunk, version, Early()
                 held.sums = {step: total for step, total in held.sums.items() if step > version}
             self._todo.append((key, self._rounds.version, False))
             self._wake.notify_all()
@@ -175,41 +175,6 @@ class Shards:
             held = self._held[key] if self._chunk(key) else Held()
             assert held.chunk is not None
             return (held.version, *held.chunk.dump())
-
-    # ---- chunks that are updated as pushes come
-
-    def check_token(self, token: Token, booked: bool = False) -> None:
-        """Raise StaleError; RoundError for a generation that has not entered, or (booked) counts steps."""
-        with self._lock:
-            self._rounds.check_token(token)
-            if booked and not self._rounds.booked:
-                raise RoundError(f"the members of generation {token} step together: it has no ranges")
-
-    @contextmanager
-    def borrowed(self, token: Token, key: str) -> Iterator[Borrowed]:
-        """A chunk that nobody else reads or changes meanwhile."""
-        with self._lock:
-            self._rounds.check_token(token)
-            if not isinstance(chunk := self._chunk(key), Chunk):
-                raise RoundError(f"{key!r} is a slice of a table, whose rows take part in steps only")
-            held = self._held[key]
-            held.lock.acquire()
-        try:
-            yield Borrowed(chunk, held.forward)
-        finally:
-            held.lock.release()
-
-    def books(self, token: Token) -> dict[str, Book | None]:
-        """Of all chunks that are here."""
-        with self._lock:
-            self._rounds.check_token(token)
-            keys = [key for key, held in self._held.items() if isinstance(held.chunk, Chunk)]
-        found = {}
-        for key in keys:
-            with self.borrowed(token, key) as held:
-                book = held.chunk.book
-                found[key] = None if book is None else book.copy()
-        return found
 
     # ---- a step
 
@@ -287,13 +252,11 @@ class Shards:
         """`done` gets the chunk's values once they are those after `step`."""
         with self._lock:
             self._rounds.may_fetch(token, step)
-            if not isinstance(chunk := self._chunk(key), Chunk):
-                raise RoundError(f"{key!r} is of a table, which is read by rows")
-            held = self._held[key]
+            held = self._held_dense(key)
             if held.version < step:
-                held.waiting.append((step, lambda _, error: done(chunk.values, error)))
+                held.waiting.append((step, lambda _, error: done(_values(held), error)))
                 return
-        done(chunk.values, None)
+        done(_values(held), None)
 
     def fetch_rows(self, token: Token, step: int, wanted: Sequence[tuple[str, Ids]], done: Done) -> None:
         """`done` gets the rows of these ids by slice, one after another, once all are those after `step`."""
@@ -322,6 +285,11 @@ class Shards:
         self._thread.join(30.0)
 
     # ---- within
+
+    def _held_dense(self, key: str) -> Held:
+        if not isinstance(self._chunk(key), Chunk):
+            raise RoundError(f"{key!r} is of a table, which is read by rows")
+        return self._held[key]
 
     def _chunk(self, key: str) -> Chunk | Slice:
         held = self._held.get(key)
@@ -408,16 +376,21 @@ class Shards:
         while True:
             with self._lock:
                 # A copy is made of what stays.
-                while not self._todo and (not self._fills or self._rounds.tried) and not self._closed:
+                fills = self._fills if not self._rounds.tried else []
+                while not (self._todo or self._asides or fills or self._closed):
                     self._wake.wait()
+                    fills = self._fills if not self._rounds.tried else []
                 if self._closed:
                     return
                 self._busy = True
                 work = self._todo.pop(0) if self._todo else None
-                copy = self._fills.pop(0) if work is None else None
+                aside = self._asides.pop(0) if work is None and self._asides else None
+                copy = fills.pop(0) if work is None and aside is None and fills else None
             try:
                 if work is not None:
                     self._bring(*work)
+                elif aside is not None:
+                    aside()
                 elif copy is not None:
                     self._copy(*copy)
             except Exception:
@@ -451,14 +424,24 @@ class Shards:
                     break  # a copy in the making that missed a step: it is not in the inventory
                 if trying and step == version:
                     held.before = held.chunk.dump()
-                held.chunk.apply(total, recipe)
+                self._apply(held, total, recipe, step)
                 held.version = step
                 held.spare = total if isinstance(held.chunk, Chunk) else None
         with self._lock:
-            ready = [done for step, done in held.waiting if step <= held.version]
-            held.waiting = [(step, done) for step, done in held.waiting if step > held.version]
+            ready = self._take_waiting(held)
         for done in ready:
             done(None, None)
+
+    def _apply(self, held: Held, total: torch.Tensor, recipe: Recipe, step: int) -> None:
+        """Make a step of a chunk (in its lock)."""
+        assert held.chunk is not None
+        held.chunk.apply(total, recipe)
+
+    def _take_waiting(self, held: Held) -> list[Done]:
+        """Who waited for what the chunk is now."""
+        ready = [done for step, done in held.waiting if step <= held.version]
+        held.waiting = [(step, done) for step, done in held.waiting if step > held.version]
+        return ready
 
     def _copy(self, key: str, address: str) -> None:
         """Send a chunk to another server, which gets its sums from now on."""
@@ -484,3 +467,7 @@ class Shards:
             held = self._held.pop(key, None)
         for _, done in held.waiting if held is not None else ():
             done(None, RoundError(f"chunk {key!r} was lost by a fault of this server; its log says more"))
+
+
+def _values(held: Held) -> torch.Tensor | None:
+    return held.chunk.values if isinstance(held.chunk, Chunk) else None

@@ -13,9 +13,9 @@ from springtide_ps.chunk import Chunk, Recipe, check_recipe
 from springtide_ps.client import ServerClient
 from springtide_ps.desk import Answer
 from springtide_ps.frames import DTYPES, PAYLOAD_LIMIT, Frame, FrameError, Header, Kind, memory
+from springtide_ps.lent import LentShards
 from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, Token
 from springtide_ps.selected import unpack
-from springtide_ps.shards import Shards
 from springtide_ps.slices import ID_WORDS, ROW_DTYPES, SLICES_LIMIT, Slice, record_bytes, widened
 from springtide_ps.store import KEY_LIMIT
 from springtide_ps.stream import parse_address
@@ -38,7 +38,7 @@ class Steps:
         self._connect, self._memory_limit = connect, memory_limit
         self._peers: dict[str, ServerClient] = {}
         self._lock = threading.Lock()
-        self.shards = Shards(self._forward, self._fill)
+        self.shards = LentShards(self._forward, self._fill)
 
     def close(self) -> None:
         self.shards.close()
@@ -149,16 +149,15 @@ class Steps:
                 shards.try_step(token, _step(meta), str(meta.get("me")))
                 done(Frame(Kind.DONE, number))
             case Kind.FETCH:
-                shards.fetch(
-                    token,
-                    _step(meta),
-                    key_in(meta),
-                    _later(
-                        number,
-                        reply,
-                        lambda values: (Frame(Kind.VALUES, number, {}, values.nbytes), memory(values)),
-                    ),
-                )
+                shards.fetch(token, _step(meta), key_in(meta), _values_later(number, reply))
+            case Kind.FORESEE:
+                if self._memory_limit and 2 * shards.held_bytes > self._memory_limit:
+                    raise RoundError("there is no room for a second copy of the chunks")
+                recipe = Recipe.from_json(meta.get("recipe"))
+                shards.foresee(token, _step(meta), str(meta.get("me")), recipe)
+                done(Frame(Kind.DONE, number))
+            case Kind.FETCH_EARLY:
+                shards.fetch_early(token, _step(meta), key_in(meta), _values_later(number, reply))
             case Kind.DUMP:
                 version, about, block = shards.dump(token, key_in(meta))
                 frame = Frame(Kind.VALUES, number, {**about, "version": version}, block.nbytes)
@@ -181,8 +180,7 @@ class Steps:
         for key, count in _slices(meta):
             wanted.append((key, ids[start : start + count]))
             start += count
-        make = lambda rows: (Frame(Kind.VALUES, number, {}, rows.nbytes), memory(rows))  # noqa: E731
-        self.shards.fetch_rows(token, _step(meta), wanted, _later(number, reply, make))
+        self.shards.fetch_rows(token, _step(meta), wanted, _values_later(number, reply))
 
     # ---- other servers
 
@@ -258,6 +256,12 @@ def _later(
         reply(Answer(frame, _EMPTY if payload is None else payload))
 
     return done
+
+
+def _values_later(number: int, reply: Reply) -> Callable[[Any, Exception | None], None]:
+    return _later(
+        number, reply, lambda values: (Frame(Kind.VALUES, number, {}, values.nbytes), memory(values))
+    )
 
 
 def token_in(meta: dict[str, Any]) -> Token:

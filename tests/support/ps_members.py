@@ -54,7 +54,7 @@ class Member:
         self.optimizer = optimizer(self.model)
         named = dict(self.model.named_parameters())
         self.layout = plan_layout([Field(n, tuple(p.shape), p.dtype) for n, p in named.items()], 256)
-        self.exchange = ServerExchange(
+        self.exchange: ServerExchange = options.get("kind", ServerExchange)(
             named,
             self.layout,
             [self.optimizer],

@@ -12,7 +12,8 @@ from ps_members import Store, build, gradients_of, members, together
 from ps_servers import servers
 
 from springtide.errors import UsageError
-from springtide.servers.exchange import ServersLackState
+from springtide.servers.early import EarlyExchange
+from springtide.servers.exchange import ServerExchange, ServersLackState
 from springtide.servers.links import ServerError
 from springtide.servers.plan import LackError, arrange, place_fresh
 from springtide.servers.recipe import optimizer_name
@@ -35,10 +36,11 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.parametrize("kind", [ServerExchange, EarlyExchange])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_two_members_and_two_servers_equal_one_process(name: str) -> None:
+def test_two_members_and_two_servers_equal_one_process(name: str, kind: type[ServerExchange]) -> None:
     make = OPTIMIZERS[name]
-    with servers(2) as running, members(2, make) as (a, b):
+    with servers(2) as running, members(2, make, kind=kind) as (a, b):
         store = Store()
         names = ["m0", "m1"]
         together(

@@ -46,8 +46,10 @@ class Settings:
     replication: int = 1
     consistency: str = "Synchronous"
     staleness: int = 4
-    group_size: int = 1
     """With BoundedStaleness: how many steps the fastest worker may be ahead of the slowest."""
+    group_size: int = 1
+    early_values: bool = True
+    """With Synchronous: whether servers send values before a step is decided, where they can."""
     termination_log: str = "/dev/termination-log"
     metrics_port: int = 9400
     metrics_file: str = ""
@@ -168,6 +170,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         consistency=choice("CONSISTENCY", ("Synchronous", "BoundedStaleness", "Asynchronous")),
         staleness=int(number("SPRINGTIDE_STALENESS", 4, 1)),
         group_size=int(number("SPRINGTIDE_GROUP_SIZE", 1, 1)),
+        early_values=number("SPRINGTIDE_EARLY_VALUES", 1, 0) > 0,
         bucket_mib=number("SPRINGTIDE_BUCKET_MIB", 25.0, 0.001),
         termination_log=text("TERMINATION_LOG", "/dev/termination-log"),
         metrics_port=int(number("SPRINGTIDE_METRICS_PORT", 9400, 0)),

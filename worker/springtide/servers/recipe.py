@@ -104,11 +104,16 @@ class ServerOptimizers:
                 "or use strategy.type AllReduce"
             )
 
+    @property
+    def options(self) -> tuple[dict[str, Any], ...]:
+        """The groups' options of all optimizers, as the script has set them."""
+        return tuple(group for optimizer in self.all for group in group_options(optimizer))
+
     def recipe(self, scale: float, unused: Collection[int], skip: bool) -> Recipe:
         """How the servers make the step of all optimizers, or of those that are staged."""
-        now = [group_options(optimizer) for optimizer in self.all]
         if not self._staged:
-            return Recipe(scale, skip, tuple(group for own in now for group in own), frozenset(unused))
+            return Recipe(scale, skip, self.options, frozenset(unused))
+        now = [group_options(optimizer) for optimizer in self.all]
         groups, factors = list[dict[str, Any]](), list[float]()
         for number, own in enumerate(now):
             options, factor = self._staged.get(number, (own, 1.0))

@@ -16,6 +16,7 @@ import torch
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
 from springtide.servers.asynchronous import AsynchronousExchange
+from springtide.servers.early import EarlyExchange
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.leading import Leader, Place
 from springtide.servers.links import ServerError
@@ -28,7 +29,7 @@ from springtide_ps.slices import Slice
 log = logging.getLogger("springtide")
 
 
-class SwitchingExchange(AsynchronousExchange):
+class SwitchingExchange(AsynchronousExchange, EarlyExchange):
     """As `ServerExchange` in generations whose members step together, else as `AsynchronousExchange`.
 
     in_ranges: which of them it is before the first generation. Raise what they raise.
@@ -40,7 +41,7 @@ class SwitchingExchange(AsynchronousExchange):
         self._become(in_ranges)
 
     def _become(self, in_ranges: bool) -> None:
-        self._kind = AsynchronousExchange if in_ranges else ServerExchange
+        self._kind = AsynchronousExchange if in_ranges else EarlyExchange
         self.asynchronous = in_ranges
         self._owing.go_over(in_ranges)
 

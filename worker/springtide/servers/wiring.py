@@ -31,7 +31,10 @@ def exchange_for(settings: Settings) -> MakeServers:
         kind: Callable[..., ServerExchange] = ServerExchange
         wire = Wire
         if settings.strategy == "ParameterServer" and settings.group_size == 1:
-            kind, wire = partial(SwitchingExchange, in_ranges=settings.asynchronous), RangeWire
+            kind, wire = (
+                partial(SwitchingExchange, in_ranges=settings.asynchronous, early=settings.early_values),
+                RangeWire,
+            )
         elif settings.strategy == "ParameterServer":
             kind = partial(
                 GroupedExchange,

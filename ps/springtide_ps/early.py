@@ -1,0 +1,82 @@
+"""Values of a step before it is decided: what a chunk becomes if the step is made as its members foresee.
+
+Values can otherwise come back only after the last gradient, when a step is committed, and only the next
+forward pass hides their way. How a step will be made (learning rates, scale, unused parameters) is mostly
+known before: as the last one was. So a server makes it on a second copy of a chunk as soon as the gradients
+of all members for that chunk are summed, and sends those values. Nothing else sees the second copy: it takes
+the chunk's place when the step is decided just so, and is written over otherwise. Copies, dumps and the
+next generation begin from the chunk itself, which no undecided step touches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.gathered import Done
+from springtide_ps.rounds import RoundError
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """How the members expect a step to be made; recipe None: not all of them expect the same."""
+
+    step: int
+    recipe: Recipe | None
+
+    def with_another(self, step: int, recipe: Recipe) -> Foresight:
+        """After one more member has said what it expects."""
+        if step != self.step:
+            return Foresight(step, recipe)
+        return self if recipe == self.recipe else Foresight(step, None)
+
+
+@dataclass(slots=True)
+class Early:
+    """The second copy of one chunk. waiting: who wants the values after a step before it is decided."""
+
+    chunk: Chunk | None = None
+    step: int = -1
+    recipe: Recipe | None = None
+    waiting: list[tuple[int, Done]] = field(default_factory=list)
+
+    def holds(self, step: int, recipe: Recipe | None) -> bool:
+        """Whether the step, made like this, is in the second copy."""
+        return self.chunk is not None and recipe is not None and (self.step, self.recipe) == (step, recipe)
+
+    def make(self, chunk: Chunk, total: torch.Tensor, step: int, recipe: Recipe) -> Chunk:
+        """Make the step on the second copy. total: the sums of its gradients, which stay as they are.
+
+        Raise ChunkError for a recipe of another optimizer.
+        """
+        self.step, self.recipe = -1, None
+        if self.chunk is None or not self.chunk.become(chunk):
+            self.chunk = chunk.again(*chunk.dump())
+        self.chunk.apply(total.clone(), recipe)
+        self.step, self.recipe = step, recipe
+        return self.chunk
+
+    def swap(self, chunk: Chunk) -> Chunk:
+        """The step is decided: the second copy becomes the chunk, and the chunk the next second copy."""
+        assert self.chunk is not None
+        now, self.chunk = self.chunk, chunk
+        self.step, self.recipe = -1, None
+        return now
+
+    def take_waiting(self, step: int) -> list[Done]:
+        """Who waits for this step or one before it, and waits no more."""
+        ready = [done for wanted, done in self.waiting if wanted <= step]
+        self.waiting = [(wanted, done) for wanted, done in self.waiting if wanted > step]
+        return ready
+
+    def forget(self) -> list[Done]:
+        """The generation is over: nobody foresees anything. Return who waits."""
+        self.step, self.recipe = -1, None
+        waiting, self.waiting = [done for _, done in self.waiting], []
+        return waiting
+
+
+def not_foreseen(step: int) -> RoundError:
+    return RoundError(f"how step {step} will be made is not known, or not all members expect the same")

@@ -1,0 +1,115 @@
+"""Shards that make a step before it is decided, for those who want its values early (see `early`)."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import torch
+
+from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.early import Foresight, not_foreseen
+from springtide_ps.gathered import Done
+from springtide_ps.held import Held
+from springtide_ps.rounds import Token
+from springtide_ps.shards import Shards
+
+log = logging.getLogger("springtide.ps")
+
+
+class EarlyShards(Shards):
+    """As `Shards`."""
+
+    _foresight = Foresight(-1, None)
+
+    def foresee(self, token: Token, step: int, member: str, recipe: Recipe) -> None:
+        """A member expects the step to be made like this. Who expects it otherwise than another gets nothing
+        early, and no more do the others.
+        """
+        refused: list[Done] = []
+        with self._lock:
+            self._rounds.check_word(token, step, member)
+            self._foresight = self._foresight.with_another(step, recipe)
+            if self._foresight.recipe is None:
+                for held in self._held.values():
+                    refused += held.early.forget()
+        for done in refused:
+            done(None, not_foreseen(step))
+
+    def fetch_early(self, token: Token, step: int, key: str, done: Done) -> None:
+        """`done` gets what the chunk's values after `step` will be if it is made as foreseen; or what they
+        are, if it is made before that.
+        """
+        with self._lock:
+            self._rounds.may_fetch(token, step)
+            held = self._held_dense(key)
+            if held.version < step:
+                if self._foresight.step != step or self._foresight.recipe is None:
+                    raise not_foreseen(step)
+                held.early.waiting.append((step, done))
+                self._want(key, held, step)
+                return
+            assert isinstance(held.chunk, Chunk)
+            values = held.chunk.values
+        done(values, None)
+
+    def _want(self, key: str, held: Held, step: int) -> None:
+        """Make the step early as soon as its sum is whole (in the lock)."""
+        if held.closed == step and held.early.waiting:
+            self._asides.append(partial(self._make_early, key, step))
+            self._wake.notify_all()
+
+    def _close_sum(self, key: str, held: Held, step: int) -> None:
+        super()._close_sum(key, held, step)
+        self._want(key, held, step)
+
+    def _make_early(self, key: str, step: int) -> None:
+        with self._lock:
+            held, recipe = self._held.get(key), self._foresight.recipe
+            # It may have been decided, or be over, since it was wanted.
+            if held is None or self._foresight.step != step or recipe is None or held.closed != step:
+                return
+        with held.lock:
+            total, chunk = held.sums.get(step), held.chunk
+            if total is None or held.version != step - 1 or not isinstance(chunk, Chunk):
+                return
+            error: Exception | None = None
+            try:
+                if not held.early.holds(step, recipe):
+                    held.early.make(chunk, total, step, recipe)
+            except Exception as failure:  # the step itself will say what is wrong, if it is made so
+                log.warning("chunk %s: step %d cannot be made early: %r", key, step, failure)
+                error = not_foreseen(step)
+            early = held.early.chunk
+        with self._lock:
+            ready = held.early.take_waiting(step)
+        for done in ready:
+            done(None if early is None else early.values, error)
+
+    def _apply(self, held: Held, total: torch.Tensor, recipe: Recipe, step: int) -> None:
+        if held.early.holds(step, recipe) and held.before is None:
+            assert isinstance(held.chunk, Chunk)
+            held.chunk = held.early.swap(held.chunk)
+            return
+        super()._apply(held, total, recipe, step)
+
+    def _take_waiting(self, held: Held) -> list[Done]:
+        def with_values(done: Done) -> Done:
+            return lambda _, error: done(held.chunk.values if isinstance(held.chunk, Chunk) else None, error)
+
+        return super()._take_waiting(held) + [with_values(d) for d in held.early.take_waiting(held.version)]
+
+    def _fence(self, error: Exception) -> None:
+        super()._fence(error)
+        self._asides = []
+        waiting = [done for held in self._held.values() for done in held.early.forget()]
+        self._foresight = Foresight(-1, None)
+        for done in waiting:
+            done(None, error)
+
+    def give_up(self, key: str) -> None:
+        with self._lock:
+            held = self._held.get(key)
+        super().give_up(key)
+        for done in held.early.forget() if held is not None else ():
+            done(None, not_foreseen(self._rounds.version + 1))

@@ -1,0 +1,265 @@
+"""Values that servers send before a step is decided: when they count, and when they do not."""
+
+from __future__ import annotations
+
+from concurrent.futures import wait
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from ps_members import Member, Store, build, gradients_of, members, together
+from ps_servers import servers
+
+from springtide.servers.early import EarlyExchange
+from springtide.servers.links import ServerError
+from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.client import RefusedError
+from springtide_ps.early import Early, Foresight
+
+torch.set_num_threads(1)
+
+GROUPS = ({"lr": 0.1, "momentum": 0.9},)
+
+
+def adam(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+class Job:
+    """Two members, and what one process makes of the same steps."""
+
+    def __init__(self, running: Any, a: Member, b: Member) -> None:
+        self.running, self.both = running, (a, b)
+        store, names = Store(), ["m0", "m1"]
+        together(
+            lambda: a.begin(1, names, running, store, fresh=True),
+            lambda: b.begin(1, names, running, store, fresh=True, holds=False),
+        )
+        together(a.exchange.resolve, b.exchange.resolve)
+        self.reference = build(seed=sum(map(ord, "m0")))
+        self.optimizer = adam(self.reference)
+
+    def prepare(self) -> None:
+        a, b = self.both
+        together(lambda: a.push(0, 2), lambda: b.push(1, 2))
+
+    def commit(self, scale: float = 1.0) -> None:
+        for member in self.both:
+            member.commit(scale)
+        gradients_of(self.reference, self.both[0].step, 0, 1)
+        for parameter in self.reference.parameters():
+            assert parameter.grad is not None
+            parameter.grad *= scale
+        self.optimizer.step()
+
+    def step(self, scale: float = 1.0) -> None:
+        self.prepare()
+        self.commit(scale)
+
+    def check(self) -> None:
+        a, b = self.both
+        for mine, theirs, expected in zip(a.values(), b.values(), self.reference.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+            torch.testing.assert_close(mine, expected.detach(), rtol=1e-4, atol=5e-5)
+
+    @property
+    def early(self) -> list[Any]:
+        """What the first member has asked for early and not yet taken."""
+        exchange = self.both[0].exchange
+        assert isinstance(exchange, EarlyExchange)
+        return [future for future, _ in exchange._early._asked.values()]
+
+
+def test_values_are_here_before_the_step_is_committed_and_count_only_then() -> None:
+    with servers(2) as running, members(2, adam, kind=EarlyExchange) as (a, b):
+        job = Job(running, a, b)
+        job.step()
+        assert not job.early, "how the first step will be made, nobody knows"
+        job.check()
+        for _ in range(3):
+            before = a.values()
+            job.prepare()
+            early = job.early
+            assert len(early) == len(a.exchange.chunks)
+            wait(early, 60.0)
+            assert all(torch.equal(x, y) for x, y in zip(a.model.parameters(), before, strict=True))
+            job.commit()
+            exchange: Any = a.exchange
+            assert len(exchange._came_early) == len(exchange.chunks)
+            job.check()
+
+
+def test_a_step_that_was_made_otherwise_is_fetched_and_the_next_one_rests() -> None:
+    with servers(2) as running, members(2, adam, kind=EarlyExchange) as (a, b):
+        job = Job(running, a, b)
+        asked = []
+        for scale in (1.0, 1.0, 0.5, 0.5, 2.0, 2.0, 2.0, 2.0, 2.0):
+            job.prepare()
+            asked.append(bool(job.early))
+            wait(job.early, 60.0)
+            job.commit(scale)
+            job.check()
+        #       first  as before  missed  rests  missed  three rest           as before
+        assert asked == [False, True, True, False, True, False, False, False, True]
+
+
+def test_a_schedule_between_two_steps_is_foreseen() -> None:
+    with servers(1) as running, members(2, adam, kind=EarlyExchange) as (a, b):
+        job = Job(running, a, b)
+        for step in range(5):
+            job.step()
+            exchange: Any = a.exchange
+            assert bool(exchange._came_early) is (step > 0)
+            for optimizer in (a.optimizer, b.optimizer, job.optimizer):
+                optimizer.param_groups[0]["lr"] *= 0.7
+            job.check()
+
+
+def test_members_that_foresee_different_steps_get_nothing_early() -> None:
+    with servers(1) as running, members(2, adam, kind=EarlyExchange) as (a, b):
+        job = Job(running, a, b)
+        job.step()
+        job.check()
+        exchange: Any = b.exchange
+        exchange.recipe = replace(exchange.recipe, scale=3.0)
+        a.send(0, 2)
+        b.send(1, 2)
+        asked = [job.early, [future for future, _ in exchange._early._asked.values()]]
+        together(a.exchange.prepare, b.exchange.prepare)
+        refused = []
+        for early in asked:
+            wait(early, 60.0)
+            refused.append(all(isinstance(future.exception(), RefusedError) for future in early))
+        assert any(refused), "who speaks first may have some, the other one has none"
+        job.commit()
+        job.check()
+
+
+def test_a_step_that_nobody_committed_leaves_the_chunks_as_they_were() -> None:
+    with servers(2) as running, members(2, adam, kind=EarlyExchange) as (a, b):
+        job = Job(running, a, b)
+        job.step()
+        job.step()
+        job.check()
+        before, states = a.values(), a.exchange.optimizer_states()
+        job.prepare()
+        wait(job.early, 60.0)
+        assert states_equal(a.exchange.optimizer_states(), states), "the early copy is seen by nobody"
+        store, names = Store(), ["m0", "m1"]
+        together(
+            lambda: a.begin(2, names, running, store, step=2),
+            lambda: b.begin(2, names, running, store, step=2),
+        )
+        together(a.exchange.resolve, b.exchange.resolve)
+        assert all(torch.equal(x, y) for x, y in zip(a.values(), before, strict=True))
+        assert states_equal(a.exchange.optimizer_states(), states)
+        for _ in range(2):
+            job.step()
+            job.check()
+
+
+def states_equal(some: Any, others: Any) -> bool:
+    return all(
+        torch.equal(value, others[key][name]) for key, state in some.items() for name, value in state.items()
+    )
+
+
+def test_early_values_of_a_server_that_is_lost_come_from_the_copy() -> None:
+    with servers(2) as running, members(2, adam, kind=EarlyExchange, replication=2) as (a, b):
+        job = Job(running, a, b)
+        for _ in range(3):
+            job.step()
+            job.check()
+        job.prepare()
+        job.commit()
+        running[0].close(30.0)
+        job.check()
+
+
+def test_a_gradient_waits_until_the_step_before_it_is_made_everywhere() -> None:
+    """A member may have early values while another one has not committed."""
+    with servers(1) as running, members(2, adam, kind=EarlyExchange) as (a, b):
+        job = Job(running, a, b)
+        job.step()
+        job.check()
+        job.prepare()
+        wait(job.early, 60.0)
+        a.commit()
+        a.exchange.settle(range(len(list(a.model.parameters()))))
+        a.exchange.begin_step()
+        a.exchange.links._answer_seconds = 0.3
+        with pytest.raises(ServerError, match="the last step's commit"):
+            a.exchange.push(a.flats[0])
+        with pytest.raises(ServerError, match="the last step's commit"):
+            a.values()
+        a.exchange.links._answer_seconds = 20.0
+        b.commit()
+        a.exchange.push(a.flats[0])
+        assert not a.exchange.links[next(iter(a.exchange.links))].refusal
+
+
+def test_without_room_for_a_second_copy_values_come_as_before() -> None:
+    with servers(1) as running, members(2, adam, kind=EarlyExchange) as (a, b):
+        job = Job(running, a, b)
+        job.step()
+        job.check()
+        running[0].steps._memory_limit = int(1.5 * running[0].steps.shards.held_bytes)
+        for _ in range(2):
+            job.prepare()
+            early = job.early
+            wait(early, 60.0)
+            assert early
+            assert all(isinstance(future.exception(), RefusedError) for future in early)
+            job.commit()
+            job.check()
+
+
+# ---- the second copy
+
+
+def chunk() -> Chunk:
+    values = torch.arange(6, dtype=torch.float32)
+    return Chunk(values, [(0, 0, 0, 4), (1, 0, 4, 6)], "sgd", GROUPS)
+
+
+def test_what_members_foresee_holds_while_all_foresee_the_same() -> None:
+    recipe, other = Recipe(1.0, False, GROUPS), Recipe(0.5, False, GROUPS)
+    first = Foresight(-1, None).with_another(3, recipe)
+    assert first.with_another(3, recipe).recipe == recipe
+    split = first.with_another(3, other)
+    assert split.recipe is None
+    assert split.with_another(3, recipe).recipe is None
+    assert split.with_another(4, recipe).recipe == recipe
+
+
+def test_the_second_copy_makes_the_step_with_the_same_bits_and_leaves_the_chunk() -> None:
+    recipe, early = Recipe(0.5, False, GROUPS), Early()
+    one, expected = chunk(), chunk()
+    for step in range(1, 5):
+        total = torch.full((6,), float(step))
+        before = one.values.clone()
+        made = early.make(one, total, step, recipe)
+        assert torch.equal(total, torch.full((6,), float(step)))
+        assert torch.equal(one.values, before)
+        expected.apply(total.clone(), recipe)
+        assert torch.equal(made.values, expected.values)
+        assert early.holds(step, recipe)
+        assert not early.holds(step, Recipe(1.0, False, GROUPS))
+        assert not early.holds(step + 1, recipe)
+        one = early.swap(one)
+        assert torch.equal(one.values, expected.values)
+        assert not early.holds(step, recipe)
+
+
+def test_a_chunk_becomes_another_only_in_its_own_form() -> None:
+    one, other = chunk(), chunk()
+    assert one.become(other)
+    other.apply(torch.ones(6), Recipe(1.0, False, GROUPS))
+    assert not one.become(other), "it has no memory for the momentum"
+    again = one.again(*other.dump())
+    other.apply(torch.ones(6), Recipe(1.0, False, GROUPS))
+    assert again.become(other)
+    assert torch.equal(again.values, other.values)
+    assert torch.equal(again.state_of(1)["momentum_buffer"], other.state_of(1)["momentum_buffer"])
+    assert again.values.data_ptr() != other.values.data_ptr()
