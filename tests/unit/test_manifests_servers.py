@@ -11,6 +11,7 @@ import pytest
 from chart_podsecurity import restricted_violations
 from operator_world import job_object
 
+from springtide.environment import read_settings
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import kueue
@@ -170,6 +171,13 @@ def test_workers_and_the_coordinator_are_told_of_the_strategy() -> None:
     assert "SPRINGTIDE_REPLICATION" not in env
     assert environment(coordinator_pod(plain, 1))["SPRINGTIDE_SERVERS"] == "0"
     assert plain.spec.servers == 0
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_workers_ask_for_early_values_unless_the_job_says_no(wanted: bool) -> None:
+    found = environment(worker_pod(job(parameterServer={"earlyValues": wanted}), 0, 0, ""))
+    told = {name: value for name, value in found.items() if name == "SPRINGTIDE_EARLY_VALUES"}
+    assert read_settings(told).early_values is wanted
 
 
 def test_one_server_where_the_number_is_not_said() -> None:

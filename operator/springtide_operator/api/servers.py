@@ -57,7 +57,19 @@ class ParameterServer(ApiModel):
             ]
         },
     )
-
+    early_values: bool = Field(
+        default=True,
+        description="Synchronous: servers send a step's values while its other gradients are still computed,"
+        " where nothing needs all gradients first. Takes twice the memory on the servers. Immutable.",
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                rule(
+                    "self == oldSelf",
+                    "strategy.parameterServer.earlyValues is immutable: create a new job",
+                )
+            ]
+        },
+    )
     consistency: Consistency = Field(
         default=Consistency.SYNCHRONOUS,
         description="Synchronous: a step counts when all workers' gradients of it are in; the numbers are"

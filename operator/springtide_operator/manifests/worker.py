@@ -251,6 +251,8 @@ def _strategy(job: Job) -> list[Object]:
         values["SPRINGTIDE_REPLICATION"] = str(servers.replication)
         values["SPRINGTIDE_CONSISTENCY"] = servers.consistency.value
         values["SPRINGTIDE_STALENESS"] = str(servers.staleness)
+        if not servers.early_values:
+            values["SPRINGTIDE_EARLY_VALUES"] = "0"
         if job.spec.workers.group_size > 1:
             values["SPRINGTIDE_GROUP_SIZE"] = str(job.spec.workers.group_size)
     return [{"name": key, "value": value} for key, value in values.items()]
