@@ -91,6 +91,8 @@ class Owing(RuleBasedStateMachine):
         self.generation, self.step = 1, 0
         self.made: Made | None = None
         self.gradient = self.sent = torch.zeros(ELEMENTS, dtype=torch.float64)
+        self.scale = 1.0
+        self.wire.loss_scale = lambda: self.scale
 
     @initialize()
     def start(self) -> None:
@@ -104,12 +106,12 @@ class Owing(RuleBasedStateMachine):
         numbers = data.draw(st.lists(st.integers(-9, 9), min_size=ELEMENTS, max_size=ELEMENTS))
         self.gradient = torch.tensor(numbers, dtype=torch.float64)
         self.wire.begin(((1, 0, self.generation), self.step + 1))
-        out = self.wire.outgoing(CHUNK, self.gradient)
+        out = self.wire.outgoing(CHUNK, self.gradient * self.scale)
         dense = torch.zeros(ELEMENTS, dtype=torch.float64)
-        self.sent = out.add_to(dense) if isinstance(out, Selected) else out.clone()
+        self.sent = (out.add_to(dense) if isinstance(out, Selected) else out) / self.scale
         if isinstance(out, Selected):
             assert len(out.indices) == 3
-            assert out.values.abs().min() >= self.left_here().abs().max()
+            assert out.values.abs().min() >= self.left_here().abs().max() * self.scale
 
     def left_here(self) -> torch.Tensor:
         assert self.wire.residuals is not None
@@ -134,6 +136,10 @@ class Owing(RuleBasedStateMachine):
         if not skip:
             self.count(unused)
         self.stand(unused, skip)
+
+    @rule(scale=st.sampled_from([0.25, 1.0, 1024.0]))
+    def a_scaler_changes_its_scale(self, scale: float) -> None:
+        self.scale = scale
 
     @rule(data=st.data())
     def is_dropped(self, data: st.DataObject) -> None:
@@ -166,8 +172,9 @@ class Owing(RuleBasedStateMachine):
         self.gradient = torch.tensor(numbers, dtype=torch.float64)
         self.gradient[5] = 0.0
         self.wire.begin(((1, 0, self.generation), self.step + 1))
-        self.sent = self.gradient.clone()
-        self.wire.hand_over([CHUNK], self.sent)
+        sent = self.gradient * self.scale
+        self.wire.hand_over([CHUNK], sent)
+        self.sent = sent / self.scale
         if counts:
             self.advance(self.generation)
             self.count(unused)
@@ -354,12 +361,14 @@ def test_what_compression_does_not_go_with() -> None:
     with pytest.raises(UsageError, match=r"PowerSGD is not for strategy\.type ParameterServer: use BF16"):
         declare(model, optimizer, None, {}, compression="PowerSGD", strategy="ParameterServer", **arguments)
     scaler = {"scaler": torch.amp.GradScaler("cpu")}
-    with pytest.raises(UsageError, match="whose scale TopK's residuals cannot follow"):
-        declare(model, optimizer, None, scaler, compression="TopK", strategy="ParameterServer", **arguments)
+    with pytest.raises(UsageError, match="whose scale PowerSGD's residuals cannot follow"):
+        declare(model, optimizer, None, scaler, compression="PowerSGD", strategy="AllReduce", **arguments)
+    declare(model, optimizer, None, scaler, compression="TopK", strategy="ParameterServer", **arguments)
+    two = {**scaler, "other": torch.amp.GradScaler("cpu")}
+    with pytest.raises(UsageError, match="scaler and other are GradScalers, and compression TopK takes one"):
+        declare(model, optimizer, None, two, compression="TopK", strategy="ParameterServer", **arguments)
     loose = {**arguments, "consistency": "Asynchronous"}
-    with pytest.raises(UsageError, match="whose scale TopK's residuals cannot follow"):
-        declare(model, optimizer, None, scaler, compression="TopK", strategy="ParameterServer", **loose)
-    declare(model, optimizer, None, {}, compression="TopK", strategy="ParameterServer", **loose)
+    declare(model, optimizer, None, scaler, compression="TopK", strategy="ParameterServer", **loose)
     found = read_settings({"SPRINGTIDE_COMPRESSION": "TopK", "SPRINGTIDE_TOP_K_RATIO": "0.05"})
     assert (found.compression, found.top_k_ratio) == ("TopK", 0.05)
 

@@ -162,10 +162,16 @@ def _check_compression(compression: str, strategy: str, several: bool, tracked: 
             f"distribute(): compression {compression} takes one optimizer, which makes one step per body: "
             "give it without a list, or use compression BF16"
         )
-    for name in enabled_among(tracked):
+    scalers = enabled_among(tracked)
+    if compression == "PowerSGD" and scalers:
         raise UsageError(
-            f"distribute(): {name} is a GradScaler, whose scale {compression}'s residuals cannot follow: "
+            f"distribute(): {scalers[0]} is a GradScaler, whose scale PowerSGD's residuals cannot follow: "
             "train in bfloat16 without it, or use compression FP16 or BF16"
+        )
+    if len(scalers) > 1:
+        raise UsageError(
+            f"distribute(): {' and '.join(scalers)} are GradScalers, and compression TopK takes one: it "
+            "keeps what is left out without its scale"
         )
 
 

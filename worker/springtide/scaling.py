@@ -68,6 +68,10 @@ class Scalings:
         """Whether a gradient was not finite in this body."""
         return any(scaling.found() for scaling in self._all)
 
+    def scale(self) -> float:
+        """What losses are multiplied by now, and so are gradients until they are unscaled."""
+        return math.prod(float(scaler.get_scale()) for scaler in self.scalers if scaler.is_enabled())
+
     def inverse(self) -> float:
         """What gradients elsewhere are still to be multiplied by in this body."""
         return math.prod(scaling.inverse for scaling in self._all)

@@ -103,6 +103,8 @@ class Trainer:
             self._after_skip,
             lambda: None if self._dense_here else self._reduced_now.broken_elsewhere,
         )
+        if self.servers is not None:
+            self.servers.wire.loss_scale = self._scalings.scale
         if logical_workers:
             tracked = {**tracked, "exact mode": exact.exponents}
         if isinstance(self.buckets, LowRankBuckets):

@@ -9,7 +9,7 @@ body leaves them as they were, and where others committed the step, what this wo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,10 +52,10 @@ class Residuals:
         """A body begins that would make this state."""
         self._next_made, self._next = made, {}
 
-    def owed(self, key: str, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient with what was left out before; memory of its own."""
+    def owed(self, key: str, gradient: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """The gradient with what was left out before; memory of its own. scale: as in `scaled`."""
         kept = self._kept.get(key)
-        return gradient.clone() if kept is None else gradient + kept
+        return gradient.clone() if kept is None else gradient + scaled(kept, scale, gradient.dtype)
 
     def kept(self, key: str) -> torch.Tensor | None:
         """What was left out before."""
@@ -102,13 +102,28 @@ class Residuals:
         self._kept[key] = rest
 
 
+def scaled(kept: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """What is owed, in the units of gradients of this type that are `scale` times what they stand for."""
+    return kept if scale == 1.0 else (kept * scale).to(dtype)
+
+
+def unscaled(rest: torch.Tensor, scale: float) -> torch.Tensor:
+    """The inverse of `scaled`; in float32 at least, since in 16 bits nothing may be left of it."""
+    if scale == 1.0:
+        return rest
+    return rest.to(torch.promote_types(rest.dtype, torch.float32)).div_(scale)
+
+
 class Wire:
     """What is sent of each chunk's gradient. ratio: of elements, with TopK.
 
-    closing: send everything that is owed, since this worker may leave after the step.
+    closing: send everything that is owed, since this worker may leave after the step. loss_scale: asked at a
+    body's begin, what a GradScaler multiplies gradients by: residuals are kept without it, for it changes.
     """
 
     def __init__(self, kind: str = "None", ratio: float = 0.01) -> None:
+        self.loss_scale: Callable[[], float] = lambda: 1.0
+        self._scale = 1.0
         self.kind, self._dtype, self._ratio = kind, _WIRE.get(kind), ratio
         self.residuals = Residuals() if kind == "TopK" else None
         self.closing = False
@@ -116,8 +131,13 @@ class Wire:
 
     def begin(self, made: Made) -> None:
         """A body begins that would make this state."""
+        self._take_scale()
         if self.residuals is not None:
             self.residuals.begin(made)
+
+    def _take_scale(self) -> None:
+        if self.residuals is not None:
+            self._scale = self.loss_scale()
 
     def shrunk(self, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient in the type in which it travels; also those of rows."""
@@ -141,7 +161,7 @@ class Wire:
         if self.residuals is None:
             return self.shrunk(gradient)
         self._chunks[chunk.key] = chunk
-        owed = self.residuals.owed(chunk.key, gradient)
+        owed = self.residuals.owed(chunk.key, gradient, self._scale)
         _clear_padding(owed, chunk)
         count = self._selected(owed.numel(), owed.dtype)
         if not count:
@@ -150,7 +170,7 @@ class Wire:
         indices = owed.abs().topk(count, sorted=False).indices.sort().values
         values = owed[indices]
         owed[indices] = 0.0
-        self.residuals.leave_out(chunk.key, owed)
+        self.residuals.leave_out(chunk.key, unscaled(owed, self._scale))
         return Selected(indices.to(torch.int32), values)
 
     def hand_over(self, chunks: Collection[PlannedChunk], gradients: torch.Tensor) -> None:
@@ -162,7 +182,8 @@ class Wire:
             if kept is not None:
                 self._chunks[chunk.key] = chunk
                 # Not a change of the script's, so it is not to be seen as one.
-                gradients.data[chunk.start : chunk.stop] += kept.to(gradients.device)
+                more = scaled(kept, self._scale, gradients.dtype)
+                gradients.data[chunk.start : chunk.stop] += more.to(gradients.device)
                 self.residuals.leave_out(chunk.key, None)
 
     def stand_at(self, made: Made | None, unused: Collection[int], skip: bool) -> None:
@@ -204,7 +225,9 @@ class RangeWire(Wire):
 
     def begin(self, made: Made) -> None:
         """In ranges, what was pushed before may still be on its way."""
-        if not self.in_ranges:
+        if self.in_ranges:
+            self._take_scale()
+        else:
             super().begin(made)
 
     def ends(self, wanted: bool) -> bool:
