@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from operator_bad_days import Object, disrupted, done, refused, server, worker
 from operator_world import World, job_object
 
@@ -195,3 +198,46 @@ def test_a_refusal_of_a_pod_that_may_come_yet_fails_no_job() -> None:
     refused(world, 403, "exceeded quota: small")
     world.round()
     assert condition(world, "Degraded")["reason"] == reasons.POD_CREATION_REFUSED
+
+
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(["round", "kubelet", "report", "die", "break", "mend"]), st.none()),
+    st.tuples(st.sampled_from(["vanish", "evict", "fail"]), st.integers(0, 5)),
+    st.tuples(st.just("wait"), st.sampled_from([0.5, 20.0, 400.0])),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, max_size=25))
+def test_no_edit_ends_a_job_that_has_workers_and_every_correction_brings_them_back(
+    history: list[tuple[str, Any]],
+) -> None:
+    world = trained()
+    world.job["spec"]["failurePolicy"]["backoffLimit"] = 1000
+    for what, which in history:
+        left = len(world.workers())
+        if what == "round":
+            world.round()
+        elif what == "kubelet":
+            world.kubelet()
+        elif what == "report":
+            world.reports()
+        elif what == "die":
+            world.die()
+        elif what == "break":
+            edit(world, image="")
+        elif what == "mend":
+            edit(world, image="img:2")
+        elif what == "wait":
+            world.now += which
+        elif world.workers():
+            pod = world.workers()[which % left]
+            {"vanish": world.vanish, "evict": world.evict, "fail": world.fail}[what](pod)
+        if world.status["state"] == "Failed":
+            assert condition(world, "Failed")["reason"] == reasons.INVALID_TEMPLATE
+            assert left == 0, "it failed although a worker was left"
+            return
+    edit(world, image="img:3")
+    world.settle()
+    assert len(world.workers()) == 3
+    assert condition(world, "Degraded")["reason"] != reasons.INVALID_TEMPLATE
