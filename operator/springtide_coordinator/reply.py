@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from . import coordinator_pb2 as pb
 from . import stall, wire
 from .membership import Phase, describe, serving
-from .membership.consistency import why_refused
+from .membership.consistency import why_cut, why_refused
 from .membership.liveness import silent_pods
 from .membership.saving import put_away
 
@@ -51,6 +51,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         all_saved=away.all_saved,
         consistency=wire.from_consistency(current.consistency) if current is not None else None,
         consistency_refused=why_refused(m),
+        consistency_pending=why_cut(m),
     )
     for record in sorted(m.members.values(), key=lambda record: record.info.rank_key):
         if not record.connected and not m.in_current(record.info.id):

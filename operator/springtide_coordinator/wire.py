@@ -127,6 +127,7 @@ def to_hello(hello: pb.Hello) -> say.Hello:
         consistency=to_consistency(hello.consistency),
         storage=hello.storage or hello.checkpoints,
         bound_to_steps=hello.bound_to_steps[:_TEXT_LIMIT],
+        cut=hello.cut,
     )
 
 
@@ -143,6 +144,7 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
                 parked.detail,
                 tuple(parked.suspects),
                 parked.cannot_go_back,
+                parked.cut,
             )
         case "formed":
             formed = message.formed
@@ -310,7 +312,9 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
             )
         case say.Boundary():
             generation = from_generation(message.generation)
-            return pb.CoordinatorMessage(boundary=pb.Boundary(generation=generation, reason=message.reason))
+            at_end = message.at_epochs_end
+            asked = pb.Boundary(generation=generation, reason=message.reason, at_epochs_end=at_end)
+            return pb.CoordinatorMessage(boundary=asked)
         case say.Save():
             state = from_state(message.state)
             return pb.CoordinatorMessage(

@@ -217,6 +217,7 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         consistency=reply.consistency.mode,
         staleness=reply.consistency.staleness,
         consistency_refused=reply.consistency_refused,
+        consistency_pending=reply.consistency_pending,
         checkpoint=_checkpoint(reply),
         checkpoint_error=reply.checkpoint_error,
         restored=f"{reply.restored.uri}/{reply.restored.name}" if reply.restored.name else "",

@@ -62,7 +62,7 @@ class Held:
             if self.chunk.book is None:
                 ranges = RangeSet([(0, self.version)]) if self.version > 0 else RangeSet()
                 self.chunk.book = Book(ranges, max(0, self.version), skipped)
-            self.version, self.sums, self.closed = 0, {}, -1
+            self.version, self.sums, self.closed, self.early = 0, {}, -1, Early()
         return True
 
     def count_steps(self, version: int) -> bool:

@@ -17,19 +17,14 @@ from worker_script import make_data, make_model
 from springtide import outcome
 from springtide_coordinator import coordinator_pb2 as pb
 
-OPTIONS: dict[str, Any] = {
-    "samples": 230,
-    "batch": 32,
-    "epochs": 5,
-    "pace": 0.01,
-    "clip_norm": 0.5,
-    "model": "norm",
-}
-PER_EPOCH, STEPS = 8, 40
+OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 5, "pace": 0.01, "clip_norm": 0.5}
+STEPS = 40
 NOTHING_LEARNT = 1.1  # log 3
 TOGETHER, FREE = pb.Consistency(mode="Synchronous"), pb.Consistency(mode="Asynchronous")
 TOP_K = {"SPRINGTIDE_TOP_K_RATIO": "0.4"}
 BOUNDED = pb.Consistency(mode="BoundedStaleness", staleness=2)
+
+ENDS = "asked to stop at the end of the epoch"
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -44,7 +39,7 @@ def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[.
     return make
 
 
-def check(cluster: WorkerCluster, members: list[Worker], reference: Reference) -> None:
+def check(cluster: WorkerCluster, members: list[Worker], reference: Reference, kind: str = "plain") -> None:
     """They finished with one model, with each sample once an epoch, and it is about as good."""
     results = []
     for member in members:
@@ -57,13 +52,13 @@ def check(cluster: WorkerCluster, members: list[Worker], reference: Reference) -
         assert found == (STEPS, 5, 5 * OPTIONS["samples"], 0, 0), cluster.logs()
     for name in ("parameters", "buffers", "rate_at_end"):
         assert len({result[name] for result in results}) == 1, name
-    ours, theirs = loss_of(results[0]["values"]), loss_of(reference.values)
+    ours, theirs = loss_of(results[0]["values"], kind), loss_of(reference.values)
     assert ours < theirs + 0.25 * (NOTHING_LEARNT - theirs), (ours, theirs)
 
 
-def loss_of(values: list[float]) -> float:
+def loss_of(values: list[float], kind: str = "plain") -> float:
     """Of the model with these parameters, over all samples."""
-    model = make_model("norm")
+    model = make_model(kind)
     torch.nn.utils.vector_to_parameters(torch.tensor(values), model.parameters())
     x, y = make_data(OPTIONS["samples"])
     return float(F.cross_entropy(model(x), y).detach())
@@ -93,7 +88,7 @@ def test_common_steps_end_in_the_middle_of_an_epoch(
     replication: int,
     wanted: pb.Consistency,
 ) -> None:
-    cluster = make_cluster(TOGETHER, replication)
+    cluster = make_cluster(TOGETHER, replication, model="norm")
     held = gate(tmp_path / "gate", 12)
     workers = cluster.start(2, faults={0: held, 1: held})
     cluster.until_step(11)
@@ -103,7 +98,7 @@ def test_common_steps_end_in_the_middle_of_an_epoch(
     (tmp_path / "gate").unlink()
     cluster.until(lambda: reply(cluster).consistency == wanted, "the change")
     cluster.until_done()
-    check(cluster, workers, reference)
+    check(cluster, workers, reference, "norm")
     # Each step was made by both up to the boundary, and each range once after it.
     assert commits(cluster) == Counter({step: 2 if step <= 12 else 1 for step in range(1, STEPS + 1)})
     assert len(cluster.workers) == 2
@@ -164,3 +159,134 @@ def test_a_script_that_needs_common_steps_keeps_its_job_in_them_also_with_new_po
     results = [first.result(), third.result()]
     assert len({result["parameters"] for result in results if result}) == 1
     assert reply(cluster).consistency == TOGETHER
+
+
+@pytest.mark.parametrize(("replication", "first"), [(1, FREE), (2, BOUNDED)])
+def test_common_steps_begin_at_the_end_of_an_epoch(
+    make_cluster: Callable[..., WorkerCluster],
+    reference: Reference,
+    tmp_path: Path,
+    replication: int,
+    first: pb.Consistency,
+) -> None:
+    cluster = make_cluster(first, replication, model="norm", scaler=True, infinite=77)
+    held = gate(tmp_path / "gate", 12)
+    workers = cluster.start(2, faults={0: held, 1: held})
+    cluster.until(lambda: commits(cluster)[11] == 1, "the range before", slowly=False)
+    cluster.consistency = TOGETHER
+    cluster.until(lambda: all(ENDS in worker.log() for worker in workers), "the word")
+    cluster.until(lambda: bool(reply(cluster).consistency_pending), "that it is told")
+    assert reply(cluster).consistency == first
+    (tmp_path / "gate").unlink()
+    cluster.until(lambda: reply(cluster).consistency == TOGETHER, "the change")
+    cluster.until_done()
+    check(cluster, workers, reference, "norm")
+    assert commits(cluster) == Counter({step: 1 if step <= 16 else 2 for step in range(1, STEPS + 1)})
+    assert [result["audit"]["skipped"] for worker in workers if (result := worker.result())] == [2, 2]
+    assert reply(cluster).consistency_pending == ""
+
+
+def test_the_numbers_after_it_are_those_of_common_steps(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    """One worker's ranges are the steps of a single process, and so is what two make of them together."""
+    cluster = make_cluster(FREE)
+    held = f"{gate(tmp_path / 'gate', 12)};{gate(tmp_path / 'later', 20)}"
+    [first] = cluster.start(1, faults={0: held})
+    cluster.until_step(11)
+    cluster.consistency = TOGETHER
+    cluster.until(lambda: ENDS in first.log(), "the word")
+    (tmp_path / "gate").unlink()
+    cluster.until(lambda: "training goes on with consistency Synchronous" in first.log(), "the change")
+    second = cluster.add()
+    (tmp_path / "later").unlink()
+    cluster.until_done()
+    check(cluster, [first, second], reference)
+    for worker in (first, second):
+        result = worker.result()
+        assert result is not None
+        torch.testing.assert_close(
+            torch.tensor(result["values"]), torch.tensor(reference.values), rtol=1e-4, atol=1e-5
+        )
+        assert result["rates"].items() <= reference.rates.items()
+
+
+def test_a_worker_and_the_coordinator_are_killed_before_common_steps_begin(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    """One dies where all meet: the others find that the epoch is over and meet again, there or at the end of
+    the next one, if they are past it when they are asked again.
+    """
+    held, again = gate(tmp_path / "gate", 12), gate(tmp_path / "again", 20)
+    cluster = make_cluster(BOUNDED, 2)
+    faults = {0: f"{held};{again}", 1: f"{held};{again}", 2: f"{held};meeting:17:kill"}
+    first, second, third = cluster.start(3, faults=faults)
+    cluster.until(lambda: commits(cluster)[11] == 1, "the range before", slowly=False)
+    cluster.consistency = TOGETHER
+    cluster.until(lambda: ENDS in first.log(), "the word")
+    cluster.kill_coordinator()
+    cluster.start_coordinator(same_pod=True)
+    cluster.until(
+        lambda: reply(cluster).incarnation.restart == 1 and bool(reply(cluster).consistency_pending),
+        "a new coordinator that wants the same",
+    )
+    (tmp_path / "gate").unlink()
+    cluster.until(lambda: third.code == -9, "the death at the meeting")
+    cluster.until(
+        lambda: ENDS in first.log().rpartition("rank 0 of 2")[2] or reply(cluster).consistency == TOGETHER,
+        "the word to those who are left",
+    )
+    (tmp_path / "again").unlink()
+    cluster.until(lambda: reply(cluster).consistency == TOGETHER, "the change")
+    cluster.until_done()
+    check(cluster, [first, second], reference)
+    found = commits(cluster)
+    assert all(found[step] == 2 for step in range(25, STEPS + 1))
+
+
+@pytest.mark.parametrize("point", ["formed", "transfer"])
+def test_the_first_worker_is_killed_while_common_steps_begin(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path, point: str
+) -> None:
+    """Before the servers count steps, or when they do: the others take what the next one of them holds."""
+    held = gate(tmp_path / "gate", 12)
+    cluster = make_cluster(FREE, 2, scaler=True, model="norm")
+    faults = {0: f"{held};{point}:17:kill", 1: held, 2: held}
+    first, second, third = cluster.start(3, faults=faults)
+    cluster.until(lambda: commits(cluster)[11] == 1, "the range before", slowly=False)
+    cluster.consistency = TOGETHER
+    cluster.until(lambda: ENDS in second.log(), "the word")
+    (tmp_path / "gate").unlink()
+    cluster.until_done()
+    assert first.code == -9
+    check(cluster, [second, third], reference, "norm")
+    assert commits(cluster) == Counter({step: 1 if step <= 16 else 2 for step in range(1, STEPS + 1)})
+    assert reply(cluster).consistency == TOGETHER
+
+
+def test_to_and_fro_while_a_server_is_killed(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    gates = {step: tmp_path / f"gate-{step}" for step in (6, 12, 20)}
+    held = ";".join(gate(path, step) for step, path in gates.items())
+    cluster = make_cluster(TOGETHER, 2, scaler=True, environment={"SPRINGTIDE_COMPRESSION": "BF16"})
+    workers = cluster.start(2, faults={0: held, 1: held})
+    cluster.until_step(5)
+    cluster.consistency = FREE
+    cluster.until(lambda: "asked to stop after the step" in workers[0].log(), "the boundary")
+    gates[6].unlink()
+    cluster.until(lambda: commits(cluster)[11] == 1, "ranges", slowly=False)
+    cluster.consistency = TOGETHER
+    cluster.until(lambda: ENDS in workers[0].log(), "the word")
+    gates[12].unlink()
+    cluster.until(lambda: commits(cluster)[19] == 2, "common steps", slowly=False)
+    cluster.until_settled()
+    cluster.servers[0].kill()
+    cluster.add_server(0)
+    cluster.until(lambda: not cluster.servers[0].running, "the server's death")
+    gates[20].unlink()
+    cluster.until_done()
+    check(cluster, workers, reference)
+    twice = [*range(1, 7), *range(17, STEPS + 1)]
+    assert commits(cluster) == Counter({step: 1 + (step in twice) for step in range(1, STEPS + 1)})
+    assert [worker.code for worker in workers] == [0, 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -182,18 +181,11 @@ def test_the_strategy_is_immutable_and_nothing_below_it() -> None:
     assert "x-kubernetes-validations" not in strategy
 
 
-def test_the_consistency_of_a_job_can_be_edited_but_not_to_common_steps() -> None:
+def test_the_consistency_of_a_job_can_be_edited() -> None:
     strategy = SCHEMA["properties"]["spec"]["properties"]["strategy"]["properties"]
     schemas = strategy["parameterServer"]["properties"]
-    assert "x-kubernetes-validations" not in schemas["staleness"]
-    [rule] = schemas["consistency"]["x-kubernetes-validations"]
-    for old, new in itertools.product(("Synchronous", "BoundedStaleness", "Asynchronous"), repeat=2):
-        allowed = old == new or new != "Synchronous"
-        environment = celpy.Environment()
-        program = environment.program(environment.compile(rule["rule"]))
-        asked = {"self": celpy.json_to_cel(new), "oldSelf": celpy.json_to_cel(old)}
-        assert bool(program.evaluate(asked)) is allowed, (old, new)
-    assert "create a new one" in rule["message"]
+    for name in ("consistency", "staleness"):
+        assert "x-kubernetes-validations" not in schemas[name]
 
 
 @pytest.mark.parametrize(

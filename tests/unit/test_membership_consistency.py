@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from types import ModuleType
 
@@ -14,9 +13,9 @@ from hypothesis import strategies as st
 
 from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator import wire
-from springtide_coordinator.membership import boundary, consistency, succession
+from springtide_coordinator.membership import boundary, succession
 from springtide_coordinator.membership import messages as say
-from springtide_coordinator.membership.consistency import why_not, why_refused
+from springtide_coordinator.membership.consistency import why_cut, why_refused
 from springtide_coordinator.membership.messages import Consistency
 from springtide_coordinator.settings import BadEnvironmentError, read_options
 
@@ -136,18 +135,98 @@ def test_scripts_that_cannot_train_without_common_steps_keep_the_job_in_them() -
     assert why_refused(again.m) == "pod-w1: it still would"
 
 
-def test_nobody_goes_to_common_steps() -> None:
-    old, new = NINE, SYNCHRONOUS
-    room = starts_in(old)
+def stop_at_the_end(room: Room, step: int) -> None:
+    """All meet at the end of an epoch, after `step`, and stop there."""
+    name = current(room).name
+    for worker in room.members:
+        room.tell(worker, say.Parked(say.ParkReason.BOUNDARY, name, say.StateName(name, step), cut=True))
+    room.form()
+
+
+def test_common_steps_begin_where_all_have_stopped_at_an_epochs_end() -> None:
+    room = starts_in(NINE)
+    everybody(room, consistency=SYNCHRONOUS)
+    asked = room.last("w0", say.Boundary)
+    text = "consistency BoundedStaleness (9 steps) becomes Synchronous at the end of the epoch"
+    assert (asked.at_epochs_end, asked.reason, why_cut(room.m), why_refused(room.m)) == (True, text, text, "")
+    everybody(room, consistency=SYNCHRONOUS)
+    assert room.told("w0", say.Boundary) == 1
+    assert room.status.reason == "Running"
+    # A loss, and then one that joins, come first, and are no reason to go over.
     number = room.number
-    everybody(room, consistency=new)
-    assert "create a new job" in why_refused(room.m)
-    assert room.told("w0", say.Boundary) == 0
     room.lose("w1")
+    everybody_but(room, "w1")
+    room.park("w0", say.ParkReason.DROPPED, at=say.StateName(current(room).name, 3))
+    room.form()
+    room.hello("w2")
+    room.park("w2")
+    room.tick(2.0)
+    room.sync("w0", "w2", serving=room.servers, consistency=SYNCHRONOUS)
+    assert not room.last("w0", say.Boundary).at_epochs_end
+    room.park("w0", say.ParkReason.BOUNDARY, at=say.StateName(current(room).name, 5))
+    room.form()
+    assert (room.number, in_force(room)) == (number + 2, {NINE})
+    assert room.last("w2", say.Boundary).at_epochs_end  # said to each generation
+    stop_at_the_end(room, 8)
+    assert in_force(room) == {SYNCHRONOUS}
+    start = room.last("w0", say.Start)
+    # One of them has what all get, for some things were each worker's own.
+    assert start.transfers == (say.Transfer("w2", "w0"),)
+    assert start.reason == "consistency BoundedStaleness (9 steps) becomes Synchronous"
+    assert why_cut(room.m) == ""
+    # From then on all have the same.
+    room.hello("w3")
+    room.park("w3")
+    room.tick(2.0)
+    stop_at_boundary(room)
+    assert room.last("w0", say.Start).transfers == (say.Transfer("w3", "w0"),)
+
+
+def test_what_is_wanted_no_more_when_all_have_stopped_is_not_done() -> None:
+    room = starts_in(FREE)
+    everybody(room, consistency=SYNCHRONOUS)
+    everybody(room, consistency=FREE)
+    assert why_cut(room.m) == ""
+    stop_at_the_end(room, 8)
+    assert in_force(room) == {FREE}
+
+
+def test_the_first_attempt_fails_and_another_member_gives_what_all_get() -> None:
+    room = starts_in(FREE)
+    room.hello("w2")
+    room.park("w2")
+    room.tick(2.0)
+    stop_at_boundary(room)
+    everybody(room, consistency=SYNCHRONOUS)
+    name = current(room).name
+    for worker in room.members:
+        room.tell(worker, say.Parked(say.ParkReason.BOUNDARY, name, say.StateName(name, 8), cut=True))
+    room.tell("w1", say.Formed(current(room).name))
+    room.lose("w0")
+    everybody_but(room, "w0")
+    for worker, cut in (("w1", False), ("w2", True)):
+        failed = say.ParkReason.FORMATION_FAILED
+        room.tell(worker, say.Parked(failed, current(room).name, say.StateName(name, 8), cut=cut))
+    assert in_force(room) == {SYNCHRONOUS}
+    # w1 has what w0 gave, and w2 may not.
+    assert room.last("w1", say.Start).transfers == (say.Transfer("w2", "w1"),)
+
+
+def test_an_end_that_others_went_on_from_is_none() -> None:
+    """w1 has stopped at an epoch's end and is away, while the others go on in ranges."""
+    room = starts_in(FREE)
+    name = current(room).name
+    room.tell("w1", say.Parked(say.ParkReason.BOUNDARY, name, say.StateName(name, 8), cut=True))
+    room.lose("w1")
+    everybody_but(room, "w1")
+    room.tell("w0", say.Parked(say.ParkReason.DROPPED, name, say.StateName(name, 8)))
+    room.form()
+    room.lose("w0")
+    room.hello("w1", say.Standing.PARKED, generation=name, state=say.StateName(name, 8), cut=True, books=True)
+    room.sync("w1", serving=room.servers, consistency=SYNCHRONOUS)
     room.tick(5.0)
-    room.park("w0", say.ParkReason.DROPPED, at=room.m.members["w0"].state)
-    assert room.number == number + 1
-    assert in_force(room) == {old}
+    assert room.members == ("w1",)
+    assert in_force(room) == {FREE}
 
 
 def test_a_new_coordinator_learns_from_the_members_and_not_from_its_environment() -> None:
@@ -173,14 +252,15 @@ def test_a_new_coordinator_learns_from_the_members_and_not_from_its_environment(
     assert in_force(again) == {FREE}
 
 
-Word = tuple[Consistency, bool, bool]
-"""What the operator wants, whether a worker dies then, and whether the others stop."""
+Word = tuple[Consistency, bool, bool, bool]
+"""What the operator wants, whether a worker dies then, whether the others stop, and at an epoch's end."""
 
 
 def live_through(words: list[Word]) -> None:
     room = starts_in(FREE)
     joined = 2
-    for wanted, dies, stops in words:
+    for wanted, dies, stops, meets in words:
+        before = current(room).consistency
         everybody(room, consistency=wanted)
         if dies:
             victim, *others = reversed(room.members)
@@ -196,17 +276,22 @@ def live_through(words: list[Word]) -> None:
             stop_at_boundary(room)
         elif stops:
             stop_at_boundary(room)
+            if meets and before != SYNCHRONOUS and wanted == SYNCHRONOUS:
+                stop_at_the_end(room, 8)
+                assert in_force(room) == {SYNCHRONOUS}
         assert len(in_force(room)) == 1
         assert in_force(room) == {current(room).consistency}
-        assert SYNCHRONOUS not in in_force(room)
+        ends = stops and meets and not dies
+        assert before == SYNCHRONOUS or ends or SYNCHRONOUS not in in_force(room)
     stop_at_boundary(room)
-    asked = [wanted for wanted, _, _ in words[-1:] if wanted != SYNCHRONOUS]
-    if asked:
-        assert in_force(room) == set(asked)
+    if words and SYNCHRONOUS in (words[-1][0], *in_force(room)):
+        stop_at_the_end(room, 16)
+    if words:
+        assert in_force(room) == {words[-1][0]}
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(ALL), st.booleans(), st.booleans()), max_size=8))
+@given(st.lists(st.tuples(st.sampled_from(ALL), st.booleans(), st.booleans(), st.booleans()), max_size=8))
 def test_what_is_wanted_last_is_what_they_train_in(words: list[Word]) -> None:
     live_through(words)
 
@@ -215,16 +300,31 @@ def test_what_is_wanted_last_is_what_they_train_in(words: list[Word]) -> None:
     ("module", "name", "instead"),
     [
         (boundary, "why_other_consistency", lambda m, generation: None),
-        (succession, "next_consistency", lambda m, members: m.consistency_at_first),
-        (succession, "next_consistency", lambda m, members: m.current and m.current.consistency),
-        (consistency, "why_not", lambda old, new, members: ""),
+        (succession, "next_consistency", lambda m, members, at_cut: m.consistency_at_first),
+        (succession, "next_consistency", lambda m, members, at_cut: m.current and m.current.consistency),
+        (succession, "is_cut", lambda m, members, chosen: True),
+        (succession, "is_cut", lambda m, members, chosen: False),
     ],
-    ids=["an edit asks for a boundary", "not the environment", "not what was before", "not to common steps"],
+    ids=[
+        "an edit asks for a boundary",
+        "not the environment",
+        "not what was before",
+        "common steps begin from an epoch's end alone",
+        "they begin from there",
+    ],
 )
 def test_without_one_of_the_rules_it_goes_wrong(
     module: ModuleType, name: str, instead: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    walk = [(NINE, False, True), (SYNCHRONOUS, False, True), (FREE, True, True), (FOUR, False, True)]
+    walk: list[Word] = [
+        (NINE, False, True, False),
+        (SYNCHRONOUS, True, True, False),
+        (FREE, True, True, False),
+        (FOUR, False, True, False),
+        (SYNCHRONOUS, False, True, True),
+        (NINE, True, True, False),
+        (FOUR, False, True, False),
+    ]
     live_through(walk)
     monkeypatch.setattr(module, name, instead)
     with pytest.raises(AssertionError):
@@ -248,8 +348,6 @@ def test_consistencies_on_the_wire() -> None:
     assert wire.to_consistency(pb.Consistency(mode="Asynchronous", staleness=7)) == FREE
     with pytest.raises(wire.MalformedError, match="'Eventual' is no consistency: Synchronous, Bounded"):
         wire.to_consistency(pb.Consistency(mode="Eventual"))
-    for old, new in itertools.product(ALL, ALL):
-        assert (why_not(old, new, ()) == "") is (old == new or new != SYNCHRONOUS)
 
 
 def test_the_coordinators_environment() -> None:

@@ -381,9 +381,31 @@ def test_an_edit_that_the_script_cannot_follow_is_told_and_taken_back_by_another
     assert condition(world)["status"] == "False"
 
 
+def test_an_edit_that_waits_for_the_epochs_end_is_told_until_it_is_in_force() -> None:
+    world = World(job=serving_job())
+    wanted = world.job["spec"]["strategy"].setdefault("parameterServer", {})
+    wanted |= {"consistency": "Synchronous"}
+    world.settle()
+    world.now += 100
+    text = "consistency Asynchronous becomes Synchronous at the end of the epoch"
+    world.reports(consistency="Asynchronous", consistency_pending=text)
+    pending = [event.message for event in world.round().events if event.reason == "ConsistencyPending"]
+    assert pending == [text]
+    assert world.status["parameterServers"]["consistencyPending"] == text
+    world.reports(consistency="", consistency_pending="")  # a coordinator that has just begun
+    assert not [event for event in world.round().events if event.reason.startswith("Consistency")]
+    assert world.status["parameterServers"]["consistencyPending"] == text
+    world.reports(consistency="Synchronous", consistency_pending="")
+    changed = [event.message for event in world.round().events if event.reason.startswith("Consistency")]
+    assert changed == ["from Asynchronous to Synchronous"]
+    assert "consistencyPending" not in world.status["parameterServers"]
+
+
 def test_the_coordinators_answer_tells_the_consistency() -> None:
     told = pb.Consistency(mode="BoundedStaleness", staleness=5)
-    report = to_report(pb.SyncReply(consistency=told, consistency_refused="why"), 1.0)
+    said = pb.SyncReply(consistency=told, consistency_refused="why", consistency_pending="when")
+    report = to_report(said, 1.0)
+    assert report.consistency_pending == "when"
     assert (report.consistency, report.staleness) == ("BoundedStaleness", 5)
     assert report.consistency_refused == "why"
     assert news(report, to_report(pb.SyncReply(), 1.0))

@@ -35,12 +35,19 @@ class Session:
     def kinds(self) -> list[str | None]:
         return [message.WhichOneof("message") for message in self.sent]
 
-    def start(self, number: int, incarnation: int = 1, members: tuple[str, ...] = ("me", "you")) -> None:
+    def start(
+        self,
+        number: int,
+        incarnation: int = 1,
+        members: tuple[str, ...] = ("me", "you"),
+        consistency: str = "",
+    ) -> None:
         self.hear(
             start=pb.Start(
                 generation=name(number, incarnation),
                 members=[pb.Member(id=member, address=f"ip-{member}") for member in members],
                 state=pb.StateName(generation=name(number, incarnation)),
+                consistency=pb.Consistency(mode=consistency),
             )
         )
 
@@ -137,6 +144,30 @@ def test_boundary_of_the_present_generation_only() -> None:
     assert session.boundaries == 0
     session.hear(boundary=pb.Boundary(generation=name(2)))
     assert session.boundaries == 1
+
+
+def test_a_stop_at_the_epochs_end_is_no_boundary_and_holds_until_ranges_are_given_out_again() -> None:
+    session = Session()
+    session.join(2)
+    asked: list[str] = []
+    session.membership.on_epochs_end = lambda: asked.append("stop")
+    session.hear(boundary=pb.Boundary(generation=name(2), at_epochs_end=True))
+    assert (asked, session.boundaries) == (["stop"], 0)
+    session.membership.cut = True
+    session.membership.park(pb.BOUNDARY)
+    assert session.membership.hello().cut
+    session.start(3, consistency="Synchronous")
+    assert session.membership.hello().cut
+    session.membership.park(pb.FORMATION_FAILED)
+    session.start(4, consistency="Asynchronous")
+    assert not session.membership.hello().cut
+    session.membership.cut = True
+    session.membership.park(pb.BOUNDARY)
+    session.start(5, consistency="Synchronous")
+    session.membership.use_storage(True, books=True)
+    session.membership.formed(0.0, 0.0, 0)
+    said = session.membership.hello()
+    assert (said.cut, said.books, said.checkpoints, said.storage) == (False, False, True, True)
 
 
 def test_leave_goes_to_parked_processes_only() -> None:

@@ -49,6 +49,28 @@ def test_a_range_is_computed_with_its_own_rate(kind: str, each: int) -> None:
     assert found == pytest.approx({number: alone[number] for number in found})
 
 
+def test_one_that_has_computed_nothing_learns_from_the_others_how_often_a_body_steps() -> None:
+    theirs, two_in_a_body = scheduler()
+    known = Schedules({"a": two_in_a_body, "b": scheduler()[1]})
+    optimizer, item = scheduler()
+    unknown = Schedules({"a": item, "b": scheduler()[1]})
+    assert unknown.told() == [0.0, 0.0, 0.0]
+    known.go_to(0)
+    theirs.step()
+    two_in_a_body.step()
+    two_in_a_body.step()
+    known.stepped()
+    assert known.told() == [1.0, 2.0, 0.0]
+    unknown.hear([0.0, 0.0, 0.0])
+    unknown.go_to(3)
+    assert optimizer.param_groups[0]["lr"] == 1.0
+    unknown.hear([2.0, 4.0, 0.0])
+    unknown.go_to(3)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5**6)
+    known.hear([1.0, 9.0, 9.0])  # what it knows itself counts
+    assert known.told() == [1.0, 2.0, 0.0]
+
+
 def test_a_rate_never_goes_back() -> None:
     optimizer, item = scheduler()
     schedules = Schedules({"scheduler": item})

@@ -37,6 +37,8 @@ class Consistencies:
             runtime.leasing = leasing
         if runtime.membership is not None:
             runtime.membership.bind_to_steps(problem)
+            if leasing is not None:
+                runtime.membership.on_epochs_end = leasing.stop_at_the_end
 
     def enter(self, told: pb.Consistency) -> bool | None:
         """A generation of this consistency begins; whether its members do not step together.
@@ -51,6 +53,8 @@ class Consistencies:
         if loose and self._leasing is None:
             raise UsageError(self._problem)
         before, self._runtime.leasing = self._runtime.leasing, self._leasing if loose else None
+        if self._leasing is not None:
+            self._leasing.stops_at_the_end = False  # that was said to another generation
         if loose is (before is None):
             log.info("training goes on with consistency %s", told.mode)
             if self._leasing is not None:

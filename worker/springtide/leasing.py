@@ -43,6 +43,7 @@ class Leasing:
     def __init__(self, runtime: Runtime, servers: AsynchronousExchange, tracked: Mapping[str, Any]) -> None:
         self._runtime, self._servers = runtime, servers
         self._schedules = Schedules(tracked)
+        self.stops_at_the_end = False
         self._samples = 0  # that this worker has computed in the epoch
         self._told: StateName | None = None
         self._finished = 0  # ranges, as of `_told`
@@ -50,6 +51,11 @@ class Leasing:
     def begin_anew(self) -> None:
         """The members step together no more, or again: what they hold is equal."""
         self._samples = 0
+
+    def stop_at_the_end(self) -> None:
+        """The members are to stop where they meet, at the epoch's end. Any thread."""
+        self.stops_at_the_end = True
+        log.info("asked to stop at the end of the epoch: the members are to step together")
 
     def interrupt(self) -> None:
         """A new generation is wanted: wait for a range no longer."""
@@ -137,18 +143,22 @@ class Leasing:
         runtime, servers, stop = self._runtime, self._servers, first + plan.steps_per_epoch
         servers.refresh()
         servers.settle()
-        self._schedules.go_to(stop)
         # Where nobody who is left has computed anything, the first member's buffers count.
         weight = self._samples + (1e-9 if runtime.group.rank == 0 else 0.0)
         buffers = trainer.buffers.current()
         wish = runtime.checkpoints.wish(runtime.group.rank == 0)
-        own = torch.tensor([weight, wish], dtype=torch.float64)
+        steps = self._schedules.told()
+        told = [weight, wish, float(self.stops_at_the_end), *steps]
+        own = torch.tensor(told, dtype=torch.float64)
         vector = torch.cat((own, pack(buffers, weight, runtime.group.rank == 0)))
         faults.reach("meeting", stop + 1)
         runtime.group.start_sum(vector).wait()
         audit = servers.audit(first, stop)
         repeated, lost = audit.repeated, audit.lost
-        values = unpack(vector[2:], buffers, float(vector[0]))
+        stops, counted = bool(vector[2]), len(told) - len(steps)
+        self._schedules.hear(vector[counted : len(told)].tolist())
+        self._schedules.go_to(stop)
+        values = unpack(vector[len(told) :], buffers, float(vector[0]))
         trainer.buffers.write(list(range(len(buffers))), values)
         trainer.buffers.remember()
         position = runtime.position
@@ -180,6 +190,11 @@ class Leasing:
             runtime.save(state, share, "end" if plan.ended(after) else "interval")
         # Nobody goes on before all have read what the checkpoint holds.
         runtime.group.start_sum(torch.zeros(1)).wait()
+        if stops:
+            # All of them have come here, hold this state, and go on in the next generation only.
+            runtime.boundary = True
+            if runtime.membership is not None:
+                runtime.membership.cut = True
 
     def _hold(self) -> None:
         runtime = self._runtime

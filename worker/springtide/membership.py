@@ -17,7 +17,7 @@ from springtide.checkpoint.shares import Share
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
 from springtide.exchange.entries import Entries, Publish
-from springtide.names import Generation, StateName
+from springtide.names import Generation, StateName, label_of
 from springtide_coordinator import coordinator_pb2 as pb
 
 log = logging.getLogger("springtide")
@@ -76,6 +76,9 @@ class Membership:
         self.storage = False
         """Whether it knows where to write checkpoints; `checkpoints` only while its state is one to save."""
         self.bound_to_steps = ""
+        self.cut = False
+        """Whether all have stopped at an epoch's end, as in Hello."""
+        self.on_epochs_end: Callable[[], None] = lambda: None
         self._training = 0  # processes in a running generation, when this one came
         self.known: StateName | None = None
         self.on_wait: Callable[[], None] = lambda: None
@@ -112,6 +115,7 @@ class Membership:
                 books=self.books,
                 storage=self.storage,
                 bound_to_steps=self.bound_to_steps,
+                cut=self.cut,
             )
             if self.generation is not None:
                 message.generation.CopyFrom(self.generation.to_proto())
@@ -133,7 +137,9 @@ class Membership:
             case "boundary":
                 with self._changed:
                     asked = self.standing == pb.ACTIVE and self._is_current(message.boundary.generation)
-                if asked:
+                if asked and message.boundary.at_epochs_end:
+                    self.on_epochs_end()
+                elif asked:
                     self._on_boundary()
             case "leave":
                 with self._changed:
@@ -181,7 +187,7 @@ class Membership:
             if self.standing != pb.PARKED or state != self.state or self.me.id not in message.writers:
                 log.warning("ignoring the wish for a checkpoint of %s: this process does not hold it", state)
                 return
-            known = {member.id: _label(member) for member in self.members}
+            known = {member.id: label_of(member) for member in self.members}
             writers = tuple(known.get(writer, writer) for writer in message.writers)
             index = list(message.writers).index(self.me.id)
             self._save = SaveAsked(state, Share(index, writers, f"-leaving-{message.attempt}"))
@@ -214,6 +220,7 @@ class Membership:
             self.members = list(message.members)
             self.servers = [*message.servers, *message.leaving_servers]
             self.consistency = message.consistency
+            self.cut = self.cut and message.consistency.mode == "Synchronous"
             self._needed_servers, self._unsettled, self._formed = [], False, None
             # From here on the process may train in the new generation: the promise is kept and over.
             self.standing = pb.ACTIVE
@@ -343,6 +350,7 @@ class Membership:
                 detail=detail[:1000],
                 suspects=suspects,
                 cannot_go_back=cannot_go_back,
+                cut=self.cut,
             )
             if self.generation is not None:
                 promise.generation.CopyFrom(self.generation.to_proto())
@@ -380,7 +388,7 @@ class Membership:
     ) -> None:
         with self._changed:
             assert self.generation is not None
-            self._store = None
+            self._store, self.cut = None, False
             if self.consistency.mode:
                 # Its state is of this generation now.
                 self.books = self.consistency.mode != "Synchronous"
@@ -455,7 +463,7 @@ class Membership:
     def labels(self) -> list[str]:
         """Names of all members of the generation, in rank order. Any thread."""
         with self._changed:
-            return [_label(member) for member in self.members]
+            return [label_of(member) for member in self.members]
 
     def others(self) -> list[str]:
         """Names of the other members of the generation."""
@@ -485,9 +493,3 @@ class Membership:
     def _check_fatal(self) -> None:
         if self._fatal:
             raise SpringtideError(self._fatal)
-
-
-def _label(member: pb.Member) -> str:
-    """The name that people know a process by."""
-    name = member.pod_name or member.id
-    return f"{name}/{member.local_rank}" if member.local_rank else name

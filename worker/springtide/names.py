@@ -46,3 +46,9 @@ class StateName(NamedTuple):
 
 ALONE = Generation(0, 0, 0)
 """The generation of a script that trains without a job."""
+
+
+def label_of(member: pb.Member) -> str:
+    """The name that people know a process by."""
+    name = member.pod_name or member.id
+    return f"{name}/{member.local_rank}" if member.local_rank else name

@@ -109,8 +109,9 @@ class Recovery:
     def _enter_generation(self, stage: int, reason: int, detail: str, suspects: list[str]) -> None:
         runtime, membership = self._runtime, self._membership
         trainer = runtime.ready("batches()")
-        # Workers that do not step together stop one by one: another may wait for this one at an epoch's end.
-        at_boundary = reason == pb.BOUNDARY and runtime.leasing is None
+        # Workers that do not step together stop one by one: another may wait for this one at an epoch's end,
+        # unless all have met there.
+        at_boundary = reason == pb.BOUNDARY and (runtime.leasing is None or membership.cut)
         if at_boundary and isinstance(trainer.servers, SwitchingExchange):
             trainer.servers.rest()
         runtime.blocks.leave()

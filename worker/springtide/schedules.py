@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.amp import GradScaler
@@ -37,11 +38,24 @@ class Schedules:
     def go_to(self, number: int) -> None:
         """The next body is that of this range."""
         if self._each is not None:
-            for item, each in zip(self._items, self._each, strict=True):
-                # A scheduler makes a first step of its own when it is made.
-                for _ in range(1 + each * number - count_of(item)):
-                    item.step()
+            with warnings.catch_warnings():
+                # This worker may have computed nothing so far.
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+                for item, each in zip(self._items, self._each, strict=True):
+                    # A scheduler makes a first step of its own when it is made.
+                    for _ in range(1 + each * number - count_of(item)):
+                        item.step()
         self._at = [count_of(item) for item in self._items]
+
+    def told(self) -> list[float]:
+        """What this worker knows of the steps in a body, for the sum over all members: 1 and the steps of
+        each scheduler, or zeros."""
+        return [0.0] * (1 + len(self._items)) if self._each is None else [1.0, *map(float, self._each)]
+
+    def hear(self, sums: Sequence[float]) -> None:
+        """The sums of what all members have told: who has computed no body yet learns from the others."""
+        if self._each is None and sums[0]:
+            self._each = [round(each / sums[0]) for each in sums[1:]]
 
     def stepped(self) -> None:
         """The body of that range has ended."""

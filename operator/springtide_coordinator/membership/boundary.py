@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .consistency import why_other_consistency
+from .consistency import why_cut, why_other_consistency
 from .effects_once import once
 from .events import Effect
 from .generation import Generation
@@ -27,7 +27,7 @@ def ask_for_boundary(m: Membership, generation: Generation, now: float) -> list[
         why = why_leave(m, trains, now) or why_join(m, generation, trains, now)
         why = why or why_other_servers(m, generation, now) or why_other_consistency(m, generation)
         if why is None:
-            return []
+            return ask_for_cut(m, generation, trains)
         generation.boundary_cause, asked = why
         generation.boundary = asked
     effects: list[Effect] = []
@@ -35,6 +35,16 @@ def ask_for_boundary(m: Membership, generation: Generation, now: float) -> list[
         if record.generation == generation.name and record.standing is Standing.ACTIVE:
             message = Boundary(generation.name, asked)
             effects += once(record, ("boundary", generation.name), message)
+    return effects
+
+
+def ask_for_cut(m: Membership, generation: Generation, trains: list[Record]) -> list[Effect]:
+    """Ask all members to stop at the epoch's end, and let them train until then."""
+    effects: list[Effect] = []
+    if reason := why_cut(m):
+        for record in trains:
+            message = Boundary(generation.name, reason, at_epochs_end=True)
+            effects += once(record, ("cut", generation.name), message)
     return effects
 
 

@@ -7,59 +7,95 @@ members what they train in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from .generation import Generation
 from .members import Record
 from .messages import Consistency
+from .names import StateName
 from .state import Membership
 
 SYNCHRONOUS: Final = "Synchronous"
 BOUNDED: Final = "BoundedStaleness"
+CAUSE: Final = "consistency"
 MODES: Final = (SYNCHRONOUS, BOUNDED, "Asynchronous")
 
 
-def next_consistency(m: Membership, members: Iterable[Record]) -> Consistency | None:
+def next_consistency(m: Membership, members: Iterable[Record], at_cut: bool) -> Consistency | None:
     """What is wanted, where these members can go over to it; else what the job trains in.
 
-    None: no servers, or not told. The operator's word counts more than what members report, and that more
-    than this process's environment, which may be older than either.
+    at_cut: the state that they begin from is one of common steps. None: no servers, or not told. The
+    operator's word counts more than what members report, and that more than this process's environment, which
+    may be older than either.
     """
     in_force, wanted = _in_force(m), _wanted(m)
-    if in_force is None or wanted is None or why_not(in_force, wanted, members) == "":
+    if in_force is None or wanted is None or _same_kind(in_force, wanted):
         return wanted
-    return in_force
+    follows = at_cut if wanted.mode == SYNCHRONOUS else not _bound(members)
+    return wanted if follows else in_force
 
 
-def why_not(old: Consistency, new: Consistency, members: Iterable[Record]) -> str:
-    """What keeps a job from going over at a step boundary; "": nothing does.
+def is_cut(m: Membership, members: Iterable[Record], chosen: StateName | None) -> bool:
+    """Whether the state is one that common steps can begin from: exactly the ranges before it are in every
+    chunk, and all who hold it are at the same place.
 
-    In Synchronous servers count steps, and ranges otherwise: any state of the former is one of the latter,
-    but not the other way round.
+    In Synchronous servers count steps, and ranges otherwise: each state of the former is one of the latter,
+    but the other way round only where workers meet, at an epoch's end. Who has stopped there says so; it is
+    true until ranges are given out again. A fresh start begins from a state of either kind.
     """
-    if (old.mode == SYNCHRONOUS) == (new.mode == SYNCHRONOUS):
-        return ""
-    if new.mode == SYNCHRONOUS:
-        return f"a job cannot go over from {old.mode} to {SYNCHRONOUS}: create a new job"
-    bound = next((record for record in members if record.bound_to_steps), None)
-    return "" if bound is None else f"{bound.info.label}: {bound.bound_to_steps}"
+    if chosen is None:
+        return True
+    current = m.current
+    return any(
+        record.cut
+        and record.state == chosen
+        and (current is None or not keeps_books(m) or record.generation == current.name)
+        for record in members
+    )
+
+
+def owners(
+    participants: Sequence[Record], chosen: StateName | None, following: Consistency | None
+) -> list[str]:
+    """Who of the holders has what the others are to have. Ids.
+
+    Without common steps some things are each worker's own (a GradScaler's scale): where such steps begin, one
+    member's become all members'.
+    """
+    holders = sorted((r for r in participants if r.state == chosen), key=lambda r: r.info.rank_key)
+    if following is not None and following.mode == SYNCHRONOUS:
+        holders = [record for record in holders if not record.books] or holders[:1]
+    return [record.info.id for record in holders]
 
 
 def why_refused(m: Membership) -> str:
     """Why the wanted consistency does not follow; "": it is in force, or it comes."""
     in_force, wanted = _in_force(m), _wanted(m)
-    if in_force is None or wanted is None or m.current is None:
+    if in_force is None or wanted is None or m.current is None or wanted.mode == SYNCHRONOUS:
         return ""
-    return why_not(in_force, wanted, _members(m, m.current))
+    return "" if _same_kind(in_force, wanted) else _bound(_members(m, m.current))
+
+
+def why_cut(m: Membership) -> str:
+    """Why the members shall stop where they meet; "": they need not."""
+    in_force, wanted = _in_force(m), _wanted(m)
+    if in_force is None or wanted is None or in_force.mode == SYNCHRONOUS or wanted.mode != SYNCHRONOUS:
+        return ""
+    return f"consistency {in_force} becomes {wanted} at the end of the epoch"
 
 
 def why_other_consistency(m: Membership, generation: Generation) -> tuple[str, str] | None:
     """(cause, reason) of a boundary that is asked for because the consistency is to change."""
-    following = next_consistency(m, _members(m, generation))
+    following = next_consistency(m, _members(m, generation), at_cut=False)
     if generation.consistency is None or following == generation.consistency:
         return None
-    return "consistency", f"consistency {generation.consistency} becomes {following}"
+    return CAUSE, describe_change(generation.consistency, following)
+
+
+def describe_change(old: Consistency | None, new: Consistency | None) -> str:
+    """One sentence for people."""
+    return f"consistency {old} becomes {new}"
 
 
 def keeps_books(m: Membership) -> bool:
@@ -74,6 +110,16 @@ def _in_force(m: Membership) -> Consistency | None:
 
 def _wanted(m: Membership) -> Consistency | None:
     return m.consistency_wanted or _in_force(m) or m.consistency_at_first
+
+
+def _same_kind(old: Consistency, new: Consistency) -> bool:
+    return (old.mode == SYNCHRONOUS) is (new.mode == SYNCHRONOUS)
+
+
+def _bound(members: Iterable[Record]) -> str:
+    """Whose script cannot train without common steps, and why; "": nobody's."""
+    bound = next((record for record in members if record.bound_to_steps), None)
+    return "" if bound is None else f"{bound.info.label}: {bound.bound_to_steps}"
 
 
 def _members(m: Membership, generation: Generation) -> list[Record]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from .members import Record
@@ -72,6 +72,7 @@ def compose(
     leaving_servers: tuple[ServerInfo, ...] = (),
     had_state: bool = False,
     consistency: Consistency | None = None,
+    owners: Collection[str] | None = None,
 ) -> Start:
     """Make the Start of generation `name`: ranks, the state, and who sends it to whom.
 
@@ -81,6 +82,7 @@ def compose(
             initial state of the first member.
         had_state: with None: the job had state.
         consistency: in which the members train; None without parameters on servers.
+        owners: holders of the state, from whom the other members get it; None: all holders.
     """
     members = tuple(sorted((record.info for record in participants), key=lambda info: info.rank_key))
     if chosen is None:
@@ -98,8 +100,9 @@ def compose(
             consistency=consistency,
         )
     held = {record.info.id: record.state for record in participants}
-    holders = [info.id for info in members if held[info.id] == chosen]
-    receivers = [info.id for info in members if held[info.id] != chosen]
+    given = [member for member, state in held.items() if state == chosen] if owners is None else owners
+    holders = [info.id for info in members if info.id in given]
+    receivers = [info.id for info in members if info.id not in given]
     transfers = tuple(Transfer(receiver, holders[i % len(holders)]) for i, receiver in enumerate(receivers))
     return Start(
         name,

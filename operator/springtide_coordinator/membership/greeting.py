@@ -138,7 +138,7 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
     record.standing = hello.standing
     record.generation = hello.generation
     record.checkpoints, record.storage = hello.checkpoints, hello.storage
-    record.bound_to_steps = hello.bound_to_steps
+    record.bound_to_steps, record.cut = hello.bound_to_steps, hello.cut
     hold(m, record, hello.state)
     record.layout_hash = hello.layout_hash or record.layout_hash
     record.ended_stages = hello.ended_stage

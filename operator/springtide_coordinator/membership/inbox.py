@@ -74,6 +74,7 @@ def on_parked(m: Membership, record: Record, message: Parked, now: float) -> lis
     record.standing = Standing.PARKED
     record.generation = message.generation
     record.stuck = record.stuck or message.cannot_go_back
+    record.cut = message.cut
     lacking = message.reason is ParkReason.SERVERS_LACK_STATE
     if lacking and current is not None and message.generation == current.name:
         void(m, current, message)
@@ -92,6 +93,7 @@ def on_formed(m: Membership, record: Record, message: Formed) -> None:
         return
     again = record.info.id in current.formed
     current.formed.add(record.info.id)
+    record.cut = False
     if current.consistency is not None:
         record.books = keeps_books(m)
         record.checkpoints = record.storage and not record.books

@@ -119,6 +119,7 @@ class Hello:
     consistency: Consistency | None = None  # of `generation`
     storage: bool = False  # it knows where to write checkpoints; `checkpoints`: and its state is one to save
     bound_to_steps: str = ""  # why its script cannot train without common steps, as far as is known
+    cut: bool = False  # its state is an epoch's end, where all have stopped and no range was given out since
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ class Parked:
     detail: str = ""
     suspects: tuple[str, ...] = ()
     cannot_go_back: bool = False  # there is no checkpoint that it could take in the place of its state
+    cut: bool = False  # as in Hello
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +261,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
+    """at_epochs_end: not after the step, but where all meet who do not step together."""
+
     generation: GenerationName
     reason: str
+    at_epochs_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from .adoption import settle
 from .boundary import send_away
 from .closing import why_parked
-from .consistency import keeps_books, next_consistency
+from .consistency import CAUSE, describe_change, is_cut, keeps_books, next_consistency, owners
 from .effects_once import once
 from .events import Cut, Effect, Made, Send
 from .generation import Generation, compose
 from .leaving import may_leave
 from .liveness import complaint_in, paused_without_operator, proof_of_death
 from .members import Record
-from .messages import ParkReason, Refused, ServerInfo, Standing
+from .messages import Consistency, ParkReason, Refused, ServerInfo, Standing
 from .names import StateName
 from .saving import before_leaving
 from .serving import choose_servers, copies_kept, still_holding
@@ -34,6 +34,7 @@ class Plan:
     reason: str
     state_lost: bool
     servers: tuple[ServerInfo, ...] = ()
+    consistency: Consistency | None = None
 
 
 def is_over(m: Membership, generation: Generation | None) -> bool:
@@ -91,9 +92,10 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
     lost = m.state_existed and not kept and (chosen is None or rolls_back(m, pool))
     if chosen is None and m.put_away_with:
         lost = False
-    cause, reason = why(m, participants, chosen, lost, servers)
+    following = next_consistency(m, participants, is_cut(m, participants, chosen))
+    cause, reason = why(m, participants, chosen, lost, servers, following)
     counts = lost and not still_begins_anew(m, chosen)
-    return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, counts, servers)
+    return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, counts, servers, following)
 
 
 def still_begins_anew(m: Membership, chosen: StateName | None) -> bool:
@@ -221,6 +223,7 @@ def why(
     chosen: StateName | None,
     lost: bool,
     servers: tuple[ServerInfo, ...],
+    following: Consistency | None,
 ) -> tuple[str, str]:
     """(cause, reason) of the generation to make."""
     current = m.current
@@ -244,6 +247,8 @@ def why(
         return "start", "the next training loop begins"
     if current.boundary:
         return current.boundary_cause, current.boundary
+    if current.consistency is not None and following != current.consistency:
+        return CAUSE, describe_change(current.consistency, following)
     if current.lost:
         member, reason = next(iter(current.lost.items()))
         return "failure", f"{member} is lost: {reason}"
@@ -274,7 +279,8 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
         plan.servers,
         leaving,
         m.state_existed,
-        next_consistency(m, participants),
+        plan.consistency,
+        owners(participants, plan.chosen, plan.consistency),
     )
     copies = copies_kept(m.current, start)
     m.current = Generation(name, start.members, made_at=now, base=start.state, start=start)

@@ -75,17 +75,8 @@ class ParameterServer(ApiModel):
         description="Synchronous: a step counts when all workers' gradients of it are in; the numbers are"
         " those of one process. Asynchronous: each worker computes whole global batches by itself, and the"
         " servers apply its gradients when they come. BoundedStaleness: so, but no worker gets more than"
-        " staleness steps ahead of the slowest. A change takes effect at a step boundary, and no process"
-        " restarts; to Synchronous it is refused.",
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule(
-                    "self == oldSelf || self != 'Synchronous'",
-                    "strategy.parameterServer.consistency cannot go to Synchronous in a job: create a new"
-                    " one",
-                )
-            ]
-        },
+        " staleness steps ahead of the slowest. A change takes effect at a step boundary, to Synchronous at"
+        " the end of the running epoch, and no process restarts.",
     )
     staleness: int = Field(
         default=4,

@@ -60,6 +60,10 @@ class ParameterServersStatus(ApiModel):
     staleness: Count | None = Field(
         default=None, description="With BoundedStaleness: steps that the fastest worker may be ahead."
     )
+    consistency_pending: Text = Field(
+        default="",
+        description="That another consistency comes at the end of the running epoch. An edit takes it back.",
+    )
 
 
 class DataStatus(ApiModel):

@@ -272,6 +272,7 @@ class Report:
     consistency: str = ""  # in which the generation trains; "": no parameters on servers
     staleness: int = 0  # with BoundedStaleness
     consistency_refused: str = ""  # why the wanted one cannot be
+    consistency_pending: str = ""  # that the wanted one comes at the end of the epoch
     checkpoint: CheckpointReport | None = None
     checkpoint_error: str = ""  # why newer ones fail
     restored: str = ""  # URI of the checkpoint that training went on from

@@ -241,17 +241,24 @@ def in_force(old: Mapping[str, Any], observation: Observation, ledger: Ledger) -
     report = observation.report_of(ledger.incarnation)
     if report is None or not report.consistency:
         before = old.get("parameterServers") or {}
-        return {key: before[key] for key in ("consistency", "staleness") if before.get(key)}
+        kept = ("consistency", "staleness", "consistencyPending")
+        return {key: before[key] for key in kept if before.get(key)}
     bound = {"staleness": report.staleness} if report.staleness else {}
-    return {"consistency": report.consistency, **bound}
+    pending = {"consistencyPending": report.consistency_pending} if report.consistency_pending else {}
+    return {"consistency": report.consistency, **bound, **pending}
 
 
 def switched(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
-    """The event of a running job's change of consistency. old, new: statuses."""
-    before, after = (_in_words(status.get("parameterServers") or {}) for status in (old, new))
-    if not before or not after or before == after:
-        return []
-    return [Event(reasons.EVENT_CONSISTENCY, f"from {before} to {after}")]
+    """Events of a running job's change of consistency. old, new: statuses."""
+    shown = [status.get("parameterServers") or {} for status in (old, new)]
+    was_pending, pending = (status.get("consistencyPending") for status in shown)
+    events = []
+    if pending and pending != was_pending:
+        events.append(Event(reasons.EVENT_CONSISTENCY_PENDING, pending))
+    before, after = (_in_words(status) for status in shown)
+    if before and after and before != after:
+        events.append(Event(reasons.EVENT_CONSISTENCY, f"from {before} to {after}"))
+    return events
 
 
 def _in_words(status: Mapping[str, Any]) -> str:
