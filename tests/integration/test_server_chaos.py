@@ -19,7 +19,7 @@ from worker_reference import Reference, train_alone
 
 from springtide import outcome
 
-SECONDS = seconds(25)
+SECONDS = seconds(60)
 SEEDS = Path(__file__).resolve().parents[1] / "support" / "server_chaos_seeds.txt"
 DENSE: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 14, "pace": 0.015, "split": 2}
 TABLES: dict[str, Any] = {

@@ -23,7 +23,7 @@ SEEDS = Path(__file__).resolve().parents[1] / "support" / "worker_chaos_seeds.tx
 SAVING_SEEDS = SEEDS.with_name("checkpoint_chaos_seeds.txt")
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 14, "pace": 0.015, "split": 2}
 
-pytestmark = pytest.mark.timeout(int(600 + 2 * seconds(20)))
+pytestmark = pytest.mark.timeout(int(600 + 2 * seconds(45)))
 
 
 def survive(chaos: Chaos, reference: Reference, *, early: bool) -> str:
@@ -63,7 +63,7 @@ def test_whatever_happens_the_survivors_have_the_undisturbed_run_s_numbers(
         cluster = WorkerCluster(zygote, folder, OPTIONS | {"same_start": early})
         return survive(Chaos(cluster, seed), reference, early=early)
 
-    each_seed(SEEDS, seconds(20), one)
+    each_seed(SEEDS, seconds(45), one)
 
 
 def test_when_all_are_lost_the_last_whole_checkpoint_leads_to_the_same_numbers(
@@ -77,4 +77,4 @@ def test_when_all_are_lost_the_last_whole_checkpoint_leads_to_the_same_numbers(
         restored = sum(" restored " in worker.log() for worker in chaos.cluster.workers)
         return f"{told}, {restored} restored a checkpoint"
 
-    each_seed(SAVING_SEEDS, seconds(8), one)
+    each_seed(SAVING_SEEDS, seconds(15), one)
