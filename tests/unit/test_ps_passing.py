@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 from worker_groups import form_groups, together
 from worker_ranks import Rank, on_ranks, seeded
 
+from springtide.servers.grouped import GroupedExchange
 from springtide.servers.passing import Passing
 
 X = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
@@ -90,6 +91,13 @@ def train(size: int, group_size: int) -> tuple[torch.Tensor, int]:
             with rank.step():
                 (model(x) - y).square().mean().backward()
                 optimizer.step()
+        exchange = rank.trainer.servers
+        if isinstance(exchange, GroupedExchange):
+            # A boundary cuts nothing off.
+            exchange.rest()
+            assert exchange._clean == {chunk.key for chunk in exchange.chunks}
+            assert exchange._passing is not None
+            assert exchange._passing.ended
         rank.runtime.settle(None)
         return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 

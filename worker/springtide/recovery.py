@@ -27,7 +27,6 @@ from springtide.names import StateName
 from springtide.places import Place
 from springtide.servers.exchange import ServerExchange, ServersLackState
 from springtide.servers.leading import Place as ServersPlace
-from springtide.servers.switching import SwitchingExchange
 from springtide.state import Position, State
 from springtide_coordinator import coordinator_pb2 as pb
 
@@ -112,7 +111,7 @@ class Recovery:
         # Workers that do not step together stop one by one: another may wait for this one at an epoch's end,
         # unless all have met there.
         at_boundary = reason == pb.BOUNDARY and (runtime.leasing is None or membership.cut)
-        if at_boundary and isinstance(trainer.servers, SwitchingExchange):
+        if at_boundary and trainer.servers is not None:
             trainer.servers.rest()
         runtime.blocks.leave()
         if not at_boundary:

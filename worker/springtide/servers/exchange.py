@@ -232,6 +232,9 @@ class ServerExchange:
         self._made = None if made is None else ((made[0][0], made[0][1], made[0][2]), made[1])
         self.recipe = None if recipe is None else Recipe.from_json(recipe)
 
+    def rest(self) -> None:
+        """At a boundary: end what the next generation would cut off."""
+
     def close(self) -> None:
         self.links.close()
         self._memory.close()

@@ -10,6 +10,7 @@ next generation, like everything that knows ranks; what a member lacks then it f
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from concurrent.futures import Future
 from typing import Any
@@ -24,6 +25,8 @@ from springtide.servers.links import ServerError
 from springtide.servers.passing import Passing, scratch_for
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.wire import Pushed
+
+log = logging.getLogger("springtide")
 
 
 def team_of(rank: int, size: int, world: int) -> range:
@@ -88,6 +91,20 @@ class GroupedExchange(ServerExchange):
         while self._summed:
             self._send_on()
         return super().prepare()
+
+    def rest(self) -> None:
+        """At a boundary, where all members have committed the last step: let its values pass the whole team.
+
+        What is cut off, each member fetches for itself in the next generation.
+        """
+        if self._passing is None:
+            return
+        try:
+            self.settle()
+        except ServerError as error:
+            log.info("not all values of the last step are here: %s", error)
+        else:
+            self._passing.finish()
 
     def close(self) -> None:
         self._leave_team()

@@ -80,6 +80,10 @@ class Passing:
                 if not future.done():
                     future.set_exception(RuntimeError(f"a team passes values on: {error}"))
 
+    def finish(self) -> None:
+        """Wait until what has come is passed on. Other members' failures end that, too."""
+        wait_for(self._running, _END_SECONDS)
+
     def end(self) -> None:
         """Shut the team, and return when nothing of it is under way any more."""
         self._team.shut()
