@@ -45,6 +45,10 @@ def chain(size: int, steps: int, pieces: int, fetch: Callable[[int, int], None])
             values: list[Any] = []
             for number, future in enumerate(arrived.values()):
                 error = future.exception(60)
+                if error is not None:
+                    # Whoever fails ends the generation for all.
+                    for group in groups:
+                        group.shut()
                 values.append(str(error) if error is not None else memory[number].tolist())
             found.append(values)
         return found
@@ -138,14 +142,22 @@ def test_who_has_committed_gets_the_values_although_its_team_is_over(reader: int
         assert exchange is not None
         commit = exchange.commit
 
+        def over() -> None:
+            """As the end of the generation does."""
+            assert isinstance(exchange, GroupedExchange)
+            assert exchange._team is not None
+            exchange._team.shut()
+            exchange.links.over("the other member is dead")
+
         def early(*arguments: Any) -> None:
             commit(*arguments)
-            exchange.links.over("the other member is dead")
+            over()
 
         def late(*arguments: Any) -> None:
             """As if it were dead in this moment, until the other one has what it needs."""
             assert has_read.wait(60)
             commit(*arguments)
+            over()
 
         exchange.commit = early if rank.rank == reader else late  # type: ignore[method-assign]
         for x, y in rank.batches((X, Y), batch_size=32, epochs=1, seed=0, shuffle=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -173,6 +174,21 @@ def test_missing_member_is_named() -> None:
         form(store, 0, 2, addresses(1)[0], connect_seconds=10, collective_seconds=10)
 
 
+def test_a_socket_is_found_although_a_duplicate_of_it_is_closed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread of the process looks for its own, and duplicates what it finds."""
+    before = groups_module._sockets()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        passing = os.dup(server.fileno())
+        listed = groups_module._sockets()
+        os.close(passing)
+        monkeypatch.setattr(groups_module, "_sockets", lambda: listed)
+        port = server.getsockname()[1]
+        assert groups_module._listener(before, "127.0.0.1") == f"127.0.0.1:{port}"
+    assert any(passing in descriptors for descriptors in listed.values())
+
+
 def test_sockets_of_a_group_are_found_although_descriptors_are_used_again() -> None:
     """An old group's descriptors are closed by the backend's thread, maybe while the next group forms."""
     olds = [socket.socket() for _ in range(40)]
@@ -180,7 +196,7 @@ def test_sockets_of_a_group_are_found_although_descriptors_are_used_again() -> N
     for old in olds:
         old.close()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert server.fileno() in before.values()
+        assert [server.fileno()] in before.values()
         host, port = server.getsockname()
         assert groups_module._listener(before, "127.0.0.1") == f"{host}:{port}"
         with socket.create_connection((host, port)) as client:

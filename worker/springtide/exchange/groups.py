@@ -16,7 +16,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -295,12 +295,15 @@ def peers_in(error: BaseException) -> list[str]:
     return list(dict.fromkeys(_PEER.findall(str(error))))
 
 
-def _sockets() -> dict[str, int]:
-    """Descriptor by inode: numbers of descriptors are used again as soon as an old group is freed."""
-    found = {}
+def _sockets() -> dict[str, list[int]]:
+    """Descriptors by inode: numbers of descriptors are used again as soon as an old group is freed.
+
+    All of them, since one may be a duplicate that another thread closes the next moment.
+    """
+    found: dict[str, list[int]] = {}
     for entry in os.listdir("/proc/self/fd"):
         if (inode := _inode(int(entry))) is not None:
-            found[inode] = int(entry)
+            found.setdefault(inode, []).append(int(entry))
     return found
 
 
@@ -313,31 +316,35 @@ def _inode(descriptor: int) -> str | None:
     return target if target.startswith("socket:") else None
 
 
-def _new_sockets(before: Mapping[str, int]) -> Iterator[socket.socket]:
+def _new_sockets(before: Collection[str]) -> Iterator[socket.socket]:
     """Duplicates, each for one turn of the loop, of the process's IP sockets that were not there before."""
-    for inode, descriptor in sorted(_sockets().items()):
-        if inode in before:
-            continue
+    for inode, descriptors in sorted(_sockets().items()):
+        duplicate = None if inode in before else _duplicate(inode, descriptors)
+        if duplicate is not None:
+            with duplicate:
+                if duplicate.family in (socket.AF_INET, socket.AF_INET6):
+                    yield duplicate
+
+
+def _duplicate(inode: str, descriptors: Sequence[int]) -> socket.socket | None:
+    """Of the socket; None when it is closed by now."""
+    for descriptor in descriptors:
         try:
             copied = os.dup(descriptor)
         except OSError:
             continue  # closed since
-        try:
-            duplicate = socket.socket(fileno=copied)
-        except OSError:
-            os.close(copied)  # another's by now, and no socket
+        if _inode(copied) != inode:  # the descriptor is another's by now
+            os.close(copied)
             continue
-        with duplicate:
-            same = _inode(duplicate.fileno()) == inode  # the descriptor may be another's by now
-            if same and duplicate.family in (socket.AF_INET, socket.AF_INET6):
-                yield duplicate
+        return socket.socket(fileno=copied)
+    return None
 
 
 def _listens(candidate: socket.socket) -> bool:
     return bool(candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def _listener(before: Mapping[str, int], address: str) -> str:
+def _listener(before: Collection[str], address: str) -> str:
     """`host:port` of the new socket that listens on the address."""
     for candidate in _new_sockets(before):
         if _listens(candidate):
@@ -347,7 +354,7 @@ def _listener(before: Mapping[str, int], address: str) -> str:
     raise RuntimeError("the backend opened no listening socket; this version of torch is not supported")
 
 
-def _connections(before: Mapping[str, int], listener: str, peers: set[str]) -> list[socket.socket]:
+def _connections(before: Collection[str], listener: str, peers: set[str]) -> list[socket.socket]:
     """Duplicates of this group's connected sockets; other threads may have opened some of their own."""
     found = []
     for candidate in _new_sockets(before):
