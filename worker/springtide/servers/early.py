@@ -126,13 +126,14 @@ class EarlyExchange(ServerExchange):
         self._early = EarlyValues(self._memory.values)
         self._came_early: dict[str, Future[Answer]] = {}
         self._coming: dict[str, Asked] | None = {}
+        self._ahead = False  # values of the last step may be here before the servers have made it
 
     def begin_generation(
         self, place: Place, group: Group, store: StreamStore, *, holds: bool, leader: int, fresh: bool
     ) -> None:
         for key, future in self._came_early.items():
             self._early.keep(key, future)
-        self._came_early = {}
+        self._came_early, self._ahead = {}, False
         self._early.abandon()
         super().begin_generation(place, group, store, holds=holds, leader=leader, fresh=fresh)
 
@@ -156,7 +157,7 @@ class EarlyExchange(ServerExchange):
     def settle(self, parameters: Collection[int] | None = None, to_the_end: bool = False) -> None:
         """As in `ServerExchange`; whoever wants all values has them when the servers have made the step."""
         super().settle(parameters, to_the_end)
-        if parameters is not None or to_the_end:
+        if parameters is not None or to_the_end or not self._ahead:
             return
         for future in self._commits:
             try:
@@ -175,7 +176,7 @@ class EarlyExchange(ServerExchange):
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
         self._coming = None
         super().commit(scale, unused, skip)
-        self._coming = {}
+        self._coming, self._ahead = {}, bool(self._came_early)
 
     def _ask_early(
         self, server: str, kind: Kind, about: dict[str, Any], out: torch.Tensor | None
