@@ -75,7 +75,7 @@ def test_life_of_a_job_with_parameter_servers(system: E2ECluster, job: FakeJob) 
     # A drain of a server's node ends, and costs no state: the server goes when its successor has taken over.
     node = first["1-0"]["spec"]["nodeName"]
     on_it = [place for place, pod in first.items() if pod["spec"]["nodeName"] == node]
-    drain = ("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=150s")
+    drain = ("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
     system.kubectl(*drain, timeout=200)
     left = ["0-1" if "0-0" in on_it else "0-0", "1-1"]
     status = until_trains(job, status["generation"], *left)
