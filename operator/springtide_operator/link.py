@@ -100,7 +100,8 @@ class Link:
                 f"{target[1]} says it is incarnation {reply.incarnation.number}, not {pod.incarnation}"
             )
             return False
-        self.report = to_report(reply, self._clock())
+        living = frozenset(living.uid for living in word.living)
+        self.report = replace(to_report(reply, self._clock()), told_living=living)
         self.unreachable_since = None
         self.why = ""
         return True

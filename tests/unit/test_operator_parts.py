@@ -267,6 +267,8 @@ async def test_an_answer_of_another_incarnation_is_not_taken() -> None:
     coordinator.reply.incarnation.number = 2
     assert await link.call(POD, WORD)
     assert link.unreachable_since is None
+    assert link.report is not None
+    assert link.report.told_living == {"u"}
     await link.close()
     assert coordinator.open == 0
 

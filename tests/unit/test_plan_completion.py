@@ -49,6 +49,43 @@ def test_one_finished_worker_is_success_and_its_numbers_are_kept() -> None:
     assert conditions == {"Running": "False", "Rescaling": "False", "Degraded": "False", "Succeeded": "True"}
 
 
+def test_a_job_that_ended_between_two_calls_is_told_of_by_its_coordinator() -> None:
+    """It was resumed, trained and ended before anybody asked: status still says what it began from."""
+    world = World(job=job_object(2))
+    world.settle()
+    uids = [pod["metadata"]["uid"] for pod in world.workers()]
+    for pod in world.workers():
+        world.end(pod, 0, finished_message(1))
+    assert world.round().wake_at == pytest.approx(world.now, abs=1.0)
+    assert world.status["state"] == "Starting"
+    world.reports(restored="/volume/step-30", restored_step=30, told_living=frozenset(uids[:1]))
+    world.round()
+    assert world.status["state"] == "Starting", "it was asked before the first worker's end was known"
+    world.reports(restored="/volume/step-30", restored_step=30, told_living=frozenset())
+    decided = world.round()
+    assert world.status["state"] == "Succeeded"
+    assert world.status["restored"] == "/volume/step-30"
+    assert world.status["step"] == 2400, "the worker's own last word is newer"
+    assert [e.reason for e in decided.events] == [reasons.EVENT_RESTORED, reasons.SUCCEEDED]
+
+
+@pytest.mark.parametrize("why", ["it does not answer", "it is gone", "it said nothing for a minute"])
+def test_the_end_does_not_wait_for_a_coordinator_that_is_not_there(why: str) -> None:
+    world = World(job=job_object(1))
+    world.settle()
+    world.end(world.workers()[0], 0, finished_message(1))
+    world.round()
+    assert world.status["state"] == "Starting"
+    if why == "it does not answer":
+        world.unreachable_since = world.now
+    elif why == "it is gone":
+        world.vanish(world.coordinators()[0])
+    else:
+        world.now += 61
+    world.round()
+    assert world.status["state"] == "Succeeded"
+
+
 def test_a_worker_that_still_runs_gets_time_and_the_coordinator_goes_last() -> None:
     world = started()
     done, saving, pending = world.workers()

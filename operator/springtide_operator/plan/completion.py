@@ -12,6 +12,8 @@ from springtide_operator.plan import deadline, hangs, restarts, template
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Finished, Observation, WorkerPod
 
+LAST_WORD_SECONDS = 60.0
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -42,6 +44,33 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> Ou
         return Outcome(False, reasons.DEADLINE_EXCEEDED, late)
     invalid = template.fatal(job, observation)
     return Outcome(False, reasons.INVALID_TEMPLATE, invalid) if invalid is not None else None
+
+
+def awaits_last_word(outcome: Outcome, observation: Observation, ledger: Ledger, now: float) -> bool:
+    """Whether the coordinator of a job that succeeded is still to be asked, once, what it knows of the end.
+
+    A job may have trained and ended between two calls: then nothing of it (what it was restored from, what it
+    lost) has been heard. One that cannot be reached is not waited for.
+    """
+    at = finished_at(observation)
+    if outcome.finished is None or observation.unreachable_since is not None or at is None:
+        return False
+    if abs(now - at) > LAST_WORD_SECONDS:
+        return False
+    coordinator = next((c for c in observation.coordinators if c.incarnation == ledger.incarnation), None)
+    if coordinator is None or not coordinator.live or coordinator.running_since is None:
+        return False
+    report = observation.report_of(ledger.incarnation)
+    if report is None:
+        return True
+    ended = {pod.uid for pod in observation.workers if pod.end is not None}
+    return report.told_living is not None and not ended.isdisjoint(report.told_living)
+
+
+def finished_at(observation: Observation) -> float | None:
+    """When the last of the finished workers ended, by its node's clock, in unix seconds."""
+    ends = [pod.end for pod in observation.workers if pod.end is not None and pod.end.finished is not None]
+    return max((end.at for end in ends if end.at is not None), default=None)
 
 
 def poisoned(observation: Observation, ledger: Ledger) -> str | None:

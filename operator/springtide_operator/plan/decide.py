@@ -41,6 +41,8 @@ from springtide_operator.plan.observation import Observation
 
 Status = dict[str, Any]
 
+LAST_WORD_LOOK = 0.1  # between two looks for the answer of a coordinator whose job has ended
+
 
 def plan(job: Job, observation: Observation, now: float) -> Plan:
     """Actions are to be carried out after `status` is written, events posted after that.
@@ -56,6 +58,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     ledger = Ledger.from_status(old)
     observation = hangs.judged(job, nodes.judged(observation, now))
     asked, job = job, gang.informed(kueue.informed(job, observation), observation)
+    heard = observation
     waits = kueue.waits(job, observation) or gang.waits(job, observation)
     observation = template.judged(job, replace(observation, pods_wait=waits))
     if conditions.is_true(old, reasons.RUNNING):
@@ -64,6 +67,8 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     events += restarts.account(job, observation, ledger, now)
     events += servers.account(observation, ledger, now)
     outcome = completion.decide(job, observation, ledger, now)
+    if outcome is not None and completion.awaits_last_word(outcome, heard, ledger, now):
+        return Plan(old, wake_at=now + LAST_WORD_LOOK)
     if outcome is not None:
         return _end(job, observation, ledger, outcome, events, now)
     sized = _size(job, observation, ledger, now)
@@ -299,6 +304,7 @@ def _end(
         "coordinator": _coordinator(observation, ledger, numbers, old),
         "progressTime": timestamp(now),
     }
+    events += putaway.events(old, status, observation)
     events = [*events, Event(final, outcome.message, warning=not outcome.succeeded)]
     actions, wake_at = cleanup.after_the_end(job, observation, outcome.succeeded, now, now)
     if job.spec.ttl_seconds_after_finished is not None:

@@ -282,6 +282,7 @@ class Report:
     all_saved: bool = False  # the newest checkpoint holds the job's newest state
     silent: frozenset[str] = frozenset()  # pod uids that run and have not said Hello
     opaque: bool = False  # its members run scripts that commit no steps of ours: no progress is no hang
+    told_living: frozenset[str] | None = None  # worker pods (uids) called living in the question
 
     @property
     def training(self) -> bool:
