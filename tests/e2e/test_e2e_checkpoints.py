@@ -58,9 +58,13 @@ def test_a_suspended_job_is_resumed_at_another_size_where_it_was(e2e: E2ECluster
     assert status["step"] == 4 * EPOCHS
     assert status["data"]["totalSeen"] == 64 * EPOCHS
     assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
+
     # It went on: the steps before were not trained again.
-    events = e2e.kubectl(
-        "get", "events", "-n", running.namespace, "-o", "jsonpath={.items[*].reason}"
-    ).split()
-    assert "CheckpointRestored" in events
-    assert "StateLost" not in events
+    # The operator tells of an end when it has written it down.
+    def told() -> set[str]:
+        return set(e2e.kubectl("get", "events", "-n", namespace, "-o", "jsonpath={.items[*].reason}").split())
+
+    e2e.until(
+        60, "word of the checkpoint and of the end", lambda: {"CheckpointRestored", "Succeeded"} <= told()
+    )
+    assert "StateLost" not in told()

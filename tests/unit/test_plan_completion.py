@@ -50,7 +50,9 @@ def test_one_finished_worker_is_success_and_its_numbers_are_kept() -> None:
 
 
 def test_a_job_that_ended_between_two_calls_is_told_of_by_its_coordinator() -> None:
-    """It was resumed, trained and ended before anybody asked: status still says what it began from."""
+    """It was resumed, trained and ended before anybody asked: status still says what it began from, and that
+    it lost its state once more.
+    """
     world = World(job=job_object(2))
     world.settle()
     uids = [pod["metadata"]["uid"] for pod in world.workers()]
@@ -61,12 +63,13 @@ def test_a_job_that_ended_between_two_calls_is_told_of_by_its_coordinator() -> N
     world.reports(restored="/volume/step-30", restored_step=30, told_living=frozenset(uids[:1]))
     world.round()
     assert world.status["state"] == "Starting", "it was asked before the first worker's end was known"
-    world.reports(restored="/volume/step-30", restored_step=30, told_living=frozenset())
+    world.reports(restored="/volume/step-30", restored_step=30, states_lost=1, told_living=frozenset())
     decided = world.round()
     assert world.status["state"] == "Succeeded"
     assert world.status["restored"] == "/volume/step-30"
     assert world.status["step"] == 2400, "the worker's own last word is newer"
-    assert [e.reason for e in decided.events] == [reasons.EVENT_RESTORED, reasons.SUCCEEDED]
+    told = [e.reason for e in decided.events]
+    assert told == [reasons.EVENT_RESTORED, reasons.STATE_LOST, reasons.SUCCEEDED]
 
 
 @pytest.mark.parametrize("why", ["it does not answer", "it is gone", "it said nothing for a minute"])

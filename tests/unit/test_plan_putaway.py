@@ -14,7 +14,7 @@ from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan.actions import DeletePod
 from springtide_operator.plan.observation import CheckpointReport
-from springtide_operator.plan.putaway import DEAF_SECONDS, SAVE_SECONDS
+from springtide_operator.plan.putaway import DEAF_SECONDS, LAST_WORD_SECONDS, SAVE_SECONDS
 from springtide_operator.plan.relay import Word, word
 
 NAME = "step-000000000030-g1.0.1"
@@ -98,6 +98,54 @@ def test_workers_that_leave_by_themselves_are_not_counted() -> None:
     world.settle()
     assert world.pods == {}
     assert world.status["restarts"]["total"] == 0
+
+
+def left(world: World) -> None:
+    """All workers save and leave before the coordinator is asked again."""
+    suspend(world)
+    world.round()
+    for pod in world.workers():
+        world.end(pod, 0, '{"outcome": "Left", "reason": "the job is suspended"}')
+    some_rounds(world)
+
+
+def some_rounds(world: World) -> None:
+    for _ in range(5):
+        world.kubelet()
+        world.round()
+        world.now += 1
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_coordinator_whose_workers_have_left_is_heard_before_it_goes(replaced: bool) -> None:
+    world = training()
+    left(world)
+    before = world.report
+    if replaced:  # the operator, which has heard nothing yet
+        world.report = None
+    some_rounds(world)
+    assert len(world.coordinators()) == 1
+    world.report = before
+    tell(world, checkpoint=saved(), put_away=True, all_saved=True, phase="WAITING")
+    world.settle()
+    assert world.pods == {}
+    assert (world.status["checkpoint"]["name"], world.status["checkpoint"]["upToDate"]) == (NAME, True)
+    assert condition(world, "Degraded")["status"] == "False"
+
+
+def test_a_last_word_that_does_not_come_is_not_waited_for_longer_than_said() -> None:
+    world = training()
+    left(world)
+    ended_at = world.now
+    world.now += LAST_WORD_SECONDS - 12
+    tell(world)
+    some_rounds(world)
+    assert len(world.coordinators()) == 1
+    assert world.round().wake_at == pytest.approx(ended_at + LAST_WORD_SECONDS, abs=6)
+    world.now += 10
+    world.settle()
+    assert world.pods == {}
+    assert condition(world, "Degraded")["reason"] == "ProgressNotSaved"
 
 
 def test_training_goes_ahead_of_the_checkpoint() -> None:

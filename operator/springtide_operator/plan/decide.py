@@ -102,7 +102,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     later = [refusal.retry_at for refusal in observation.refusals.values()]
     later += [backoff.until for backoff in ledger.backoffs.values()]
     later += deadline.wakes(job)
-    later += putaway.wakes(job)
+    later += putaway.wakes(job, observation)
     later += nodes.later(observation, now)
     later += sized.wakes
     wake_at = min((at for at in later if now < at < math.inf), default=None)
@@ -252,7 +252,6 @@ def _changes(old: Status, new: Status, observation: Observation) -> list[Event]:
         )
     events += suspend.events(old, new)
     events += gang.events(old, new)
-    events += putaway.events(old, new, observation)
     before, want = ((status.get("workers") or {}).get("desired") for status in (old, new))
     policed = elasticity.STATUS in old and elasticity.STATUS in new  # then the policy tells of it
     if before and want and before != want and not policed:
@@ -261,7 +260,12 @@ def _changes(old: Status, new: Status, observation: Observation) -> list[Event]:
     if before and want and before != want:
         text = f"from {before} to {want} parameter servers"
         events.append(Event(reasons.EVENT_SERVERS_SCALED, text))
-    events += servers.switched(old, new)
+    return events + _reported(old, new, observation)
+
+
+def _reported(old: Status, new: Status, observation: Observation) -> list[Event]:
+    """Events of what the coordinator told of the training; its last word is told of with the end."""
+    events = putaway.events(old, new, observation) + servers.switched(old, new)
     if new.get("statesLost", 0) > old.get("statesLost", 0):
         who = "no worker with the job's state survived"
         if "parameterServers" in new:
@@ -304,7 +308,7 @@ def _end(
         "coordinator": _coordinator(observation, ledger, numbers, old),
         "progressTime": timestamp(now),
     }
-    events += putaway.events(old, status, observation)
+    events += _reported(old, status, observation)
     events = [*events, Event(final, outcome.message, warning=not outcome.succeeded)]
     actions, wake_at = cleanup.after_the_end(job, observation, outcome.succeeded, now, now)
     if job.spec.ttl_seconds_after_finished is not None:

@@ -1,8 +1,8 @@
 """Saving before suspending: a job with checkpoints is halted in two steps.
 
 First its workers are told to leave, by way of the coordinator: they stop after the same step, write a
-checkpoint, and go. Then the pods are deleted, as those of any halted job. Whatever cannot be saved is not
-waited for longer than SAVE_SECONDS.
+checkpoint, and go. When the coordinator has told what was saved, the pods are deleted, as those of any halted
+job. Whatever cannot be saved is not waited for longer than SAVE_SECONDS.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from springtide_operator.plan.observation import Observation
 
 SAVE_SECONDS = 600.0
 DEAF_SECONDS = 30.0  # a coordinator that does not answer for so long tells nobody to save
+LAST_WORD_SECONDS = 30.0  # for the coordinator to tell, after the last worker's end, what was saved
 
 
 def leave_by(job: Job) -> float:
@@ -38,25 +39,37 @@ def saves(job: Job) -> bool:
 
 
 def waits(job: Job, observation: Observation, ledger: Ledger, now: float) -> bool:
-    """Whether the workers of a halted job are still given time to save."""
-    if not saves(job) or not sizing.live_pods(observation):
+    """Whether the workers of a halted job are still given time to save, or its coordinator to tell of it.
+
+    All may have saved and left between two calls: only the coordinator knows the name of their checkpoint.
+    """
+    if not saves(job) or coordinator_policy.current(observation, ledger) is None:
         return False
     since = _halted_since(job)
     if since is None:
         return True  # status says so with this round
-    if now >= since + SAVE_SECONDS or coordinator_policy.current(observation, ledger) is None:
-        return False
+    until = since + SAVE_SECONDS
+    if not sizing.live_pods(observation):
+        until = min(until, _left_at(observation, since) + LAST_WORD_SECONDS)
     deaf_since = observation.unreachable_since
-    if deaf_since is not None and now - deaf_since >= DEAF_SECONDS:
+    if now >= until or (deaf_since is not None and now - deaf_since >= DEAF_SECONDS):
         return False
     report = observation.report_of(ledger.incarnation)
     return report is None or report.at < since or not report.put_away
 
 
-def wakes(job: Job) -> list[float]:
+def wakes(job: Job, observation: Observation) -> list[float]:
     """When to look again."""
-    until = leave_by(job)
-    return [until] if until else []
+    until, since = leave_by(job), _halted_since(job)
+    if not until or since is None:
+        return []
+    return [until, _left_at(observation, since) + LAST_WORD_SECONDS]
+
+
+def _left_at(observation: Observation, since: float) -> float:
+    """When the last worker ended that is known of, and not before the job was halted; in unix seconds."""
+    ends = [pod.end.at for pod in observation.workers if pod.end is not None and pod.end.at is not None]
+    return max([since, *ends])
 
 
 def let_leave(observation: Observation, ledger: Ledger) -> None:
