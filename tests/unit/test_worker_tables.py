@@ -169,13 +169,33 @@ def test_an_optimizer_that_tables_cannot_have_is_refused(make: Any, message: str
         optimizer.step()
 
 
-def test_a_scaler_is_refused() -> None:
-    table = springtide.Embedding(5, 3)
-    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(table(torch.tensor([1])).sum()).backward()
-    with pytest.raises(UsageError, match="GradScaler does not reach"):
-        scaler.step(optimizer)
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("unscale", [True, False])
+def test_a_scaler_reaches_rows_without_distribute(set_to_none: bool, fused: bool, unscale: bool) -> None:
+    results = []
+    for module in pair(False):
+        head = torch.nn.Linear(4, 1)
+        head.load_state_dict({"weight": torch.ones(1, 4), "bias": torch.zeros(1)})
+        dense = isinstance(module, torch.nn.Embedding)
+        if dense:
+            module.sparse = False
+        optimizer = torch.optim.SGD([*module.parameters(), *head.parameters()], lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+        for step in range(6):
+            # The third step's loss is finite, and its gradient is not: of the rows alone in the table's part.
+            rows = module(torch.tensor([step, 7, 7]))
+            bad = 1e38 if step == 3 else 1.0
+            scaler.scale((rows * bad).sum() + head(module(torch.tensor([2]))).square().sum()).backward()
+            if unscale:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=set_to_none)
+        table = module.weight if dense else module.to_dense()
+        results.append((table.detach(), head.weight.detach(), scaler.get_scale()))
+    torch.testing.assert_close(results[0], results[1])
+    assert results[0][2] == 512.0  # it grew twice, and backed off once
 
 
 class Clicks(torch.nn.Module):
@@ -194,27 +214,34 @@ class Clicks(torch.nn.Module):
         return self.head(self.table(ids).mean(1)).squeeze(1)
 
 
+@pytest.mark.parametrize("scaling", ["none", "scaled", "fused"])
 @pytest.mark.parametrize("clip_norm", [None, 0.02])
-def test_a_script_without_a_job_trains_as_with_a_dense_table(clip_norm: float | None) -> None:
+def test_a_script_without_a_job_trains_as_with_a_dense_table(clip_norm: float | None, scaling: str) -> None:
     generator = torch.Generator().manual_seed(1)
     ids, y = torch.randint(0, 20, (30, 3), generator=generator), torch.randn(30, generator=generator)
     results = []
     for dense in (False, True):
         with library():
             model = Clicks(dense)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-            springtide.distribute(model, optimizer, clip_norm=clip_norm)
-            for batch in springtide.batches((ids, y), batch_size=8, epochs=2, seed=4):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=scaling == "fused")
+            scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=scaling != "none")
+            springtide.distribute(model, optimizer, scaler=scaler, clip_norm=clip_norm)
+            for number, batch in enumerate(springtide.batches((ids, y), batch_size=8, epochs=2, seed=4)):
                 with springtide.step():
                     for micro in batch.split(3):
                         own, wanted = micro
                         loss = (model(own) - wanted).square().mean()
                         # Two passes through the table in one backward.
-                        (0.5 * loss + 0.5 * (model(own) - wanted).square().mean()).backward()
-                    optimizer.step()
+                        again = (model(own) - wanted).square().mean()
+                        if scaling != "none" and number == 3:
+                            again = again + (model.table(own[:1]) * 1e38).sum()  # of the rows alone
+                        scaler.scale(0.5 * loss + 0.5 * again).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
                     optimizer.zero_grad()
             table = model.table.weight if dense else model.table.to_dense()
             results.append(torch.cat((table.detach().flatten(), model.head.weight.detach().flatten())))
+            assert scaling == "none" or scaler.get_scale() == 32.0
     torch.testing.assert_close(*results)
 
 
@@ -224,7 +251,6 @@ def test_a_script_without_a_job_trains_as_with_a_dense_table(clip_norm: float | 
         ("AllReduce", {}, "use strategy.type Hybrid, or torch.nn.Embedding"),
         ("", {"exact": True}, "use strategy.type Hybrid"),
         ("Hybrid", {"several": True}, "one model and one optimizer"),
-        ("Hybrid", {"tracked": {"scaler": torch.amp.GradScaler("cpu")}}, "GradScaler, which does not reach"),
         ("Hybrid", {"dense": True}, "the model has none: use springtide.Embedding"),
     ],
 )

@@ -61,8 +61,8 @@ def declare(
     if strategy == "ParameterServer" and (several or len(models) > 1):
         _check_several_on_servers(tracked if several else {}, consistency)
     tables = _check_tables(models, several, tracked, strategy, exact)
-    if strategy == "ParameterServer" and (tables or consistency != "Synchronous"):
-        _check_on_cpu(models, tables, consistency)
+    if strategy == "ParameterServer" and consistency != "Synchronous":
+        _check_on_cpu(models, consistency)
     if tables and consistency != "Synchronous":
         raise UsageError(
             f"distribute(): {tables[0]} is a table of springtide.Embedding, which takes "
@@ -197,21 +197,15 @@ def _check_tables(
             f"distribute(): with tables ({tables[0]}) there is one model and one optimizer, which makes one "
             "step per body, so far: give them without lists"
         )
-    for name in enabled_among(tracked):
-        raise UsageError(
-            f"distribute(): {name} is a GradScaler, which does not reach the rows of {tables[0]}: train "
-            "in float32 or bfloat16"
-        )
     return tables
 
 
-def _check_on_cpu(models: Sequence[torch.nn.Module], tables: Sequence[str], consistency: str) -> None:
+def _check_on_cpu(models: Sequence[torch.nn.Module], consistency: str) -> None:
     for name, parameter in _named(models).items():
         if parameter.device.type != "cpu":
-            what = f"tables ({tables[0]})" if tables else f"consistency {consistency}"
             raise UsageError(
                 f"distribute(): parameter {name} is on {parameter.device}: with strategy.type "
-                f"ParameterServer models with {what} train on the CPU so far"
+                f"ParameterServer models with consistency {consistency} train on the CPU so far"
             )
 
 

@@ -59,14 +59,16 @@ def commit_on(
     clip_norm: float | None,
     inverse: float = 1.0,
     skip: bool = False,
+    held: float = 1.0,
 ) -> None:
     """The home makes its part of the step; the script's optimizer finds no gradients of that.
 
-    inverse: what a GradScaler multiplies them by. skip: a gradient is not finite, so nothing changes.
+    inverse: what a GradScaler multiplies them by. skip: a gradient is not finite, so nothing changes. held:
+    what the gradients in this process are still multiplied with.
     """
     scale = reduced.correction * inverse
     if clip_norm is not None and reduced.norm is not None and not skip:
-        here = 0.0 if home.dense else gradients.norm()
+        here = 0.0 if home.dense else gradients.norm() / held
         coefficient = clip_norm / (math.hypot(reduced.norm_elsewhere * inverse, here) + 1e-6)
         if not coefficient >= 1.0:
             scale *= coefficient

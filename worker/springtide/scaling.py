@@ -21,6 +21,10 @@ _ATTRIBUTES = ("grad_scale", "found_inf")
 Watcher = Callable[[GradScaler, torch.optim.Optimizer], None]
 _watchers: list[Watcher] = []
 
+Unscaler = Callable[[torch.optim.Optimizer, float, Mapping[torch.device, torch.Tensor]], None]
+"""(optimizer, what to multiply its gradients by, the found_inf of each device, to be filled with 1)."""
+_unscalers: list[Unscaler] = []
+
 
 def watch(watcher: Watcher) -> Callable[[], None]:
     """Call the watcher before any scaler of this process looks at an optimizer's gradients; return how to
@@ -30,18 +34,39 @@ def watch(watcher: Watcher) -> Callable[[], None]:
     version.
     """
     _watchers.append(watcher)
-    if GradScaler._unscale_grads_ is not _watched:
-        GradScaler._unscale_grads_ = _watched  # type: ignore[method-assign,assignment]
+    _install()
     return lambda: _watchers.remove(watcher)
+
+
+def unscale_too(unscaler: Unscaler) -> None:
+    """Call this for gradients that no parameter shows, whenever a scaler of this process unscales or looks at
+    those of an optimizer.
+    """
+    _unscalers.append(unscaler)
+    _install()
 
 
 _unscale = GradScaler._unscale_grads_
 
 
-def _watched(scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+def _install() -> None:
+    if GradScaler._unscale_grads_ is not _watched:
+        GradScaler._unscale_grads_ = _watched  # type: ignore[method-assign,assignment]
+
+
+def _watched(
+    scaler: GradScaler,
+    optimizer: torch.optim.Optimizer,
+    inverse: torch.Tensor,
+    found_inf: torch.Tensor,
+    fp16: bool,
+) -> dict[torch.device, torch.Tensor]:
     for watcher in list(_watchers):
         watcher(scaler, optimizer)
-    return _unscale(scaler, optimizer, *args, **kwargs)
+    found = _unscale(scaler, optimizer, inverse, found_inf, fp16)
+    for unscaler in _unscalers:
+        unscaler(optimizer, float(inverse), found)
+    return found
 
 
 class Scalings:
@@ -54,10 +79,11 @@ class Scalings:
         reduce: Callable[[torch.optim.Optimizer], None],
         skipped: Callable[[torch.optim.Optimizer], None],
         elsewhere: Callable[[], bool | None],
+        here: bool = True,
     ) -> None:
         """tracked: among other objects, the scalers."""
         self.scalers = [item for item in tracked if isinstance(item, GradScaler)]
-        self._all = [Scaling(item, optimizers, reduce, skipped, elsewhere) for item in self.scalers]
+        self._all = [Scaling(item, optimizers, reduce, skipped, elsewhere, here) for item in self.scalers]
 
     def begin(self) -> None:
         """A body begins."""
@@ -86,8 +112,8 @@ class Scaling:
     """Hooks into one scaler's calls for our optimizers.
 
     reduce: called before gradients are looked at. skipped: called when the optimizer's step has been left
-    out. elsewhere: asked then whether a gradient is not finite, where the sums are not in this process but
-    on servers; None where they are here.
+    out. elsewhere: asked then whether a gradient is not finite among those whose sums are not in this process
+    (on servers, or beside the parameters); None where there are no such. here: others are in this process.
     """
 
     def __init__(
@@ -97,6 +123,7 @@ class Scaling:
         reduce: Callable[[torch.optim.Optimizer], None],
         skipped: Callable[[torch.optim.Optimizer], None],
         elsewhere: Callable[[], bool | None] = lambda: None,
+        here: bool = True,
     ) -> None:
         ours = {id(optimizer) for optimizer in optimizers}
         self._found: list[torch.Tensor] = []
@@ -112,8 +139,11 @@ class Scaling:
                 if broken is not None:
                     assert scaler._scale is not None
                     self.inverse = float(scaler._scale.double().reciprocal().float())
+                if broken is not None and not here:
                     self._found.append(found_inf.fill_(float(broken)))
                     return {found_inf.device: found_inf}
+                if broken:
+                    found_inf.fill_(1.0)
             found = unscale(optimizer, inverse, found_inf, fp16)
             self._found.extend(found.values())
             return found

@@ -101,7 +101,8 @@ class Trainer:
             optimizers,
             self._before_unscale,
             self._after_skip,
-            lambda: None if self._dense_here else self._reduced_now.broken_elsewhere,
+            lambda: None if self._home is None else self._reduced_now.broken_elsewhere,
+            self._dense_here,
         )
         if self.servers is not None:
             self.servers.wire.loss_scale = self._scalings.scale
@@ -347,7 +348,9 @@ class Trainer:
             self._complete(body)
             self._cross(body)
             if self._dense_here:
-                self._gradients.clip(None, scale_of(optimizer), self._reduced_now.norm_elsewhere)
+                scale = scale_of(optimizer)
+                elsewhere = self._reduced_now.norm_elsewhere * self._scalings.inverse() * scale
+                self._gradients.clip(None, scale, elsewhere)
             return None
         self._depth += 1
         if self._depth > 1:  # an optimizer that uses another one
@@ -452,7 +455,8 @@ class Trainer:
         if self._home is not None:
             inverse, skip = self._scalings.inverse(), self._scalings.found()
             clip_norm = None if self._several else self._clip_norm
-            commit_on(self._home, self._reduced_now, self._gradients, clip_norm, inverse, skip)
+            held = scale_of(self._optimizers[0])
+            commit_on(self._home, self._reduced_now, self._gradients, clip_norm, inverse, skip, held)
 
     @property
     def _reduced_now(self) -> Reduced:

@@ -6,13 +6,14 @@ the gradients since the last `zero_grad()`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from springtide.errors import UsageError
-from springtide.scaling import watch
+from springtide.optimizers import scale_of
+from springtide.scaling import unscale_too
 from springtide.tables.handle import Handle, handle_of
 from springtide.tables.local import merged
 from springtide.tables.rules import sparse_rule, step_options
@@ -27,14 +28,16 @@ class Collected:
         self._handle = handle
         self._seen: torch.Tensor | None = None
         self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._looked_at = False
         _watch()
 
     def collect(self, weight: torch.Tensor) -> None:
         """A backward pass has reached the table."""
         if self._handle.managed:
             return
-        if weight.grad is not self._seen:
-            self._parts = []  # zero_grad() has come between
+        if weight.grad is not self._seen or self._looked_at:
+            self._parts = []  # zero_grad() has come between, or a step that a scaler skipped
+        self._looked_at = False
         self._seen = weight.grad
         self._parts += self._handle.take()
 
@@ -44,8 +47,24 @@ class Collected:
             return
         handle.local.use(*sparse_rule(optimizer, group, name))
         ids, sums = merged(self._parts, handle.dim)
-        handle.local.apply(ids, sums, 1.0, step_options(group))
+        found = getattr(optimizer, "found_inf", None)  # of a scaler, for an optimizer that skips by itself
+        if found is None or not bool(found):
+            handle.local.apply(ids, sums, 1.0 / scale_of(optimizer), step_options(group))
         self._parts, self._seen = [], None
+
+    @property
+    def managed(self) -> bool:
+        """Whether a trainer takes the gradients."""
+        return self._handle.managed
+
+    def unscale(self, inverse: float) -> bool:
+        """Multiply what no step has taken; whether some of it is not finite."""
+        weight = self._handle.weight
+        if weight.grad is None or weight.grad is not self._seen:
+            return False
+        self._looked_at = True
+        self._parts = [(ids, rows if inverse == 1.0 else rows * inverse) for ids, rows in self._parts]
+        return not all(bool(rows.isfinite().all()) for _, rows in self._parts)
 
 
 def _watch() -> None:
@@ -53,20 +72,25 @@ def _watch() -> None:
     if not _watching:
         _watching = True
         register_optimizer_step_post_hook(_after_step)
-        watch(_before_unscale)
+        unscale_too(_unscale)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for collected, group in _collected_by(optimizer):
+        collected.step(optimizer, group)
+
+
+def _unscale(
+    optimizer: torch.optim.Optimizer, inverse: float, found: Mapping[torch.device, torch.Tensor]
+) -> None:
+    for collected, _ in _collected_by(optimizer):
+        if not collected.managed and collected.unscale(inverse):
+            for flag in found.values():
+                flag.fill_(1.0)
+
+
+def _collected_by(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Collected, dict[str, Any]]]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if (handle := handle_of(parameter)) is not None and handle.collected is not None:
-                handle.collected.step(optimizer, group)
-
-
-def _before_unscale(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-    for group in optimizer.param_groups:
-        if any(handle_of(parameter) is not None for parameter in group["params"]):
-            raise UsageError(
-                "a GradScaler does not reach the rows of springtide.Embedding: train in float32 or bfloat16, "
-                "or give the tables an optimizer of their own that the scaler does not step"
-            )
+            if (handle := handle_of(parameter)) is not None and isinstance(handle.collected, Collected):
+                yield handle.collected, group
