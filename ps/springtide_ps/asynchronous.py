@@ -24,8 +24,8 @@ from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, StaleError, Token
 from springtide_ps.selected import unpack
 from springtide_ps.steps import Reply, Steps, key_in, number_in, token_in
 
-KINDS: Final = frozenset(kind for kind in Kind if Kind.PUSH_RANGE <= kind <= Kind.LEASE)
-_DONE_LIMIT: Final = 1024
+KINDS: Final = frozenset(kind for kind in Kind if Kind.PUSH_RANGE <= kind <= Kind.LEASE) | {Kind.FINISHED}
+_NAMED_LIMIT: Final = 1024
 _CLOCK_LIMIT: Final = 1 << 53
 
 
@@ -37,6 +37,7 @@ class _Asked:
     member: str
     first: int
     stop: int
+    sent: list[int]
     number: int
     reply: Reply
 
@@ -84,6 +85,9 @@ class Asynchronous:
                 reply(Answer(Frame(Kind.DONE, number)))
             case Kind.LEASE:
                 self._lease(token, number, meta, reply)
+            case Kind.FINISHED:
+                self._finished(token, meta)
+                reply(Answer(Frame(Kind.DONE, number)))
             case _:
                 raise FrameError(f"{header.kind.name} is no request of asynchronous training")
 
@@ -160,23 +164,24 @@ class Asynchronous:
                 self._token, self._leases = token, leases
         self._decide()
 
+    def _finished(self, token: Token, meta: dict[str, Any]) -> None:
+        member, done = str(meta.get("me")), _ranges_in(meta, "done")
+        self._shards.check_token(token)
+        with self._lock:
+            if token == self._token and self._leases is not None:
+                for number in done:
+                    self._leases.done(member, number)
+        self._decide()
+
     def _lease(self, token: Token, number: int, meta: dict[str, Any], reply: Reply) -> None:
-        member, done = str(meta.get("me")), meta.get("done", [])
+        member, sent = str(meta.get("me")), _ranges_in(meta, "sent")
         first, stop = number_in(meta, "first"), number_in(meta, "stop")
         if first >= stop:
             raise FrameError("a window of ranges is not empty")
-        if (
-            not isinstance(done, list)
-            or len(done) > _DONE_LIMIT
-            or not all(type(n) is int and n >= 0 for n in done)
-        ):
-            raise FrameError("done is a list of ranges")
         self._shards.check_token(token)
-        asked, before = _Asked(token, member, first, stop, number, reply), list[_Asked]()
+        asked, before = _Asked(token, member, first, stop, sent, number, reply), list[_Asked]()
         with self._lock:
             if token == self._token and self._leases is not None:
-                for finished in done:
-                    self._leases.done(member, finished)
                 before = [other for other in self._waiting if other.member == member]
                 self._waiting = [other for other in self._waiting if other.member != member]
             self._waiting.append(asked)
@@ -204,7 +209,7 @@ class Asynchronous:
         if asked.token < self._token:
             return _refused(asked.number, StaleError(f"generation {asked.token} is over"))
         try:
-            decision = self._leases.ask(asked.member, asked.first, asked.stop)
+            decision = self._leases.ask(asked.member, asked.first, asked.stop, asked.sent)
         except LeaseError as error:
             return _refused(asked.number, error)
         if isinstance(decision, Wait):
@@ -218,6 +223,17 @@ class Asynchronous:
 
 def _about(book: Book | None) -> dict[str, Any]:
     return (Book() if book is None else book).to_json()
+
+
+def _ranges_in(meta: dict[str, Any], name: str) -> list[int]:
+    value = meta.get(name, [])
+    if (
+        not isinstance(value, list)
+        or len(value) > _NAMED_LIMIT
+        or not all(type(n) is int and n >= 0 for n in value)
+    ):
+        raise FrameError(f"{name} is a list of ranges")
+    return value
 
 
 def _dtype(meta: dict[str, Any]) -> torch.dtype:

@@ -76,7 +76,8 @@ class Kind(IntEnum):
     BOOKS = 72  # {"t"}; answered with JSON: {"applied", "ranges"} by chunk
     COPY_RANGE = 73  # as PUSH_RANGE, from the chunk's first server to the others
     OPEN = 74  # {"t", "ranges", "clocks", "bound"}: these are finished, the others may be given out
-    LEASE = 75  # {"t", "me", "first", "stop", "done"}; answered with {"range"} if any, "finished", "waited"
+    LEASE = 75  # {"t", "me", "first", "stop", "sent"}; answered with {"range"} if any, "finished", "waited"
+    FINISHED = 54  # {"t", "me", "done"}: every chunk has these ranges, which the member worked on
 
     DONE = 30  # the answer when there is nothing to say; {"version"} or {"created"}
     VALUES = 31  # {"version"} + values

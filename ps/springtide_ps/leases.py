@@ -3,11 +3,14 @@
 A lease spares work, it does not keep anything right: a range counts once in each chunk because the chunk
 says so (`ranges.Book`). So leases are forgotten with their generation, and the next one begins from what the
 chunks have. A member's clock is the number of its steps that all chunks have.
+
+A member asks for its next range while its last one is still on its way to the chunks (*sent*): what it gets
+is one that it has not worked on, and for the bound the sent one counts as a step that it is ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from springtide_ps.ranges import RangeSet
@@ -55,13 +58,15 @@ class Leases:
             self.clocks[member] += 1
         self.finished.add(number)
 
-    def ask(self, member: str, first: int, stop: int) -> Decision:
+    def ask(self, member: str, first: int, stop: int, sent: Collection[int] = ()) -> Decision:
         """The member wants a range of first..stop-1; what it holds already it gets again.
 
-        Raise LeaseError for a stranger.
+        sent: ranges that it has worked on, and that some chunks may lack. Raise LeaseError for a stranger.
         """
         self._check(member)
-        held = [n for n, who in self.leased.items() if who == member and first <= n < stop]
+        own = [n for n, who in self.leased.items() if who == member]
+        under_way = sum(n in sent for n in own)
+        held = [n for n in own if first <= n < stop and n not in sent]
         if held:
             return Granted(min(held))
         missing = self.finished.missing(first, stop)
@@ -71,8 +76,9 @@ class Leases:
                 return Over()
             rest = sorted((n, who) for n, who in self.leased.items() if first <= n < stop)
             return Wait("the last ranges are worked on: " + ", ".join(f"{n} by {who}" for n, who in rest[:5]))
-        slowest = min(self.clocks, key=lambda other: (self.clocks[other], other))
-        ahead = self.clocks[member] + 1 - self.clocks[slowest]
+        steps = {**self.clocks, member: self.clocks[member] + under_way}
+        slowest = min(steps, key=lambda other: (steps[other], other))
+        ahead = steps[member] + 1 - steps[slowest]
         if self.bound is not None and ahead > self.bound:
             return Wait(f"another step would be {ahead} ahead of {slowest}, and {self.bound} are allowed")
         self.leased[free] = member

@@ -20,7 +20,7 @@ from springtide_ps.slices import ID_WORDS, ROW_DTYPES, SLICES_LIMIT, Slice, reco
 from springtide_ps.store import KEY_LIMIT
 from springtide_ps.stream import parse_address
 
-KINDS: Final = frozenset(kind for kind in Kind if Kind.ENTER <= kind < Kind.PUSH_RANGE)
+KINDS: Final = frozenset(kind for kind in Kind if Kind.ENTER <= kind < Kind.PUSH_RANGE) - {Kind.FINISHED}
 _PAYLOAD_KINDS: Final = (Kind.LOAD, Kind.STAGE, Kind.STAGE_SELECTED, Kind.SUM, Kind.ROWS, Kind.STAGE_ROWS)
 _CONNECT_SECONDS: Final = 10.0
 _EMPTY: Final = memoryview(b"")

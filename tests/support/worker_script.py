@@ -176,7 +176,7 @@ def main() -> None:
                 for average in tracked.values():
                     average.update_parameters(model)
                 model.zero_grad()
-                rates[springtide.api._runtime.position.cursor.step + 1] = scheduler_before
+                rates[springtide.api._runtime.trainer._running().deal.number] = scheduler_before
             if springtide.api._runtime.position.cursor.step == options.get("stop_at"):
                 return
     springtide.report(final=1.0)

@@ -13,7 +13,7 @@ import torch
 from ps_servers import TOKEN, names, servers
 
 from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.client import Answer, RefusedError, ServerClient
+from springtide_ps.client import Answer, RefusedError, ServerClient, ServerLostError
 from springtide_ps.frames import Kind
 from springtide_ps.ranges import Book
 from springtide_ps.server import Server
@@ -78,9 +78,16 @@ class Client:
         self.ask(Kind.OPEN, token, about).result(20)
 
     def lease(
-        self, token: tuple[int, int, int], who: str, done: tuple[int, ...] = (), stop: int = 4
+        self,
+        token: tuple[int, int, int],
+        who: str,
+        done: tuple[int, ...] = (),
+        stop: int = 4,
+        sent: tuple[int, ...] = (),
     ) -> Future[Answer]:
-        about = {"me": who, "first": 0, "stop": stop, "done": list(done)}
+        if done:
+            self.ask(Kind.FINISHED, token, {"me": who, "done": list(done)})
+        about = {"me": who, "first": 0, "stop": stop, "sent": list(sent)}
         return self.ask(Kind.LEASE, token, about)
 
     def leased(self, token: tuple[int, int, int], who: str, **more: Any) -> dict[str, Any]:
@@ -201,6 +208,26 @@ def test_ranges_are_leased_and_the_end_is_told_to_all(clients: list[Client]) -> 
     assert waits.result(20).meta == {"finished": 4, "waited": True}
     with pytest.raises(RefusedError, match="no member"):
         client.leased(FIRST, "stranger")
+
+
+def test_the_next_range_is_given_out_while_the_last_one_is_on_its_way(clients: list[Client]) -> None:
+    client = clients[0]
+    client.open(FIRST, {"a": 0, "b": 0}, bound=2)
+    assert client.leased(FIRST, "a")["range"] == 0
+    assert client.leased(FIRST, "a", sent=(0,)) == {"range": 1, "finished": 0, "waited": False}
+    ahead = client.lease(FIRST, "a", (0,), sent=(1,))  # it would be the third step beside none of b's
+    with pytest.raises(NoAnswer):
+        ahead.result(0.05)
+    assert client.leased(FIRST, "b")["range"] == 2
+    client.ask(Kind.FINISHED, FIRST, {"me": "b", "done": [2]}).result(20)
+    assert ahead.result(20).meta == {"range": 3, "finished": 2, "waited": True}
+    for rubbish in ({"done": 3}, {"done": [-1]}, {"done": [0.5]}, {"done": [0] * 1025}):
+        other = Client(client.address)
+        with pytest.raises(ServerLostError):
+            other.ask(Kind.FINISHED, FIRST, {"me": "a", **rubbish}).result(20)
+        other.link.close()
+    with pytest.raises(RefusedError, match="no member"):
+        client.ask(Kind.FINISHED, FIRST, {"me": "stranger", "done": [1]}).result(20)
 
 
 def test_a_member_in_front_waits_until_the_slowest_moves(clients: list[Client]) -> None:

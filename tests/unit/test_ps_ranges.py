@@ -112,6 +112,21 @@ def test_the_fastest_waits_for_the_slowest() -> None:
     assert leases.ask("fast", 0, 100) == Granted(3)
 
 
+def test_what_is_on_its_way_is_not_given_again_and_counts_for_the_bound() -> None:
+    leases = Leases(2, RangeSet(), {"fast": 0, "slow": 0})
+    assert leases.ask("fast", 0, 4) == Granted(0)
+    assert leases.ask("fast", 0, 4, sent=[0]) == Granted(1)
+    assert leases.ask("fast", 0, 4, sent=[0]) == Granted(1)  # its answer was lost
+    leases.done("fast", 0)
+    reason = "another step would be 3 ahead of slow, and 2 are allowed"
+    assert leases.ask("fast", 0, 4, sent=[1]) == Wait(reason)
+    assert leases.ask("slow", 0, 4) == Granted(2)
+    leases.done("slow", 2)
+    assert leases.ask("fast", 0, 4, sent=[1]) == Granted(3)
+    alone = Leases(1, RangeSet(), {"a": 5})
+    assert [alone.ask("a", 0, 2), alone.ask("a", 0, 2, sent=[0])] == [Granted(0), Granted(1)]
+
+
 def test_strangers_get_nothing() -> None:
     leases = Leases(None, RangeSet(), {"a": 0})
     with pytest.raises(LeaseError):
@@ -136,10 +151,17 @@ def test_joiners_start_at_the_minimum() -> None:
 
 @dataclasses.dataclass
 class Worker:
+    """sent: the range that is on its way to the chunks `left`. range: the one that it works on."""
+
     clock: int | None = None
     range: int | None = None
+    sent: int | None = None
     left: list[str] = dataclasses.field(default_factory=list)
-    """Chunks that its push has not reached yet."""
+
+    @property
+    def steps(self) -> int:
+        """Those that it has made or begun."""
+        return (self.clock or 0) + (self.sent is not None) + (self.range is not None)
 
 
 CHUNKS = ("x", "y", "z")
@@ -169,11 +191,11 @@ class Training(RuleBasedStateMachine):
     def _generation(self) -> None:
         """The token is renewed: pushes on their way go again, then the books say what is finished."""
         for worker in self.workers.values():
-            if worker.left and worker.range is not None:
+            if worker.sent is not None:
                 for key in CHUNKS:
-                    self._push(key, worker.range)
+                    self._push(key, worker.sent)
                 worker.clock = (worker.clock or 0) + 1
-            worker.left, worker.range = [], None
+            worker.left, worker.range, worker.sent = [], None, None
         finished = self.books["x"].ranges
         for key in CHUNKS[1:]:
             finished = finished.intersection(self.books[key].ranges)
@@ -193,27 +215,37 @@ class Training(RuleBasedStateMachine):
     def ask(self, index: int) -> None:
         name, worker = self._some(index)
         if worker.range is None:
-            before = {n for other in self.workers.values() if (n := other.range) is not None}
-            decision = self.leases.ask(name, 0, STOP)
+            under_way = [number for other in self.workers.values() for number in (other.range, other.sent)]
+            sent = [] if worker.sent is None else [worker.sent]
+            decision = self.leases.ask(name, 0, STOP, sent)
             if isinstance(decision, Granted):
-                assert decision.number not in before
+                assert decision.number not in under_way
                 assert any(decision.number not in self.books[key].ranges for key in CHUNKS)
-                worker.range, worker.left = decision.number, []
+                worker.range = decision.number
+                if self.bound is not None:
+                    others = [other.clock or 0 for other in self.workers.values() if other is not worker]
+                    assert all(worker.steps - clock <= self.bound for clock in others)
+
+    @rule(index=st.integers(0, 9))
+    def commit(self, index: int) -> None:
+        """Its step is made: the push begins, once the last one has arrived."""
+        _, worker = self._some(index)
+        if worker.range is not None and worker.sent is None:
+            worker.sent, worker.range, worker.left = worker.range, None, list(CHUNKS)
 
     @rule(index=st.integers(0, 9), reached=st.integers(0, len(CHUNKS)))
     def push(self, index: int, reached: int) -> None:
         name, worker = self._some(index)
-        if worker.range is None:
+        if worker.sent is None:
             return
-        worker.left = worker.left or list(CHUNKS)
         for key in worker.left[:reached]:
-            self._push(key, worker.range)
+            self._push(key, worker.sent)
         worker.left = worker.left[reached:]
         if not worker.left:
             assert worker.clock is not None
             worker.clock += 1
-            self.leases.done(name, worker.range)
-            worker.range = None
+            self.leases.done(name, worker.sent)
+            worker.sent = None
 
     @rule(index=st.integers(0, 9))
     def die(self, index: int) -> None:
@@ -256,7 +288,9 @@ class Training(RuleBasedStateMachine):
             return
         for turn in range(40 * STOP):
             name, _ = self._some(turn)
+            self.push(turn, len(CHUNKS))
             self.ask(turn)
+            self.commit(turn)
             self.push(turn, len(CHUNKS))
             if isinstance(self.leases.ask(name, 0, STOP), Over):
                 break
@@ -271,7 +305,8 @@ def walk(training: Training, random: Random) -> None:
         for _ in range(random.randint(1, 12)):
             index = random.randrange(10)
             training.ask(index)
-            training.push(index, random.choice((1, 3, 3)))
+            training.commit(index)
+            training.push(index, random.choice((0, 1, 3, 3)))
             training.nobody_is_too_far_ahead()
             training.every_range_counts_at_most_once()
         act = random.choice((training.pull, training.lose_a_server, training.die, training.join, None))

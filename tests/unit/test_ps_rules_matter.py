@@ -83,6 +83,22 @@ TAKEN_OUT: list[tuple[str, str, ModuleType, str, str, str]] = [
         "False",
     ),
     (
+        "a step that is on its way counts for the bound",
+        "test_ps_ranges",
+        leases,
+        "Leases",
+        "under_way = sum(n in sent for n in own)",
+        "under_way = 0",
+    ),
+    (
+        "a range that is on its way is not given again",
+        "test_ps_ranges",
+        leases,
+        "Leases",
+        "first <= n < stop and n not in sent",
+        "first <= n < stop",
+    ),
+    (
         "joiners start at the minimum",
         "test_ps_ranges",
         leases,

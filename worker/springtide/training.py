@@ -319,6 +319,8 @@ class Trainer:
                 "that hook"
             )
         last = micro.is_last
+        if body.gradients == 0:
+            self._make_way()
         view = self.buckets.put(index, gradient, micro.scale, micro.index, last)
         parameter.grad = view if last else None
         self._reduction.put_rows(index, micro.scale, last)
@@ -430,6 +432,7 @@ class Trainer:
             self.transaction.check_alive()
         self._undo.check_untouched()
         self._gradients.check_ours(micro.index)
+        self._make_way()
         own = self._own_part(body)
         parts = [own] if self._exact is None else self._exact.keep(own)
         if not deal.last:
@@ -442,6 +445,10 @@ class Trainer:
         body.reduced = True
         if self._several:
             micro.begin_round()
+
+    def _make_way(self) -> None:
+        if self.servers is not None:
+            self.ask(self.servers.make_way)
 
     def _cross(self, body: Body) -> None:
         """From here on the step cannot be dropped. Raise Dropped if it has been."""

@@ -2,7 +2,8 @@
 
 A body works on a whole global batch of its own, a *range*. Its gradients go to the servers at
 optimizer.step(), each chunk's with its range and the options of the script's optimizer, and the answer brings
-that chunk's newest values. A push without an answer is kept and sent again in the next generation, so
+that chunk's newest values, for which the next forward pass waits layer by layer: the next range is asked for
+before they are here. A push without an answer is kept and sent again in the next generation, so
 nothing is computed twice for a new token; a server that has the range answers without applying it.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -76,6 +77,8 @@ class AsynchronousExchange(ServerExchange):
         self._restored = self._skipped = 0
         self._clock: int | None = None
         self._leased = 0
+        self._window = (0, 0)
+        self._next_lease: Future[Answer] | None = None
         self._sent: int | None = None
         self._recipe = Recipe(1.0, True, ())
         self._gradients: dict[str, torch.Tensor] = {}
@@ -94,7 +97,7 @@ class AsynchronousExchange(ServerExchange):
         self, place: Place, group: Group, store: StreamStore, *, holds: bool, leader: int, fresh: bool
     ) -> None:
         """As in `ServerExchange`; then send again what has no answer yet."""
-        self._stop, self._done, self._behind = Future(), [], []
+        self._stop, self._next_lease, self._behind = Future(), None, []
         self._meeting = (store, group.rank, leader)
         self._restored, self._skipped = place.step, place.skipped
         self.links.connect(place.servers)
@@ -113,7 +116,8 @@ class AsynchronousExchange(ServerExchange):
         self._send(again)
         for key in again:
             self._receive(key, to_the_end=False)
-        self._count()
+        self._count()  # the ranges are opened from books that have it
+        self._done = []
         store.set(f"clock/{group.rank}", json.dumps(self._clock).encode())
 
     def _await_late(self) -> None:
@@ -216,23 +220,36 @@ class AsynchronousExchange(ServerExchange):
     # ---- ranges
 
     def lease(self, first: int, stop: int) -> Lease:
-        """A range of first..stop-1 to work on, after everything that was pushed is answered.
+        """A range of first..stop-1 to work on.
 
+        If it is at hand, what was pushed may still be on its way; else that is answered before there is one.
         Raise ServerError when the generation is over.
         """
-        self.settle()
-        about = {"me": self._me, "first": first, "stop": stop, "done": self._done}
-        future = self._ask(self._desk, Kind.LEASE, about)
-        faults.reach("leasing", first + 1)
+        future, self._next_lease = self._next_lease, None
+        if future is None or self._window != (first, stop):
+            self._window = (first, stop)
+            self.settle()
+            future = self._ask_range()
+            faults.reach("leasing", first + 1)
+        elif not future.done():
+            self.settle()
+            faults.reach("leasing", first + 1)
         if not self.links.first_of(future, self._stop):
             return Lease(None)
         said = self.links.answer(future, self._desk, "a range to work on").meta
-        self._done = []
         finished, waited = int(said["finished"]), bool(said["waited"])
+        if waited or "range" not in said:
+            self.settle()
         if "range" not in said:
             return Lease(None, True, finished, waited)
         self._leased = int(said["range"])
         return Lease(self._leased, False, finished, waited)
+
+    def _ask_range(self, sent: Sequence[int] = ()) -> Future[Answer]:
+        """sent: ranges that are still on their way."""
+        first, stop = self._window
+        about = {"me": self._me, "first": first, "stop": stop, "sent": list(sent)}
+        return self._ask(self._desk, Kind.LEASE, about)
 
     def interrupt(self) -> None:
         """Wait for a range no longer: this member is asked to stop. Any thread."""
@@ -296,11 +313,13 @@ class AsynchronousExchange(ServerExchange):
         return [flat[start:stop] for _, _, start, stop in chunk.pieces]
 
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
-        """Send the gradients; the values follow."""
+        """Ask for the next range, and send the gradients; the values follow."""
         self._recipe = self.optimizers.recipe(scale, unused, skip)
         self._sent, self._pending, self._clean = self._leased, set(self._chunks), set()
         self._again = set()
         try:
+            # Before the pushes, or its answer would come behind all values.
+            self._next_lease = self._ask_range([self._sent])
             self._send(self._chunks)
         except ServerError as error:
             # The step stays committed: the rest of it leaves in the next generation.
@@ -309,6 +328,18 @@ class AsynchronousExchange(ServerExchange):
     def settle(self, parameters: Collection[int] | None = None, to_the_end: bool = False) -> None:
         super().settle(parameters, to_the_end)
         self._count()
+        if self._done:
+            done, self._done = self._done, []
+            try:
+                self._ask(self._desk, Kind.FINISHED, {"me": self._me, "done": done})
+            except ServerError as error:
+                # The values are here. The next generation begins from what the chunks say themselves.
+                self.links.over(str(error))
+
+    def make_way(self) -> None:
+        """As in `ServerExchange`: what was pushed may have to be sent again until it is answered."""
+        if self._pending:
+            self.settle()
 
     def _send(self, keys: Iterable[str]) -> None:
         for planned in [self._chunks[key] for key in keys]:

@@ -276,6 +276,9 @@ class ServerExchange:
         self._pushed += 1
         return Pushed(sum(self.wire.nbytes(c.stop - c.start, gradients.dtype) for _, c in chunks))
 
+    def make_way(self) -> None:
+        """Gradients of a body are about to be kept where those of the last one are. Raise ServerError."""
+
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
         """Send all gradients of a table: ids int64 [n], each once; sums float32 [n, dim].
 

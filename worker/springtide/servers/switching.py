@@ -56,6 +56,7 @@ class SwitchingExchange(AsynchronousExchange, EarlyExchange):
         self._clock, self._sent = None, None
         self._gradients, self._outgoing, self._pulled = {}, {}, {}
         self._pending, self._again, self._done = set(), set(), []
+        self._next_lease = None
 
     def rest(self) -> None:
         """At a boundary, where all members have committed the last step: wait until all servers make it.
