@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from worker_cluster import Worker, WorkerCluster
-from worker_reference import Reference
+from worker_cluster import Worker, WorkerCluster, Zygote
+from worker_reference import Reference, train_alone
 from worker_script import make_data, make_model
 
 from springtide import outcome
@@ -100,6 +100,25 @@ def test_workers_are_killed_at_every_point_of_a_step(
     result = steady.result()
     assert result is not None
     # Whoever had it, and whoever took it over.
+    assert result["audit"]["skipped"] == 2
+
+
+def test_two_optimizers_with_a_scaler_while_workers_are_killed(
+    make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
+) -> None:
+    """Where a push of some chunks was answered, whoever takes the range over completes it in the others."""
+    (tmp_path / "alone").mkdir()
+    reference = train_alone(zygote, tmp_path / "alone", OPTIONS | {"two": True})
+    points = ["gradients", "stepped", "stepping", "committed"]
+    cluster = make_cluster("BoundedStaleness", pace=0.01, two=True, scaler=True, infinite=77)
+    # The bound keeps the steady one from getting to the end before all of them are gone.
+    faults = {number: f"{point}:*:kill" for number, point in enumerate(points, start=1)}
+    steady, *victims = cluster.start(1 + len(points), faults=faults)
+    cluster.until_done(seconds=90)
+    assert [worker.code for worker in victims] == [-9] * len(points)
+    check(cluster, [steady], reference)
+    result = steady.result()
+    assert result is not None
     assert result["audit"]["skipped"] == 2
 
 

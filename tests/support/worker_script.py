@@ -170,7 +170,7 @@ def main() -> None:
                     time.sleep(options["pace"])
                 scaler.step(optimizer)
                 for other in others:
-                    other.step()
+                    scaler.step(other)
                 scaler.update()
                 scheduler.step()
                 for average in tracked.values():

@@ -58,8 +58,8 @@ def declare(
         )
     several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
     _check_compression(compression, strategy, several, tracked)
-    if strategy == "ParameterServer" and (several or len(models) > 1):
-        _check_several_on_servers(tracked if several else {}, consistency)
+    if strategy == "ParameterServer" and several:
+        _check_several_on_servers(tracked)
     tables = _check_tables(models, several, tracked, strategy, exact)
     if strategy == "ParameterServer" and consistency != "Synchronous":
         _check_on_cpu(models, consistency)
@@ -209,19 +209,12 @@ def _check_on_cpu(models: Sequence[torch.nn.Module], consistency: str) -> None:
             )
 
 
-def _check_several_on_servers(tracked: Mapping[str, Any], consistency: str) -> None:
-    """Several models, or several optimizers, whose steps the servers make when the body ends."""
-    if consistency != "Synchronous":
-        raise UsageError(
-            f"distribute(): strategy.parameterServer.consistency {consistency} takes one model and one "
-            "optimizer, which makes one step per body, so far: give them without lists, or use Synchronous"
-        )
+def _check_several_on_servers(tracked: Mapping[str, Any]) -> None:
+    """Several optimizers, whose steps the servers make when the body ends."""
     for name, item in tracked.items():
-        if isinstance(item, torch.amp.GradScaler) and not item.is_enabled():
-            continue
-        if not isinstance(item, torch.optim.lr_scheduler.LRScheduler):
+        if not isinstance(item, torch.optim.lr_scheduler.LRScheduler | torch.amp.GradScaler):
             raise UsageError(
                 f"distribute(): with strategy.type ParameterServer and optimizers as a list, {name} "
                 f"({type(item).__name__}) cannot be tracked so far, since new values come with the body's "
-                "end: learning-rate schedulers can; use strategy.type AllReduce for others"
+                "end: learning-rate schedulers and GradScalers can; use strategy.type AllReduce for others"
             )

@@ -19,6 +19,8 @@ from torch.amp.grad_scaler import _refresh_per_optimizer_state
 _ATTRIBUTES = ("grad_scale", "found_inf")
 
 Watcher = Callable[[GradScaler, torch.optim.Optimizer], None]
+Elsewhere = Callable[[torch.optim.Optimizer], bool | None]
+"""Whether a gradient of this optimizer is not finite among those elsewhere; None where there are no such."""
 _watchers: list[Watcher] = []
 
 Unscaler = Callable[[torch.optim.Optimizer, float, Mapping[torch.device, torch.Tensor]], None]
@@ -78,7 +80,7 @@ class Scalings:
         optimizers: Sequence[torch.optim.Optimizer],
         reduce: Callable[[torch.optim.Optimizer], None],
         skipped: Callable[[torch.optim.Optimizer], None],
-        elsewhere: Callable[[], bool | None],
+        elsewhere: Elsewhere,
         here: bool = True,
     ) -> None:
         """tracked: among other objects, the scalers."""
@@ -98,9 +100,14 @@ class Scalings:
         """What losses are multiplied by now, and so are gradients until they are unscaled."""
         return math.prod(float(scaler.get_scale()) for scaler in self.scalers if scaler.is_enabled())
 
-    def inverse(self) -> float:
-        """What gradients elsewhere are still to be multiplied by in this body."""
-        return math.prod(scaling.inverse for scaling in self._all)
+    def inverse(self, optimizer: torch.optim.Optimizer) -> float:
+        """What gradients elsewhere are still to be multiplied by in this optimizer's step."""
+        return math.prod(scaling.inverses.get(id(optimizer), 1.0) for scaling in self._all)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer has made its step: another one of the body has a scale of its own."""
+        for scaling in self._all:
+            scaling.inverses.pop(id(optimizer), None)
 
 
 def enabled_among(tracked: Mapping[str, Any]) -> list[str]:
@@ -114,6 +121,7 @@ class Scaling:
     reduce: called before gradients are looked at. skipped: called when the optimizer's step has been left
     out. elsewhere: asked then whether a gradient is not finite among those whose sums are not in this process
     (on servers, or beside the parameters); None where there are no such. here: others are in this process.
+    inverses: by id() of an optimizer that has such, what those are multiplied by.
     """
 
     def __init__(
@@ -122,12 +130,12 @@ class Scaling:
         optimizers: Sequence[torch.optim.Optimizer],
         reduce: Callable[[torch.optim.Optimizer], None],
         skipped: Callable[[torch.optim.Optimizer], None],
-        elsewhere: Callable[[], bool | None] = lambda: None,
+        elsewhere: Elsewhere = lambda optimizer: None,
         here: bool = True,
     ) -> None:
         ours = {id(optimizer) for optimizer in optimizers}
         self._found: list[torch.Tensor] = []
-        self.inverse = 1.0
+        self.inverses: dict[int, float] = {}
         unscale, maybe_step = scaler._unscale_grads_, scaler._maybe_opt_step
 
         def unscale_complete(
@@ -135,10 +143,10 @@ class Scaling:
         ) -> Any:
             if id(optimizer) in ours:
                 reduce(optimizer)
-                broken = elsewhere()
+                broken = elsewhere(optimizer)
                 if broken is not None:
                     assert scaler._scale is not None
-                    self.inverse = float(scaler._scale.double().reciprocal().float())
+                    self.inverses[id(optimizer)] = float(scaler._scale.double().reciprocal().float())
                 if broken is not None and not here:
                     self._found.append(found_inf.fill_(float(broken)))
                     return {found_inf.device: found_inf}
@@ -161,7 +169,7 @@ class Scaling:
 
     def begin(self) -> None:
         """A body begins."""
-        self._found, self.inverse = [], 1.0
+        self._found, self.inverses = [], {}
 
     def found(self) -> bool:
         """Whether a gradient was not finite in this body."""

@@ -33,6 +33,7 @@ from springtide.scaling import Scalings, enabled_among
 from springtide.servers.exchange import MakeServers, ServerExchange
 from springtide.servers.saving import lent_states
 from springtide.several import check_backward, check_closure
+from springtide.staged import StagedSteps
 from springtide.state import Position, State, names_in_state_dict
 from springtide.strangers import DECLARE, Strangers
 from springtide.tables.step import home_here, tables_among
@@ -95,13 +96,16 @@ class Trainer:
         self._dense_here = self._home is None or not self._home.dense
         if not self._dense_here:
             self.nccl_device = None  # its sums are the servers'
+        self._staged: StagedSteps | None = None
+        if several and self.servers is not None and self.servers.dense:
+            self._staged = StagedSteps(self.servers, self._gradients, clip_norm)
         self._undo = Undo(self._gradients.parameters, self._buffers, optimizers, tracked, several)
         self._scalings = Scalings(
             tracked.values(),
             optimizers,
             self._before_unscale,
             self._after_skip,
-            lambda: None if self._home is None else self._reduced_now.broken_elsewhere,
+            self._broken_elsewhere,
             self._dense_here,
         )
         if self.servers is not None:
@@ -341,8 +345,12 @@ class Trainer:
         self.transaction.require_open("optimizer.step()")
         body = self._running()
         closure = closure_of(args, kwargs)
-        if self._several and not self._dense_here:
-            self._stage(optimizer, closure)
+        if self._staged is not None:
+            if closure is not None:
+                check_closure(exact=False, elsewhere=True)
+            self._complete(body)
+            self._staged.stage(optimizer, self._reduced_now, self._scalings)
+            body.steps += 1
             return None
         if not self._several:
             if closure is not None:
@@ -351,7 +359,7 @@ class Trainer:
             self._cross(body)
             if self._dense_here:
                 scale = scale_of(optimizer)
-                elsewhere = self._reduced_now.norm_elsewhere * self._scalings.inverse() * scale
+                elsewhere = self._reduced_now.norm_elsewhere * self._scalings.inverse(optimizer) * scale
                 self._gradients.clip(None, scale, elsewhere)
             return None
         self._depth += 1
@@ -367,17 +375,6 @@ class Trainer:
         if closure is None:
             return None
         return with_closure(args, kwargs, partial(self._evaluate, optimizer, closure))
-
-    def _stage(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
-        """One of several optimizers makes its step: the servers make all of them when the body has ended."""
-        if closure is not None:
-            check_closure(exact=False, elsewhere=True)
-        body = self._running()
-        self._complete(body)
-        assert self.servers is not None
-        self.servers.optimizers.stage(optimizer, self._clip_norm, self._reduced_now.correction)
-        self._gradients.forget()
-        body.steps += 1
 
     def _evaluate(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Any:
         """The closure's loss, as the mean over all members, with the sums of its gradients in place."""
@@ -409,6 +406,12 @@ class Trainer:
         if not body.reduced:
             self._complete(body)
 
+    def _broken_elsewhere(self, optimizer: torch.optim.Optimizer) -> bool | None:
+        """Whether a gradient of it is not finite in the step's home; None: there is none."""
+        if self._staged is not None:
+            return self._staged.broken(optimizer)
+        return None if self._home is None else self._reduced_now.broken_elsewhere
+
     def _after_skip(self, optimizer: torch.optim.Optimizer) -> None:
         """A GradScaler has left the optimizer's step out, here and at all other members."""
         body = self._running()
@@ -416,6 +419,8 @@ class Trainer:
         if not self._several:
             self._cross(body)
             self.transaction.finish_stepping()
+        elif self._staged is not None:
+            self._staged.skip(optimizer)
 
     def _complete(self, body: Body) -> None:
         """Wait for the sums of what the body has put in, and make them the gradients."""
@@ -460,9 +465,10 @@ class Trainer:
             self._exact.commit(body.deal.number)
         self.buckets.committed(self._reduced_now.result.used)
         if self._home is not None:
-            inverse, skip = self._scalings.inverse(), self._scalings.found()
-            clip_norm = None if self._several else self._clip_norm
-            held = scale_of(self._optimizers[0])
+            inverse, held = self._scalings.inverse(self._optimizers[0]), scale_of(self._optimizers[0])
+            clip_norm, skip = self._clip_norm, self._scalings.found()
+            if self._staged is not None:  # each optimizer's step with its own
+                inverse, held, clip_norm, skip = 1.0, 1.0, None, self._staged.all_skipped
             commit_on(self._home, self._reduced_now, self._gradients, clip_norm, inverse, skip, held)
 
     @property

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -81,6 +80,7 @@ class AsynchronousExchange(ServerExchange):
         self._next_lease: Future[Answer] | None = None
         self._sent: int | None = None
         self._recipe = Recipe(1.0, True, ())
+        self._skipping: frozenset[int] = frozenset()
         self._gradients: dict[str, torch.Tensor] = {}
         self._outgoing: dict[str, torch.Tensor | Selected] = {}
         self._again: set[str] = set()
@@ -173,7 +173,7 @@ class AsynchronousExchange(ServerExchange):
         asked = []
         for key, server in keys.items():
             planned, offer = self._chunks[key], self._pulled[key]
-            chunk = self.optimizers.make(self._values(planned), planned.pieces)
+            chunk = self.optimizers.make(self._values(planned), planned.pieces, planned.optimizer)
             chunk.book = Book(RangeSet.from_json(offer.ranges), offer.applied, offer.skipped)
             meta, payload = chunk.dump()
             about = {**meta, "k": key, "s": 0}
@@ -302,7 +302,8 @@ class AsynchronousExchange(ServerExchange):
         if not self._with_norm:
             return None
         # Of what travels: a finite gradient may be infinite in 16 bits.
-        return math.sqrt(math.fsum(square_norm(self._parts(chunk)) for chunk in self.chunks))
+        squares = [self.optimizers.square(c.optimizer, square_norm(self._parts(c))) for c in self.chunks]
+        return self.optimizers.norm(squares)
 
     def _parts(self, chunk: PlannedChunk) -> list[torch.Tensor]:
         """What travels of a chunk's gradient, without padding, in the gradient's own type."""
@@ -314,6 +315,7 @@ class AsynchronousExchange(ServerExchange):
 
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
         """Ask for the next range, and send the gradients; the values follow."""
+        self._skipping = frozenset(self.optimizers.skipped)
         self._recipe = self.optimizers.recipe(scale, unused, skip)
         self._sent, self._pending, self._clean = self._leased, set(self._chunks), set()
         self._again = set()
@@ -344,7 +346,8 @@ class AsynchronousExchange(ServerExchange):
     def _send(self, keys: Iterable[str]) -> None:
         for planned in [self._chunks[key] for key in keys]:
             own = {piece[0] for piece in planned.pieces}
-            recipe = replace(self._recipe, unused=self._recipe.unused & own)
+            skip = self._recipe.skip or planned.optimizer in self._skipping
+            recipe = replace(self._recipe, unused=self._recipe.unused & own, skip=skip)
             gradient = self._outgoing[planned.key]
             about = {"k": planned.key, "r": self._sent, "recipe": recipe.to_json()}
             if isinstance(gradient, Selected):

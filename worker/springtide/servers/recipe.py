@@ -49,8 +49,14 @@ class ServerOptimizers:
                     )
                 self.groups[name], self.owners[name] = group, number
         self._staged: dict[int, tuple[tuple[dict[str, Any], ...], float]] = {}
+        self.skipped: set[int] = set()
+        """Numbers of those whose step of the body a GradScaler has left out."""
         self._norms: list[float] = []
         self._owner = {index: self.owners.get(name) for index, name in enumerate(parameters)}
+
+    def square(self, number: int, value: float) -> dict[str, float]:
+        """A sum of squares of this optimizer's gradients, as `norm` takes it."""
+        return {str(self._firsts[number]): value}
 
     def norm(self, squares: Sequence[Mapping[str, float]]) -> float:
         """Of all sums of gradients. squares: of each server, the sums of squares by optimizer, which is named
@@ -77,23 +83,40 @@ class ServerOptimizers:
 
     def begin(self) -> None:
         """A body begins."""
-        self._staged = {}
+        self._staged, self.skipped = {}, set()
 
-    def stage(self, optimizer: torch.optim.Optimizer, clip_norm: float | None, scale: float) -> None:
+    @property
+    def any_staged(self) -> bool:
+        return bool(self._staged)
+
+    def skip(self, optimizer: torch.optim.Optimizer) -> None:
+        """A GradScaler leaves this optimizer's step out."""
+        self.skipped.add(self._number(optimizer))
+
+    def finite(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether all sums of this optimizer's gradients are, as of the last `norm`."""
+        return math.isfinite(self._norms[self._number(optimizer)])
+
+    def _number(self, optimizer: torch.optim.Optimizer) -> int:
+        return next(number for number, own in enumerate(self.all) if own is optimizer)
+
+    def stage(
+        self, optimizer: torch.optim.Optimizer, clip_norm: float | None, scale: float, inverse: float = 1.0
+    ) -> None:
         """The script makes this optimizer's step of a body that may have several.
 
-        clip_norm: of its own gradients, which are the sums times `scale`. Raise UsageError when it has made
-        the step already.
+        clip_norm: of its own gradients, which are the sums times `scale` and `inverse` (a GradScaler's).
+        Raise UsageError when it has made the step already.
         """
-        number = next(number for number, own in enumerate(self.all) if own is optimizer)
+        number = self._number(optimizer)
         if number in self._staged:
             raise UsageError(
                 f"a second step of the same optimizer ({type(optimizer).__name__}) in one body: parameter "
                 "servers make one step of each optimizer when the body ends; use strategy.type AllReduce"
             )
-        norm = 0.0 if clip_norm is None else self._norms[number] * abs(scale)
+        norm = 0.0 if clip_norm is None else self._norms[number] * abs(scale * inverse)
         factor = 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
-        self._staged[number] = group_options(optimizer), factor
+        self._staged[number] = group_options(optimizer), factor * inverse
 
     def check_unstaged(self) -> None:
         """Raise UsageError when the script wants values that the body's end will bring."""
