@@ -9,7 +9,7 @@ import pytest
 
 from springtide.environment import read_settings
 from springtide.errors import SpringtideError
-from springtide.exact.settings import MKL_CBWR, MOST_PARTS, prepare
+from springtide.exact.settings import CUBLAS_WORKSPACE, MKL_CBWR, MOST_PARTS, prepare
 from springtide_operator.api import crd, names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests.errors import TemplateError
@@ -44,6 +44,7 @@ def test_the_worker_gets_what_equal_bits_need() -> None:
     exact = environment(job(exact=True, logicalWorkers=6))
     assert exact["SPRINGTIDE_LOGICAL_WORKERS"] == "6"
     assert exact["MKL_CBWR"] == MKL_CBWR
+    assert exact["CUBLAS_WORKSPACE_CONFIG"] == CUBLAS_WORKSPACE
     assert exact["OMP_NUM_THREADS"] == "1"
     assert environment(job({"cpu": "3500m"}, exact=True))["OMP_NUM_THREADS"] == "3"
     mixed = environment(job(env=[{"name": "OMP_NUM_THREADS", "value": "2"}], exact=True))
@@ -52,7 +53,8 @@ def test_the_worker_gets_what_equal_bits_need() -> None:
         environment(job(env=[{"name": "MKL_CBWR", "value": "AUTO"}], exact=True))
     assert environment(job(env=[{"name": "MKL_CBWR", "value": "AUTO"}]))["MKL_CBWR"] == "AUTO"
     plain = environment(job())
-    assert not {"SPRINGTIDE_LOGICAL_WORKERS", "MKL_CBWR", "OMP_NUM_THREADS"} & set(plain)
+    own = {"SPRINGTIDE_LOGICAL_WORKERS", "MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS"}
+    assert not own & set(plain)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
+from exact_world import SHAPES, World, bits, gradients, grouping, layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,102 +14,8 @@ from springtide.errors import UsageError
 from springtide.exact import exponents as scale
 from springtide.exact.buckets import ExactBuckets, plan_runs
 from springtide.exact.rounding import BLOCK
-from springtide.exchange.groups import Group, Work
-from springtide.exchange.layout import Field, Layout, plan_layout
-
-SHAPES = [(3, 100), (700,), (1,), (2, BLOCK)]
-
-
-def layout(dtype: torch.dtype = torch.float32) -> Layout:
-    fields = [Field(f"p{index}", shape, dtype) for index, shape in enumerate(SHAPES)]
-    return plan_layout(fields, 2000, BLOCK)
-
-
-Sent = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-class World:
-    """Several workers in one process: each runs its parts, then their integer sums are added up."""
-
-    def __init__(self, assignment: list[list[int]], parts: int, dtype: torch.dtype = torch.float32) -> None:
-        self.assignment = assignment
-        self.number = 0
-        self.workers = [ExactBuckets(layout(dtype), parts) for _ in assignment]
-
-    def step(self, gradients: list[list[torch.Tensor | None]], scales: list[float]) -> list[torch.Tensor]:
-        """One step, done again until it fits. gradients: by part and parameter. Returns those of worker 0."""
-        exponents: torch.Tensor | None = None
-        for _ in range(3):
-            sums: list[Sent] = [[] for _ in self.workers]
-            for worker, own, sent in zip(self.workers, self.assignment, sums, strict=True):
-                self._run(worker, own, gradients, scales, sent, exponents)
-            totals = [sum(value for _, value in same) for same in zip(*sums, strict=True)]
-            for sent in sums:
-                for (tensor, _), total in zip(sent, totals, strict=True):
-                    tensor.copy_(total)
-            for worker in self.workers:
-                worker.wait()
-            if not any(worker.exceeded for worker in self.workers):
-                self.number += 1
-                for worker in self.workers:
-                    worker.commit(self.number)
-                return [view.clone() for view in self.workers[0].views]
-            needed = torch.stack([worker.needed for worker in self.workers]).amax(0)
-            exponents = self.workers[0].raised(needed)
-        raise AssertionError("a step that is done again must fit")
-
-    def _run(
-        self,
-        worker: ExactBuckets,
-        own: list[int],
-        gradients: list[list[torch.Tensor | None]],
-        scales: list[float],
-        sent: Sent,
-        exponents: torch.Tensor | None,
-    ) -> None:
-        def start_sum(tensor: torch.Tensor) -> Work:
-            assert tensor.dtype is torch.int32  # which gloo and NCCL sum alike
-            # What leaves is what lies there now, whatever is written afterwards.
-            sent.append((tensor, tensor.clone()))
-            return Group(None, 0, 1, 1.0).start_sum(tensor)
-
-        worker.begin(start_sum, len(own) <= 1, exponents)
-        for number, part in enumerate(own):
-            if number:
-                worker.begin_part(number == len(own) - 1)
-            for index in reversed(range(len(SHAPES))):
-                gradient = gradients[part][index]
-                if gradient is not None:
-                    worker.put(index, gradient, scales[part], 0, True)
-            if number < len(own) - 1:
-                worker.end_part()
-        worker.flush()
-
-
-def gradients(parts: int, seed: int, spread: int = 3, missing: float = 0.2) -> list[list[Any]]:
-    generator = torch.Generator().manual_seed(seed)
-    result: list[list[Any]] = []
-    for _ in range(parts):
-        own: list[Any] = []
-        for shape in SHAPES:
-            exponent = torch.randint(-spread, spread + 1, (1,), generator=generator).item()
-            absent = torch.rand(1, generator=generator).item() < missing
-            own.append(None if absent else torch.randn(shape, generator=generator) * 10.0**exponent)
-        result.append(own)
-    return result
-
-
-def bits(tensors: list[torch.Tensor]) -> list[bytes]:
-    return [tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
-
-
-@st.composite
-def grouping(draw: Any) -> tuple[int, list[list[int]]]:
-    """Parts, and who runs which, in any order; some workers may have none."""
-    parts = draw(st.integers(1, 9))
-    owners = draw(st.lists(st.integers(0, 4), min_size=parts, max_size=parts))
-    order = draw(st.permutations(range(parts)))
-    return parts, [[part for part in order if owners[part] == worker] for worker in range(5)]
+from springtide.exchange.groups import Group
+from springtide.exchange.layout import Field, plan_layout
 
 
 @settings(max_examples=40, deadline=None)
@@ -189,17 +95,17 @@ def test_stand_in_adds_zeros_whatever_it_computed() -> None:
 def test_exponents_rise_at_once_and_fall_slowly() -> None:
     owners, largest = torch.tensor([0, 0, 0, 1]), torch.tensor([1.5, 0.0, math.nan, 0.0])
     unset = torch.full((4,), scale.LOWEST, dtype=torch.int32)
-    first = scale.after_commit(unset, unset, largest, owners, 1)
+    first = scale.after_commit(unset, unset, largest, owners, 2, 1)
     # Blocks without values stay near their parameter's; a parameter that was never seen stays unset.
     quiet = 1 - scale.NEAR
     assert first.tolist() == [1, quiet, quiet, scale.LOWEST]
     small = torch.tensor([1e-6, 0.0, 1.0, 100.0])
-    second = scale.after_commit(first, first, small, owners, 2)
+    second = scale.after_commit(first, first, small, owners, 2, 2)
     assert second.tolist() == [1, quiet, 1, 7]
-    fallen = scale.after_commit(second, second, small, owners, scale.STEPS_PER_FALL)
+    fallen = scale.after_commit(second, second, small, owners, 2, scale.STEPS_PER_FALL)
     assert fallen.tolist() == [0, quiet, 1, 7]
     raised = scale.raised(second, torch.tensor([9, scale.LOWEST, scale.NOT_FINITE, scale.LOWEST]))
-    third = scale.after_commit(second, raised.to(torch.int32), small + largest * 0, owners, 3)
+    third = scale.after_commit(second, raised.to(torch.int32), small + largest * 0, owners, 2, 3)
     assert third.tolist() == [9, 9 - scale.NEAR, 9 - scale.NEAR, 7]
 
 

@@ -25,6 +25,7 @@ FOR_USERS = [
     "SPRINGTIDE_COLLECTIVE_SECONDS",
     "SPRINGTIDE_MINE",
     "MKL_CBWR",
+    "CUBLAS_WORKSPACE_CONFIG",
     "OMP_NUM_THREADS",
     "NCCL_DEBUG",
 ]
@@ -90,7 +91,7 @@ def test_what_users_may_set_goes_through(name: str) -> None:
     assert variables(worker_pod(with_variable(raw(), name), 0, 0, "a:1"))[name] == "7"
 
 
-@pytest.mark.parametrize("name", ["SPRINGTIDE_COLLECTIVE_SECONDS", "MKL_CBWR"])
+@pytest.mark.parametrize("name", ["SPRINGTIDE_COLLECTIVE_SECONDS", "MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG"])
 def test_what_the_operator_writes_in_some_jobs_is_refused_in_those(name: str) -> None:
     obj = raw(
         strategy={"type": "AllReduce", "allReduce": {"exact": True, "logicalWorkers": 8}},

@@ -23,7 +23,7 @@ from springtide.declared import declare
 from springtide.environment import read_settings
 from springtide.errors import UsageError
 from springtide.evaluation import Evaluation, evaluate
-from springtide.exact.settings import prepare
+from springtide.exact.settings import check_gpu, on_gpu, prepare
 from springtide.exchange.device import take_gpu, tame_nccl
 from springtide.loading import make_loader
 from springtide.loop import deal_batches
@@ -96,6 +96,8 @@ def distribute(
         strategy=strategy,
     )
     declared = check()
+    if exact and declared.device.type == "cuda":
+        check_gpu(on_gpu(settings.cublas_workspace))
     runtime.trainer = Trainer(
         declared.models,
         declared.optimizers,

@@ -22,6 +22,11 @@ class Declared:
     several: bool
 
     @property
+    def device(self) -> torch.device:
+        """Of what is trained."""
+        return next(item.device for item in _named(self.models).values() if item.requires_grad)
+
+    @property
     def nbytes(self) -> int:
         """Of all parameters."""
         return sum(item.nbytes for item in _named(self.models).values())
@@ -135,12 +140,7 @@ def _check_parameters(parameters: Mapping[str, torch.nn.Parameter], *, in_job: b
                 f"distribute(): parameter {name} is a {type(parameter).__name__}, not a plain dense tensor"
             )
     devices = {parameter.device: name for name, parameter in parameters.items()}
-    if exact and {device.type for device in devices} - {"cpu"}:
-        raise UsageError(
-            "distribute(): exact mode sums on the CPU so far: leave the model there, or set "
-            "strategy.allReduce.exact to false"
-        )
-    if in_job and (len(devices) > 1 or {device.type for device in devices} - {"cpu", "cuda"}):
+    if (in_job or exact) and (len(devices) > 1 or {device.type for device in devices} - {"cpu", "cuda"}):
         places = ", ".join(f"{name} is on {device}" for device, name in devices.items())
         raise UsageError(
             f"distribute(): {places}: a model lies on one device, the CPU or a GPU, and each worker has one; "

@@ -64,6 +64,7 @@ class Settings:
     logical_workers: int = 0
     """Parts that the global batch is cut into for exact sums; 0: sums are not exact."""
     mkl_cbwr: str = ""
+    cublas_workspace: str = ""
     checkpoint: Place = dataclasses.field(default_factory=Place)
     process_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -181,6 +182,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         threads=int(number("OMP_NUM_THREADS", 0, 0)),
         logical_workers=int(number("SPRINGTIDE_LOGICAL_WORKERS", 0, 0)),
         mkl_cbwr=environ.get("MKL_CBWR", ""),
+        cublas_workspace=environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
         checkpoint=Place(
             uri=text("CHECKPOINT_URI"),
             folder=f"{text('NAMESPACE', 'default')}-{text('JOB', 'job')}-{text('JOB_UID', 'alone')[:8]}",

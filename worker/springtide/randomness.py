@@ -32,12 +32,16 @@ def seed_part(seed: int, step: int, part: int) -> None:
 def isolated(*names: int) -> Iterator[None]:
     """Random numbers that belong to `names`; afterwards those outside go on as if nothing had been drawn.
 
-    Of torch's CPU generator, numpy (if imported) and `random`.
+    Of torch's generators (CPU, and CUDA once in use), numpy (if imported) and `random`.
     """
     numpy = sys.modules.get("numpy")
     before = torch.default_generator.get_state(), random.getstate(), numpy and numpy.random.get_state()
+    cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = torch.cuda.get_rng_state_all() if cuda else []
     value = mix(*names)
     torch.default_generator.manual_seed(signed(value))
+    if cuda:
+        torch.cuda.manual_seed_all(signed(value))
     random.seed(value)
     if numpy is not None:
         numpy.random.seed(value & 0xFFFFFFFF)
@@ -45,6 +49,8 @@ def isolated(*names: int) -> Iterator[None]:
         yield
     finally:
         torch.default_generator.set_state(before[0])
+        if cuda:
+            torch.cuda.set_rng_state_all(devices)
         random.setstate(before[1])
         if numpy is not None:
             numpy.random.set_state(before[2])

@@ -6,7 +6,6 @@ otherwise. Nothing of it is sent or stays: the bodies are dropped at optimizer.s
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Iterator
@@ -64,7 +63,7 @@ def rehearse(runtime: Runtime, plan: LoopPlan, stage: int, count: int) -> Iterat
     began, own = time.monotonic(), runtime.group
     runtime.rehearsing, runtime.group = True, Stage(others)
     try:
-        with isolated(plan.seed), _untouched_devices():
+        with isolated(plan.seed):
             for _ in range(count):
                 batch = plan.batch(cursor, others, others + 1)
                 number = cursor.step + 1
@@ -81,15 +80,3 @@ def rehearse(runtime: Runtime, plan: LoopPlan, stage: int, count: int) -> Iterat
         time.monotonic() - began,
         others,
     )
-
-
-@contextlib.contextmanager
-def _untouched_devices() -> Iterator[None]:
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        yield
-        return
-    states = torch.cuda.get_rng_state_all()
-    try:
-        yield
-    finally:
-        torch.cuda.set_rng_state_all(states)

@@ -78,7 +78,7 @@ class Trainer:
         self.buffers = self._buffers = Buffers(model)
         self.transaction = Transaction()
         if logical_workers:
-            self.buckets: Buckets = (exact := ExactBuckets(layout, logical_workers))
+            self.buckets: Buckets = (exact := ExactBuckets(layout, logical_workers, self.device))
             self._exact = ExactStep(exact, logical_workers)
         else:
             self.buckets = make_buckets(compression, layout, self.device)
@@ -137,7 +137,8 @@ class Trainer:
             for name, item in zip(self._buffers.names, self._buffers.current(), strict=True)
         ]
         place = "" if self.servers is None else f" on servers {self.servers.described}"
-        settings = f"{describe(logical_workers)} {self.device.type} {exchange}{place} {compression}"
+        sums = describe(logical_workers, self.device)
+        settings = f"{sums} {self.device.type} {exchange}{place} {compression}"
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
         agreed = f"{kinds} {clip_norm} {settings}{' several' if several else ''}"
         self.layout_hash = layout_hash(layout, [*frozen, *buffers], agreed)

@@ -41,6 +41,7 @@ _INSTEAD = {
     "SPRINGTIDE_COLLECTIVE_SECONDS": "spec.failurePolicy.hangTimeoutSeconds",
     "SPRINGTIDE_PS_LEAVE_SECONDS": "terminationGracePeriodSeconds of the template",
     "MKL_CBWR": "spec.strategy.allReduce.exact",
+    "CUBLAS_WORKSPACE_CONFIG": "spec.strategy.allReduce.exact",
 }
 
 

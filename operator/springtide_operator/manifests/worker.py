@@ -279,6 +279,7 @@ def _exact(job: Job) -> list[Object]:
     return [
         {"name": "SPRINGTIDE_LOGICAL_WORKERS", "value": str(job.spec.strategy.all_reduce.logical_workers)},
         {"name": "MKL_CBWR", "value": "AVX2,STRICT"},
+        {"name": "CUBLAS_WORKSPACE_CONFIG", "value": ":4096:8"},
     ]
 
 

@@ -1,7 +1,8 @@
 """Gradients on their way into an exact sum: like `exchange.buckets`, with integers on the wire.
 
 Each part's gradient is rounded into an int32 sum as backward makes it. Buckets leave during the backward of
-this worker's last part; the same number of bytes travels as with float32.
+this worker's last part; the same number of bytes travels as with float32. All of it lies where the gradients
+are: on a GPU nothing passes the host.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 
 from springtide.errors import UsageError
 from springtide.exact import exponents as scale
-from springtide.exact.rounding import BLOCK, Rounder, restore
+from springtide.exact.on_device import DEVICE_PIECE, DeviceRounder
+from springtide.exact.rounding import BLOCK, Rounder, Rounding, restore
 from springtide.exchange.buckets import Buckets
 from springtide.exchange.groups import Work
 from springtide.exchange.layout import Layout
@@ -69,8 +71,9 @@ class ExactBuckets(Buckets):
     one `flush` and `wait`. A part that is not the last one ends with `end_part`.
     """
 
-    def __init__(self, layout: Layout, parts: int) -> None:
-        """layout: slots aligned to BLOCK elements. parts: most parts that are added up in a step."""
+    def __init__(self, layout: Layout, parts: int, device: torch.device | None = None) -> None:
+        """layout: slots aligned to BLOCK elements. parts: most parts that are added up in a step. device: of
+        the gradients; None is the CPU."""
         for field in layout.fields:
             if field.dtype not in _DTYPES:
                 raise UsageError(
@@ -89,16 +92,21 @@ class ExactBuckets(Buckets):
         for index, (field, slot) in enumerate(zip(layout.fields, layout.slots, strict=True)):
             first = starts[slot.bucket] + slot.offset // BLOCK
             self._owners[first : first - (-field.numel // BLOCK)] = index
-        self.exponents = scale.Exponents(starts[-1])
-        self._rounder = Rounder(scale.part_bits(parts))
+        bits, on_cpu = scale.part_bits(parts), device is None or device.type == "cpu"
+        self._owners = self._owners.to(device or "cpu")
+        self.exponents = scale.Exponents(starts[-1], device)
+        self._rounder: Rounding = Rounder(bits) if on_cpu else DeviceRounder(bits)
+        self._restored = {} if on_cpu else {"most": DEVICE_PIECE}
         self._totals: list[torch.Tensor] = []
         self._soiled = False
         """Whether the padding between parameters may hold something else than zeros."""
-        super().__init__(layout)
+        super().__init__(layout, device)
 
     def allocate(self) -> None:
         super().allocate()
-        self._totals = [torch.zeros(size, dtype=torch.int32) for size in self.layout.sizes]
+        self._totals = [
+            torch.zeros(size, dtype=torch.int32, device=self._device) for size in self.layout.sizes
+        ]
         self._sums = [self._totals[run.bucket][run.start : run.end] for run in self._runs]
         self._floats = [self._flats[run.bucket][run.start : run.end] for run in self._runs]
 
@@ -118,14 +126,17 @@ class ExactBuckets(Buckets):
         self._exponents = self.exponents.values if exponents is None else exponents
         self._factors = scale.factors(self._exponents, self._parts)
         self._units = scale.units(self._exponents, self._parts)
-        self._largest = torch.zeros(self._units.shape)
+        self._rounder.begin(self._exponents, self._factors)
+        self._largest = torch.zeros(self._units.shape, device=self._device)
+        # Only a step that is done again knows of blocks that are not finite.
+        self._broken = exponents is not None and bool((exponents == scale.NOT_FINITE).any())
+        for bucket in range(len(self._flats)):
+            self._writers.write(bucket, onto=False)  # scales, which streams that round have to wait for
         self._ever = [False] * len(self._names)
         self._fresh = [True] * len(self._runs)
         self._open = [len(run.members) for run in self._runs]
         self._staged = [False] * len(self._names)
         self._last = last
-        self.needed = torch.full(self._exponents.shape, scale.LOWEST, dtype=torch.int32)
-        """By block: the exponent that the largest value needs which did not fit; LOWEST where all did."""
 
     def begin_part(self, last: bool) -> None:
         """Start the next part of the same step. last: of this worker."""
@@ -140,9 +151,23 @@ class ExactBuckets(Buckets):
         return [ever or number >= 0 for ever, number in zip(self._ever, self._round, strict=True)]
 
     @property
+    def needed(self) -> torch.Tensor:
+        """int32 by block: the exponent that the largest value needs which did not fit; LOWEST where all did.
+
+        After `flush`.
+        """
+        self._writers.join(self._account)
+        return self._rounder.needed
+
+    @property
     def exceeded(self) -> bool:
-        """Whether a value of this worker's parts did not fit."""
+        """Whether a value of this worker's parts did not fit. After `flush`; the host waits for a GPU."""
         return bool((self.needed > scale.LOWEST).any())
+
+    @property
+    def _account(self) -> int:
+        """For `_writers`: what does not fit, which runs of all buckets write beside each other."""
+        return len(self._flats)
 
     @property
     def bytes(self) -> int:
@@ -157,6 +182,7 @@ class ExactBuckets(Buckets):
         first = self._round[index] < 0
         self._round[index] = micro
         self._ever[index] = True
+        self._writers.write(bucket, onto=True)
         number = self._run_of[index]
         alone = len(self._runs[number].members) == 1
         if weight != 0.0 and first and last and alone:
@@ -193,10 +219,15 @@ class ExactBuckets(Buckets):
             work.wait()
             self._check(bucket)
             blocks = self._bucket_blocks[bucket]
-            restore(self._totals[bucket], self._units[blocks], self._flats[bucket], self._largest[blocks])
+            restore(
+                self._totals[bucket],
+                self._units[blocks],
+                self._flats[bucket],
+                self._largest[blocks],
+                **self._restored,
+            )
             self._versions[bucket] = self._flats[bucket]._version
-
-        self._soiled = bool((self._exponents == scale.NOT_FINITE).any())
+        self._soiled = self._broken
 
     def scale(self, factor: float) -> None:
         super().scale(factor)
@@ -209,19 +240,14 @@ class ExactBuckets(Buckets):
     def commit(self, number: int) -> None:
         """Step `number` is about to be committed, and with it the exponents that follow from its sum."""
         self.exponents.values = scale.after_commit(
-            self.exponents.values, self._exponents, self._largest, self._owners, number
+            self.exponents.values, self._exponents, self._largest, self._owners, len(self._names), number
         )
 
     def _round_in(self, number: int, values: torch.Tensor, weight: float) -> None:
-        blocks = self._runs[number].blocks
+        self._writers.write(self._account, onto=False)
         total = self._sums[number][: values.numel()]
-        misfits = self._rounder.add(values, weight, self._factors[blocks], total, self._fresh[number])
+        self._rounder.add(values, weight, self._runs[number].blocks, total, self._fresh[number])
         self._fresh[number] = False
-        if misfits is not None:
-            needed = scale.exponent_of(misfits)
-            # A block that is known not to be finite was left out on purpose.
-            needed[self._exponents[blocks] == scale.NOT_FINITE] = scale.LOWEST
-            self.needed[blocks] = torch.maximum(self.needed[blocks], needed)
 
     def _round_staged(self, number: int) -> None:
         """Round what has been staged of a run; its members without a gradient in this part count as zero."""
@@ -231,6 +257,7 @@ class ExactBuckets(Buckets):
             return
         bucket = run.bucket
         self._check(bucket)
+        self._writers.write(bucket, onto=True)
         for index, is_staged in zip(run.members, staged, strict=True):
             if not is_staged:
                 self.views[index].zero_()
@@ -245,6 +272,7 @@ class ExactBuckets(Buckets):
             for number, run in enumerate(self._runs):
                 # No part of this worker has put anything in: the last step's sum still lies there.
                 if run.bucket == bucket and self._fresh[number]:
+                    self._writers.write(bucket, onto=True)
                     self._sums[number].zero_()
                     self._fresh[number] = False
         super()._send_complete()

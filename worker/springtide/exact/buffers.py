@@ -18,29 +18,42 @@ from springtide.exchange.combine import flat_view, is_floating, join_halves, sha
 def pack_parts(
     kept: Sequence[Kept], indices: Sequence[int], committed: Sequence[torch.Tensor], logical: int
 ) -> torch.Tensor:
-    """float64 [n]: what this worker's parts put into the sum for the buffers `indices`.
+    """float64 [n] on the CPU: what this worker's parts put into the sum for the buffers `indices`.
 
     committed: all buffers, for parts that did not move one. logical: the number of logical parts.
     """
-    pieces = [torch.zeros(0, dtype=torch.float64)]
+    total = torch.zeros(sum(_places(committed[index], logical) for index in indices), dtype=torch.float64)
     own = {part.number: part for part in kept}
+    pieces: list[torch.Tensor] = []
+    places: list[slice] = []
+    offset = 0
     for index in indices:
-        rows = logical if is_floating(committed[index]) else 1
-        for number in range(rows):
-            flat = flat_view(committed[index])
+        floating = is_floating(committed[index])
+        count = _places(committed[index], 1)
+        for number in range(logical if floating else 1):
             if number in own:
                 flat = flat_view(own[number].buffers.get(index, committed[index]))
-                pieces.append(flat.to(torch.float64) if is_floating(committed[index]) else split_halves(flat))
-            else:
-                count = flat.numel() * (1 if is_floating(committed[index]) else 2)
-                pieces.append(torch.zeros(count, dtype=torch.float64))
-    return torch.cat(pieces)
+                pieces.append(flat.to(torch.float64) if floating else split_halves(flat))
+                places.append(slice(offset, offset + count))
+            offset += count
+    if pieces and any(piece.device.type != "cpu" for piece in pieces):
+        # One copy for all of them: each one would be waited for.
+        pieces = list(torch.split(torch.cat(pieces).cpu(), [piece.numel() for piece in pieces]))
+    for place, piece in zip(places, pieces, strict=True):
+        total[place] = piece
+    return total
+
+
+def _places(buffer: torch.Tensor, logical: int) -> int:
+    """Numbers in the sum for a buffer."""
+    count = flat_view(buffer).numel()
+    return logical * count if is_floating(buffer) else 2 * count
 
 
 def unpack_parts(
     total: torch.Tensor, indices: Sequence[int], committed: Sequence[torch.Tensor], weights: Sequence[float]
 ) -> list[torch.Tensor]:
-    """New tensors, like the buffers `indices`, from the sum over the workers.
+    """New tensors on the CPU, otherwise like the buffers `indices`, from the sum over the workers.
 
     weights: by logical part. Floating ones are the mean by weight, added up in logical order in float64;
     integers and booleans are those of part 0.

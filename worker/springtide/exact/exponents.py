@@ -70,21 +70,35 @@ def raised(exponents: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
     return torch.maximum(exponents, needed)
 
 
+def needed(misfits: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
+    """int32 by block, for doing the step again; LOWEST where nothing is needed.
+
+    misfits: the largest magnitude where one did not fit, 0 elsewhere. A block whose exponent says that it is
+    not finite was left out on purpose.
+    """
+    return torch.where(exponents == NOT_FINITE, LOWEST, exponent_of(misfits))
+
+
 def after_commit(
-    committed: torch.Tensor, used: torch.Tensor, largest: torch.Tensor, owners: torch.Tensor, step: int
+    committed: torch.Tensor,
+    used: torch.Tensor,
+    largest: torch.Tensor,
+    owners: torch.Tensor,
+    parameters: int,
+    step: int,
 ) -> torch.Tensor:
     """The exponents that are committed with a step.
 
     committed: of the step before. used: of this step (may be NOT_FINITE). largest: by block, the largest
-    magnitude of the step's sum. owners: by block, the number of its parameter, from 0. step: the number that
-    the step is committed under. A block that summed up to zeros or was not finite keeps what it has (the rows
-    of an embedding that a step does not touch).
+    magnitude of the step's sum. owners: by block, the number of its parameter, from 0; parameters: how many
+    there are. step: the number that the step is committed under. A block that summed up to zeros or was not
+    finite keeps what it has (the rows of an embedding that a step does not touch).
     """
     base = torch.where(used < NOT_FINITE, used, committed)
     seen = (largest > 0) & torch.isfinite(largest)
     lower = base - 1 if step % STEPS_PER_FALL == 0 else base
     moved = torch.where(seen, torch.maximum(exponent_of(largest), lower), base)
-    coarsest = torch.full((int(owners.amax()) + 1,), LOWEST, dtype=torch.int32)
+    coarsest = torch.full((parameters,), LOWEST, dtype=torch.int32, device=owners.device)
     coarsest.scatter_reduce_(0, owners, moved, "amax")
     return torch.maximum(moved, coarsest[owners] - NEAR).clamp(min=LOWEST).to(torch.int32)
 
@@ -97,8 +111,9 @@ def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
 class Exponents:
     """The committed exponents, as an object that the state of a job holds beside the tracked ones."""
 
-    def __init__(self, blocks: int) -> None:
-        self.values = torch.full((blocks,), LOWEST, dtype=torch.int32)
+    def __init__(self, blocks: int, device: torch.device | None = None) -> None:
+        """device: where they are used; a state may come from another one."""
+        self.values = torch.full((blocks,), LOWEST, dtype=torch.int32, device=device)
 
     def state_dict(self) -> dict[str, Any]:
         return {"exponents": self.values}
@@ -111,4 +126,4 @@ class Exponents:
                 f"exact mode: {tuple(values.shape)} exponents of {values.dtype} do not fit "
                 f"{tuple(self.values.shape)} blocks"
             )
-        self.values = values.clone()
+        self.values = values.to(self.values.device, copy=True)

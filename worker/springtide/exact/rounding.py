@@ -7,36 +7,60 @@ order. A value that needs more than the part's bits is told by its block, not by
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
+
+from springtide.exact import exponents as scale
 
 BLOCK = 256
 _PIECE = 1 << 17
 
 
+class Rounding(Protocol):
+    """Rounds the parts of one step, of all blocks of a layout; `begin` first."""
+
+    def begin(self, exponents: torch.Tensor, factors: torch.Tensor) -> None:
+        """A step with these exponents (int32 by block) and what follows from them (float32 by block)."""
+
+    def add(
+        self, gradient: torch.Tensor, weight: float, blocks: slice, total: torch.Tensor, fresh: bool
+    ) -> None:
+        """Add weight * gradient into `total`, or replace it if fresh.
+
+        gradient: any shape and floating type, n values. blocks: where they lie, ceil(n / BLOCK) long. total:
+        int32 of shape (n,), contiguous. What a block adds that does not fit has no meaning.
+        """
+
+    @property
+    def needed(self) -> torch.Tensor:
+        """int32 by block: the exponent that the largest value needs which did not fit in this step; LOWEST
+        where all did, and where the exponent says that the block is not finite."""
+
+
 class Rounder:
-    """Scratch memory, and the limit of one part: rounded values stay below 2^bits."""
+    """On the CPU: scratch memory, and the limit of one part: rounded values stay below 2^bits."""
 
     def __init__(self, bits: int) -> None:
         self._limit = float(1 << bits) - 2.0 ** (bits - 24)
         self._floats = torch.empty(_PIECE)
         self._integers = torch.empty(_PIECE, dtype=torch.int32)
 
-    def add(
-        self, gradient: torch.Tensor, weight: float, factors: torch.Tensor, total: torch.Tensor, fresh: bool
-    ) -> torch.Tensor | None:
-        """Add weight * gradient into `total`, or replace it if fresh.
+    def begin(self, exponents: torch.Tensor, factors: torch.Tensor) -> None:
+        self._exponents, self._factors = exponents, factors
+        self.needed = torch.full(exponents.shape, scale.LOWEST, dtype=torch.int32)
 
-        gradient: any shape and floating type, n values. factors: float32 of shape (ceil(n / BLOCK),). total:
-        int32 of shape (n,), contiguous. Returns None when all values fitted, else by block the largest
-        weighted magnitude where one did not (float64; NaN or inf where it is not finite; 0 elsewhere); such
-        blocks add zeros.
-        """
+    def add(
+        self, gradient: torch.Tensor, weight: float, blocks: slice, total: torch.Tensor, fresh: bool
+    ) -> None:
+        """See `Rounding`; blocks that do not fit add zeros."""
         values = gradient.detach().reshape(-1)
+        factors = self._factors[blocks]
         weighted = factors if weight == 1.0 else factors * weight
         exceeded: torch.Tensor | None = None
         count = values.numel()
         whole = count - count % BLOCK
-        for start, end in _pieces(whole, count):
+        for start, end in pieces(whole, count, _PIECE):
             rows = slice(start // BLOCK, -(-end // BLOCK))
             piece, scratch = values[start:end], self._floats[: end - start]
             if end <= whole:
@@ -54,7 +78,9 @@ class Rounder:
                 integers = self._integers[: end - start]
                 integers.copy_(scratch)
                 total[start:end].add_(integers)
-        return exceeded
+        if exceeded is not None:
+            needed = scale.needed(exceeded, self._exponents[blocks])
+            self.needed[blocks] = torch.maximum(self.needed[blocks], needed)
 
     def _set_aside(
         self, piece: torch.Tensor, scratch: torch.Tensor, weight: float, factors: torch.Tensor
@@ -70,15 +96,20 @@ class Rounder:
 
 
 def restore(
-    total: torch.Tensor, units: torch.Tensor, target: torch.Tensor, largest: torch.Tensor | None
+    total: torch.Tensor,
+    units: torch.Tensor,
+    target: torch.Tensor,
+    largest: torch.Tensor | None,
+    most: int = _PIECE,
 ) -> None:
     """Write the integer sum times its units into `target`.
 
     total: int32, shape (n,), n a multiple of BLOCK. units: float32, shape (n / BLOCK,). target: floating,
-    shape (n,). largest: float32, shape (n / BLOCK,), is set to each block's largest magnitude if given.
+    shape (n,). largest: float32, shape (n / BLOCK,), is set to each block's largest magnitude if given. most:
+    values that are worked on at once.
     """
     count = total.numel()
-    for start, end in _pieces(count, count):
+    for start, end in pieces(count, count, most):
         rows = slice(start // BLOCK, end // BLOCK)
         piece = target[start:end].view(-1, BLOCK)
         integers, scales = total[start:end].view(-1, BLOCK), units[rows, None]
@@ -92,7 +123,7 @@ def restore(
             largest[rows] = torch.maximum(piece.amax(1), -piece.amin(1))
 
 
-def _pieces(whole: int, count: int) -> list[tuple[int, int]]:
-    """Ranges of at most _PIECE values: whole blocks, then the rest of a last block."""
-    cuts = [(start, min(start + _PIECE, whole)) for start in range(0, whole, _PIECE)]
+def pieces(whole: int, count: int, most: int) -> list[tuple[int, int]]:
+    """Ranges of at most `most` values: whole blocks, then the rest of a last block."""
+    cuts = [(start, min(start + most, whole)) for start in range(0, whole, most)]
     return cuts if whole == count else [*cuts, (whole, count)]

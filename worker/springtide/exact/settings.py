@@ -1,13 +1,18 @@
-"""What exact mode fixes in a process beside the sums: threads, MKL's code paths, deterministic algorithms."""
+"""What exact mode fixes in a process beside the sums: threads, code paths of libraries, deterministic
+algorithms."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 from springtide.environment import Settings
-from springtide.errors import SpringtideError
+from springtide.errors import SpringtideError, UsageError
 
 MOST_PARTS = 1000
+CUBLAS_WORKSPACE = ":4096:8"
+"""With it in CUBLAS_WORKSPACE_CONFIG, cuBLAS gives the same bits each time; it reads it once."""
 MKL_CBWR = "AVX2,STRICT"
 """With it, MKL's results depend neither on the alignment of its operands nor on the newest instructions."""
 
@@ -34,11 +39,59 @@ def prepare(settings: Settings) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def describe(logical_workers: int) -> str:
-    """What all members must have in common, besides the model, for equal bits; "" without exact sums."""
+@dataclass(frozen=True, slots=True)
+class OnGpu:
+    """What a GPU's bits depend on in this process."""
+
+    workspace: str
+    deterministic: bool
+    only_warns: bool
+    benchmark: bool
+
+
+def on_gpu(workspace: str) -> OnGpu:
+    """As it is now. workspace: CUBLAS_WORKSPACE_CONFIG of the environment."""
+    return OnGpu(
+        workspace,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.benchmark,
+    )
+
+
+def check_gpu(found: OnGpu) -> None:
+    """Raise UsageError when a model on a GPU would not give equal bits in this process."""
+    if found.workspace != CUBLAS_WORKSPACE:
+        raise UsageError(
+            f"distribute(): exact mode on a GPU needs CUBLAS_WORKSPACE_CONFIG={CUBLAS_WORKSPACE} in the "
+            f"environment of the process from its start, and it is {found.workspace!r}: the operator sets it "
+            "with strategy.allReduce.exact; without a cluster, set it before starting Python"
+        )
+    if not found.deterministic or found.only_warns:
+        raise UsageError(
+            "distribute(): the script has switched deterministic algorithms off since springtide.init(), "
+            "which exact mode needs: leave torch.use_deterministic_algorithms() out"
+        )
+    if found.benchmark:
+        raise UsageError(
+            "distribute(): the script has set torch.backends.cudnn.benchmark since springtide.init(): then "
+            "times decide which algorithm computes, and exact mode's bits with it; leave that out"
+        )
+
+
+def describe(logical_workers: int, device: torch.device) -> str:
+    """What all members must have in common, besides the model, for equal bits; "" without exact sums.
+
+    device: of the model.
+    """
     if not logical_workers:
         return ""
-    return (
+    common = (
         f"exact: {logical_workers} logical workers, {torch.get_num_threads()} threads, torch "
         f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
     )
+    if device.type != "cuda":
+        return common
+    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return f"{common}, {name} {capability}, CUDA {torch.version.cuda}, cuDNN {cudnn}"
