@@ -49,7 +49,7 @@ def test_scaling_up_and_down_changes_the_workers_and_restarts_nobody(e2e: E2EClu
 
 
 def test_a_worker_deleted_by_force_is_replaced_and_the_job_succeeds(start: Start) -> None:
-    running = start("replaced", workers=2, epochs=250, pace="0.1")
+    running = start("replaced", workers=2, epochs=200, pace="1")
     running.until_trains(2)
     lost, kept = running.pods()
     running.delete_pod(lost["metadata"]["name"], "--force", "--grace-period=0")
@@ -59,7 +59,7 @@ def test_a_worker_deleted_by_force_is_replaced_and_the_job_succeeds(start: Start
     running.until_condition("Succeeded")
     status = running.status()
     assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
-    assert status["data"]["totalSeen"] == 250 * 64
+    assert status["data"]["totalSeen"] == 200 * 64
     assert status["restarts"]["failures"] == 0
     assert status["restarts"]["preemptions"] == 1
 

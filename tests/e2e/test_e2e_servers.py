@@ -19,7 +19,7 @@ def test_a_killed_server_costs_no_step_where_each_part_has_two_copies(
         "on-servers",
         workers=2,
         epochs=160,
-        pace="0.1",
+        pace="1",  # 640 s at least: it lasts until the server is replaced, or given up
         strategy={"type": "ParameterServer", "parameterServer": {"replication": 2}},
         parameterServers={"replicas": 2},
         security={"tls": True},

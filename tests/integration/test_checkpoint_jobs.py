@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {
 STEPS = 40
 FOLDER = "default-test-alone"
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 class Place:

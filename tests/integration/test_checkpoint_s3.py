@@ -18,7 +18,7 @@ from springtide.checkpoint.storage import Storage, StorageError
 from springtide.checkpoint.writer import Written
 from springtide.names import Generation, StateName
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 URI = "s3://bucket/some/jobs"
 FOLDER = "space-job-12345678"

@@ -292,7 +292,7 @@ def test_a_wrong_environment_is_one_clear_line(name: str, value: str, message: s
         name: value,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "springtide_coordinator"], env=env, capture_output=True, text=True, timeout=20
+        [sys.executable, "-m", "springtide_coordinator"], env=env, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if "level=error" in line]

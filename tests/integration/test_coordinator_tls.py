@@ -35,7 +35,7 @@ def request() -> pb.SyncRequest:
 
 async def test_who_trusts_its_certificate_is_answered(coordinator: CoordinatorProcess) -> None:
     async with SyncClient(coordinator.address, TOKEN, authority=OURS) as client:
-        assert (await client.sync(request(), timeout=20)).incarnation.number == 1
+        assert (await client.sync(request(), timeout=60)).incarnation.number == 1
 
 
 @pytest.mark.parametrize("authority", ["", THEIRS], ids=["in the clear", "another job's certificate"])

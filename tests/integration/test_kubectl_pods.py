@@ -178,17 +178,19 @@ def test_drain_honours_a_disruption_budget(api: Api, namespace: str, node: str, 
         run_pod(api, namespace, name, node, owner)
     budget = {"spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}}}
     path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+    pods = f"/api/v1/namespaces/{namespace}/pods"
     api.ok("POST", path, {"metadata": {"name": "web"}, **budget})
 
     def allowed(number: int) -> bool:
         return api.ok("GET", f"{path}/web").get("status", {}).get("disruptionsAllowed") == number
 
     api.until("one allowed disruption", lambda: allowed(1))
-    refused = api.kubectl("drain", node, "--timeout=2s")
-    assert refused.code == 1
-    assert "Cannot evict pod as it would violate the pod's disruption budget." in refused.err
-    left = api.ok("GET", f"/api/v1/namespaces/{namespace}/pods")["items"]
-    assert len(left) == 1
+    with api.kubectl_running("drain", node, "--timeout=60s") as process:
+        assert process.stdout is not None
+        refusal = "Cannot evict pod as it would violate the pod's disruption budget."
+        assert any(refusal in line for line in process.stdout)
+    api.until("one of them to go", lambda: len(api.ok("GET", pods)["items"]) == 1)
+    left = api.ok("GET", pods)["items"]
     name = left[0]["metadata"]["name"]
     status, answer, _ = api.request(
         "POST",
@@ -281,6 +283,11 @@ def test_nobody_unknown_gets_in(api: Api, embedded: EmbeddedServer) -> None:
 def test_an_idle_server_uses_no_time(api: Api, embedded: EmbeddedServer) -> None:
     api.ok("GET", "/api/v1/nodes")
     clock = embedded.call(lambda: time.pthread_getcpuclockid(threading.get_ident()))
-    before = time.clock_gettime(clock)
-    threading.Event().wait(0.4)
-    assert time.clock_gettime(clock) - before < 0.02
+
+    def rests() -> bool:
+        before = time.clock_gettime(clock)
+        threading.Event().wait(0.4)
+        return time.clock_gettime(clock) - before < 0.02
+
+    # What other tests left may still be being cleaned up.
+    api.until("an idle moment", rests)

@@ -10,7 +10,7 @@ from local_cluster import Kube, until
 from springtide_local.cluster import Cluster
 from springtide_local.settings import Settings
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_pretended_pods_run_until_they_are_deleted(tmp_path: Path) -> None:

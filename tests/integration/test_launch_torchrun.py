@@ -19,7 +19,7 @@ from springtide import outcome
 SCRIPT = Path(__file__).parents[1] / "support" / "launch_script.py"
 FEATURES = SCRIPT.with_name("launch_features.py")
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(300)
 
 Make = Callable[..., WorkerCluster]
 

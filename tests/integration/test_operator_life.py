@@ -156,11 +156,17 @@ def test_extra_workers_need_a_limit(job: FakeJob) -> None:
 
 def test_a_worker_that_hangs_is_named_and_replaced(system: E2ECluster, namespace: str, job: FakeJob) -> None:
     policy = {"hangTimeoutSeconds": 5, "onHang": "Replace"}
-    job.start(replicas=2, failurePolicy=policy, container=operator_session_worker.container(hang=True))
+    system.apply(operator_session_worker.whether(hang="no"), namespace=namespace)
+    job.start(replicas=2, failurePolicy=policy, **operator_session_worker.hanging())
     first = job.until_running("0-0", "1-0", seconds=60)
-    after = job.until_running("0-0", "1-1", seconds=60)
+    system.apply(operator_session_worker.whether(hang="yes"), namespace=namespace)
+    after = job.until_running("0-0", "1-1", seconds=120)
     assert after["fake-worker-0-0"] == first["fake-worker-0-0"]
-    system.until(60, "training to go on", lambda: job.status().get("step", 0) > 20)
+
+    def log() -> str:
+        return system.kubectl("logs", "fake-worker-0-0", "-n", namespace)
+
+    system.until(60, "training to go on", lambda: "with fake-worker-0-0 fake-worker-1-1" in log())
     status = job.status()
     assert status["restarts"]["failures"] == 1
     said = status["lastFailure"]

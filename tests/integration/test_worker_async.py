@@ -25,7 +25,7 @@ PER_EPOCH = 8
 STEPS = 56
 NOTHING_LEARNT = 1.1  # log 3
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ OPTIONS: dict[str, Any] = {"samples": 160, "batch": 32, "epochs": 8, "pace": 0.0
 STEPS = 40
 BLOCKS = Path(__file__).parents[1] / "support" / "block_script.py"
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from springtide import outcome
 SCRIPT = Path(__file__).parents[1] / "support" / "worker_evaluation_script.py"
 NUMBER = 150.0  # the mean of 0..300
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_killed_in_an_evaluation_and_a_coordinator_too(zygote: Zygote, tmp_path: Path) -> None:

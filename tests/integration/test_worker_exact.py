@@ -21,7 +21,7 @@ ENVIRONMENT = {"SPRINGTIDE_LOGICAL_WORKERS": str(LOGICAL_WORKERS)}
 OPTIONS: dict[str, Any] = {"samples": 103, "batch": 32, "epochs": 5}
 STEPS = 20
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

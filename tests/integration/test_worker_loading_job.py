@@ -12,7 +12,7 @@ from worker_reference import train_alone
 
 OPTIONS: dict[str, Any] = {"samples": 150, "batch": 32, "epochs": 4, "pace": 0.02}
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_killed_while_processes_read_ahead(zygote: Zygote, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ EVALUATION = Path(__file__).parents[1] / "support" / "worker_evaluation_script.p
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 3}
 STEPS = 24
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

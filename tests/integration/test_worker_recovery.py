@@ -17,7 +17,7 @@ from springtide_coordinator import coordinator_pb2 as pb
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 7, "pace": 0.015}
 STEPS = 56
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {
 }
 STEPS = 56
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ BOUNDED = pb.Consistency(mode="BoundedStaleness", staleness=2)
 
 ENDS = "asked to stop at the end of the epoch"
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {
     "momentum": 0.0,
 }
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

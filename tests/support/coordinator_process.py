@@ -60,7 +60,7 @@ class CoordinatorProcess:
         self._listening = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if not self._listening.wait(15):
+        if not self._listening.wait(60):
             raise AssertionError(f"the coordinator does not listen: {self.log}")
         self.start_seconds = time.monotonic() - began
 
@@ -83,7 +83,7 @@ class CoordinatorProcess:
         """End it and wait; returns the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(how)
-        status = self.process.wait(10)
+        status = self.process.wait(60)
         self._reader.join(10)
         return status
 

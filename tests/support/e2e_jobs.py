@@ -14,8 +14,9 @@ from springtide_demo.kube import KubeError
 
 Object = dict[str, Any]
 
-# Trains a line through points that lie on one; says every 25th step, so that its log shows that it goes on.
-# A step takes as many seconds as the ConfigMap's `pace` says at the moment, 10 ms without it.
+# Trains a line through points that lie on one; says every 25th step, and each that takes half a second, so
+# that its log shows that it goes on. A step takes as many seconds as the ConfigMap's `pace` says at the
+# moment, 10 ms without it.
 TRAIN = """
 import os, time
 import torch
@@ -40,13 +41,14 @@ def pace():
 
 for step, batch in enumerate(springtide.batches((x, 3 * x + 1), batch_size=16, epochs=epochs, seed=0)):
     with springtide.step():
-        time.sleep(pace())
+        seconds = pace()
+        time.sleep(seconds)
         loss = (model(batch[0]) - batch[1]).square().mean()
         loss.backward()
         springtide.report(loss=loss.item())
         optimizer.step()
         optimizer.zero_grad()
-    if step % 25 == 0:
+    if step % 25 == 0 or seconds >= 0.5:
         print(f"step {step} of {springtide.world_size()} workers", flush=True)
 springtide.report(slope=model.weight.item())
 """

@@ -1,7 +1,8 @@
 """Workers that speak the coordinator's protocol and train nothing: commits that are only said, and a hang.
 
-The first worker says ten commits a second. With HANG=1, it stops at step 20 of a generation that has the pod
-`...-worker-1-0` in it and waits; that pod says that it is fetching samples.
+The first worker says ten commits a second, and in its log who is in a generation that commits. When the file
+that HANG names says so, it stops after step 20 of a generation that has the pod `...-worker-1-0` in it and
+waits; that pod says that it is fetching samples.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ def park(reason):
     send(parked=promise)
 def hangs():
     pods = [member.pod_name for member in hello.members]
-    return env.get("HANG") and any(name.endswith("-worker-1-0") for name in pods)
+    if "HANG" not in env or not any(name.endswith("-worker-1-0") for name in pods):
+        return False
+    try:
+        with open(env["HANG"]) as file:
+            return file.read() == "yes"
+    except OSError:  # it is being replaced
+        return False
+said = None
 while True:
     try:
         message = heard.get(timeout=0.1)
@@ -71,6 +79,9 @@ while True:
         if hangs() and hello.state.step >= 20:
             send(activity=pb.Activity(step=21, doing=pb.DOING_REDUCING, seconds=1))
             continue
+        if said != hello.generation.number:
+            said = hello.generation.number
+            print("commits with", *sorted(member.pod_name for member in hello.members), flush=True)
         hello.state.generation.CopyFrom(hello.generation)
         hello.state.step += 1
         commit = pb.Commit(state=hello.state, unix_time=time.time(), step_seconds=0.1, samples=8)
@@ -78,7 +89,19 @@ while True:
 """
 
 
-def container(hang: bool = False) -> Object:
+def container() -> Object:
     """Fields of the worker container that runs it."""
-    env = [{"name": "HANG", "value": "1"}] if hang else []
-    return {"command": ["python", "-c", CODE], "env": env}
+    return {"command": ["python", "-c", CODE], "env": []}
+
+
+def hanging() -> dict[str, Object]:
+    """Keywords of a job in which it hangs when the ConfigMap `hang` says so."""
+    volume = {"name": "hang", "configMap": {"name": "hang"}}
+    env = [{"name": "HANG", "value": "/hang/now"}]
+    mounts = [{"name": "hang", "mountPath": "/hang"}]
+    return {"pod": {"volumes": [volume]}, "container": container() | {"env": env, "volumeMounts": mounts}}
+
+
+def whether(hang: str) -> Object:
+    """That ConfigMap."""
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "hang"}, "data": {"now": hang}}

@@ -35,6 +35,7 @@ class Chaos:
         self._began = time.monotonic()
         cluster.coordinator_of = self._proxied
         cluster.over_when_finished = True
+        cluster.stands_still = False
 
     def begin(self) -> None:
         """Start the job with three workers, of which one is the anchor."""

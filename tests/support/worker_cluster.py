@@ -5,7 +5,8 @@ Everything a test does to it is a verb: add, kill, stop, wake, terminate, kill_c
 deadline and, when it passes, shows the processes' logs.
 
 A job of some seconds would often be over before a loaded machine has done what a test waits for. So its
-members wait at their next commit for a worker that is added until it is ready, and make slow steps while
+members stand still after their next commit from the end of one wait to the beginning of the next, however
+long the test takes in between, and until a worker that is added is ready; and they make slow steps while
 something else is waited for that takes long.
 """
 
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from worker_brake import Brake
 from worker_processes import LONG_SECONDS, READY, ROOTS, ServerPod, Worker, Zygote
 
 from springtide import outcome
@@ -84,10 +86,12 @@ class WorkerCluster:
         self._incarnation = 0
         self._closing = threading.Event()
         self.reply: pb.SyncReply | None = None
-        self._hold = folder / "hold"
+        self._brake = Brake(folder / "hold")
+        self._braking = threading.Lock()
         self._held_for: list[Worker] = []
-        self._holding = threading.Lock()
-        self._held: float | None = None  # what the file says
+        # Who does things to the job while it trains says False: nobody stands still between two waits.
+        self.stands_still = True
+        self._waits, self._stop_at = True, 0  # for this step, in which the members stand still; 0: for none
         self._waits_since = 0.0
         self._coordinator_since = 0.0
         self.asked_at = 0.0  # monotonic, when the present reply was asked for
@@ -161,7 +165,7 @@ class WorkerCluster:
             "SPRINGTIDE_SLOT": str(number),
             "SPRINGTIDE_TERMINATION_LOG": str(self._folder / f"{name}.end"),
             "SPRINGTIDE_STEP_LOG": str(self._folder / f"{name}.steps"),
-            "SPRINGTIDE_FAULT": f"committed:*:hold={self._hold};{fault}",
+            "SPRINGTIDE_FAULT": f"{self._brake.fault};{fault}",
             "SPRINGTIDE_BUCKET_MIB": "0.002",
             **self._environment,
         }
@@ -170,9 +174,9 @@ class WorkerCluster:
         worker = Worker(name, number, f"uid-{number}", address, pid, self._folder, self._zygote)
         self.workers.append(worker)
         if hold and self._operator.ident is not None:
-            with self._holding:
+            with self._braking:
                 self._held_for.append(worker)
-                self._set_hold(_HOLD_SECONDS)
+            self._set_pace()
         self.target = sum(1 for other in self.workers if other.running)
         return worker
 
@@ -196,21 +200,30 @@ class WorkerCluster:
     # ---- waits
 
     def until(
-        self, condition: Callable[[], bool], what: str, seconds: float = 30.0, *, slowly: bool = True
+        self,
+        condition: Callable[[], bool],
+        what: str,
+        seconds: float = 30.0,
+        *,
+        slowly: bool = True,
+        stop_at: int = 0,
     ) -> None:
         """Poll until the condition holds; AssertionError with all logs when it does not in time.
 
-        slowly: while that takes long, the job makes slow steps.
+        slowly: while that takes long, the job makes slow steps. stop_at: nobody goes beyond this step before
+        the next wait.
         """
         deadline = time.monotonic() + seconds
         self._waits_since = time.monotonic() if slowly else 0.0
-        try:
-            while not condition():
-                if time.monotonic() > deadline:
-                    raise AssertionError(f"waited {seconds:g} s in vain for {what}\n{self.logs()}")
-                time.sleep(0.01)
-        finally:
-            self._waits_since = 0.0
+        self._waits, self._stop_at = True, stop_at
+        self._set_pace()
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {seconds:g} s in vain for {what}\n{self.logs()}")
+            time.sleep(0.01)
+        self._waits_since = 0.0
+        self._waits = not self.stands_still
+        self._set_pace()
 
     def until_settled(self) -> None:
         """Until all chunks of a server job are where they belong, with their copies, as of now or later."""
@@ -225,6 +238,7 @@ class WorkerCluster:
             lambda: bool(c := worker.commits()) and c[-1]["step"] >= step,
             f"{worker.name} at step {step}",
             slowly=False,
+            stop_at=step if self.stands_still else 0,
         )
 
     def until_done(self, *workers: Worker, seconds: float = 40.0) -> None:
@@ -267,16 +281,21 @@ class WorkerCluster:
     # ---- the operator's part
 
     def _set_pace(self) -> None:
-        """Hold the job for those that are not ready yet; slow it down for what takes long."""
+        """Hold the job for the test and for those not ready yet; slow it down for what takes long."""
         now = time.monotonic()
-        with self._holding:
+        with self._braking:
             self._held_for = [worker for worker in self._held_for if not self._is_ready(worker)]
             slow = (
                 0 < self._waits_since < now - LONG_SECONDS
                 or self.asked_at < self._coordinator_since < now - LONG_SECONDS
                 or any(worker.waited_for(now) for worker in self.workers)
             )
-            self._set_hold(_HOLD_SECONDS if self._held_for else _SLOW_SECONDS if slow else None)
+            if self._held_for or not self._waits:
+                self._brake.set(_HOLD_SECONDS)
+            elif self._stop_at:
+                self._brake.set(_HOLD_SECONDS, self._stop_at)
+            else:
+                self._brake.set(_SLOW_SECONDS if slow else None)
 
     def _is_ready(self, worker: Worker) -> bool:
         """Whether it waits to be admitted, and the coordinator, where there is one, knows that it does."""
@@ -288,17 +307,6 @@ class WorkerCluster:
             return True
         members = [] if self.reply is None else self.reply.members
         return any(m.member.pod_name == worker.name and m.standing != pb.STARTING for m in members)
-
-    def _set_hold(self, seconds: float | None) -> None:
-        if seconds == self._held:
-            return
-        self._held = seconds
-        if seconds is None:
-            self._hold.unlink()
-        else:
-            new = self._hold.with_suffix(".new")
-            new.write_text(str(seconds))
-            new.rename(self._hold)
 
     def _sync_for_ever(self) -> None:
         while not self._closing.is_set():

@@ -32,7 +32,7 @@ class FakeCluster:
     def start(self, data: Path) -> None:
         assert data == self.files.data
         self.calls.append("start")
-        assert self.go_on.wait(5)
+        assert self.go_on.wait(60)
         if self.error:
             raise self.error
         self.running = True

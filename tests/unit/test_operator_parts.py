@@ -163,7 +163,7 @@ async def test_a_cancellation_that_comes_with_the_answer_ends_the_lease_loop(tur
             return await super().get_lease(namespace, name)
 
     running = asyncio.create_task(Lease(Slow(), "ns", "one", clock=Clock()).run())
-    await asyncio.wait((asyncio.ensure_future(asked.wait()),), timeout=10)
+    await asyncio.wait((asyncio.ensure_future(asked.wait()),), timeout=60)
     answer.set()
     for _ in range(turns):  # of the event loop
         await asyncio.sleep(0)

@@ -140,8 +140,8 @@ def test_forming_is_cancelled_from_another_thread() -> None:
     timer.start()
     began = time.monotonic()
     with pytest.raises(FormationCancelled, match="worker-1 died"):
-        form(store, 0, 2, addresses(1)[0], connect_seconds=10, collective_seconds=10)
-    assert time.monotonic() - began < 5
+        form(store, 0, 2, addresses(1)[0], connect_seconds=60, collective_seconds=60)
+    assert time.monotonic() - began < 40
     timer.join()
 
 
@@ -150,7 +150,7 @@ def test_forming_with_a_peer_that_does_not_answer_is_cancelled() -> None:
     ours, theirs = wired_stores(2)
     ours._publish = lambda key, value: None  # the peer never hears of us
     places = addresses(2)
-    limits = {"connect_seconds": 3.0, "collective_seconds": 3.0}
+    limits = {"connect_seconds": 60.0, "collective_seconds": 60.0}
 
     def forms(store: StreamStore, rank: int) -> str:
         timer = threading.Timer(0.5, lambda: store.cancel(f"worker-{1 - rank} died"))
@@ -165,7 +165,7 @@ def test_forming_with_a_peer_that_does_not_answer_is_cancelled() -> None:
         "worker-1 died",
         "worker-0 died",
     ]
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 40
 
 
 def test_missing_member_is_named() -> None:

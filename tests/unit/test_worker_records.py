@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -106,6 +107,25 @@ def test_faults_happen_once_at_their_point() -> None:
         with pytest.raises(RuntimeError, match="fault at body of step 9"):
             faults.reach("body", 9)
         faults.reach("body", 10)
+    finally:
+        faults.arm("")
+
+
+def test_a_hold_lasts_as_long_as_its_file_and_from_its_step_on(tmp_path: Path) -> None:
+    path = tmp_path / "hold"
+    path.write_text("300 5")
+    faults.arm(f"committed:*:hold={path}")
+    try:
+        faults.reach("committed", 4)
+        held = threading.Thread(target=faults.reach, args=("committed", 5))
+        held.start()
+        held.join(0.02)
+        assert held.is_alive()
+        path.unlink()
+        held.join(60)
+        assert not held.is_alive()
+        path.write_text("0.01")
+        faults.reach("committed", 6)
     finally:
         faults.arm("")
 

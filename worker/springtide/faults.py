@@ -3,7 +3,7 @@
 SPRINGTIDE_FAULT=POINT:STEP:ACTION[;...]. STEP is the number of the step that would be committed, from 1; `*`
 means any, and each fault happens once. ACTION: kill (SIGKILL), stop (SIGSTOP), term (SIGTERM), raise
 (RuntimeError), sleep=SECONDS, hold=PATH (each time, wait as long as that file exists, at most the seconds
-that it holds), mark=PATH (each time, make that file).
+that it holds; from the step on that it holds after them, if any), mark=PATH (each time, make that file).
 
 Points: body (a step's body begins), backward (half of the gradients are there), gradients (all are there,
 before the reductions are awaited), pushed (they are on their way to the parameter servers), prepared (those
@@ -104,15 +104,18 @@ def _act(action: str, point: str, step: int) -> None:
     elif action == "raise":
         raise RuntimeError(f"fault at {point} of step {step}")
     elif action.startswith("hold="):
-        _hold(action.removeprefix("hold="))
+        _hold(action.removeprefix("hold="), step)
     elif action.startswith("mark="):
         Path(action.removeprefix("mark=")).touch()
     else:
         time.sleep(float(action.removeprefix("sleep=")))
 
 
-def _hold(path: str) -> None:
+def _hold(path: str, step: int) -> None:
     began = time.monotonic()
     with contextlib.suppress(FileNotFoundError):
-        while time.monotonic() - began < float(Path(path).read_text()):
+        while True:
+            seconds, *first = Path(path).read_text().split()
+            if time.monotonic() - began >= float(seconds) or (first and step < int(first[0])):
+                return
             time.sleep(0.005)
