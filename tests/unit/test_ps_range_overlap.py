@@ -43,21 +43,26 @@ def test_the_next_body_begins_before_all_values_are_there_and_each_layer_waits_f
         last = exchange._of_parameter[2][0]
         assert {chunk.key for chunk in exchange.chunks} > {last}
         lock = running[0].steps.shards._held[last].lock
-        under_way = []
-        for number, (x, y) in enumerate(rank.batches((X, Y), batch_size=8, epochs=1, seed=0)):
-            with rank.step():
-                if number == 3:
-                    model[0](x)  # its values are there, or come
-                    under_way.append(len(exchange._pending))
-                    lock.release()
-                loss = (model(x) - y).square().mean()
-                if number == 3:
-                    assert not exchange._fetches  # all layers are used
-                loss.backward()
-                if number == 2:
-                    lock.acquire()
-                optimizer.step()
-                optimizer.zero_grad()
+        under_way, locked = [], False
+        try:
+            for number, (x, y) in enumerate(rank.batches((X, Y), batch_size=8, epochs=1, seed=0)):
+                with rank.step():
+                    if number == 3:
+                        model[0](x)  # its values are there, or come
+                        under_way.append(len(exchange._pending))
+                        lock.release()
+                        locked = False
+                    loss = (model(x) - y).square().mean()
+                    if number == 3:
+                        assert not exchange._fetches  # all layers are used
+                    loss.backward()
+                    if number == 2:
+                        locked = lock.acquire()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        finally:
+            if locked:
+                lock.release()
         rank.runtime.settle(None)
         assert rank.runtime.position.ledger.audit()["totalSeen"] == 48
         return under_way

@@ -222,7 +222,7 @@ class AsynchronousExchange(ServerExchange):
     def lease(self, first: int, stop: int) -> Lease:
         """A range of first..stop-1 to work on.
 
-        If it is at hand, what was pushed may still be on its way; else that is answered before there is one.
+        If there is one at once, what was pushed may still be on its way; else that is answered before.
         Raise ServerError when the generation is over.
         """
         future, self._next_lease = self._next_lease, None
@@ -231,7 +231,8 @@ class AsynchronousExchange(ServerExchange):
             self.settle()
             future = self._ask_range()
             faults.reach("leasing", first + 1)
-        elif not future.done():
+        elif not self.links.comes_before(future, [asked for asked, _ in self._fetches.values()]):
+            # Others may wait for this one's last range, as it does for theirs.
             self.settle()
             faults.reach("leasing", first + 1)
         if not self.links.first_of(future, self._stop):

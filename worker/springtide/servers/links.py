@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, TypeVar
 
@@ -97,6 +97,17 @@ class Links:
         both: list[Future[Any]] = [future, other, self._over]
         wait(both, timeout=self._answer_seconds, return_when=FIRST_COMPLETED)
         return future.done() or not other.done()
+
+    def comes_before(self, future: Future[Any], others: Iterable[Future[Any]]) -> bool:
+        """Wait until it is done, or all of the others are. False: it is not, or the generation is over."""
+        left = {other for other in others if not other.done()}
+        while left and not future.done() and not self._over.done():
+            both: list[Future[Any]] = [future, self._over, *left]
+            done, _ = wait(both, timeout=self._answer_seconds, return_when=FIRST_COMPLETED)
+            if not done:
+                break
+            left -= done
+        return future.done()
 
     def ask(
         self,
