@@ -4,9 +4,10 @@
 
 Three workers train a model of 26 MB on loopback. A gap is the longest time between two consecutive commits,
 from the last one before the event to the first of the generation that it caused (of a coordinator that
-dies: over the three seconds after). Workers are forked from a process that has imported torch, as a standby
-would have. The peer is torchrun (2 to 3 agents, one worker process killed, same model, DDP), cut at 60 s
-and counted as 60.
+dies: over the three seconds after). `heartbeat_limit_seconds` is how long after its last sign of life a
+worker that hangs counts as lost, at most. Workers are forked from a process that has imported torch, as a
+standby would have. The peer is torchrun (2 to 3 agents, one worker process killed, same model, DDP), cut at
+60 s and counted as 60.
 """
 
 from __future__ import annotations
@@ -369,8 +370,11 @@ def figures(seconds: list[float], counts: list[int], reason: str = "") -> dict[s
 def report(ours: dict[str, Any], step: float | None, torchrun: dict[str, Any]) -> dict[str, Any]:
     """All that is written."""
     gap, theirs = ours["kill_worker"]["gap_seconds_p50"], torchrun["gap_seconds_p50"]
+    from springtide_coordinator.client import HEARTBEAT_LIMIT
+
     return {
         "springtide": ours,
+        "heartbeat_limit_seconds": HEARTBEAT_LIMIT,
         "median_step_seconds": step,
         "torchrun": {"kill_worker": torchrun},
         "torchft": None,

@@ -7,22 +7,25 @@ keepalive options; its default of a minute would otherwise decide.
 
 from __future__ import annotations
 
+from .heartbeat import Heartbeat, of_coordinator
 from .settings import MAX_MESSAGE_BYTES
 
 Options = list[tuple[str, int]]
 
 
-def keepalive_options(seconds: float) -> Options:
-    """Ping every `seconds` while a call is open, and give up after as long without an answer.
+def keepalive_options(heartbeat: Heartbeat) -> Options:
+    """Ping after silence while a call is open, and give up without an answer.
 
     A connection without a call, as the operator's is nearly always, is left alone: a thousand of them would
     cost the operator a thousand pings a second.
     """
-    milliseconds = max(1, int(seconds * 1000))
+    ping, answer = (
+        max(1, int(seconds * 1000)) for seconds in (heartbeat.ping_every, heartbeat.answer_within)
+    )
     return [
-        ("grpc.keepalive_time_ms", milliseconds),
-        ("grpc.keepalive_timeout_ms", milliseconds),
-        ("grpc.http2.ping_timeout_ms", milliseconds),
+        ("grpc.keepalive_time_ms", ping),
+        ("grpc.keepalive_timeout_ms", answer),
+        ("grpc.http2.ping_timeout_ms", answer),
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -30,20 +33,23 @@ def keepalive_options(seconds: float) -> Options:
     ]
 
 
-def server_options(seconds: float) -> Options:
+def server_options(heartbeat: Heartbeat) -> Options:
     """Clients may ping as often as they like; a second server on the same port is an error."""
     return [
-        *keepalive_options(seconds),
+        *keepalive_options(heartbeat),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
     ]
 
 
-def client_options(seconds: float) -> Options:
-    """A connection of its own for each client, found again within a second."""
+def client_options(limit: float) -> Options:
+    """A connection of its own for each client, found again within a second.
+
+    limit: seconds of silence after which the coordinator is left, at most.
+    """
     return [
-        *keepalive_options(seconds),
+        *keepalive_options(of_coordinator(limit)),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),

@@ -19,6 +19,7 @@ from . import coordinator_pb2_grpc as pb_grpc
 from . import tls
 from .channel import client_options, token_metadata
 from .grpc_errors import describe_error, status_of
+from .heartbeat import LIMIT as HEARTBEAT_LIMIT
 from .membership.names import Incarnation
 from .serve_client import ServeClient
 from .settings import MAX_MESSAGE_BYTES, MAX_STORE_VALUE_BYTES
@@ -28,6 +29,7 @@ from .tls import read_authority
 from .wire import from_incarnation, to_incarnation
 
 __all__ = [
+    "HEARTBEAT_LIMIT",
     "TLS_SERVER_NAME",
     "MessageTooLargeError",
     "ServeClient",
@@ -95,7 +97,7 @@ class SessionClient:
         hello: gives a fresh Hello.
         on_message: takes every message, in order, on the receiving thread.
         on_disconnected: told on the receiving thread when a stream that was welcomed broke.
-        keepalive: seconds between pings, and until a coordinator that does not answer is left.
+        keepalive: seconds until a coordinator that gives no sign of life is left, at most.
         authority: the certificate, in PEM, that the coordinator must have; empty: no TLS.
     """
 
@@ -107,7 +109,7 @@ class SessionClient:
         on_message: Callable[[pb.CoordinatorMessage], None],
         *,
         on_disconnected: Callable[[str], None] | None = None,
-        keepalive: float = 1.0,
+        keepalive: float = HEARTBEAT_LIMIT,
         authority: str = "",
     ) -> None:
         self._address = address

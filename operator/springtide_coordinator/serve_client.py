@@ -16,6 +16,7 @@ from . import coordinator_pb2_grpc as pb_grpc
 from . import tls
 from .channel import client_options, token_metadata
 from .grpc_errors import describe_error, status_of
+from .heartbeat import LIMIT
 from .membership.messages import PROTOCOL_VERSION
 from .membership.names import Incarnation
 from .wire import from_incarnation, to_incarnation
@@ -38,7 +39,7 @@ class ServeClient:
         address: `host:port` of the coordinator's Service.
         token: the job's token.
         server: who this process is.
-        keepalive: seconds between pings, and until a coordinator that does not answer is left.
+        keepalive: seconds until a coordinator that gives no sign of life is left, at most.
         authority: the certificate, in PEM, that the coordinator must have; empty: no TLS.
     """
 
@@ -49,7 +50,7 @@ class ServeClient:
         server: pb.Server,
         on_end: Callable[[str, bool], None],
         *,
-        keepalive: float = 1.0,
+        keepalive: float = LIMIT,
         authority: str = "",
     ) -> None:
         self.address = address

@@ -160,7 +160,7 @@ async def start_grpc(hub: Hub, options: Options) -> tuple[grpc.aio.Server, int]:
         PortTakenError: with the address.
     """
     server = grpc.aio.server(
-        interceptors=[TokenCheck(options.token)], options=server_options(options.keepalive)
+        interceptors=[TokenCheck(options.token)], options=server_options(options.heartbeat)
     )
     pb_grpc.add_CoordinatorServicer_to_server(Servicer(hub), server)  # type: ignore[no-untyped-call]
     certificate = options.certificate

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .heartbeat import LIMIT, Heartbeat, of_members
 from .membership import Settings
 from .membership.consistency import BOUNDED, MODES
 from .membership.messages import Consistency
@@ -42,7 +43,7 @@ class Options:
     consistency: Consistency | None = None  # of their parameters
     certificate: ServerCertificate | None = None  # None: no TLS
     checkpoint_seconds: float = 0.0
-    keepalive: float = 1.0
+    heartbeat: Heartbeat = field(default_factory=lambda: of_members(LIMIT))
     tick: float = 0.05
     membership: Settings = field(default_factory=Settings)
 
@@ -54,6 +55,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         BadEnvironmentError: a variable is missing or malformed.
     """
     silence = number(env, "SPRINGTIDE_OPERATOR_SILENCE_SECONDS", 15.0)
+    heartbeat = of_members(number(env, "SPRINGTIDE_KEEPALIVE_SECONDS", LIMIT))
     try:
         certificate = read_certificate(env)
     except ValueError as error:
@@ -81,8 +83,8 @@ def read_options(env: Mapping[str, str]) -> Options:
         consistency=consistency(env),
         certificate=certificate,
         checkpoint_seconds=float(whole(env, "SPRINGTIDE_CHECKPOINT_SECONDS", 0)),
-        keepalive=number(env, "SPRINGTIDE_KEEPALIVE_SECONDS", 1.0),
-        membership=Settings(operator_silence=silence),
+        heartbeat=heartbeat,
+        membership=Settings(grace=heartbeat.return_within, operator_silence=silence),
     )
 
 

@@ -24,10 +24,11 @@ class SyncError(RuntimeError):
 class SyncClient:
     """The operator's client of one job's coordinator; use it in one event loop, and close it.
 
+    keepalive: seconds until a coordinator that gives no sign of life is left, at most, while it is asked.
     authority: the certificate, in PEM, that the coordinator must have; empty: no TLS.
     """
 
-    def __init__(self, address: str, token: str, *, keepalive: float = 5.0, authority: str = "") -> None:
+    def __init__(self, address: str, token: str, *, keepalive: float = 10.0, authority: str = "") -> None:
         self.address = address
         self._metadata = token_metadata(token)
         self._channel = aio_channel(address, client_options(keepalive), authority)

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from springtide_coordinator.client import ServeClient, read_authority
+from springtide_coordinator.client import HEARTBEAT_LIMIT, ServeClient, read_authority
 from springtide_coordinator.coordinator_pb2 import Server
 
 log = logging.getLogger("springtide.ps")
@@ -25,7 +25,7 @@ ALONE_SECONDS = 3.0  # a server that is to end does not wait longer for a coordi
 class Settings:
     """coordinator: `host:port`. leave_seconds: how long it serves on at most once it is told to end.
 
-    keepalive: seconds between pings, and until a coordinator that does not answer is left. authority: the
+    keepalive: seconds until a coordinator that gives no sign of life is left, at most. authority: the
     certificate, in PEM, that the coordinator must have; empty: no TLS.
     """
 
@@ -33,7 +33,7 @@ class Settings:
     token: str
     server: Server
     leave_seconds: float
-    keepalive: float = 1.0
+    keepalive: float = HEARTBEAT_LIMIT
     authority: str = ""
 
 
@@ -76,7 +76,7 @@ def read(environment: Mapping[str, str], port: int) -> Settings | None:
     )
     leave, keepalive = (
         seconds("SPRINGTIDE_PS_LEAVE_SECONDS", 20.0),
-        seconds("SPRINGTIDE_KEEPALIVE_SECONDS", 1.0),
+        seconds("SPRINGTIDE_KEEPALIVE_SECONDS", HEARTBEAT_LIMIT),
     )
     token, authority = environment.get("SPRINGTIDE_TOKEN", ""), read_authority(environment)
     return Settings(coordinator, token, server, leave, keepalive, authority)

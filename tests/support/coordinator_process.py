@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator.client import SessionClient
+from springtide_coordinator.client import HEARTBEAT_LIMIT, SessionClient
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "a-token"
@@ -104,7 +104,7 @@ class Member:
         *,
         token: str = TOKEN,
         slot: int = 0,
-        keepalive: float = 1.0,
+        keepalive: float = HEARTBEAT_LIMIT,
         authority: str = "",
     ) -> None:
         self.hello = pb.Hello(

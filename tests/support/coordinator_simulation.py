@@ -15,6 +15,7 @@ from coordinator_worker_model import (
     fresh_info,
 )
 
+from springtide_coordinator.heartbeat import LIMIT, of_members
 from springtide_coordinator.membership import (
     Connected,
     Disconnected,
@@ -33,7 +34,8 @@ from springtide_coordinator.membership.events import Cut, Made, PodSeen, Send
 from springtide_coordinator.membership.names import GenerationName, Incarnation, StateName
 
 NONE = GenerationName(Incarnation(0), 0)
-KEEPALIVE = 2.0  # s until a stopped process is cut
+_HEARTBEAT = of_members(LIMIT)
+KEEPALIVE = _HEARTBEAT.ping_every + _HEARTBEAT.answer_within  # s until a stopped process is cut
 
 
 @dataclass

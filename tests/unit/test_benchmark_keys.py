@@ -36,6 +36,7 @@ def test_recovery_counts_by_kind_and_says_why_a_peer_is_missing() -> None:
         "repeats": 3,
     }
     result = recovery.report(ours, 0.05, {"gap_seconds_p50": 60.0, "censored": 1})
+    assert result["heartbeat_limit_seconds"] > 0
     assert result["ratio_to_torchrun"] == pytest.approx(0.2 / 60)
     assert result["torchft"] is None
     assert result["torchft_reason"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class Settings:
     """Patience, in seconds."""
 
-    grace: float = 0.5  # a broken stream may come back within it
+    grace: float = 0.5  # a broken stream may come back within it; a part of the heartbeat limit
     server_return: float = 10.0  # so long no other process takes the slot of a server whose stream broke
     first_start: float = 10.0  # from `minimum` reached until starting without the missing ones
     joiners: float = 1.0  # a joiner waits this long for others that are starting

@@ -1,0 +1,50 @@
+"""The heartbeat limit: the longest time from a peer's last sign of life until it counts as lost.
+
+Three waits follow each other after that sign, and the limit is their sum: until the next ping, for its
+answer, and (at the coordinator alone) for the process to come back on a new stream. So a peer that hangs is
+lost within the limit, whenever in between two pings it stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LIMIT = 2.0
+"""Seconds, unless SPRINGTIDE_KEEPALIVE_SECONDS says otherwise."""
+
+MOST_RETURN = 0.5
+"""A process that lost its connection has found the coordinator again within it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Seconds. ping_every: of silence, until a ping. answer_within: of no answer, until the stream is broken.
+    return_within: of a broken stream, until its member is lost; 0 where nobody waits for a return.
+    """
+
+    ping_every: float
+    answer_within: float
+    return_within: float = 0.0
+
+    @property
+    def limit(self) -> float:
+        """From the last sign of life until the member is lost, at most."""
+        return self.ping_every + self.answer_within + self.return_within
+
+    @property
+    def patience(self) -> float:
+        """So long a process may be silent at least, without being lost."""
+        return self.answer_within + self.return_within
+
+
+def of_members(limit: float) -> Heartbeat:
+    """How the coordinator watches workers and servers; limit: in seconds, positive."""
+    ping = limit / 4
+    back = min(MOST_RETURN, limit / 4)
+    return Heartbeat(ping, limit - ping - back, back)
+
+
+def of_coordinator(limit: float) -> Heartbeat:
+    """How workers, servers and the operator watch the coordinator: they look for it again at once."""
+    ping = limit / 4
+    return Heartbeat(ping, limit - ping)

@@ -1,0 +1,83 @@
+"""The heartbeat limit: a peer that hangs is lost within it, and one that answers in time never is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from coordinator_room import Room
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from springtide_coordinator.channel import client_options, server_options
+from springtide_coordinator.heartbeat import LIMIT, MOST_RETURN, Heartbeat, of_coordinator, of_members
+from springtide_coordinator.membership import messages as say
+from springtide_coordinator.settings import read_options
+
+LIMITS = st.floats(0.1, 300.0)
+
+
+def broken_at(heartbeat: Heartbeat, last_sign: float, answers_after: float | None) -> float | None:
+    """When the transport breaks the stream of a peer last heard of at `last_sign`; None: it does not.
+
+    answers_after: seconds that it takes to answer a ping; None: it never does.
+    """
+    if answers_after is not None and answers_after <= heartbeat.answer_within:
+        return None
+    return last_sign + heartbeat.ping_every + heartbeat.answer_within
+
+
+@settings(max_examples=50, deadline=None)
+@given(LIMITS)
+def test_the_waits_add_up_to_the_limit(limit: float) -> None:
+    for heartbeat in (of_members(limit), of_coordinator(limit)):
+        assert heartbeat.limit == pytest.approx(limit)
+        assert heartbeat.patience >= limit / 2, "a process that is slow to answer is not gone"
+        assert min(heartbeat.ping_every, heartbeat.answer_within) > 0
+    assert of_members(limit).return_within <= MOST_RETURN
+    assert of_coordinator(limit).return_within == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(0.1, 10.0), st.floats(0.0, 1.0))
+def test_a_member_that_hangs_is_lost_within_the_limit(limit: float, phase: float) -> None:
+    """phase: where between two pings it stops."""
+    heartbeat = of_members(limit)
+    room = Room(target=3)
+    room.m.settings = replace(room.m.settings, grace=heartbeat.return_within)
+    room.train("w0", "w1", "w2")
+    began = room.now
+    stopped = began + phase * heartbeat.ping_every
+    broken = broken_at(heartbeat, began, None)
+    assert broken is not None
+    room.now = broken
+    room.lose("w2")
+    room.tick(heartbeat.return_within * 0.9)
+    assert room.told("w0", say.Prepare) == 0, "it may come back"
+    room.tick(heartbeat.return_within * 0.1 + 1e-6)
+    assert room.told("w0", say.Prepare) == room.told("w1", say.Prepare) == 1
+    assert "pod-w2 is lost" in room.last("w0", say.Prepare).reason
+    assert room.now - stopped <= limit + 2e-6
+    assert room.now - stopped >= heartbeat.patience - 1e-6
+
+
+def test_one_that_answers_in_time_is_not_broken() -> None:
+    heartbeat = of_members(LIMIT)
+    assert broken_at(heartbeat, 0.0, heartbeat.answer_within) is None
+    assert broken_at(heartbeat, 0.0, heartbeat.answer_within + 0.001) is not None
+
+
+def test_the_transport_is_told_in_milliseconds() -> None:
+    of_server, of_client = dict(server_options(of_members(2.0))), dict(client_options(2.0))
+    times = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    assert [of_server[name] for name in times] == [500, 1000, 1000]
+    assert [of_client[name] for name in times] == [500, 1500, 1500]
+    assert dict(client_options(0.001))[times[0]] == 1
+
+
+def test_the_limit_comes_from_the_environment() -> None:
+    env = {"SPRINGTIDE_TOKEN": "t", "SPRINGTIDE_STATE_DIR": "/s"}
+    for text, limit in (("", LIMIT), ("12", 12.0)):
+        options = read_options(env | ({"SPRINGTIDE_KEEPALIVE_SECONDS": text} if text else {}))
+        assert options.heartbeat == of_members(limit)
+        assert options.membership.grace == options.heartbeat.return_within == MOST_RETURN
