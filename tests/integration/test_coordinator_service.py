@@ -29,12 +29,18 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def coordinator(stack: ExitStack, path: Path, **env: str) -> CoordinatorProcess:
-    return stack.enter_context(CoordinatorProcess(path, **env))
+KEEPALIVE = 30.0  # s: a loaded machine is no lost one; but for the test of that, what ends closes its sockets
+
+
+def coordinator(
+    stack: ExitStack, path: Path, keepalive: float = KEEPALIVE, grace: float | None = None, **env: str
+) -> CoordinatorProcess:
+    env = {"SPRINGTIDE_KEEPALIVE_SECONDS": str(keepalive), **env}
+    return stack.enter_context(CoordinatorProcess(path, grace, **env))
 
 
 def member(stack: ExitStack, server: CoordinatorProcess, name: str, slot: int = 0) -> Member:
-    made = Member(server.address, name, slot=slot)
+    made = Member(server.address, name, slot=slot, keepalive=KEEPALIVE)
     stack.callback(made.close)
     return made
 
@@ -56,14 +62,16 @@ def get(port: int, path: str) -> str:
 
 def test_little_is_done_before_it_listens() -> None:
     code = (
-        "import sys, time, springtide_coordinator.service as service, springtide_coordinator.__main__;"
-        "print(time.process_time(), *({'aiohttp', 'prometheus_client', 'torch'} & set(sys.modules)))"
+        "import sys, time, asyncio, grpc.aio; began = time.process_time();"
+        "import springtide_coordinator.service as service, springtide_coordinator.__main__;"
+        "print(began, time.process_time(), *({'aiohttp', 'prometheus_client', 'torch'} & set(sys.modules)))"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT / "operator")}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
-    seconds, *modules = done.stdout.split()
+    before, after, *modules = done.stdout.split()
     assert modules == []  # they would double the time
-    assert float(seconds) < 1.0  # of the processor, about 0.2 on an idle machine
+    # Of the processor: about as much again as Python and gRPC take on the same machine.
+    assert float(after) < 4 * float(before)
 
 
 def test_training_goes_on_over_a_killed_coordinator(stack: ExitStack, tmp_path: Path) -> None:
@@ -94,7 +102,7 @@ def test_training_goes_on_over_a_killed_coordinator(stack: ExitStack, tmp_path: 
 
 
 def test_a_short_break_of_a_stream_changes_nothing(stack: ExitStack, tmp_path: Path) -> None:
-    server = coordinator(stack, tmp_path, SPRINGTIDE_TARGET="2")
+    server = coordinator(stack, tmp_path, grace=30.0, SPRINGTIDE_TARGET="2")
     first, second = training_pair(stack, server)
     call = second.client._call
     assert call is not None
@@ -107,7 +115,7 @@ def test_a_short_break_of_a_stream_changes_nothing(stack: ExitStack, tmp_path: P
 
 
 def test_a_stopped_process_is_cut_off(stack: ExitStack, tmp_path: Path) -> None:
-    server = coordinator(stack, tmp_path, SPRINGTIDE_TARGET="2")
+    server = coordinator(stack, tmp_path, keepalive=2.0, SPRINGTIDE_TARGET="2")
     first = member(stack, server, "w0")
     first.client.wait_connected(10)
     first.park()
@@ -121,7 +129,8 @@ def test_a_stopped_process_is_cut_off(stack: ExitStack, tmp_path: Path) -> None:
         assert other.stdout.readline() == "parked\n"
         first.wait("start")
         other.send_signal(signal.SIGSTOP)
-        until(lambda: bool(first.all("prepare")), "w1 is cut off", 60)
+        # Without a heartbeat it would be for ever.
+        until(lambda: bool(first.all("prepare")), "w1 is cut off")
         assert "w1 is lost" in first.all("prepare")[0].prepare.reason
         first.park(pb.DROPPED)
         first.wait("start", 2)

@@ -17,6 +17,18 @@ from springtide_coordinator.client import HEARTBEAT_LIMIT, SessionClient
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "a-token"
+# `python -m springtide_coordinator`, but a broken stream may come back within another time.
+_WITH_GRACE = """
+import asyncio, os, sys
+from dataclasses import replace
+from springtide_coordinator import logs
+from springtide_coordinator.service import serve
+from springtide_coordinator.settings import read_options
+logs.set_up(job="digits", namespace="tests")
+options = read_options(os.environ)
+settings = replace(options.membership, grace=float(sys.argv[1]))
+asyncio.run(serve(replace(options, membership=settings)))
+"""
 
 
 def until(condition: Callable[[], bool], what: str, timeout: float = 40.0) -> float:
@@ -30,9 +42,15 @@ def until(condition: Callable[[], bool], what: str, timeout: float = 40.0) -> fl
 
 
 class CoordinatorProcess:
-    """`python -m springtide_coordinator`; the port stays the same over restarts."""
+    """`python -m springtide_coordinator`; the port stays the same over restarts.
 
-    def __init__(self, state_dir: Path, **env: str) -> None:
+    grace: seconds within which a broken stream may come back; None: as always.
+    """
+
+    def __init__(self, state_dir: Path, grace: float | None = None, **env: str) -> None:
+        self._program = ["-m", "springtide_coordinator"]
+        if grace is not None:
+            self._program = ["-c", _WITH_GRACE, str(grace)]
         self.env = {
             **os.environ,
             "PYTHONPATH": str(ROOT / "operator"),
@@ -55,7 +73,7 @@ class CoordinatorProcess:
     def start(self) -> None:
         began = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "springtide_coordinator"], env=self.env, stderr=subprocess.PIPE, text=True
+            [sys.executable, *self._program], env=self.env, stderr=subprocess.PIPE, text=True
         )
         self._listening = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
