@@ -84,6 +84,17 @@ def _mean(entries: list[tuple[float, float]]) -> float:
     return math.fsum(value * weight for value, weight in entries) / total if total else 0.0
 
 
+def check_whole(body: Body, used: bool) -> None:
+    """Before sums: raise UsageError unless all samples have had their backward. used: there is a gradient."""
+    batch = body.deal.batch
+    missing = batch.micro.remaining_samples
+    if missing or (batch.standin and not used):
+        raise UsageError(
+            f"optimizer.step() before backward() of all samples of the batch ({missing} "
+            "are missing): call loss.backward() for the batch, or for each micro-batch of batch.split()"
+        )
+
+
 def check_ended(body: Body, phase: Phase, used: bool) -> None:
     """The script's code of the body is over: raise UsageError unless it was one whole step.
 

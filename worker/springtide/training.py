@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from springtide import faults
-from springtide.body import Body, Deal, Failure, check_ended
+from springtide.body import Body, Deal, Failure, check_ended, check_whole
 from springtide.buffers import Buffers
 from springtide.data.ledger import contribution
 from springtide.errors import PartDone, UsageError
@@ -428,11 +428,7 @@ class Trainer:
         if body.reduced:
             return
         deal, micro = body.deal, body.deal.batch.micro
-        if micro.remaining_samples or (deal.batch.standin and not any(self.buckets.used)):
-            raise UsageError(
-                f"optimizer.step() before backward() of all samples of the batch ({micro.remaining_samples} "
-                "are missing): call loss.backward() for the batch, or for each micro-batch of batch.split()"
-            )
+        check_whole(body, any(self.buckets.used))
         if deal.rehearsal:
             self.transaction.drop("a rehearsal ends here")
             self.transaction.check_alive()
