@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from halt import Halt
 from worker_cluster import Worker, WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 from worker_script import make_data, make_model
@@ -73,14 +74,15 @@ def ranges(cluster: WorkerCluster) -> Counter[int]:
 
 
 def test_workers_share_the_ranges_out(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
-    cluster = make_cluster("Asynchronous")
-    workers = cluster.start(2)
+    cluster, halt = make_cluster("Asynchronous"), Halt(tmp_path)
+    first, second = cluster.start(2, faults={0: halt.at("committed:*")})
+    cluster.until(lambda: halt.reached() and len(second.commits()) > 2, "ranges of both")
+    halt.go()
     cluster.until_done()
-    check(cluster, workers, reference)
+    check(cluster, [first, second], reference)
     assert set(ranges(cluster).values()) == {1}
-    assert all(len(worker.commits()) > 2 for worker in workers)
 
 
 def test_workers_are_killed_at_every_point_of_a_step(
@@ -183,10 +185,14 @@ def test_a_server_with_copies_is_killed_and_nothing_is_done_again(
 
 
 def test_the_fastest_worker_is_never_too_far_ahead(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
     cluster = make_cluster("BoundedStaleness", pace=0.01, environment={"SPRINGTIDE_STALENESS": "3"})
-    fast, slow = cluster.start(2, faults={1: ";".join(["backward:*:sleep=0.2"] * 5)})
+    halt = Halt(tmp_path)
+    # After that, too, the fast one would have the time for more.
+    fast, slow = cluster.start(2, faults={1: f"{halt.at('backward:*')};backward:*:sleep=0.5"})
+    cluster.until(lambda: halt.reached() and len(fast.commits()) > 2, "the fast one's wait for the slow one")
+    halt.go()
     cluster.until_done()
     check(cluster, [fast, slow], reference)
     begun = sorted((commit["time"], worker.name) for worker in (fast, slow) for commit in worker.commits())

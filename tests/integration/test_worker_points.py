@@ -204,14 +204,15 @@ def test_at_the_end_of_the_loop(make_cluster: Callable[..., WorkerCluster], refe
 
 
 def test_cut_off_at_the_end_of_the_loop(
-    make_cluster: Callable[..., WorkerCluster], proxies: Proxies, reference: Reference
+    make_cluster: Callable[..., WorkerCluster], proxies: Proxies, reference: Reference, tmp_path: Path
 ) -> None:
     """The others do not wait for the one that the coordinator cannot reach; it learns of the end later."""
-    cluster = make_cluster()
+    cluster, halt = make_cluster(), Halt(tmp_path)
     cluster.coordinator_of = proxies.between
-    first, second = cluster.start(2, faults={1: f"ended:{STEPS}:sleep=2"})
-    cluster.until_step(STEPS, first)
+    first, second = cluster.start(2, faults={1: halt.at(f"ended:{STEPS}")})
+    cluster.until(halt.reached, "the second one at the loop's end")
     proxies.cut(second)
+    halt.go()
     cluster.until_done(first)
     check(cluster, reference, [first])
     proxies.heal(second)
