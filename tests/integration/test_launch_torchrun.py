@@ -186,6 +186,7 @@ def test_what_people_do_with_torch_distributed_works_before_and_after_a_change_o
         assert found == dict.fromkeys(
             (
                 "primitives",
+                "barriers",
                 "data_parallel",
                 "fully_sharded",
                 "pipeline",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_seeds import each_seed, seconds
+from chaos_seeds import Seed, each_seed, seconds
 from server_chaos import ServerChaos
 from worker_checks import check
 from worker_cluster import WorkerCluster, Zygote
@@ -51,9 +51,9 @@ def references(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> list
     return found
 
 
-def survive(zygote: Zygote, folder: Path, references: list[Reference], seed: int) -> str:
+def survive(zygote: Zygote, folder: Path, references: list[Reference], seed: Seed) -> str:
     """One job under the faults of this seed; what happened, in a line."""
-    strategy, consistency, copies, options = KINDS[seed % len(KINDS)]
+    strategy, consistency, copies, options = KINDS[seed.number % len(KINDS)]
     environment = {
         "SPRINGTIDE_STRATEGY": strategy,
         "SPRINGTIDE_CONSISTENCY": consistency,
@@ -81,7 +81,7 @@ def survive(zygote: Zygote, folder: Path, references: list[Reference], seed: int
         finished = cluster.finished()
         assert chaos.anchor in finished, cluster.logs()
         if consistency == "Synchronous":
-            check(cluster, references[seed % len(KINDS)], finished)
+            check(cluster, references[seed.number % len(KINDS)], finished)
         else:
             counted(cluster)
         assert cluster.reply is not None
@@ -113,8 +113,8 @@ def counted(cluster: WorkerCluster) -> None:
 def test_whatever_happens_to_servers_and_workers_nothing_is_lost(
     zygote: Zygote, references: list[Reference], tmp_path: Path
 ) -> None:
-    def one(seed: int) -> str:
-        folder = tmp_path / str(seed)
+    def one(seed: Seed) -> str:
+        folder = tmp_path / str(seed.number)
         folder.mkdir()
         return survive(zygote, folder, references, seed)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_seeds import each_seed, seconds
+from chaos_seeds import Seed, each_seed, seconds
 from checkpoint_chaos import SavingChaos, saving_cluster
 from worker_chaos import Chaos
 from worker_checks import check
@@ -55,11 +55,11 @@ def survive(chaos: Chaos, reference: Reference, *, early: bool) -> str:
 def test_whatever_happens_the_survivors_have_the_undisturbed_run_s_numbers(
     zygote: Zygote, reference: Reference, tmp_path: Path
 ) -> None:
-    def one(seed: int) -> str:
-        folder = tmp_path / str(seed)
+    def one(seed: Seed) -> str:
+        folder = tmp_path / str(seed.number)
         folder.mkdir()
         # Every third time the faults begin before the first commit, so that the job may have to start again.
-        early = seed % 3 == 0
+        early = seed.number % 3 == 0
         cluster = WorkerCluster(zygote, folder, OPTIONS | {"same_start": early})
         return survive(Chaos(cluster, seed), reference, early=early)
 
@@ -69,8 +69,8 @@ def test_whatever_happens_the_survivors_have_the_undisturbed_run_s_numbers(
 def test_when_all_are_lost_the_last_whole_checkpoint_leads_to_the_same_numbers(
     zygote: Zygote, reference: Reference, tmp_path: Path
 ) -> None:
-    def one(seed: int) -> str:
-        folder = tmp_path / str(seed)
+    def one(seed: Seed) -> str:
+        folder = tmp_path / str(seed.number)
         folder.mkdir()
         chaos = SavingChaos(saving_cluster(zygote, folder, OPTIONS), seed)
         told = survive(chaos, reference, early=True)

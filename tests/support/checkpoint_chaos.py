@@ -8,8 +8,6 @@ from typing import Any
 from worker_chaos import Chaos
 from worker_cluster import WorkerCluster, Zygote
 
-from springtide.faults import CHECKPOINT_POINTS, POINTS
-
 
 def saving_cluster(zygote: Zygote, folder: Path, options: dict[str, Any]) -> WorkerCluster:
     """A job with a checkpoint about every tenth step."""
@@ -27,7 +25,7 @@ def saving_cluster(zygote: Zygote, folder: Path, options: dict[str, Any]) -> Wor
 class SavingChaos(Chaos):
     """The anchor is spared but for `wipe`, which makes another worker the anchor."""
 
-    points = POINTS | CHECKPOINT_POINTS
+    kind = "checkpoints"
 
     def strike(self) -> None:
         if self.random.random() < 0.15 and not self.cluster.finished():

@@ -2,6 +2,8 @@
 
 Nothing here knows the library. Rank 0 writes the names of what was tried and held to FOLDER/held.ROUND; every
 check raises. Then all sum in a ring, until FOLDER/finish is there.
+
+What happened in which order is told by lines that ranks append to one file (`Events`), never by time.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,57 @@ def ring_all_reduce(part: torch.Tensor) -> torch.Tensor:
         total += coming
         passing = coming
     return total
+
+
+class Events:
+    """Lines in the order in which they were appended, by any rank; made by all ranks together."""
+
+    def __init__(self) -> None:
+        name = torch.randint(1 << 62, (1,))
+        dist.broadcast(name, src=0)
+        self._path = Path(sys.argv[1]) / f"events.{int(name)}"
+
+    def tell(self, event: str) -> None:
+        line = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(line, f"{event}\n".encode())
+        os.close(line)
+
+    def read(self) -> list[str]:
+        return self._path.read_text().splitlines() if self._path.exists() else []
+
+    def until(self, expected: set[str]) -> None:
+        """Raise TimeoutError that names what is missing."""
+        deadline = time.monotonic() + 60
+        while missing := expected - set(self.read()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"rank {RANK} waited 60 s for {sorted(missing)}")
+            time.sleep(0.005)
+
+
+def barriers() -> None:
+    """Nobody passes before the last has arrived, whoever it is; a barrier of some waits for these alone."""
+    for late in range(WORLD):
+        events = Events()
+        others = {f"arrives {rank}" for rank in range(WORLD) if rank != late}
+        if late == RANK:
+            events.until(others)
+            time.sleep(0.2)  # whoever does not wait shows it now
+        events.tell(f"arrives {RANK}")
+        dist.barrier()
+        events.tell(f"passes {RANK}")
+        events.until({f"passes {rank}" for rank in range(WORLD)})
+        kinds = [line.split()[0] for line in events.read()]
+        assert kinds == ["arrives"] * WORLD + ["passes"] * WORLD, events.read()
+    events, pair = Events(), dist.new_group([0, 1])
+    if RANK < 2:
+        dist.barrier(group=pair)
+        events.tell(f"passes {RANK}")
+        summed = torch.full((2,), float(RANK + 1))
+        dist.all_reduce(summed, group=pair)
+        same(summed, 3.0)
+    else:
+        events.until({"passes 0", "passes 1"})
+    dist.barrier()
 
 
 def primitives() -> None:
@@ -72,7 +126,6 @@ def primitives() -> None:
     dist.reduce_scatter(scattered, [torch.full((1,), float(10 * r + RANK)) for r in range(WORLD)])
     same(scattered, WORLD * 10.0 * RANK + sum(range(WORLD)))
     same(ring_all_reduce(mine), whole)
-    dist.barrier()
     alone = [dist.new_group([other]) for other in range(WORLD)]
     lonely = mine.clone()
     dist.all_reduce(lonely, group=alone[RANK])
@@ -225,7 +278,7 @@ def main() -> None:
             held[what.__name__] = f"skipped: {error}"
 
     dist.init_process_group("gloo")
-    for what in (primitives, data_parallel, fully_sharded, pipeline):
+    for what in (primitives, barriers, data_parallel, fully_sharded, pipeline):
         attempt(what)
     rpc.init_rpc(f"worker{RANK}", rank=RANK, world_size=WORLD)
     for what in (remote_calls, partition_map_reduce, torchopt_itself):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 
+from chaos_seeds import Seed
 from worker_chaos import Chaos
 from worker_cluster import ServerPod, Worker, WorkerCluster
 
@@ -21,7 +22,9 @@ _HEARD_SECONDS = 0.5
 class ServerChaos(Chaos):
     """As `Chaos`, with deeds on servers in between."""
 
-    def __init__(self, cluster: WorkerCluster, seed: int, copies: int = 2) -> None:
+    kind = "servers"
+
+    def __init__(self, cluster: WorkerCluster, seed: Seed, copies: int = 2) -> None:
         super().__init__(cluster, seed)
         self._copies = copies
         self._last_deed = time.monotonic()

@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 import time
 
+from chaos_points import chance_of_any_step, points
+from chaos_seeds import Seed
 from cut_proxy import CutProxy
 from worker_cluster import Worker, WorkerCluster
-
-from springtide.faults import POINTS
 
 MOST_WORKERS = 5
 _ACTIONS = ("kill", "kill", "stop=0.3", "stop=3", "raise", "term", "sleep=0.4")
@@ -22,10 +22,12 @@ _ACTIONS = ("kill", "kill", "stop=0.3", "stop=3", "raise", "term", "sleep=0.4")
 class Chaos:
     """`strike` does one thing; `heal` ends all that lasts. `log` tells what was done, to be read."""
 
-    points = POINTS
+    kind = "workers"
+    """Of `chaos_points`."""
 
-    def __init__(self, cluster: WorkerCluster, seed: int) -> None:
-        self.random = random.Random(seed)
+    def __init__(self, cluster: WorkerCluster, seed: Seed) -> None:
+        self.random = random.Random(seed.number)
+        self._version = seed.version
         self.cluster = cluster
         self.log: list[str] = []
         self.proxies: dict[str, CutProxy] = {}
@@ -117,8 +119,9 @@ class Chaos:
             self._say("a coordinator again")
 
     def _fault(self) -> str:
-        point = self.random.choice(sorted(self.points))
-        step = "*" if self.random.random() < 0.3 else str(self.random.randrange(2, 40))
+        point = self.random.choice(points(self.kind, self._version))
+        chance = chance_of_any_step(point, self._version)
+        step = "*" if self.random.random() < chance else str(self.random.randrange(2, 40))
         action = self.random.choice(_ACTIONS)
         if action.startswith("stop"):
             action = f"sleep={action.partition('=')[2]}"

@@ -14,7 +14,7 @@ import torch
 from springtide.exact import exponents as scale
 
 BLOCK = 256
-_PIECE = 1 << 17
+_PIECE = 1 << 18
 
 
 class Rounding(Protocol):

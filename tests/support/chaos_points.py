@@ -1,0 +1,51 @@
+"""The named points at which faults from a seed break a worker, by the kind of chaos and the seed's version.
+
+A seed means what its version says, for ever: a new point gets a new version, and the lists of the old ones
+stay as they are. Then kept seeds go on to draw the deeds that once found something.
+"""
+
+from __future__ import annotations
+
+WORKERS_1 = (
+    "backward",
+    "body",
+    "committed",
+    "ended",
+    "evaluation",
+    "formed",
+    "gradients",
+    "prepared",
+    "pushed",
+    "reduced",
+    "stepped",
+    "stepping",
+    "transfer",
+)
+CHECKPOINTS_1 = tuple(
+    sorted((*WORKERS_1, "manifest", "pruned", "restore", "saved", "share", "shared", "staged"))
+)
+_ALSO_2 = ("asked", "receiving", "sending")
+
+VERSIONS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "workers": (WORKERS_1, tuple(sorted((*WORKERS_1, *_ALSO_2)))),
+    "checkpoints": (CHECKPOINTS_1, tuple(sorted((*CHECKPOINTS_1, *_ALSO_2)))),
+    "servers": (WORKERS_1, tuple(sorted((*WORKERS_1, *_ALSO_2, "leasing", "meeting")))),
+}
+"""By kind: the sorted points of version 1, 2, ..."""
+
+NEWEST = 2
+
+SELDOM = frozenset(["asked", "leasing", "meeting", "receiving", "restore", "sending", "transfer"])
+"""From version 2 on: points that few steps have, so that more of their faults are of any step."""
+
+
+def points(kind: str, version: int) -> tuple[str, ...]:
+    """Raise ValueError for a version that does not exist."""
+    if not 1 <= version <= len(VERSIONS[kind]):
+        raise ValueError(f"seeds of {kind} have versions 1 to {len(VERSIONS[kind])}, got {version}")
+    return VERSIONS[kind][version - 1]
+
+
+def chance_of_any_step(point: str, version: int) -> float:
+    """That a fault at the point is of whatever step comes first."""
+    return 0.6 if version >= 2 and point in SELDOM else 0.3

@@ -1,0 +1,96 @@
+"""Seeds of the random faults: old ones keep their meaning, and new ones draw every named point."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+from chaos_points import NEWEST, SELDOM, VERSIONS, chance_of_any_step, points
+from chaos_seeds import Seed, each_seed, keep, kept, parse
+from worker_chaos import Chaos
+
+from springtide import faults
+
+
+def test_each_named_point_is_drawn_somewhere() -> None:
+    drawn = {point for kind in VERSIONS for point in points(kind, NEWEST)}
+    everything = faults.POINTS | faults.TRANSFER_POINTS | faults.CHECKPOINT_POINTS | faults.WAITING_POINTS
+    assert drawn == everything, "a new point gets a new version of chaos_points.VERSIONS"
+    assert drawn > SELDOM
+
+
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_versions_only_grow(kind: str) -> None:
+    lists = VERSIONS[kind]
+    assert len(lists) == NEWEST
+    assert [list(names) for names in lists] == [sorted(set(names)) for names in lists]
+    for older, newer in itertools.pairwise(lists):
+        assert set(older) < set(newer)
+    with pytest.raises(ValueError, match="versions 1 to"):
+        points(kind, NEWEST + 1)
+
+
+FIRST_OF_5 = [
+    "reduced:*:sleep=0.3",
+    "transfer:35:kill",
+    "prepared:17:term",
+    "backward:9:sleep=0.3",
+    "prepared:26:raise",
+]
+
+
+def drawn_by(version: int, count: int) -> list[str]:
+    chaos = object.__new__(Chaos)
+    chaos.random, chaos._version = random.Random(5), version
+    return [chaos._fault() for _ in range(count)]
+
+
+def test_a_seed_of_the_first_version_draws_what_it_always_drew() -> None:
+    assert drawn_by(1, 5) == FIRST_OF_5
+    assert all(entry.partition(":")[0] in points("workers", 1) for entry in drawn_by(1, 300))
+
+
+def test_a_newer_seed_draws_the_new_points_and_seldom_ones_of_any_step() -> None:
+    made = [entry.split(":") for entry in drawn_by(NEWEST, 4000)]
+    for point in ("asked", "sending", "receiving", "transfer", "backward"):
+        steps = [step for name, step, _ in made if name == point]
+        share = sum(step == "*" for step in steps) / len(steps)
+        assert abs(share - chance_of_any_step(point, NEWEST)) < 0.12
+    assert chance_of_any_step("asked", 1) == 0.3
+    for point, step, action in made:
+        faults.parse(f"{point}:{step}:{action}")
+
+
+def test_seeds_are_read_and_kept_with_their_version(tmp_path: Path) -> None:
+    path = tmp_path / "seeds.txt"
+    path.write_text("# what this is\n5 # of old\n2:7 # newer\n")
+    assert kept(path) == [Seed(5, 1), Seed(7, 2)]
+    keep(path, Seed(7, 2))
+    keep(path, Seed(7, 1))
+    assert kept(path) == [Seed(5, 1), Seed(7, 2), Seed(7, 1)]
+    assert parse("11", NEWEST) == Seed(11)
+    assert parse("1:11", NEWEST) == Seed(11, 1)
+
+
+def test_kept_seeds_come_first_and_a_failure_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPRINGTIDE_CHAOS_SEED", raising=False)
+    monkeypatch.setattr("chaos_seeds.ENDLESS", False)
+    path = tmp_path / "seeds.txt"
+    path.write_text(f"3\n{NEWEST}:1\n")
+    seen: list[Seed] = []
+
+    def survive(seed: Seed) -> str:
+        seen.append(seed)
+        assert len(seen) < 4
+        return "well"
+
+    with pytest.raises(AssertionError):
+        each_seed(path, 1e9, survive)
+    assert seen == [Seed(3, 1), Seed(1), Seed(2), Seed(3)]
+    assert kept(path) == [Seed(3, 1), Seed(1), Seed(3)]
+    monkeypatch.setenv("SPRINGTIDE_CHAOS_SEED", "1:9")
+    seen.clear()
+    each_seed(path, -1.0, survive)
+    assert seen == [Seed(9, 1)]
