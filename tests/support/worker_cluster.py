@@ -34,7 +34,7 @@ from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
 
 __all__ = ["READY", "SCRIPT", "ServerPod", "Worker", "WorkerCluster", "Zygote"]
 
-_HOLD_SECONDS = 60.0
+_HOLD_SECONDS = 120.0
 _SLOW_SECONDS = 0.25  # of a step
 SCRIPT = Path(__file__).with_name("worker_script.py")
 _SERVER = Path(__file__).with_name("ps_process.py")
@@ -203,7 +203,7 @@ class WorkerCluster:
         self,
         condition: Callable[[], bool],
         what: str,
-        seconds: float = 30.0,
+        seconds: float = 60.0,
         *,
         slowly: bool = True,
         stop_at: int = 0,
@@ -241,7 +241,7 @@ class WorkerCluster:
             stop_at=step if self.stands_still else 0,
         )
 
-    def until_done(self, *workers: Worker, seconds: float = 40.0) -> None:
+    def until_done(self, *workers: Worker, seconds: float = 90.0) -> None:
         chosen = workers or tuple(self.workers)
         self.until(
             lambda: not any(worker.running for worker in chosen),

@@ -72,7 +72,10 @@ async def follow(kube: FakeKube, screen: Recorder, **options: Any) -> int:
         return await Follower(kube, screen, **options).follow("default", "digits", "u1")
 
 
-async def test_a_job_is_followed_to_its_end_with_its_events_and_logs(kube: FakeKube) -> None:
+async def test_a_job_is_followed_to_its_end_with_its_events_and_logs(
+    kube: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("springtide_cli.follow.LAST_EVENTS_SECONDS", 1.0)
     screen = Recorder()
     kube.lists[PODS] = [[pod("digits-worker-0-1", uid="p")]]
     log = kube.stream(f"{PODS}/digits-worker-0-1/log")
