@@ -36,6 +36,7 @@ __all__ = ["READY", "SCRIPT", "ServerPod", "Worker", "WorkerCluster", "Zygote"]
 
 _HOLD_SECONDS = 120.0
 _SLOW_SECONDS = 0.25  # of a step
+_STOP_SECONDS = 2.0  # the same, of those from the one on that is waited for
 SCRIPT = Path(__file__).with_name("worker_script.py")
 _SERVER = Path(__file__).with_name("ps_process.py")
 _TOKEN = "token-of-the-test"
@@ -91,7 +92,7 @@ class WorkerCluster:
         self._held_for: list[Worker] = []
         # Who does things to the job while it trains says False: nobody stands still between two waits.
         self.stands_still = True
-        self._waits, self._stop_at = True, 0  # for this step, in which the members stand still; 0: for none
+        self._waits, self._stop_at = True, 0  # for this step; 0: for none
         self._waits_since = 0.0
         self._coordinator_since = 0.0
         self.asked_at = 0.0  # monotonic, when the present reply was asked for
@@ -210,8 +211,8 @@ class WorkerCluster:
     ) -> None:
         """Poll until the condition holds; AssertionError with all logs when it does not in time.
 
-        slowly: while that takes long, the job makes slow steps. stop_at: nobody goes beyond this step before
-        the next wait.
+        slowly: while that takes long, the job makes slow steps. stop_at: from this step on it makes very slow
+        ones.
         """
         deadline = time.monotonic() + seconds
         self._waits_since = time.monotonic() if slowly else 0.0
@@ -293,7 +294,8 @@ class WorkerCluster:
             if self._held_for or not self._waits:
                 self._brake.set(_HOLD_SECONDS)
             elif self._stop_at:
-                self._brake.set(_HOLD_SECONDS, self._stop_at)
+                # Not for ever: who waits for a step may get it with another's state, and commit the next one.
+                self._brake.set(_STOP_SECONDS, self._stop_at)
             else:
                 self._brake.set(_SLOW_SECONDS if slow else None)
 
