@@ -189,6 +189,19 @@ def test_in_a_transfer(make_cluster: Callable[..., WorkerCluster], reference: Re
     assert "were here from a transfer before" in receiver.log()
 
 
+def test_when_asked_to_stop(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
+    """A joiner waits: one member raises where it hears of that, one stands still; the others go on."""
+    cluster = make_cluster()
+    first, second, third = cluster.start(3, faults={1: "asked:*:raise", 2: "asked:*:stop"})
+    joiner = cluster.add()
+    cluster.until_done(first, second, joiner, seconds=120.0)
+    assert isinstance(second.outcome(), outcome.Failed)
+    assert "fault at asked" in second.log()
+    assert stopped(third)
+    third.kill()
+    check(cluster, reference, [first, joiner])
+
+
 def test_at_the_end_of_the_loop(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
     """One stands still where the loop ends, one raises; woken, the first finds the job at its end."""
     cluster = make_cluster()
