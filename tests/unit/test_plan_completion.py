@@ -81,6 +81,10 @@ def test_the_end_does_not_wait_for_a_coordinator_that_is_not_there(why: str) -> 
     assert world.status["state"] == "Starting"
     if why == "it does not answer":
         world.unreachable_since = world.now
+        world.now += 4
+        world.round()
+        assert world.status["state"] == "Starting", "it may not have listened yet when it was called"
+        world.now += 1
     elif why == "it is gone":
         world.vanish(world.coordinators()[0])
     else:

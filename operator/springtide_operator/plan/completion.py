@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import deadline, hangs, restarts, template
+from springtide_operator.plan.coordinator import UNREACHABLE_SECONDS
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Finished, Observation, WorkerPod
 
@@ -50,10 +51,12 @@ def awaits_last_word(outcome: Outcome, observation: Observation, ledger: Ledger,
     """Whether the coordinator of a job that succeeded is still to be asked, once, what it knows of the end.
 
     A job may have trained and ended between two calls: then nothing of it (what it was restored from, what it
-    lost) has been heard. One that cannot be reached is not waited for.
+    lost) has been heard. One that cannot be reached for some time is not waited for; the last call may have
+    come before it listened.
     """
-    at = finished_at(observation)
-    if outcome.finished is None or observation.unreachable_since is not None or at is None:
+    at, since = finished_at(observation), observation.unreachable_since
+    unreachable = since is not None and now - since >= UNREACHABLE_SECONDS
+    if outcome.finished is None or unreachable or at is None:
         return False
     if abs(now - at) > LAST_WORD_SECONDS:
         return False
