@@ -36,7 +36,8 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class E2ECluster:
-    """A cluster with the operator installed. `slow` stretches every patience (real clusters pull images)."""
+    """A cluster with the operator installed. `slow` stretches every patience: machines of tests
+    may be busy, and real clusters pull images."""
 
     kubeconfig: Path
     api: Kube
@@ -115,7 +116,7 @@ def cluster(folder: Path) -> Iterator[E2ECluster]:
     from springtide_local.settings import Settings
 
     with Cluster.start(folder / "cluster", Settings(nodes=3)) as embedded, Kube(embedded.kubeconfig) as api:
-        here = E2ECluster(embedded.kubeconfig, api, EMBEDDED_IMAGE)
+        here = E2ECluster(embedded.kubeconfig, api, EMBEDDED_IMAGE, slow=2.0)
         with _installed(here, folder):
             yield here
 

@@ -16,7 +16,7 @@ from springtide_operator.settings import Settings
 Object = dict[str, Any]
 
 
-async def until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"

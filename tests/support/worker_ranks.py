@@ -95,7 +95,7 @@ class Rank:
         if isinstance(servers := self.trainer.servers, AsynchronousExchange) and servers.asynchronous:
             self.runtime.leasing = Leasing(self.runtime, servers, tracked)
         # Bodies seed the process's generator: models have to be made before.
-        self._ready.wait(30)
+        self._ready.wait(120)
 
     def enter_servers(self, addresses: list[str], store: StreamStore) -> None:
         """Begin training on these parameter servers from rank 0's parameters; all ranks share the store."""
@@ -105,7 +105,7 @@ class Rank:
         members = tuple(store.get(f"id/{rank}").decode() for rank in range(group.size))
         place = Place((1, 0, 1), members, dict(zip(addresses, addresses, strict=True)), frozenset(), 0)
         servers.begin_generation(place, group, store, holds=group.rank == 0, leader=0, fresh=True)
-        self._ready.wait(30)
+        self._ready.wait(120)
         servers.resolve()
 
     def batches(self, dataset: Any, **arguments: Any) -> Iterator[Any]:
