@@ -17,14 +17,19 @@ import torch
 
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.desk import Answer, Counters
-from springtide_ps.frames import DTYPES, Frame, FrameError, Header, Kind, memory
+from springtide_ps.frames import DTYPES, NO_REPLY, Frame, FrameError, Header, Kind, memory
 from springtide_ps.leases import LeaseError, Leases, Over, Wait
+from springtide_ps.offers import Offer, Offers
 from springtide_ps.ranges import Book, RangeError, RangeSet
 from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, StaleError, Token
 from springtide_ps.selected import unpack
 from springtide_ps.steps import Reply, Steps, key_in, number_in, token_in
 
-KINDS: Final = frozenset(kind for kind in Kind if Kind.PUSH_RANGE <= kind <= Kind.LEASE) | {Kind.FINISHED}
+_OFFERS: Final = (Kind.OFFER, Kind.COPY_OFFER)
+KINDS: Final = frozenset(
+    {*(kind for kind in Kind if Kind.PUSH_RANGE <= kind <= Kind.LEASE), *_OFFERS, Kind.FINISHED}
+)
+_FORM: Final = ("d", "sel")
 _NAMED_LIMIT: Final = 1024
 _CLOCK_LIMIT: Final = 1 << 53
 
@@ -44,11 +49,12 @@ class _Asked:
 
 class Asynchronous:
     """Raises RoundError, RangeError, LeaseError or ChunkError for what cannot be done, FrameError for what no
-    client of ours sends.
+    client of ours sends. `offered` tells how many bytes of offers all clients have here.
     """
 
-    def __init__(self, steps: Steps, counters: Counters) -> None:
+    def __init__(self, steps: Steps, counters: Counters, offered: Callable[[], int]) -> None:
         self._steps, self._shards, self._counters = steps, steps.shards, counters
+        self._offered = offered
         self._lock = threading.Lock()
         self._token: Token | None = None
         self._leases: Leases | None = None
@@ -56,22 +62,35 @@ class Asynchronous:
 
     def check(self, header: Header, meta: dict[str, Any]) -> None:
         """Refuse a payload of another size than it must have; nothing is allocated before."""
-        if header.kind not in (Kind.PUSH_RANGE, Kind.COPY_RANGE):
+        pushes = header.kind in (Kind.PUSH_RANGE, Kind.COPY_RANGE) and "o" not in meta
+        if not pushes and header.kind not in _OFFERS:
             if header.payload_bytes:
                 raise FrameError(f"{header.kind.name} brings no tensor")
             return
         key = key_in(meta)
+        if header.kind in _OFFERS:
+            self._shards.check_member(token_in(meta), str(meta.get("me")))
+            self._steps.check_room(f"the offer of {key!r}", header.payload_bytes, self._offered())
         if meta.get("sel"):
             self._shards.dense(key).check_selected(header.payload_bytes, _dtype(meta))
         else:
             self._shards.check_gradient(key, header.payload_bytes, _dtype(meta))
 
-    def answer(self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply) -> None:
-        """Carry a checked request out; `reply` gets the answer now or later, from any thread."""
+    def answer(
+        self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply, offers: Offers
+    ) -> None:
+        """Carry a checked request out; `reply` gets the answer now or later, from any thread.
+
+        offers: those of the connection.
+        """
         token, number = token_in(meta), header.request
         match header.kind:
+            case Kind.OFFER | Kind.COPY_OFFER:
+                self._offer(header.kind, token, meta, payload.clone(), offers)
+                if number != NO_REPLY:
+                    reply(Answer(Frame(Kind.DONE, number)))
             case Kind.PUSH_RANGE | Kind.COPY_RANGE:
-                self._push(header.kind, token, number, meta, payload, reply)
+                self._push(header.kind, token, number, meta, payload, reply, offers)
             case Kind.PULL_CHUNK:
                 with self._shards.borrowed(token, key_in(meta)) as held:
                     about, values = _about(held.chunk.book), held.chunk.values.clone()
@@ -93,6 +112,19 @@ class Asynchronous:
 
     # ---- values
 
+    def _offer(
+        self, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor, offers: Offers
+    ) -> None:
+        key = key_in(meta)
+        offer = Offer(number_in(meta, "o"), {name: meta[name] for name in _FORM if name in meta}, payload)
+        if kind is Kind.OFFER:
+            with self._shards.borrowed(token, key) as held:
+                # In the lock, which a copy in the making is sent in as well: that comes there first.
+                for address in held.forward:
+                    about = {"k": key, "o": offer.number, "me": meta["me"], **offer.form}
+                    offer.passed[address] = self._tell(address, Kind.COPY_OFFER, token, about, payload)
+        offers.put(token, _owner(kind, meta), key, offer)
+
     def _push(
         self,
         kind: Kind,
@@ -101,11 +133,22 @@ class Asynchronous:
         meta: dict[str, Any],
         payload: torch.Tensor,
         reply: Reply,
+        offers: Offers,
     ) -> None:
         key, recipe, of_range = key_in(meta), Recipe.from_json(meta.get("recipe")), number_in(meta, "r")
         copies: list[Future[Any]] = []
-        fresh = False
+        fresh, offer = False, None
         self._shards.check_token(token, booked=True)
+        if "o" in meta:
+            offer = offers.take(token, _owner(kind, meta), key, number_in(meta, "o"))
+            if offer is None and kind is Kind.COPY_RANGE:
+                raise RoundError(f"what was offered for a copy of {key!r} is not here")
+            if offer is None:
+                reply(Answer(Frame(Kind.DONE, number, {"whole": True})))
+                return
+            meta = {**meta, **offer.form}
+            # What is passed on may not have left yet, and an update uses its gradient up.
+            payload = offer.payload.clone() if offer.passed else offer.payload
         try:
             with self._shards.borrowed(token, key) as held:
                 chunk = held.chunk
@@ -116,7 +159,7 @@ class Asynchronous:
                 fresh = chunk.book.enter(of_range, recipe.skip)
                 if fresh:
                     # Before the update, which uses the gradient up; in the lock, for copies keep the order.
-                    copies = [self._copy(address, token, meta, payload.clone()) for address in held.forward]
+                    copies = self._copies(held.forward, token, meta, payload, offer)
                     chunk.apply(gradient, recipe)
                 about = {**_about(chunk.book), "already": not fresh, "before": before}
                 values = chunk.values.clone() if kind is Kind.PUSH_RANGE else chunk.values[:0]
@@ -133,11 +176,31 @@ class Asynchronous:
             frame = Frame(Kind.VALUES, number, about, values.nbytes)
         _when_all(copies, lambda error: reply(_answered(frame, values, error)))
 
-    def _copy(self, address: str, token: Token, meta: dict[str, Any], payload: torch.Tensor) -> Future[Any]:
-        names = ("k", "r", "recipe", "d", "sel")
-        about: dict[str, Any] = {name: meta[name] for name in names if name in meta}
+    def _copies(
+        self,
+        addresses: list[str],
+        token: Token,
+        meta: dict[str, Any],
+        payload: torch.Tensor,
+        offer: Offer | None,
+    ) -> list[Future[Any]]:
+        """Have the chunk's copies make the same update."""
+        there = set[str]() if offer is None else offer.at(addresses)
+        about: dict[str, Any] = {name: meta[name] for name in ("k", "r", "recipe")}
+        named = {**about, "o": meta.get("o"), "me": meta.get("me")}
+        about |= {name: meta[name] for name in _FORM if name in meta}
+        return [
+            self._tell(address, Kind.COPY_RANGE, token, named, payload[:0])
+            if address in there
+            else self._tell(address, Kind.COPY_RANGE, token, about, payload.clone())
+            for address in addresses
+        ]
+
+    def _tell(
+        self, address: str, kind: Kind, token: Token, about: dict[str, Any], payload: torch.Tensor
+    ) -> Future[Any]:
         try:
-            return self._steps.tell(address, Kind.COPY_RANGE, token, about, payload)
+            return self._steps.tell(address, kind, token, about, payload)
         except (KeyError, ConnectionError) as error:
             failed: Future[Any] = Future()
             failed.set_exception(error)
@@ -219,6 +282,11 @@ class Asynchronous:
         if not isinstance(decision, Over):
             about["range"] = decision.number
         return Answer(Frame(Kind.DONE, asked.number, about))
+
+
+def _owner(kind: Kind, meta: dict[str, Any]) -> str:
+    """Whose offer it is, among those that come over one connection."""
+    return str(meta.get("me")) if kind in (Kind.COPY_OFFER, Kind.COPY_RANGE) else ""
 
 
 def _about(book: Book | None) -> dict[str, Any]:

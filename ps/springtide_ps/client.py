@@ -10,7 +10,7 @@ import itertools
 import queue
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -149,6 +149,19 @@ class ServerClient:
             self._send_unanswered(Kind.STAGE_SELECTED, about, pack(gradient))
         else:
             self._send_unanswered(Kind.STAGE, about, gradient)
+
+    def offer(
+        self,
+        token: tuple[int, int, int],
+        member: str,
+        key: str,
+        number: int,
+        form: Mapping[str, Any],
+        gradient: torch.Tensor,
+    ) -> None:
+        """Send a gradient that a later PUSH_RANGE names (`offers`); it must not change before that."""
+        about = {"t": list(token), "me": member, "k": key, "o": number, **form}
+        self._send_unanswered(Kind.OFFER, about, gradient)
 
     def stage_rows(
         self,

@@ -71,12 +71,16 @@ class Kind(IntEnum):
 
     # Training without common steps (`asynchronous`); "r" is a range, "recipe" how it is applied.
     # Answered with {"applied", "ranges", "already", "before"} + the newest values.
+    # PUSH_RANGE and COPY_RANGE may name an offer "o" instead of "d", "sel" and the gradient; if that is not
+    # here, the answer to the former is {"whole": True}.
     PUSH_RANGE = 70  # {"t", "k", "r", "d", "recipe"} + gradient; with "sel" as in STAGE_SELECTED
     PULL_CHUNK = 71  # {"t", "k"}; answered with {"applied", "ranges"} + the newest values
     BOOKS = 72  # {"t"}; answered with JSON: {"applied", "ranges"} by chunk
-    COPY_RANGE = 73  # as PUSH_RANGE, from the chunk's first server to the others
+    COPY_RANGE = 73  # as PUSH_RANGE with "me", from the chunk's first server to the others
     OPEN = 74  # {"t", "ranges", "clocks", "bound"}: these are finished, the others may be given out
     LEASE = 75  # {"t", "me", "first", "stop", "sent"}; answered with {"range"} if any, "finished", "waited"
+    OFFER = 55  # {"t", "me", "k", "o", "d"} + gradient, with "sel" as in STAGE_SELECTED: set it aside as "o"
+    COPY_OFFER = 56  # as OFFER, from the chunk's first server to the others
     FINISHED = 54  # {"t", "me", "done"}: every chunk has these ranges, which the member worked on
 
     DONE = 30  # the answer when there is nothing to say; {"version"} or {"created"}

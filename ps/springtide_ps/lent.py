@@ -22,6 +22,13 @@ class LentShards(EarlyShards):
             if booked and not self._rounds.booked:
                 raise RoundError(f"the members of generation {token} step together: it has no ranges")
 
+    def check_member(self, token: Token, member: str) -> None:
+        """Raise RoundError for one that is not of the generation, or as `check_token` with booked."""
+        with self._lock:
+            self.check_token(token, booked=True)
+            if member not in self._rounds.members:
+                raise RoundError(f"{member} is no member of generation {token}")
+
     @contextmanager
     def borrowed(self, token: Token, key: str) -> Iterator[Borrowed]:
         """A chunk that nobody else reads or changes meanwhile."""

@@ -35,6 +35,11 @@ class ServerCollector(Collector):
             "springtide_ps_received_bytes", "Bytes of tensors received", counters.bytes_in
         )
         yield CounterMetricFamily("springtide_ps_sent_bytes", "Bytes of tensors sent", counters.bytes_out)
+        yield GaugeMetricFamily(
+            "springtide_ps_offered_bytes",
+            "Bytes of gradients that came before their range was pushed",
+            self._server.offered_bytes,
+        )
         yield CounterMetricFamily(
             "springtide_ps_ranges", "Gradients of ranges applied to a chunk", counters.ranges
         )

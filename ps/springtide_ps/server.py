@@ -18,6 +18,7 @@ from springtide_ps.chunk import ChunkError
 from springtide_ps.client import ServerClient
 from springtide_ps.desk import Answer, Counters, Desk
 from springtide_ps.frames import NO_REPLY, Frame, FrameError, Header, Kind, memory
+from springtide_ps.offers import Offers
 from springtide_ps.outgoing import Outgoing
 from springtide_ps.rounds import RoundError
 from springtide_ps.selected import SelectedError
@@ -46,6 +47,7 @@ class _Client:
     stream: Stream
     name: str
     outgoing: Outgoing = field(default_factory=Outgoing)
+    offers: Offers = field(default_factory=Offers)
     scratch: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
 
@@ -70,7 +72,7 @@ class Server:
         self.store, self.counters = store, Counters()
         self._desk = Desk(store, self.counters, lambda: self.clients)
         self.steps = Steps(lambda address: ServerClient(address, token, tls=peers), store.memory_limit)
-        self._asynchronous = asynchronous.Asynchronous(self.steps, self.counters)
+        self._asynchronous = asynchronous.Asynchronous(self.steps, self.counters, lambda: self.offered_bytes)
         self._token, self._about, self._tls = token, about or {}, tls
         self._listener = socket.create_server((bind, port), backlog=128)
         self.port = int(self._listener.getsockname()[1])
@@ -102,6 +104,12 @@ class Server:
     @property
     def clients(self) -> int:
         return len(self._clients)
+
+    @property
+    def offered_bytes(self) -> int:
+        """Of gradients that were set aside (`offers`)."""
+        with self._lock:
+            return sum(client.offers.nbytes for client in self._clients.values())
 
     def _spawn(self, target: Callable[..., None], name: str, *args: object) -> None:
         def run() -> None:
@@ -188,10 +196,11 @@ class Server:
         while True:
             client.outgoing.wait_for_room()
             header, meta = client.stream.receive()
-            in_steps = header.kind in KINDS or header.kind in asynchronous.KINDS
+            in_ranges = header.kind in asynchronous.KINDS
+            in_steps = in_ranges or header.kind in KINDS
             desk: Any = self._desk
             if in_steps:
-                desk = self.steps if header.kind in KINDS else self._asynchronous
+                desk = self._asynchronous if in_ranges else self.steps
             taken = False
             try:
                 desk.check(header, meta)
@@ -200,7 +209,10 @@ class Server:
                     client.outgoing.open(header.request, _held_by(header))
                 payload = self._payload(client, header.payload_bytes)
                 taken = True
-                desk.answer(header, meta, payload, reply)
+                if in_ranges:
+                    self._asynchronous.answer(header, meta, payload, reply, client.offers)
+                else:
+                    desk.answer(header, meta, payload, reply)
             except _REFUSALS as error:
                 if not taken:
                     client.stream.skip(header.payload_bytes)

@@ -20,7 +20,8 @@ from springtide_ps.slices import ID_WORDS, ROW_DTYPES, SLICES_LIMIT, Slice, reco
 from springtide_ps.store import KEY_LIMIT
 from springtide_ps.stream import parse_address
 
-KINDS: Final = frozenset(kind for kind in Kind if Kind.ENTER <= kind < Kind.PUSH_RANGE) - {Kind.FINISHED}
+_OF_RANGES: Final = {Kind.FINISHED, Kind.OFFER, Kind.COPY_OFFER}
+KINDS: Final = frozenset(k for k in Kind if Kind.ENTER <= k < Kind.PUSH_RANGE) - _OF_RANGES
 _PAYLOAD_KINDS: Final = (Kind.LOAD, Kind.STAGE, Kind.STAGE_SELECTED, Kind.SUM, Kind.ROWS, Kind.STAGE_ROWS)
 _CONNECT_SECONDS: Final = 10.0
 _EMPTY: Final = memoryview(b"")
@@ -68,12 +69,15 @@ class Steps:
                 raise RoundError(f"{total} rows of {key} bring {nbytes} bytes, {total * each} belong there")
             if total * 4 * dim > PAYLOAD_LIMIT:
                 raise RoundError(f"{total} rows of {key} are too many for one answer: ask for them in parts")
-        elif (
-            kind is Kind.LOAD and self._memory_limit and self.shards.held_bytes + nbytes > self._memory_limit
-        ):
+        elif kind is Kind.LOAD:
+            self.check_room(f"chunk {key!r}", nbytes)
+
+    def check_room(self, what: str, nbytes: int, besides: int = 0) -> None:
+        """Raise RoundError when so many more bytes are too many. besides: held beside the chunks."""
+        taken = self.shards.held_bytes + besides
+        if self._memory_limit and taken + nbytes > self._memory_limit:
             raise RoundError(
-                f"chunk {key!r} ({nbytes} bytes) does not fit: {self.shards.held_bytes} of "
-                f"{self._memory_limit} bytes are taken"
+                f"{what} ({nbytes} bytes) does not fit: {taken} of {self._memory_limit} bytes are taken"
             )
 
     def answer(self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply) -> None:

@@ -1,19 +1,25 @@
-"""Pushes and values of ranges that are on their way while the worker computes, through real servers."""
+"""Gradients and values of ranges that are on their way while the worker computes, through real servers."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
-from ps_members import Store
+from ps_members import Member, Store
 from ps_servers import TOKEN, names, servers
 from worker_ranks import Rank, on_ranks, seeded
 
 from springtide.servers.asynchronous import AsynchronousExchange
+from springtide.servers.wire import RangeWire
+from springtide_ps.server import Server
 
 X = torch.randn(48, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(48, 2, generator=torch.Generator().manual_seed(2))
 WIDTH = 256
+HOW: dict[str, Any] = {"consistency": "Asynchronous", "strategy": "ParameterServer", "token": TOKEN}
 
 
 def build() -> torch.nn.Sequential:
@@ -43,6 +49,7 @@ def test_the_next_body_begins_before_all_values_are_there_and_each_layer_waits_f
         last = exchange._of_parameter[2][0]
         assert {chunk.key for chunk in exchange.chunks} > {last}
         lock = running[0].steps.shards._held[last].lock
+        everything = sum(chunk.nbytes for chunk in exchange.chunks)
         under_way, locked = [], False
         try:
             for number, (x, y) in enumerate(rank.batches((X, Y), batch_size=8, epochs=1, seed=0)):
@@ -57,6 +64,8 @@ def test_the_next_body_begins_before_all_values_are_there_and_each_layer_waits_f
                         assert not exchange._fetches  # all layers are used
                     loss.backward()
                     if number == 2:
+                        # Else an offer would wait for the lock, and the question for a range behind it.
+                        until(lambda: running[0].offered_bytes == everything, "all gradients at the server")
                         locked = lock.acquire()
                     optimizer.step()
                     optimizer.zero_grad()
@@ -68,6 +77,164 @@ def test_the_next_body_begins_before_all_values_are_there_and_each_layer_waits_f
         return under_way
 
     with servers(1) as running:
-        how: dict[str, Any] = {"consistency": "Asynchronous", "strategy": "ParameterServer", "token": TOKEN}
-        [[under_way]] = on_ranks(1, script, **how)
+        [[under_way]] = on_ranks(1, script, **HOW)
     assert under_way > 0
+
+
+def test_gradients_leave_during_backward_and_the_push_brings_none() -> None:
+    """Each time that backward has come to the first layer, the last one's gradient is at the server."""
+    store = Store()
+
+    def script(rank: Rank) -> tuple[int, int]:
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        rank.distribute(model, optimizer, clip_norm=0.5)
+        rank.enter_servers(names(running), store)
+        size = sum(chunk.nbytes for chunk in exchange_of(rank).chunks)
+        last = model[2].weight.nbytes
+
+        def until_offered(_: torch.Tensor) -> None:
+            until(lambda: running[0].offered_bytes >= last, "the last layer's gradient at the server")
+
+        model[0].weight.register_hook(until_offered)
+        before = running[0].counters.bytes_in
+        for x, y in rank.batches((X, Y), batch_size=8, epochs=1, seed=0):
+            with rank.step():
+                (model(x) - y).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        rank.runtime.settle(None)
+        assert running[0].offered_bytes == 0
+        return running[0].counters.bytes_in - before, 6 * size
+
+    with servers(1) as running:
+        [(received, gradients)] = on_ranks(1, script, **HOW)
+    assert received == gradients
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.002)
+
+
+# ---- what becomes of offers
+
+
+class Loose:
+    """A worker by hand: generations, ranges, bodies; on servers over which the test has power."""
+
+    def __init__(self, running: list[Server], compression: str = "None", replication: int = 1) -> None:
+        def kind(*args: Any, **named: Any) -> AsynchronousExchange:
+            return AsynchronousExchange(*args, **named)
+
+        self.running, self.generation, self.store = running, 0, Store()
+        self.member = Member(
+            "m0",
+            lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            kind=kind,
+            replication=replication,
+            wire=lambda: RangeWire(compression, 0.2),
+        )
+        exchange = self.member.exchange
+        assert isinstance(exchange, AsynchronousExchange)
+        self.exchange = exchange
+
+    def begin(self) -> None:
+        """The next generation."""
+        self.generation += 1
+        self.store = Store()
+        fresh = self.generation == 1
+        self.member.begin(self.generation, ["m0"], self.running, self.store, fresh=fresh)
+        self.exchange.resolve()
+
+    def body(self) -> None:
+        """Take a range; its gradients leave."""
+        lease = self.exchange.lease(0, 100)
+        assert lease.number is not None
+        self.member.step = lease.number
+        self.member.push(0, 1)
+
+    def books(self) -> set[tuple[int, ...]]:
+        return {tuple(book.ranges.to_json()) for book in self.exchange._books().values()}
+
+    def values(self) -> torch.Tensor:
+        return torch.cat([value.flatten() for value in self.member.values()])
+
+
+def undisturbed(bodies: int, compression: str) -> torch.Tensor:
+    with servers(2) as running:
+        loose = Loose(running, compression)
+        loose.begin()
+        for _ in range(bodies):
+            loose.body()
+            loose.exchange.commit(1.0, ())
+        values = loose.values()
+        loose.exchange.close()
+        return values
+
+
+def cut(loose: Loose) -> None:
+    """The worker's connections break, and servers see that."""
+    for server in loose.running:
+        for client in list(server._clients.values()):
+            client.stream.abort()
+    links = loose.exchange.links
+    until(lambda: all(links[server].broken for server in links), "the connections' end")
+    until(lambda: not any(server.offered_bytes for server in loose.running), "the offers' end")
+
+
+@pytest.mark.parametrize("compression", ["None", "BF16", "TopK"])
+@pytest.mark.parametrize("event", ["cut", "generation", "no room"])
+def test_whatever_happens_between_offer_and_push_the_numbers_are_the_same(
+    event: str, compression: str
+) -> None:
+    wanted = undisturbed(4, compression)
+    with servers(2) as running:
+        loose = Loose(running, compression)
+        loose.begin()
+        for body in range(4):
+            loose.body()
+            if body == 1 and event == "cut":
+                cut(loose)
+                loose.exchange.commit(1.0, ())  # it stays committed, and is sent in the next generation
+                loose.begin()
+                continue
+            if body == 1 and event == "no room":
+                for server in running:
+                    until(lambda server=server: arrived(loose, server), "all offers")
+                    for client in server._clients.values():
+                        client.offers.forget()
+            loose.exchange.commit(1.0, ())
+            if body == 1 and event == "generation":
+                loose.begin()  # perhaps with some of the pushes answered
+        assert torch.equal(loose.values(), wanted)
+        assert loose.books() == {(0, 4)}
+        assert sum(server.counters.ranges for server in running) == 4 * len(loose.exchange.chunks)
+        loose.exchange.close()
+
+
+def arrived(loose: Loose, server: Server) -> bool:
+    """Whether the server has everything that the open body has offered to it."""
+    name = f"s{server.port}"
+    here = {key for client in list(server._clients.values()) for _, key in list(client.offers._held)}
+    return here == {key for key, homes in loose.exchange._homes.items() if homes[0] == name}
+
+
+def test_a_body_that_is_left_counts_nothing_and_owes_nothing() -> None:
+    wanted = undisturbed(3, "TopK")
+    with servers(2) as running:
+        loose = Loose(running, "TopK")
+        loose.begin()
+        for body in range(3):
+            loose.body()
+            if body:
+                before = loose.values()
+                loose.begin()  # the members have changed: its range is given out anew
+                assert torch.equal(loose.values(), before)
+                loose.body()
+            loose.exchange.commit(1.0, ())
+        assert torch.equal(loose.values(), wanted)
+        assert loose.books() == {(0, 3)}
+        loose.exchange.close()

@@ -1,9 +1,9 @@
 """The exchange of one worker that does not step together with the others (BoundedStaleness, Asynchronous).
 
-A body works on a whole global batch of its own, a *range*. Its gradients go to the servers at
-optimizer.step(), each chunk's with its range and the options of the script's optimizer, and the answer brings
-that chunk's newest values, for which the next forward pass waits layer by layer: the next range is asked for
-before they are here. A push without an answer is kept and sent again in the next generation, so
+A body works on a whole global batch of its own, a *range*. Its gradients leave during backward (`offering`).
+At optimizer.step() each chunk is pushed, with its range and the options of the script's optimizer, and the
+answer brings that chunk's newest values, for which the next forward pass waits layer by layer: the next range
+is asked for before they are here. A push without an answer is kept and sent again in the next generation, so
 nothing is computed twice for a new token; a server that has the range answers without applying it.
 """
 
@@ -25,15 +25,16 @@ from springtide.servers.books import BookLeader, Offer, books_of, rescue
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.leading import Leader, Place
 from springtide.servers.links import ServerError
+from springtide.servers.offering import Offering
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.tables import PlannedSlice
 from springtide.servers.wire import Pushed, RangeWire
 from springtide_ps.chunk import Chunk, Recipe, square_norm
 from springtide_ps.client import Answer, RefusedError
-from springtide_ps.frames import DTYPE_NAMES, Kind
+from springtide_ps.frames import Kind
 from springtide_ps.leases import starting_clocks
 from springtide_ps.ranges import Book, RangeSet
-from springtide_ps.selected import Selected, pack
+from springtide_ps.selected import Selected
 from springtide_ps.slices import Slice
 
 log = logging.getLogger("springtide")
@@ -73,6 +74,7 @@ class AsynchronousExchange(ServerExchange):
     def __init__(self, *args: Any, wire: RangeWire | None = None, **named: Any) -> None:
         self._owing = wire or RangeWire()
         super().__init__(*args, wire=self._owing, **named)
+        self._offering = Offering(self._me)
         self._restored = self._skipped = 0
         self._clock: int | None = None
         self._leased = 0
@@ -99,6 +101,7 @@ class AsynchronousExchange(ServerExchange):
         """As in `ServerExchange`; then send again what has no answer yet."""
         self._stop, self._next_lease, self._behind = Future(), None, []
         self._meeting = (store, group.rank, leader)
+        self._offering.forget()
         self._restored, self._skipped = place.step, place.skipped
         self.links.connect(place.servers)
         self._await_late()
@@ -126,7 +129,8 @@ class AsynchronousExchange(ServerExchange):
         for key, (future, _) in self._fetches.items():
             error = future.exception() if future.done() else TimeoutError()
             if error is None:
-                self._take(key, future.result())
+                if not future.result().meta.get("whole"):
+                    self._take(key, future.result())
             elif key in self._pulled and not isinstance(error, RefusedError):
                 self._pulled[key] = replace(self._pulled[key], torn=True)
 
@@ -284,12 +288,26 @@ class AsynchronousExchange(ServerExchange):
 
     # ---- a step
 
+    def begin_step(self) -> None:
+        super().begin_step()
+        self._offering.begin()
+
     def push(self, gradients: torch.Tensor) -> Pushed:
-        """Keep the next bucket's gradients (flat, in the layout's order): all leave at the commit, since only
-        then the norm and the options are known.
+        """Send the next bucket's gradients (flat, in the layout's order) on their way.
+
+        They are to be applied when the body commits: only then the norm and the options are known. Raise
+        ServerError.
         """
-        for chunk in self._by_bucket[self._pushed]:
-            self._gradients[chunk.key] = gradients[chunk.start : chunk.stop]
+        self.make_way()
+        token = self._entered.token
+        try:
+            for chunk in self._by_bucket[self._pushed]:
+                gradient = gradients[chunk.start : chunk.stop]
+                outgoing = self.wire.outgoing(chunk, gradient)
+                self._gradients[chunk.key], self._outgoing[chunk.key] = gradient, outgoing
+                self._offering.offer(self.links[self._homes[chunk.key][0]], token, chunk.key, outgoing)
+        except ConnectionError as error:
+            raise ServerError(str(error)) from None
         self._pushed += 1
         return Pushed(self.wire.nbytes(len(gradients), gradients.dtype))
 
@@ -299,7 +317,6 @@ class AsynchronousExchange(ServerExchange):
         Raise ServerError.
         """
         self.settle()
-        self._outgoing = {c.key: self.wire.outgoing(c, self._gradients[c.key]) for c in self.chunks}
         if not self._with_norm:
             return None
         # Of what travels: a finite gradient may be infinite in 16 bits.
@@ -315,7 +332,7 @@ class AsynchronousExchange(ServerExchange):
         return [flat[start:stop] for _, _, start, stop in chunk.pieces]
 
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
-        """Ask for the next range, and send the gradients; the values follow."""
+        """Ask for the next range, and say how the gradients count; the values follow."""
         self._skipping = frozenset(self.optimizers.skipped)
         self._recipe = self.optimizers.recipe(scale, unused, skip)
         self._sent, self._pending, self._clean = self._leased, set(self._chunks), set()
@@ -349,13 +366,8 @@ class AsynchronousExchange(ServerExchange):
             own = {piece[0] for piece in planned.pieces}
             skip = self._recipe.skip or planned.optimizer in self._skipping
             recipe = replace(self._recipe, unused=self._recipe.unused & own, skip=skip)
-            gradient = self._outgoing[planned.key]
-            about = {"k": planned.key, "r": self._sent, "recipe": recipe.to_json()}
-            if isinstance(gradient, Selected):
-                about |= {"d": DTYPE_NAMES[gradient.values.dtype], "sel": True}
-                gradient = pack(gradient)
-            else:
-                about["d"] = DTYPE_NAMES[gradient.dtype]
+            form, gradient = self._offering.push(planned.key, self._outgoing[planned.key])
+            about = {"k": planned.key, "r": self._sent, "recipe": recipe.to_json(), **form}
             server, values = self._homes[planned.key][0], self._values(planned)
             asked = self.links.ask(server, Kind.PUSH_RANGE, self._entered.token, about, gradient, values)
             self._fetches[planned.key] = (asked, server)
@@ -365,7 +377,14 @@ class AsynchronousExchange(ServerExchange):
         if asked is None:
             raise ServerError(f"the values of chunk {key} are not here")
         future, server = asked
-        self._take(key, self.links.answer(future, server, "the newest values", to_the_end))
+        answer = self.links.answer(future, server, "the newest values", to_the_end)
+        if answer.meta.get("whole"):
+            # The server had no room for what was offered.
+            self._offering.forget([key])
+            self._send([key])
+            self._receive(key, to_the_end)
+            return
+        self._take(key, answer)
         del self._fetches[key]
 
     def _take(self, key: str, answer: Answer) -> None:

@@ -1,0 +1,342 @@
+"""Gradients that are set aside until their range is pushed: by themselves, and through real servers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from ps_servers import TOKEN, names, servers
+
+from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.client import RefusedError, ServerClient, ServerLostError
+from springtide_ps.frames import Kind
+from springtide_ps.offers import Offer, Offers
+from springtide_ps.selected import Selected, pack
+from springtide_ps.server import Server
+from springtide_ps.stream import parse_address
+
+FIRST, SECOND = (1, 0, 1), (1, 0, 2)
+RECIPE = Recipe(1.0, False, ({"lr": 1.0},)).to_json()
+
+
+def offer(number: int, size: int = 4, answers: dict[str, Any] | None = None) -> Offer:
+    return Offer(number, {"d": "float32"}, torch.zeros(size, dtype=torch.uint8), answers or {})
+
+
+class Connection(RuleBasedStateMachine):
+    """Bodies that begin, are left and committed, in generations that follow each other; what a push is given
+    is what its own body has offered, or nothing.
+    """
+
+    owners, keys = st.sampled_from(["", "a"]), st.sampled_from(["x", "y"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offers = Offers()
+        self.generation = self.body = 1
+        self.mine: dict[tuple[str, str], Offer] = {}
+        self.here: dict[tuple[str, str], int] = {}
+
+    @property
+    def token(self) -> tuple[int, int, int]:
+        return (1, 0, self.generation)
+
+    @rule(owner=owners, key=keys, size=st.integers(0, 9))
+    def offered(self, owner: str, key: str, size: int) -> None:
+        self.mine[owner, key] = offer(self.body, size)
+        self.offers.put(self.token, owner, key, self.mine[owner, key])
+        self.here[owner, key] = size
+
+    @rule(owner=owners, key=keys)
+    def pushed(self, owner: str, key: str) -> None:
+        found = self.offers.take(self.token, owner, key, self.body)
+        assert found is self.mine.pop((owner, key), None)
+        self.here.pop((owner, key), None)
+
+    @rule()
+    def body_is_left(self) -> None:
+        self.body, self.mine = self.body + 1, {}
+
+    @rule(owner=owners, key=keys)
+    def generation_ends(self, owner: str, key: str) -> None:
+        self.generation += 1
+        self.mine = {}
+        self.offers.put(self.token, owner, key, offer(0, 1))
+        self.here = {(owner, key): 1}  # nothing of the one before
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        assert self.offers.nbytes == sum(self.here.values())
+
+
+Connection.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+TestConnection = Connection.TestCase
+
+
+def test_a_copy_counts_as_told_when_it_has_said_so() -> None:
+    there, refused, silent = Future[None](), Future[None](), Future[None]()
+    there.set_result(None)
+    refused.set_exception(RefusedError("no room"))
+    passed = offer(1, answers={"a": there, "b": refused, "c": silent})
+    assert passed.at(["a", "b", "c", "d"]) == {"a"}
+    assert passed.at(["b", "c"]) == set()
+
+
+# ---- servers
+
+
+class Client:
+    """A worker's words in short. One chunk, "k", of so many zeros; lr 1."""
+
+    def __init__(self, server: Server, me: str = "a", size: int = 2) -> None:
+        self.me, self.server, self.size = me, server, size
+        self.link = ServerClient(parse_address(f"127.0.0.1:{server.port}"), TOKEN)
+
+    def enter(self, token: tuple[int, int, int] = FIRST) -> Client:
+        about = {"me": self.me, "members": ["a", "b"], "s": 0, "lineage": "one", "books": True, "skipped": 0}
+        self.link.ask_step(Kind.ENTER, token, about).result(60)
+        return self
+
+    def load(self, optimizer: str = "sgd") -> Client:
+        chunk = Chunk(torch.zeros(self.size), [(0, 0, 0, self.size)], optimizer, [{"lr": 1.0}])
+        meta, payload = chunk.dump()
+        self.link.ask_step(Kind.LOAD, FIRST, {**meta, "k": "k", "s": 0}, payload).result(60)
+        return self
+
+    def offer(
+        self, number: int, gradient: list[float] | torch.Tensor, token: Any = FIRST, **more: Any
+    ) -> None:
+        sent = gradient if isinstance(gradient, torch.Tensor) else torch.tensor(gradient)
+        self.link.offer(token, self.me, "k", number, {"d": "float32", **more}, sent)
+
+    def push(self, number: int, of_range: int, token: Any = FIRST) -> tuple[list[float], dict[str, Any]]:
+        """(values, what the server says) of a push that names the offer of that number."""
+        about = {"k": "k", "r": of_range, "recipe": RECIPE, "o": number, "me": self.me}
+        out = torch.full((self.size,), -9.0)
+        said = self.link.ask_step(Kind.PUSH_RANGE, token, about, out=out).result(60).meta
+        return out.tolist(), said
+
+    def pull(self, token: Any = FIRST) -> list[float]:
+        out = torch.zeros(self.size)
+        self.link.ask_step(Kind.PULL_CHUNK, token, {"k": "k"}, out=out).result(60)
+        return out.tolist()
+
+    def close(self) -> None:
+        self.link.close()
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with servers(1) as running:
+        yield running[0]
+
+
+@contextlib.contextmanager
+def client_of(server: Server, me: str = "a", size: int = 2) -> Iterator[Client]:
+    client = Client(server, me, size)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def test_an_offer_changes_nothing_until_its_push_which_brings_no_gradient(server: Server) -> None:
+    with client_of(server) as client:
+        client.enter().load().offer(1, [1.0, 2.0])
+        assert client.pull() == [0.0, 0.0]
+        assert server.offered_bytes == 8  # the answer to the pull came after the offer
+        received = server.counters.bytes_in
+        values, said = client.push(1, 5)
+        assert (values, said["ranges"], said["already"]) == ([-1.0, -2.0], [5, 6], False)
+        assert (server.offered_bytes, server.counters.bytes_in) == (0, received)
+
+
+def test_a_push_is_told_to_bring_what_is_not_there(server: Server) -> None:
+    with client_of(server) as client:
+        client.enter().load()
+        missing = ([-9.0, -9.0], {"whole": True})
+        assert client.push(1, 0) == missing  # never offered
+        client.offer(1, [1.0, 1.0])
+        assert client.push(2, 0) == missing  # of another body
+        client.offer(2, [1.0, 1.0])
+        assert client.push(2, 0)[0] == [-1.0, -1.0]
+        assert client.push(2, 1) == missing  # used
+        assert client.pull() == [-1.0, -1.0]
+        client.offer(3, [1.0, 1.0])
+        client.enter(SECOND)
+        assert client.push(3, 1, SECOND) == missing  # of the generation before
+        with client_of(server) as other:
+            client.offer(4, [1.0, 1.0], SECOND)
+            assert client.pull(SECOND) == [-1.0, -1.0]
+            assert other.push(4, 1, SECOND) == missing  # of another connection
+        assert client.push(4, 1, SECOND)[0] == [-2.0, -2.0]
+
+
+def test_a_range_that_the_chunk_has_is_not_applied_again_and_its_offer_is_gone(server: Server) -> None:
+    with client_of(server) as client:
+        client.enter().load().offer(1, [1.0, 0.0])
+        client.push(1, 0)
+        client.offer(2, [5.0, 5.0])
+        values, said = client.push(2, 0)
+        assert (values, said["already"], server.offered_bytes) == ([-1.0, 0.0], True, 0)
+        assert client.push(2, 1)[1] == {"whole": True}
+
+
+def test_a_worker_that_is_gone_leaves_nothing_behind(server: Server) -> None:
+    with client_of(server) as steady:
+        steady.enter().load()
+        with client_of(server, "b") as gone:
+            gone.offer(1, [1.0, 1.0])
+            gone.pull()
+            assert server.offered_bytes == 8
+        until(lambda: server.offered_bytes == 0, "the connection's end")
+        assert steady.pull() == [0.0, 0.0]
+
+
+def test_there_is_one_offer_for_each_chunk_of_a_client_and_none_beyond_the_memory() -> None:
+    # 64 bytes are what a chunk of 32 takes on its way, with its table of pieces.
+    with servers(1, memory_limit=64) as (server,), client_of(server, size=8) as client:
+        client.enter().load()
+        for number in range(50):
+            client.offer(number, [number + 1.0] * 8)
+        client.pull()
+        assert server.offered_bytes == 32
+        assert client.push(0, 0)[0] == [-1.0] * 8
+        assert "does not fit" in client.link.refusal
+        assert client.push(49, 1)[1] == {"whole": True}
+        assert server.offered_bytes == 0
+
+
+def test_what_is_no_offer_is_refused_and_the_client_goes_on(server: Server) -> None:
+    block = pack(Selected(torch.tensor([1], dtype=torch.int32), torch.tensor([2.0])))
+    with client_of(server) as client:
+        client.enter().load()
+        stranger = Client(server, "stranger")
+        stranger.offer(1, [1.0, 1.0])
+        for number, gradient, more in (
+            (1, [1.0], {}),
+            (2, [1.0, 1.0, 1.0], {}),
+            (3, block[:-1].clone(), {"sel": True}),
+            (4, block, {"sel": True, "d": "float16"}),
+        ):
+            client.offer(number, gradient, **more)
+            assert client.push(number, number)[1] == {"whole": True}
+            assert client.link.refusal
+        with pytest.raises(RefusedError, match="is over"):
+            client.push(1, 1, (1, 0, 0))
+        stranger.pull()
+        assert "no member" in stranger.link.refusal
+        assert server.offered_bytes == 0
+        stranger.close()
+        client.offer(5, block, sel=True)
+        assert client.push(5, 5)[0] == [0.0, -2.0]
+        wrong = Client(server)
+        about = {"k": "k", "r": 6, "recipe": RECIPE, "o": 1, "me": "a"}
+        with pytest.raises(ServerLostError):  # a push that names an offer brings no gradient
+            wrong.link.ask_step(Kind.PUSH_RANGE, FIRST, about, torch.zeros(2)).result(60)
+        wrong.close()
+        assert client.pull() == [0.0, -2.0]
+
+
+def test_a_refused_push_uses_the_offer_up_and_changes_nothing(server: Server) -> None:
+    with client_of(server) as client:
+        client.enter().load().offer(1, [1.0, 1.0])
+        about = {"k": "k", "r": 0, "recipe": Recipe(1.0, False, ({}, {})).to_json(), "o": 1, "me": "a"}
+        with pytest.raises(RefusedError, match="2 parameter groups"):
+            client.link.ask_step(Kind.PUSH_RANGE, FIRST, about).result(60)
+        assert (client.pull(), server.offered_bytes) == ([0.0, 0.0], 0)
+
+
+# ---- copies
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Client, Client]]:
+    """Clients of the chunk's first server and of the one with its copy."""
+    with servers(2) as running, client_of(running[0]) as first, client_of(running[1]) as copy:
+        for client in (first, copy):
+            client.enter().load("adam")
+        arranged = {"forward": {"k": [names(running)[1]]}, "fill": {}, "drop": []}
+        first.link.ask_step(Kind.ARRANGE, FIRST, arranged).result(60)
+        yield first, copy
+
+
+def test_a_copy_has_the_offer_before_the_push_and_the_same_values_after_it(
+    pair: tuple[Client, Client],
+) -> None:
+    first, copy = pair
+    for number in range(1, 6):
+        first.offer(number, [1.0 * number, -2.0])
+        until(lambda: copy.server.offered_bytes == 8, "the offer at the copy")
+        # It has said so, and the first server has heard it, when a push to another chunk would be answered.
+        until(lambda: all_heard(first.server), "the copy's word")
+        received = copy.server.counters.bytes_in
+        values, said = first.push(number, number)
+        assert said["already"] is False
+        assert copy.pull() == values
+        assert copy.server.counters.bytes_in == received  # the gradient came with the offer
+        assert copy.server.offered_bytes == 0
+
+
+def all_heard(server: Server) -> bool:
+    clients = list(server._clients.values())
+    held = [offer for client in clients for offer in list(client.offers._held.values())]
+    return all(answer.done() for offer in held for answer in offer.passed.values())
+
+
+def test_a_copy_that_has_not_said_that_it_has_the_offer_gets_the_gradient(
+    pair: tuple[Client, Client],
+) -> None:
+    first, copy = pair
+    lock = copy.server.steps.shards._lock
+    with lock:  # it can take nothing in, so it says nothing
+        first.offer(1, [1.0, 2.0])
+        until(lambda: first.server.offered_bytes == 8, "the offer")
+        about = {"k": "k", "r": 0, "recipe": RECIPE, "o": 1, "me": "a"}
+        out = torch.zeros(2)
+        asked = first.link.ask_step(Kind.PUSH_RANGE, FIRST, about, out=out)
+        until(lambda: first.server.counters.ranges == 1, "the update")
+        assert not asked.done()
+    asked.result(60)
+    assert copy.pull() == out.tolist()
+
+
+def test_a_copy_without_room_for_offers_gets_the_gradients_with_the_pushes() -> None:
+    with contextlib.ExitStack() as stack:
+        [one], [small] = (stack.enter_context(servers(1, limit)) for limit in (0, 96))
+        first, copy = (stack.enter_context(client_of(server, size=16)) for server in (one, small))
+        for client in (first, copy):
+            client.enter().load()
+        arranged = {"forward": {"k": names([small])}, "fill": {}, "drop": []}
+        first.link.ask_step(Kind.ARRANGE, FIRST, arranged).result(60)
+        first.offer(1, [1.0] * 16)
+        until(lambda: one.offered_bytes == 64 and all_heard(one), "the copy's refusal")
+        assert first.push(1, 0)[0] == copy.pull() == [-1.0] * 16
+
+
+def test_a_copy_that_is_made_between_offer_and_push_has_the_update() -> None:
+    with servers(2) as running, client_of(running[0]) as first, client_of(running[1]) as copy:
+        for client in (first, copy):
+            client.enter()
+        first.load().offer(1, [1.0, 2.0])
+        fill = {"forward": {}, "fill": {"k": [names(running)[1]]}, "drop": []}
+        first.link.ask_step(Kind.ARRANGE, FIRST, fill).result(60)
+        held = running[0].steps.shards._held["k"]
+        until(lambda: bool(held.forward), "the copy")
+        values, _ = first.push(1, 0)
+        assert copy.pull() == values == [-1.0, -2.0]

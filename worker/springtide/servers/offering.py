@@ -1,0 +1,57 @@
+"""Gradients that leave during backward although nobody knows yet how they count.
+
+A server sets them aside (`springtide_ps.offers`), and the push at optimizer.step() names them instead of
+bringing them. In another generation, and where a server has not kept one, the push brings it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from springtide_ps.client import ServerClient
+from springtide_ps.frames import DTYPE_NAMES
+from springtide_ps.rounds import Token
+from springtide_ps.selected import Selected, pack
+
+
+class Offering:
+    """What one worker has offered in the running body. me: its name."""
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self._number = 0
+        self._keys: set[str] = set()
+
+    def begin(self) -> None:
+        """A body begins: what was offered in another one is of no use."""
+        self._number += 1
+        self._keys = set()
+
+    def forget(self, keys: Collection[str] | None = None) -> None:
+        """Servers do not have these (None: all) any more."""
+        self._keys = set() if keys is None else self._keys - set(keys)
+
+    def offer(self, client: ServerClient, token: Token, key: str, gradient: torch.Tensor | Selected) -> None:
+        """Send what travels of a chunk's gradient; it must not change before its push is answered.
+
+        Raise ConnectionError.
+        """
+        form, tensor = travelling(gradient)
+        client.offer(token, self._me, key, self._number, form, tensor)
+        self._keys.add(key)
+
+    def push(self, key: str, gradient: torch.Tensor | Selected) -> tuple[dict[str, Any], torch.Tensor | None]:
+        """What the push of a chunk says of its gradient, and what it brings: None where that was offered."""
+        if key in self._keys:
+            return {"o": self._number, "me": self._me}, None
+        return travelling(gradient)
+
+
+def travelling(gradient: torch.Tensor | Selected) -> tuple[dict[str, Any], torch.Tensor]:
+    """(form, tensor) of a gradient on its way."""
+    if isinstance(gradient, Selected):
+        return {"d": DTYPE_NAMES[gradient.values.dtype], "sel": True}, pack(gradient)
+    return {"d": DTYPE_NAMES[gradient.dtype]}, gradient
