@@ -154,6 +154,7 @@ class Asynchronous:
                 chunk = held.chunk
                 chunk.check(recipe)
                 gradient = _gradient(chunk, meta, payload)
+                self._shards.changes(key, chunk)
                 chunk.book = chunk.book or Book()
                 before = chunk.book.applied
                 fresh = chunk.book.enter(of_range, recipe.skip)

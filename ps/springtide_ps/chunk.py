@@ -181,13 +181,10 @@ class Chunk:
     def dump(self) -> tuple[dict[str, Any], torch.Tensor]:
         """(JSON, uint8 [n]) from which `load` makes an equal chunk; the memory is a copy."""
         states = [self._optimizer.state.get(tensor, {}) for tensor in self._tensors]
-        names = sorted({name for state in states for name in state})
         fields, parts = [], [self.values, self.piece_table()]
-        for name in names:
-            first = next(state[name] for state in states if name in state)
-            scalar = first.dim() == 0
-            fields.append([name, DTYPE_NAMES[first.dtype], scalar])
-            parts.append(torch.tensor([name in state for state in states], dtype=torch.uint8))
+        for name, kind, scalar, present in self.state_fields():
+            fields.append([name, kind, scalar])
+            parts.append(torch.tensor(present, dtype=torch.uint8))
             held = [state[name].reshape(-1) for state in states if name in state]
             parts.append(torch.cat(held))
         booked = {} if self.book is None else {"book": self.book.to_json()}
@@ -202,6 +199,18 @@ class Chunk:
             "groups": self._groups,
             "state": fields,
         }, joined(*parts)
+
+    def state_fields(self) -> list[tuple[str, str, bool, list[bool]]]:
+        """What the optimizer's state is made of: (name, dtype, whether it is one number, which pieces have
+        it).
+        """
+        states = [self._optimizer.state.get(tensor, {}) for tensor in self._tensors]
+        fields = []
+        for name in sorted({name for state in states for name in state}):
+            first = next(state[name] for state in states if name in state)
+            present = [name in state for state in states]
+            fields.append((name, DTYPE_NAMES[first.dtype], first.dim() == 0, present))
+        return fields
 
     def state_of(self, piece: int) -> dict[str, torch.Tensor]:
         """The optimizer's state of a piece, flat; its memory is the chunk's own."""

@@ -63,6 +63,10 @@ class Kind(IntEnum):
     SUM = 48  # {"t", "s", "k"} + sum of all gradients, from the chunk's first server to the others
     RESOLVE = 50  # {"t", "recipe"}: all members hold the state that the generation begins from
     DUMP = 49  # {"t", "k"}; answered with what LOAD brings
+    # A cut (`frozen`): the chunks as they are after step s, while training goes on; read in any generation.
+    FREEZE = 67  # {"t", "s", "name", "readers"}: before the member's own word on the next step
+    FROZEN = 68  # {"t", "name", "me"}: JSON about each chunk; with "k" what DUMP answers of that, once
+    THAW = 69  # {"t", "name", "me"}: the member needs the cut no more
 
     # Embedding tables in steps: table "k", slices "p" with so many ids "n" each.
     ROWS = 60  # {"t", "s", "k", "p", "n"} + ids; answered with their rows after step s

@@ -43,6 +43,10 @@ class LentShards(EarlyShards):
         finally:
             held.lock.release()
 
+    def changes(self, key: str, chunk: Chunk) -> None:
+        """A borrowed chunk is about to change."""
+        self.cuts.before(key, chunk, self._held[key].version)
+
     def books(self, token: Token) -> dict[str, Book | None]:
         """Of all chunks that are here."""
         with self._lock:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import torch
 
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.early import Early
+from springtide_ps.frozen import Cuts
 from springtide_ps.gathered import Done, GatheredRows
 from springtide_ps.held import Fill, Forward, Held
 from springtide_ps.idmap import Ids
@@ -35,6 +37,7 @@ class Shards:
         self._lock = threading.RLock()
         self._rounds = Rounds()
         self._held: dict[str, Held] = {}
+        self.cuts = Cuts(time.monotonic)
         self._recipes: dict[int, Recipe] = {}
         self._prepares: list[tuple[bool, Done]] = []
         self._commits: list[Done] = []
@@ -116,6 +119,8 @@ class Shards:
             self._settle()
             before = self._rounds.version
             effects = self._rounds.enter(token, frozenset(members), step, lineage, booked)
+            if {Effect.BOOK, Effect.COUNT, Effect.FORGET}.intersection(effects):
+                self._before_change(self._held)
             for effect in effects:
                 if effect is Effect.FENCE:
                     self._fence(StaleError(f"generation {token} has begun"))
@@ -141,6 +146,7 @@ class Shards:
         """Hold a chunk from now on; sums that came before it are applied."""
         with self._lock:
             self._rounds.check_token(token)
+            self._before_change([key] if key in self._held else [])
             held = self._held.setdefault(key, Held())
             with held.lock:
                 held.chunk, held.version, held.early = chunk, version, Early()
@@ -158,8 +164,10 @@ class Shards:
         """From now on: whom the sums of a chunk go to, whom a copy of the chunk is sent to, what goes."""
         with self._lock:
             self._rounds.check_token(token)
+            drop = [key for key in drop if key in self._held]
+            self._before_change(drop)
             for key in drop:
-                self._held.pop(key, None)
+                del self._held[key]
             for key in {*forward, *fill}:
                 self._chunk(key)
             for key, addresses in forward.items():
@@ -285,6 +293,14 @@ class Shards:
         self._thread.join(30.0)
 
     # ---- within
+
+    def _before_change(self, keys: Iterable[str]) -> None:
+        """What a cut keeps of these chunks, which are here, is copied now."""
+        for key in keys:
+            held = self._held[key]
+            with held.lock:
+                if held.chunk is not None:
+                    self.cuts.before(key, held.chunk, held.version)
 
     def _held_dense(self, key: str) -> Held:
         if not isinstance(self._chunk(key), Chunk):
@@ -422,6 +438,7 @@ class Shards:
                 total, recipe = held.sums.pop(step, None), recipes.get(step)
                 if total is None or recipe is None:
                     break  # a copy in the making that missed a step: it is not in the inventory
+                self.cuts.before(key, held.chunk, held.version)
                 if trying and step == version:
                     held.before = held.chunk.dump()
                 self._apply(held, total, recipe, step)

@@ -145,17 +145,24 @@ class Slice:
 
     def dump(self) -> tuple[dict[str, Any], torch.Tensor]:
         """(JSON, uint8 [n]) from which `load` makes an equal slice; the memory is a copy."""
-        held = self.table.held()
-        about = {
+        return self.about(), joined(*self.table.held())
+
+    def about(self) -> dict[str, Any]:
+        """The JSON of a dump."""
+        return {
             "table": spec_to_json(self.table.spec),
             "parameter": self.parameter,
             "group": self.group,
             "groups": [dict(group) for group in self.groups],
-            "rows": len(held[0]),
+            "rows": len(self.table),
             "pushes": self.table.pushes,
             "evicted": self.table.evicted,
         }
-        return about, joined(*held)
+
+    @property
+    def dumped_bytes(self) -> int:
+        """Of a dump's memory."""
+        return len(self.table) * (_ID_BYTES * 2 + 4 * self.table.spec.dim * self.table.width)
 
     def again(self, meta: Mapping[str, Any], payload: torch.Tensor) -> Slice:
         """This slice as it was dumped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,7 +14,7 @@ from springtide_ps.chunk import Chunk, Recipe, check_recipe
 from springtide_ps.client import ServerClient
 from springtide_ps.desk import Answer
 from springtide_ps.frames import DTYPES, PAYLOAD_LIMIT, Frame, FrameError, Header, Kind, memory
-from springtide_ps.lent import LentShards
+from springtide_ps.frozen_shards import FrozenShards
 from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, Token
 from springtide_ps.selected import unpack
 from springtide_ps.slices import ID_WORDS, ROW_DTYPES, SLICES_LIMIT, Slice, record_bytes, widened
@@ -39,7 +40,7 @@ class Steps:
         self._connect, self._memory_limit = connect, memory_limit
         self._peers: dict[str, ServerClient] = {}
         self._lock = threading.Lock()
-        self.shards = LentShards(self._forward, self._fill)
+        self.shards = FrozenShards(self._forward, self._fill)
 
     def close(self) -> None:
         self.shards.close()
@@ -166,6 +167,23 @@ class Steps:
                 version, about, block = shards.dump(token, key_in(meta))
                 frame = Frame(Kind.VALUES, number, {**about, "version": version}, block.nbytes)
                 done(frame, memory(block))
+            case Kind.FREEZE:
+                readers = number_in(meta, "readers")
+                if not 0 < readers <= MEMBERS_LIMIT:
+                    raise FrameError("a cut has at least one reader")
+                shards.freeze(token, _cut_in(meta), _step(meta), readers)
+                done(Frame(Kind.DONE, number))
+            case Kind.FROZEN if "k" in meta:
+                about, block = shards.frozen(_cut_in(meta), key_in(meta))
+                done(Frame(Kind.VALUES, number, about, block.nbytes), memory(block))
+            case Kind.FROZEN:
+                text = torch.frombuffer(
+                    bytearray(json.dumps(shards.told(_cut_in(meta))).encode()), dtype=torch.uint8
+                )
+                done(Frame(Kind.VALUES, number, {}, text.nbytes), memory(text))
+            case Kind.THAW:
+                shards.cuts.thaw(_cut_in(meta), str(meta.get("me")))
+                done(Frame(Kind.DONE, number))
             case _:
                 raise FrameError(f"{header.kind.name} is no request of a step")
 
@@ -290,6 +308,13 @@ def key_in(meta: dict[str, Any]) -> str:
 
 def _step(meta: dict[str, Any]) -> int:
     return number_in(meta, "s")
+
+
+def _cut_in(meta: dict[str, Any]) -> str:
+    name = meta.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= KEY_LIMIT:
+        raise FrameError(f"a cut is named by 1 to {KEY_LIMIT} characters")
+    return name
 
 
 def number_in(meta: dict[str, Any], name: str) -> int:

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ import torch
 from fsspec.spec import AbstractFileSystem
 
 from springtide import faults
-from springtide.checkpoint import names, restore
+from springtide.checkpoint import inspect, names, restore
 from springtide.checkpoint.keeper import Checkpoints
 from springtide.checkpoint.manifest import CorruptError
+from springtide.checkpoint.names import TABLES
 from springtide.checkpoint.place import Place
 from springtide.checkpoint.shares import Share
+from springtide.checkpoint.staging import Collected, GoneError, Stage
 from springtide.checkpoint.storage import Storage, StorageError
 from springtide.checkpoint.writer import Written
 from springtide.errors import SpringtideError
@@ -286,6 +289,89 @@ def test_a_share_that_never_comes_is_named(root: Path, monkeypatch: pytest.Monke
     assert members.all[0].flush(30)
     assert members.told[-1].error == "w1 did not live to write its share"
     assert not (root / FOLDER / names.folder(state(1)) / names.MANIFEST).exists()
+    members.close()
+
+
+class OnServers:
+    """A part of the state that two tensors are, as servers hold it. broken: it cannot be had."""
+
+    kind = "servers"
+
+    def __init__(self, broken: str = "") -> None:
+        self.broken, self.closed = broken, False
+        generator = torch.Generator().manual_seed(9)
+        self.tree = {
+            "optimizer": {0: {"exp_avg": torch.randn(5, 3, generator=generator), "step": torch.tensor(4.0)}},
+            "tables": {"t0.0": {"about": "{}", "memory": torch.arange(77, dtype=torch.uint8)}},
+        }
+
+    def collect(self, index: int, count: int) -> Collected:
+        if self.broken:
+            raise GoneError(self.broken)
+        return Stage().take(self.tree, Share(index, ("w",) * count))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def with_optimizer() -> dict[str, Any]:
+    content = tree()
+    return {**content, "buffers": {}, "optimizer": {"state": [{}, {}], "groups": []}, "tracked": {TABLES: {}}}
+
+
+def test_what_servers_hold_comes_back_with_the_rest(root: Path, tmp_path: Path) -> None:
+    members, content = Members(root, 2), with_optimizer()
+    servers = [OnServers(), OnServers()]
+    asked: list[tuple[str, int]] = []
+
+    def freeze(of: OnServers, name: str, readers: int) -> OnServers:
+        asked.append((name, readers))
+        return of
+
+    for index, member in enumerate(members.all):
+        share = Share(index, members.share, "-2")
+        member.take(state(5), lambda: content, share, "interval", partial(freeze, servers[index]))
+    members.flush()
+    assert asked == [(names.folder(state(5)) + "-2", 2)] * 2
+    assert all(part.closed for part in servers)
+    found, _ = members.all[0].newest(must_read=True)
+    assert found is not None
+    assert set(found.manifest.parts) == {"workers", "servers"}
+    held = servers[0].tree
+    assert equal(found.tree["optimizer"]["state"], [held["optimizer"][0], {}])
+    assert equal(found.tree["tracked"], {TABLES: held["tables"]})
+    assert equal(found.tree["parameters"], content["parameters"])
+    uri = str(root / FOLDER)
+    assert [entry.problem for entry in inspect.verify(uri)] == [""]
+    inspect.export(uri, tmp_path / "model.safetensors")
+    read = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert torch.equal(read["a"], content["parameters"]["a"])
+    # A damaged file of theirs is noticed as one of the workers' is.
+    path = next((root / FOLDER / names.folder(state(5))).glob("servers-2-00001*.safetensors"))
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    assert "has not the checksum" in inspect.verify(uri)[0].problem
+    members.close()
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_share_that_servers_do_not_give_is_told_at_once(root: Path, who: int) -> None:
+    members, content = Members(root, 2), with_optimizer()
+    servers = [OnServers(), OnServers()]
+    servers[who].broken = "parameter server 10.0.0.7:7080: it is gone"
+    for index, member in enumerate(members.all):
+        own = servers[index]
+        member.take(
+            state(5), lambda: content, Share(index, members.share), "interval", lambda *_, own=own: own
+        )
+    members.flush()
+    told = {written.error for written in members.told if written.error}
+    assert servers[who].broken in told
+    assert who == 0 or f"the share of w1: {servers[who].broken}" in told
+    assert not any(written.whole for written in members.told)
+    assert all(part.closed for part in servers)
+    assert not members.save(state(6), tree()).error
     members.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from ps_members import Member, Store, build, gradients_of, members, together
 from ps_servers import servers
+from ps_snapshots import states_on
 
 from springtide.servers.early import EarlyExchange
 from springtide.servers.links import ServerError
@@ -142,10 +143,10 @@ def test_a_step_that_nobody_committed_leaves_the_chunks_as_they_were() -> None:
         job.step()
         job.step()
         job.check()
-        before, states = a.values(), a.exchange.optimizer_states()
+        before, states = a.values(), states_on(a.exchange)
         job.prepare()
         wait(job.early, 60.0)
-        assert states_equal(a.exchange.optimizer_states(), states), "the early copy is seen by nobody"
+        assert states_equal(states_on(a.exchange), states), "the early copy is seen by nobody"
         store, names = Store(), ["m0", "m1"]
         together(
             lambda: a.begin(2, names, running, store, step=2),
@@ -153,7 +154,7 @@ def test_a_step_that_nobody_committed_leaves_the_chunks_as_they_were() -> None:
         )
         together(a.exchange.resolve, b.exchange.resolve)
         assert all(torch.equal(x, y) for x, y in zip(a.values(), before, strict=True))
-        assert states_equal(a.exchange.optimizer_states(), states)
+        assert states_equal(states_on(a.exchange), states)
         for _ in range(2):
             job.step()
             job.check()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ps_members import Store
 from ps_servers import TOKEN, names, servers
+from ps_snapshots import joined
 from torch.optim.swa_utils import AveragedModel
 from worker_ranks import Rank, on_ranks, seeded
 
@@ -129,10 +130,17 @@ def train(size: int, clip_norm: float | None, **how: Any) -> list[tuple[torch.Te
                 pair.step(batch.data, rank.step_number)
         rank.runtime.settle(None)
         assert not any(optimizer.state for optimizer in pair.optimizers)
-        return pair.values(), rank.trainer.checkpoint_tree(rank.runtime.position, {})["optimizer"]["state"]
+        snapshot = rank.trainer.freeze("the end", size)
+        assert snapshot is not None
+        try:
+            return pair.values(), snapshot.collect(rank.runtime.group.rank, size)
+        finally:
+            snapshot.close()
 
     with servers(2) as running:
-        return on_ranks(size, script, strategy="ParameterServer", token=TOKEN, **how)
+        results = on_ranks(size, script, strategy="ParameterServer", token=TOKEN, **how)
+    state = joined([part for _, part in results])["optimizer"]
+    return [(values, [state[position] for position in sorted(state)]) for values, _ in results]
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,9 @@ class _Encoder:
         return node
 
     def _tensor(self, value: torch.Tensor, path: str) -> int:
+        if value.is_meta and not self._move:
+            self.tensors.append(value)  # only its form is wanted
+            return len(self.tensors) - 1
         if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
             raise TypeError(
                 f"{path or 'state'}: the job's state is made of dense tensors, not {value.layout}"
@@ -153,8 +156,9 @@ def flatten(tree: Any, name: str = "", *, move: bool = True) -> tuple[bytes, lis
     """(header, tensors) of a tree; `name` begins the paths in errors.
 
     The tensors are contiguous, and on the CPU unless `move` is False. Those that already were share memory
-    with the tree: send them before the tree changes, or use `pack`. Raise TypeError with the path of the
-    first value that cannot be encoded.
+    with the tree: send them before the tree changes, or use `pack`. Without `move`, tensors on the meta
+    device are described, and come back as they are. Raise TypeError with the path of the first value that
+    cannot be encoded.
     """
     encoder = _Encoder(move)
     node = encoder.node(tree, name, 0)

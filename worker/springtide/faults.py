@@ -12,7 +12,8 @@ optimizer changes parameters), stepped (after it), committed, formed (the group 
 transfer (before a piece of the state is sent, or when it has come), sending and receiving (as transfer, in
 the middle of a state), ended (at a loop's end), evaluation
 (before a batch of batches(train=False); its step is the one committed last). Of a checkpoint, with the step
-that it holds: staged (the share is copied), share (half of it is written), shared (all of it), manifest
+that it holds: staged (the share is copied), collecting (what servers hold of it
+is about to be read), share (half of it is written), shared (all of it), manifest
 (before the manifest is), saved (after it), pruned (an old one is deleted); restore (before one is
 read, with the step before which the process stands).
 
@@ -50,9 +51,10 @@ POINTS = frozenset(
 )
 TRANSFER_POINTS = frozenset(["sending", "receiving"])
 CHECKPOINT_POINTS = frozenset(["staged", "share", "shared", "manifest", "saved", "pruned", "restore"])
+COLLECTING_POINTS = frozenset(["collecting"])
 WAITING_POINTS = frozenset(["asked", "leasing", "meeting"])
 _EACH_TIME = ("hold=", "mark=")
-_KNOWN = POINTS | TRANSFER_POINTS | CHECKPOINT_POINTS | WAITING_POINTS
+_KNOWN = POINTS | TRANSFER_POINTS | CHECKPOINT_POINTS | COLLECTING_POINTS | WAITING_POINTS
 
 
 @dataclass(slots=True)

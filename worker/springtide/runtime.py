@@ -162,7 +162,11 @@ class Runtime:
         trainer, plan = self.ready("batches()"), self.plan
         assert plan is not None
         seconds = self.checkpoints.take(
-            state, lambda: trainer.checkpoint_tree(self.position, plan.fingerprint()), share, reason
+            state,
+            lambda: trainer.checkpoint_tree(self.position, plan.fingerprint()),
+            share,
+            reason,
+            trainer.freeze,
         )
         self.timing.paused(seconds)
         self.metrics.checkpoint_stall.observe(seconds)

@@ -161,6 +161,11 @@ class State:
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
+    def positions(self, parameters: Sequence[torch.Tensor]) -> dict[int, int]:
+        """Where the optimizer's state of each of these parameters stands in the tree, by its number here."""
+        order = {id(parameter): position for position, (_, parameter) in enumerate(self._in_order())}
+        return {n: order[id(item)] for n, item in enumerate(parameters) if id(item) in order}
+
     def _in_order(self) -> list[tuple[torch.optim.Optimizer, torch.nn.Parameter]]:
         return [
             (optimizer, parameter)

@@ -31,10 +31,11 @@ from springtide.randomness import seed_part
 from springtide.reduction import Reduced, Reduction, commit_on
 from springtide.scaling import Scalings, enabled_among
 from springtide.servers.exchange import MakeServers, ServerExchange
-from springtide.servers.saving import lent_states
+from springtide.servers.snapshot import Snapshot
+from springtide.servers.states import states_of
 from springtide.several import check_backward, check_closure
 from springtide.staged import StagedSteps
-from springtide.state import Position, State, names_in_state_dict
+from springtide.state import Position
 from springtide.strangers import DECLARE, Strangers
 from springtide.tables.step import home_here, tables_among
 from springtide.transaction import Phase, Transaction
@@ -114,18 +115,9 @@ class Trainer:
             tracked = {**tracked, "exact mode": exact.exponents}
         if isinstance(self.buckets, LowRankBuckets):
             tracked = {**tracked, "compression": self.buckets}
-        held_here = named
-        if self.servers is not None:
-            tracked = {**tracked, "parameter servers": self.servers}
-        if not self._dense_here:
-            held_here = {name: item for name, item in named.items() if not item.requires_grad}
-        saved_as = names_in_state_dict(model)
-        self.state = self.whole_state = State(held_here, self._buffers, optimizers, tracked, saved_as)
-        if self.servers is not None:
-            # A checkpoint looks as one of a job without servers.
-            own = {name: item for name, item in tracked.items() if item is not self.servers}
-            own |= {"embedding tables": self.servers.table_state} if self.tables else {}
-            self.whole_state = State(named, self._buffers, optimizers, own, saved_as)
+        self.state, self.whole_state = states_of(
+            model, self._buffers, optimizers, tracked, self.servers, self._dense_here
+        )
         self._reduction = Reduction(
             self.buckets, self._buffers, self._exact, self.transaction, self._home, self.tables
         )
@@ -180,12 +172,20 @@ class Trainer:
         return self._reduction.waiting_since
 
     def checkpoint_tree(self, position: Position, plan: Mapping[str, int]) -> dict[str, Any]:
-        """All of the state, also what lives on parameter servers. Raise RuntimeError when they fail."""
+        """All of the state but what `freeze` is for. Raise RuntimeError when servers fail."""
+        if self.servers is not None:
+            self.servers.settle()
+        return self.whole_state.read(position, plan)
+
+    def freeze(self, name: str, readers: int) -> Snapshot | None:
+        """Have the servers keep what they hold for a checkpoint; None without servers. See `Snapshot`.
+
+        Raise RuntimeError when they fail.
+        """
         if self.servers is None:
-            return self.state.read(position, plan)
-        states = self.servers.optimizer_states()
-        with lent_states(self._optimizers, self._gradients.parameters, states):
-            return self.whole_state.read(position, plan)
+            return None
+        positions = self.whole_state.positions(self._gradients.parameters)
+        return self.servers.snapshot(name, readers, positions)
 
     def settle(self, parameters: Collection[int] | None) -> str | None:
         """Wait for the values of these parameters (None: all) from the servers; as `ask`."""

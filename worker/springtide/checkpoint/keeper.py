@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 from springtide.checkpoint import names, restore, schedule
@@ -13,7 +12,7 @@ from springtide.checkpoint.manifest import CorruptError
 from springtide.checkpoint.place import Place
 from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.shares import Share
-from springtide.checkpoint.staging import Stage
+from springtide.checkpoint.staging import Elsewhere, Stage, Staged
 from springtide.checkpoint.storage import Storage, StorageError
 from springtide.checkpoint.writer import Writer, Written
 from springtide.errors import SpringtideError
@@ -86,8 +85,19 @@ class Checkpoints:
         """A step is committed; total: of the wishes. ended: it is the last one of its loop."""
         self.due = self.able and schedule.take(total, ended)
 
-    def take(self, state: StateName, tree: Callable[[], Any], share: Share, reason: str) -> float:
-        """Copy this member's share and let it be written; return the seconds that this took."""
+    def take(
+        self,
+        state: StateName,
+        tree: Callable[[], Any],
+        share: Share,
+        reason: str,
+        freeze: Callable[[str, int], Elsewhere | None] = lambda name, readers: None,
+    ) -> float:
+        """Copy this member's share and let it be written; return the seconds that this took.
+
+        freeze: have others keep their part of the state as it is; name: of this checkpoint, readers: how many
+        members ask for it.
+        """
         began = self._clock()
         self.due = False
         self._last = began
@@ -96,14 +106,18 @@ class Checkpoints:
         if not self._writer.wait(FLUSH_SECONDS):
             self._written(Written(state, self.place.uri, reason, error="the last one is still being written"))
             return self._clock() - began
+        elsewhere = None
         try:
-            staged = self._stage.take(state, tree(), share, reason)
+            elsewhere = freeze(names.folder(state) + share.attempt, share.count)
+            own = self._stage.take(tree(), share)
         except (TypeError, RuntimeError) as problem:
+            if elsewhere is not None:
+                elsewhere.close()
             self._written(Written(state, self.place.uri, reason, error=str(problem)))
             return self._clock() - began
         self._taken = state, share
         seconds = self._clock() - began
-        self._writer.begin(replace(staged, seconds=seconds))
+        self._writer.begin(Staged(state, share, reason, own, elsewhere, seconds))
         return seconds
 
     def flush(self, seconds: float = FLUSH_SECONDS) -> bool:

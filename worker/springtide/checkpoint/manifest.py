@@ -134,10 +134,17 @@ class Receipt:
         return json.dumps(asdict(self)).encode()
 
 
+def refusal(why: str) -> bytes:
+    """In a receipt's place: the share is not written."""
+    return json.dumps({"error": why[:1000]}).encode()
+
+
 def parse_receipt(raw: bytes) -> Receipt:
-    """Raise CorruptError."""
+    """Raise CorruptError, also when the share was not written."""
     try:
         value = json.loads(raw)
+        if "error" in value:
+            raise CorruptError(str(value["error"]))
         return Receipt(_file(value["file"]), str(value["layout"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptError(f"a receipt is malformed: {error}") from None

@@ -7,6 +7,8 @@ import re
 from springtide.names import Generation, StateName
 
 MANIFEST = "manifest.json"
+TABLES = "embedding tables"
+"""Among the tracked objects of a tree: what tables hold."""
 _FOLDER = re.compile(r"step-(\d{12,})-g(\d+)\.(\d+)\.(\d+)")
 
 
@@ -26,9 +28,12 @@ def parse(name: str) -> StateName | None:
     return state if folder(state) == name else None
 
 
-def share_file(attempt: str, index: int, count: int) -> str:
-    """The file of share `index` of `count`; another attempt at the same state writes other files."""
-    return f"workers{attempt}-{index:05d}-of-{count:05d}.safetensors"
+def share_file(attempt: str, index: int, count: int, kind: str = "workers") -> str:
+    """The file of share `index` of `count`; another attempt at the same state writes other files.
+
+    kind: of the processes whose state it is.
+    """
+    return f"{kind}{attempt}-{index:05d}-of-{count:05d}.safetensors"
 
 
 def receipt_file(share: str) -> str:
@@ -36,6 +41,6 @@ def receipt_file(share: str) -> str:
     return share.removesuffix(".safetensors") + ".json"
 
 
-def header_file(attempt: str) -> str:
+def header_file(attempt: str, kind: str = "workers") -> str:
     """The description of the tree (`springtide.codec`), without its tensors."""
-    return f"workers{attempt}.json"
+    return f"{kind}{attempt}.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +65,14 @@ def manifest_of(storage: Storage, name: str) -> Manifest:
 def read(storage: Storage, name: str) -> tuple[Any, Manifest]:
     """(state tree, manifest) of a checkpoint, all of it checked. Raise CorruptError, StorageError."""
     manifest = manifest_of(storage, name)
-    part = workers_part(manifest)
+    trees = {kind: _read_part(storage, name, part) for kind, part in parts_of(manifest).items()}
+    tree = trees.pop("workers")
+    for held in trees.values():
+        _join(tree, held)
+    return tree, manifest
+
+
+def _read_part(storage: Storage, name: str, part: Part) -> Any:
     header, specs = read_header(storage, name, part)
     tensors = [torch.empty(spec.shape, dtype=spec.dtype) for spec in specs]
     memory = [codec.as_bytes(tensor) for tensor in tensors]
@@ -76,28 +83,39 @@ def read(storage: Storage, name: str) -> tuple[Any, Manifest]:
 
     read_shares(storage, name, part, specs, place)
     try:
-        return codec.unflatten(header, tensors), manifest
+        return codec.unflatten(header, tensors)
     except ValueError as error:
         raise CorruptError(f"{part.header.path}: {error}") from None
+
+
+def _join(tree: Any, held: Any) -> None:
+    """Put what servers held to where it stands in a job without servers. Raise CorruptError."""
+    try:
+        for position, state in held["optimizer"].items():
+            tree["optimizer"]["state"][position].update(state)
+        if held["tables"]:
+            tree["tracked"][names.TABLES] = held["tables"]
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise CorruptError(f"the servers' state does not fit the workers': {error!r}") from None
 
 
 def verify(storage: Storage, name: str) -> Manifest:
     """Read all of a checkpoint and keep nothing. Raise CorruptError, StorageError."""
     manifest = manifest_of(storage, name)
-    part = workers_part(manifest)
-    _, specs = read_header(storage, name, part)
-    read_shares(storage, name, part, specs, None)
+    for part in parts_of(manifest).values():
+        _, specs = read_header(storage, name, part)
+        read_shares(storage, name, part, specs, None)
     return manifest
 
 
-def workers_part(manifest: Manifest) -> Part:
+def parts_of(manifest: Manifest) -> Mapping[str, Part]:
     """Raise CorruptError for a checkpoint of something else."""
-    unknown = sorted(set(manifest.parts) - {"workers"})
+    unknown = sorted(set(manifest.parts) - {"workers", "servers"})
     if unknown or "workers" not in manifest.parts:
         raise CorruptError(
             f"it holds the state of {', '.join(unknown) or 'nobody'}, which this version cannot restore"
         )
-    return manifest.parts["workers"]
+    return manifest.parts
 
 
 def read_header(storage: Storage, name: str, part: Part) -> tuple[bytes, list[codec.TensorSpec]]:

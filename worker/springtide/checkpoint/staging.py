@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -14,17 +14,48 @@ from springtide.checkpoint.shares import Piece, Share
 from springtide.names import StateName
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """What the writing thread needs. header: of the tree (codec); memory: uint8, the pieces one by one."""
+class GoneError(Exception):
+    """A part of the state cannot be had any more; the text says which, and why."""
 
-    state: StateName
-    share: Share
-    reason: str
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A share of a tree. header: of the tree (codec); memory: uint8, the pieces one by one."""
+
     header: bytes
     specs: list[codec.TensorSpec]
     pieces: list[Piece]
     memory: torch.Tensor
+
+
+class Elsewhere(Protocol):
+    """A part of the state that is not in this process, as it was when it was asked for. For the writing
+    thread.
+
+    kind: of the processes that hold it.
+    """
+
+    kind: str
+
+    def collect(self, index: int, count: int) -> Collected:
+        """Share `index` of `count`. Raise GoneError."""
+        ...
+
+    def close(self) -> None:
+        """It is not needed any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What the writing thread needs. own: this member's share of the workers' state. elsewhere: what others
+    hold.
+    """
+
+    state: StateName
+    share: Share
+    reason: str
+    own: Collected
+    elsewhere: Elsewhere | None = None
     seconds: float = 0.0
 
 
@@ -34,7 +65,7 @@ class Stage:
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def take(self, state: StateName, tree: Any, share: Share, reason: str) -> Staged:
+    def take(self, tree: Any, share: Share) -> Collected:
         """Copy the own share. Raise TypeError for a state that cannot be encoded, with the place."""
         header, tensors = codec.flatten(tree, move=False)
         specs = specs_of(tensors)
@@ -48,7 +79,7 @@ class Stage:
             part = tensors[piece.tensor].reshape(-1)[piece.start : piece.stop]
             self._memory[offset : offset + size].copy_(part.view(torch.uint8))
             offset += size
-        return Staged(state, share, reason, header, specs, pieces, self._memory[:total])
+        return Collected(header, specs, pieces, self._memory[:total])
 
 
 def specs_of(tensors: Sequence[torch.Tensor]) -> list[codec.TensorSpec]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from springtide import faults
 from springtide.checkpoint import files, names, shares
 from springtide.checkpoint.keep import expendable
-from springtide.checkpoint.manifest import CorruptError, File, Manifest, Part, Receipt, parse_receipt
-from springtide.checkpoint.staging import Staged
+from springtide.checkpoint.manifest import CorruptError, File, Manifest, Part, Receipt, parse_receipt, refusal
+from springtide.checkpoint.staging import Collected, Elsewhere, GoneError, Staged
 from springtide.checkpoint.storage import Storage, StorageError
 from springtide.checkpoint.waiting import give_up
 from springtide.names import StateName
@@ -136,19 +136,26 @@ class Writer:
 
     def _written(self, staged: Staged) -> Written:
         began = time.monotonic()
-        uri, whole, size, error = self._uri, False, 0, ""
+        uri, whole, size, share_bytes, error = self._uri, False, 0, 0, ""
         try:
             if self._storage is None:
                 self._storage = Storage(self._uri, self._folder)
             uri = self._storage.uri
-            receipt = self._write_share(self._storage, staged)
+            parts = {"workers": staged.own}
+            if staged.elsewhere is not None:
+                parts[staged.elsewhere.kind] = self._collected(self._storage, staged, staged.elsewhere)
+            share_bytes = sum(part.memory.numel() for part in parts.values())
+            receipts = {
+                kind: self._write_share(self._storage, staged, kind, part) for kind, part in parts.items()
+            }
             if staged.share.index == 0:
-                manifest = self._commit(self._storage, staged, receipt, began)
+                headers = {kind: part.header for kind, part in parts.items()}
+                manifest = self._commit(self._storage, staged, headers, receipts, began)
                 whole, size = True, manifest.size
                 self._prune(self._storage, staged.state)
         except AbandonedError:
             log.info("checkpoint %s is given up for another one", names.folder(staged.state))
-        except (StorageError, CorruptError) as problem:
+        except (StorageError, CorruptError, GoneError) as problem:
             error = str(problem)
         except Exception as problem:  # a thread must not end without a word
             log.exception("checkpoint %s", names.folder(staged.state))
@@ -160,69 +167,82 @@ class Writer:
             whole,
             error,
             size,
-            staged.memory.numel(),
+            share_bytes,
             time.monotonic() - began,
             staged.seconds,
             time.time(),
         )
 
-    def _write_share(self, storage: Storage, staged: Staged) -> Receipt:
+    def _collected(self, storage: Storage, staged: Staged, elsewhere: Elsewhere) -> Collected:
+        """What others hold of this member's share. Raise GoneError, and tell the first member."""
+        folder, share = names.folder(staged.state), staged.share
+        try:
+            faults.reach("collecting", staged.state.step)
+            return elsewhere.collect(share.index, share.count)
+        except GoneError as problem:
+            file = names.share_file(share.attempt, share.index, share.count, elsewhere.kind)
+            storage.make_folder(folder)
+            storage.put(f"{folder}/{names.receipt_file(file)}", refusal(str(problem)))
+            raise
+        finally:
+            elsewhere.close()
+
+    def _write_share(self, storage: Storage, staged: Staged, kind: str, part: Collected) -> Receipt:
         folder, share, step = names.folder(staged.state), staged.share, staged.state.step
         storage.make_folder(folder)
-        name = names.share_file(share.attempt, share.index, share.count)
+        name = names.share_file(share.attempt, share.index, share.count, kind)
         with storage.create(f"{folder}/{name}") as stream:
-            head = files.header(staged.pieces, staged.specs)
-            file = files.write(stream, name, head, staged.memory, lambda: faults.reach("share", step))
-        receipt = Receipt(file, shares.layout(staged.specs))
+            head = files.header(part.pieces, part.specs)
+            file = files.write(stream, name, head, part.memory, lambda: faults.reach("share", step))
+        receipt = Receipt(file, shares.layout(part.specs))
         storage.put(f"{folder}/{names.receipt_file(name)}", receipt.to_json())
         faults.reach("shared", step)
         return receipt
 
-    def _commit(self, storage: Storage, staged: Staged, own: Receipt, began: float) -> Manifest:
-        """Wait for the others' shares, and write the manifest."""
+    def _commit(
+        self,
+        storage: Storage,
+        staged: Staged,
+        headers: Mapping[str, bytes],
+        own: Mapping[str, Receipt],
+        began: float,
+    ) -> Manifest:
+        """Wait for the others' shares, and write the manifest. headers, own: by kind of processes."""
         folder, share = names.folder(staged.state), staged.share
         own_seconds = time.monotonic() - began
-        receipts = {0: own}
+        receipts = {(kind, 0): receipt for kind, receipt in own.items()}
+        wanted = [(kind, index) for kind in own for index in range(share.count)]
         pause, since = _POLL_SECONDS, time.monotonic()
-        while missing := [index for index in range(share.count) if index not in receipts]:
-            for index in missing:
-                path = names.receipt_file(names.share_file(share.attempt, index, share.count))
+        while missing := [which for which in wanted if which not in receipts]:
+            for kind, index in missing:
+                path = names.receipt_file(names.share_file(share.attempt, index, share.count, kind))
                 try:
-                    receipts[index] = parse_receipt(storage.read(f"{folder}/{path}"))
+                    receipts[kind, index] = parse_receipt(storage.read(f"{folder}/{path}"))
                 except FileNotFoundError:
                     continue
-            missing = [index for index in missing if index not in receipts]
-            people = [share.members[index] for index in missing]
+                except CorruptError as problem:
+                    raise CorruptError(f"the share of {share.members[index]}: {problem}") from None
+            late = {index for kind, index in missing if (kind, index) not in receipts}
+            people = [share.members[index] for index in sorted(late)]
             waited = time.monotonic() - since
-            if missing and self._abandoned:
+            if late and self._abandoned:
                 raise AbandonedError
             if why := give_up(people, waited, own_seconds, self._present(staged.state)):
                 raise CorruptError(why)
-            if missing:
+            if late:
                 time.sleep(pause)
                 pause = min(1.5 * pause, _MOST_POLL_SECONDS)
-        for index, receipt in receipts.items():
-            path, who = f"{folder}/{receipt.file.path}", share.members[index]
-            if receipt.layout != own.layout:
-                raise CorruptError(f"the state of {who} has other tensors than that of {share.members[0]}")
-            try:
-                size = storage.size(path)
-            except FileNotFoundError:
-                size = -1
-            if size != receipt.file.bytes:
-                seen = "none" if size < 0 else str(size)
-                raise CorruptError(
-                    f"the share of {who} ({receipt.file.path}) has {receipt.file.bytes} bytes, and "
-                    f"{share.members[0]} sees {seen}: all workers must reach the same storage at the "
-                    "checkpoint's URI"
-                )
-        header = names.header_file(share.attempt)
-        storage.put(f"{folder}/{header}", staged.header)
-        part = Part(
-            File(header, len(staged.header), hashlib.sha256(staged.header).hexdigest()),
-            tuple(receipts[index].file for index in range(share.count)),
-        )
-        manifest = Manifest(staged.state, self._job, time.time(), staged.reason, {"workers": part})
+        for (kind, index), receipt in receipts.items():
+            _check(storage, folder, receipt, own[kind], share.members[index], share.members[0])
+        parts = {}
+        for kind, header in headers.items():
+            path = names.header_file(share.attempt, kind)
+            storage.put(f"{folder}/{path}", header)
+            parts[kind] = Part(
+                File(path, len(header), hashlib.sha256(header).hexdigest()),
+                tuple(receipts[kind, index].file for index in range(share.count)),
+            )
+        manifest = Manifest(staged.state, self._job, time.time(), staged.reason, parts)
         faults.reach("manifest", staged.state.step)
         storage.put(f"{folder}/{names.MANIFEST}", manifest.to_json())
         faults.reach("saved", staged.state.step)
@@ -241,3 +261,19 @@ class Writer:
                 faults.reach("pruned", own.step)
         except StorageError as problem:
             log.warning("old checkpoints stay: %s", problem)
+
+
+def _check(storage: Storage, folder: str, receipt: Receipt, own: Receipt, who: str, first: str) -> None:
+    """Raise CorruptError when a share does not belong to the others, or its file is not what it should be."""
+    if receipt.layout != own.layout:
+        raise CorruptError(f"the state of {who} has other tensors than that of {first}")
+    try:
+        size = storage.size(f"{folder}/{receipt.file.path}")
+    except FileNotFoundError:
+        size = -1
+    if size != receipt.file.bytes:
+        seen = "none" if size < 0 else str(size)
+        raise CorruptError(
+            f"the share of {who} ({receipt.file.path}) has {receipt.file.bytes} bytes, and {first} sees "
+            f"{seen}: all workers must reach the same storage at the checkpoint's URI"
+        )

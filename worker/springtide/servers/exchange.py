@@ -26,7 +26,8 @@ from springtide.servers.links import Links, ServerError
 from springtide.servers.memory import Copier, Memory
 from springtide.servers.plan import LackError, PlannedChunk, plan_chunks
 from springtide.servers.recipe import ServerOptimizers
-from springtide.servers.saving import States, cut_states, join_states
+from springtide.servers.saving import cut_states
+from springtide.servers.snapshot import Plan, Snapshot
 from springtide.servers.tables import PlannedSlice, TableBook, table_name
 from springtide.servers.wire import Made, Pushed, Wire
 from springtide.tables.step import tables_among
@@ -311,16 +312,15 @@ class ServerExchange:
         result = self._patient if to_the_end else self.links.answer
         return rows.read_all(self.tables, index, self._homes, self._step, self._ask, result)
 
-    @property
-    def table_state(self) -> rows.TableState:
-        """All tables after the last committed step, for a checkpoint."""
-        book = self.tables
-        return rows.TableState(
-            book,
-            lambda: rows.read_slices(
-                book, book.handles, self._homes, self._step, self._ask, self.links.answer
-            ),
-        )
+    def snapshot(self, name: str, readers: int, positions: Mapping[int, int]) -> Snapshot:
+        """Have the servers keep what they hold after the last committed step, for `readers` members to read.
+
+        Raise ServerError before the first generation.
+        """
+        homes = {key: home[0] for key, home in self._homes.items()}
+        clients = {server: self.links[server] for server in sorted(set(homes.values()))}
+        plan = Plan(self._layout, self.chunks, self.tables.slices, homes, positions)
+        return Snapshot(clients, plan, self._entered.token, self._step, name, self._me, readers)
 
     def prepare(self) -> float | None:
         """Wait until all members' gradients are on the servers; the norm of their sum if there is to be one.
@@ -427,26 +427,6 @@ class ServerExchange:
         if self.links.outlived_by(future):
             self._try_step()
         return self.links.answer(future, server, what, to_the_end=True)
-
-    def optimizer_states(self) -> States:
-        """The optimizer's state after the last committed step, from the servers. Raise ServerError."""
-        self.settle()
-        asked = [
-            (
-                self._homes[chunk.key][0],
-                self._ask(self._homes[chunk.key][0], Kind.DUMP, {"k": chunk.key}, any_size=True),
-            )
-            for chunk in self.chunks
-        ]
-        chunks = []
-        for server, future in asked:
-            answer = self.links.answer(future, server, "the optimizer's state")
-            if answer.version != self._step or answer.payload is None:
-                raise ServerError(
-                    f"{self.links[server].address} is at step {answer.version}, not {self._step}"
-                )
-            chunks.append(Chunk.load(answer.meta, answer.payload))
-        return join_states(self._layout, self.chunks, chunks)
 
     # ---- within
 

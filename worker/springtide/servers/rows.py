@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -90,21 +90,18 @@ def read_slices(
 
 
 class TableState:
-    """The tables in a checkpoint, whole. read: the slices with the state of the optimizer, from servers."""
+    """The tables as a part of the workers' state: what servers hold is saved with theirs (`snapshot`)."""
 
-    def __init__(self, book: TableBook, read: Callable[[], Iterator[tuple[PlannedSlice, Slice]]]) -> None:
-        self._book, self._read = book, read
+    def __init__(self, book: TableBook) -> None:
+        self._book = book
 
     def state_dict(self) -> dict[str, Any]:
-        """By slice: what it is as JSON, and its memory."""
-        tree = {}
-        for planned, piece in self._read():
-            about, payload = piece.dump()
-            tree[planned.key] = {"about": json.dumps(about), "memory": payload}
-        return tree
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hold the slices in this process, from where a fresh start takes them."""
+        """Hold the slices in this process, from where a fresh start takes them. By slice: what it is as JSON,
+        and its memory.
+        """
         for planned in self._book.slices:
             held = state[planned.key]
             piece = Slice.load(json.loads(held["about"]), held["memory"].to("cpu", torch.uint8).contiguous())

@@ -1,0 +1,217 @@
+"""What lives on servers, for a checkpoint: frozen there at a step, and read by the writing thread while
+training goes on. Each member reads and writes its own part of the chunks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final
+
+import torch
+
+from springtide import codec
+from springtide.checkpoint.shares import Piece
+from springtide.checkpoint.staging import Collected, GoneError, specs_of
+from springtide.exchange.layout import Layout
+from springtide.servers.plan import PlannedChunk
+from springtide.servers.tables import PlannedSlice
+from springtide_ps.chunk import Chunk
+from springtide_ps.client import Answer, RefusedError, ServerClient
+from springtide_ps.frames import DTYPES, Kind
+
+_ANSWER_SECONDS: Final = 120.0
+_AHEAD: Final = 4  # chunks that are asked for before the first of them has come
+
+Told = Mapping[str, Mapping[str, Any]]
+"""What servers say of each chunk, as `springtide_ps.frozen.describe`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where everything is. homes: server of each chunk and slice. positions: where the optimizer's state of a
+    parameter stands in the tree, by the parameter's number.
+    """
+
+    layout: Layout
+    chunks: Sequence[PlannedChunk]
+    slices: Sequence[PlannedSlice]
+    homes: Mapping[str, str]
+    positions: Mapping[int, int]
+
+
+class Snapshot:
+    """Frozen when it is made; then for one other thread, which collects and closes.
+
+    clients: by server. name: the same at all readers; readers: how many there are, this one is `me`.
+    """
+
+    kind = "servers"
+
+    def __init__(
+        self,
+        clients: Mapping[str, ServerClient],
+        plan: Plan,
+        token: tuple[int, int, int],
+        step: int,
+        name: str,
+        me: str,
+        readers: int,
+    ) -> None:
+        self._plan, self._token, self._clients = plan, token, dict(clients)
+        self._about = {"name": name, "me": me}
+        self._frozen: list[tuple[str, Future[Answer] | ConnectionError]] = []
+        for server, client in self._clients.items():
+            about = {**self._about, "s": step, "readers": readers}
+            try:
+                self._frozen.append((server, client.ask_step(Kind.FREEZE, token, about)))
+            except ConnectionError as error:
+                self._frozen.append((server, error))
+
+    def collect(self, index: int, count: int) -> Collected:
+        """Part `index` of `count` of what the servers hold. Raise GoneError."""
+        for server, asked in self._frozen:
+            if isinstance(asked, ConnectionError):
+                raise GoneError(f"parameter server {self._clients[server].address}: {asked}")
+            self._result(asked, server)
+        told: dict[str, Any] = {}
+        for server in self._clients:
+            answer = self._result(self._ask(server, Kind.FROZEN, {}, any_size=True), server)
+            assert answer.payload is not None
+            said = json.loads(answer.payload.numpy().tobytes())
+            told |= {key: about for key, about in said.items() if self._plan.homes.get(key) == server}
+        if missing := [key for key in self._plan.homes if key not in told]:
+            raise GoneError(f"{len(missing)} chunks are on no server, {missing[0]} for one")
+        return self._read(told, set(parts(self._plan, told, count)[index]))
+
+    def close(self) -> None:
+        """Let the servers forget what they kept; nothing is waited for."""
+        for server in self._clients:
+            try:
+                self._ask(server, Kind.THAW, {})
+            except GoneError:
+                continue
+
+    def _read(self, told: Told, own: Collection[str]) -> Collected:
+        tree, places = outline(self._plan, told)
+        header, tensors = codec.flatten(tree, "parameter servers", move=False)
+        specs, numbers = specs_of(tensors), {id(tensor): n for n, tensor in enumerate(tensors)}
+        mine = [
+            (place, Piece(numbers[id(place.tensor)], place.start, place.stop))
+            for place in places
+            if place.key in own
+        ]
+        # The widest first, so that every piece of a file is aligned.
+        mine.sort(key=lambda item: (-specs[item[1].tensor].dtype.itemsize, item[1].tensor, item[1].start))
+        sizes = [(piece.stop - piece.start) * specs[piece.tensor].dtype.itemsize for _, piece in mine]
+        memory = torch.zeros(sum(sizes), dtype=torch.uint8)
+        into: dict[str, list[tuple[Place, torch.Tensor]]] = {key: [] for key in own}
+        for (place, _), size, end in zip(mine, sizes, accumulate(sizes), strict=True):
+            into[place.key].append((place, memory[end - size : end]))
+        asked: list[tuple[str, Future[Answer]]] = []
+        for key in own:
+            asked.append((key, self._ask(self._plan.homes[key], Kind.FROZEN, {"k": key}, any_size=True)))
+            if len(asked) > _AHEAD:
+                self._take(*asked.pop(0), into)
+        for key, future in asked:
+            self._take(key, future, into)
+        return Collected(header, specs, [piece for _, piece in mine], memory)
+
+    def _take(
+        self, key: str, future: Future[Answer], into: Mapping[str, list[tuple[Place, torch.Tensor]]]
+    ) -> None:
+        fill(self._result(future, self._plan.homes[key]), into[key])
+
+    def _ask(self, server: str, kind: Kind, about: dict[str, Any], any_size: bool = False) -> Future[Answer]:
+        client = self._clients[server]
+        try:
+            return client.ask_step(kind, self._token, {**self._about, **about}, any_size=any_size)
+        except ConnectionError as error:
+            raise GoneError(f"parameter server {client.address}: {error}") from None
+
+    def _result(self, future: Future[Answer], server: str) -> Answer:
+        try:
+            return future.result(_ANSWER_SECONDS)
+        except FutureTimeoutError:
+            why = f"does not answer for {_ANSWER_SECONDS:g} s"
+        except (ConnectionError, RefusedError, ValueError) as error:
+            why = str(error)
+        raise GoneError(f"parameter server {self._clients[server].address}: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Elements start to stop of a tensor in the tree come from the chunk `key`: of its piece number `piece`
+    the state `name`; of a slice (piece -1) its memory.
+    """
+
+    tensor: torch.Tensor
+    start: int
+    stop: int
+    key: str
+    piece: int = -1
+    name: str = ""
+
+
+def outline(plan: Plan, told: Told) -> tuple[dict[str, Any], list[Place]]:
+    """(the tree, its tensors without memory, and where each part of them comes from). PURE."""
+    states: dict[int, dict[str, torch.Tensor]] = {}
+    places, single = [], set[int]()
+    for planned in plan.chunks:
+        for name, kind, scalar, present in told[planned.key]["state"]:
+            for number, (index, *_) in enumerate(planned.pieces):
+                held = states.setdefault(index, {})
+                if not present[number] or name in held:
+                    continue
+                shape = () if scalar else plan.layout.fields[index].shape
+                held[name] = torch.empty(shape, dtype=DTYPES[kind], device="meta")
+                if scalar:
+                    single.add(id(held[name]))
+                    places.append(Place(held[name], 0, 1, planned.key, number, name))
+    for planned in plan.chunks:
+        for number, (index, _, start, stop) in enumerate(planned.pieces):
+            offset = planned.start + start - plan.layout.slots[index].offset
+            # Where another piece of the parameter has state and this one has none, it is zero.
+            places += [
+                Place(tensor, offset, offset + stop - start, planned.key, number, name)
+                for name, tensor in states.get(index, {}).items()
+                if id(tensor) not in single
+            ]
+    tables = {}
+    for piece in plan.slices:
+        memory = torch.empty(int(told[piece.key]["bytes"]), dtype=torch.uint8, device="meta")
+        tables[piece.key] = {"about": json.dumps(told[piece.key]["about"]), "memory": memory}
+        if memory.numel():
+            places.append(Place(memory, 0, memory.numel(), piece.key))
+    optimizer = {plan.positions[index]: held for index, held in states.items() if held}
+    return {"optimizer": optimizer, "tables": tables}, places
+
+
+def parts(plan: Plan, told: Told, count: int) -> list[list[str]]:
+    """The chunks that each of `count` members reads, in order, about equally many bytes each. PURE."""
+    sizes = [(planned.key, planned.nbytes) for planned in plan.chunks]
+    sizes += [(piece.key, int(told[piece.key]["bytes"])) for piece in plan.slices]
+    total, before = max(1, sum(size for _, size in sizes)), 0
+    found: list[list[str]] = [[] for _ in range(count)]
+    for key, size in sizes:
+        found[min(count - 1, (before + size // 2) * count // total)].append(key)
+        before += size
+    return found
+
+
+def fill(answer: Answer, into: Sequence[tuple[Place, torch.Tensor]]) -> None:
+    """Put a chunk's state where it belongs (uint8 memory); what it has no state of stays zero."""
+    assert answer.payload is not None
+    if all(place.piece < 0 for place, _ in into):
+        for _, memory in into:
+            memory.copy_(answer.payload)
+        return
+    chunk = Chunk.load(answer.meta, answer.payload)
+    for place, memory in into:
+        held = chunk.state_of(place.piece).get(place.name)
+        if held is not None:
+            memory.copy_(held.reshape(-1).view(torch.uint8))

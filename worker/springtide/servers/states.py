@@ -1,0 +1,38 @@
+"""What of the state is in this process and what on servers, for those who receive and save it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from springtide.buffers import Buffers
+from springtide.checkpoint.names import TABLES
+from springtide.servers.exchange import ServerExchange
+from springtide.servers.rows import TableState
+from springtide.state import State, names_in_state_dict
+
+
+def states_of(
+    model: torch.nn.Module,
+    buffers: Buffers,
+    optimizers: Sequence[torch.optim.Optimizer],
+    tracked: Mapping[str, Any],
+    servers: ServerExchange | None,
+    dense_here: bool,
+) -> tuple[State, State]:
+    """(what members hand over to each other, what a checkpoint has of them: it looks as one of a job without
+    servers). dense_here: trained parameters are in this process, all but the rows of tables.
+    """
+    named, saved_as = dict(model.named_parameters()), names_in_state_dict(model)
+    if servers is None:
+        state = State(named, buffers, optimizers, tracked, saved_as)
+        return state, state
+    held = {name: item for name, item in named.items() if dense_here or not item.requires_grad}
+    own = {**tracked, "parameter servers": servers}
+    saved = {**tracked, TABLES: TableState(servers.tables)} if servers.tables.handles else dict(tracked)
+    return (
+        State(held, buffers, optimizers, own, saved_as),
+        State(named, buffers, optimizers, saved, saved_as),
+    )
