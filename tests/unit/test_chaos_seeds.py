@@ -90,6 +90,13 @@ def test_kept_seeds_come_first_and_a_failure_is_kept(tmp_path: Path, monkeypatch
         each_seed(path, 1e9, survive)
     assert seen == [Seed(3, 1), Seed(1), Seed(2), Seed(3)]
     assert kept(path) == [Seed(3, 1), Seed(1), Seed(3)]
+    monkeypatch.setattr("chaos_seeds.FRESH", 2)
+    seen.clear()
+    each_seed(path, 1e9, lambda seed: seen.append(seed) or "well")
+    assert seen == [Seed(3, 1), Seed(1), Seed(3), Seed(2), Seed(4)]
+    seen.clear()
+    each_seed(path, -1.0, lambda seed: seen.append(seed) or "well")
+    assert seen == [Seed(3, 1), Seed(1), Seed(3)], "the kept ones are all tried, however long they take"
     monkeypatch.setenv("SPRINGTIDE_CHAOS_SEED", "1:9")
     seen.clear()
     each_seed(path, -1.0, survive)
