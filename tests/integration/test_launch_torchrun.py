@@ -19,7 +19,7 @@ from springtide import outcome
 SCRIPT = Path(__file__).parents[1] / "support" / "launch_script.py"
 FEATURES = SCRIPT.with_name("launch_features.py")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 Make = Callable[..., WorkerCluster]
 
@@ -69,7 +69,7 @@ def until_together(cluster: WorkerCluster, *pods: Worker) -> list[dict[str, str]
             and all(run["WORLD_SIZE"] == str(len(pods)) and alive(int(run["pid"])) for run in last)
         )
 
-    cluster.until(together, f"the scripts of {[pod.name for pod in pods]} in one round", 60.0)
+    cluster.until(together, f"the scripts of {[pod.name for pod in pods]} in one round", 120.0)
     return sorted(last, key=lambda run: int(run["RANK"]))
 
 
@@ -172,12 +172,12 @@ def test_what_people_do_with_torch_distributed_works_before_and_after_a_change_o
         found = max(first.folder.glob("held.[0-9]*"), key=lambda path: int(path.suffix[1:]), default=None)
         return {} if found is None else json.loads(found.read_text()) | {"round": found.suffix[1:]}
 
-    cluster.until(lambda: bool(held()), "all that was tried to hold", 100.0)
+    cluster.until(lambda: bool(held()), "all that was tried to hold", 240.0)
     before = held()
     # It has the store, and the other one is in the middle of a ring.
     first.kill()
     third = cluster.add()
-    cluster.until(lambda: held()["round"] != before["round"], "all that was tried to hold again", 100.0)
+    cluster.until(lambda: held()["round"] != before["round"], "all that was tried to hold again", 240.0)
     after = held()
     for found in (before, after):
         # TorchOpt itself is tried where it is installed.

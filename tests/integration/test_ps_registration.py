@@ -129,13 +129,13 @@ def test_life_of_a_generation_with_real_servers(tmp_path: Path) -> None:
         assert [one.server.pod_name for one in reply.servers if one.leaving] == ["ps-1-0"]
         assert other.process.poll() is None
         member.form()
-        assert other.process.wait(60) == 0
+        assert other.process.wait(180) == 0
         assert "lets it go" in other.log.read_text()
 
         # Without a coordinator nobody can let it go.
         job.coordinator.kill()
         real.process.send_signal(signal.SIGTERM)
-        assert real.process.wait(60) == 0
+        assert real.process.wait(180) == 0
         assert "the coordinator is not there" in real.log.read_text()
 
 

@@ -53,7 +53,7 @@ class RealServer:
                 stderr=log,
             )
 
-    def ports(self, seconds: float = 60.0) -> tuple[int, int]:
+    def ports(self, seconds: float = 180.0) -> tuple[int, int]:
         """(of parameters, of metrics), once it serves."""
         deadline = time.monotonic() + seconds
         while True:
