@@ -75,6 +75,11 @@ class Cuts:
             keys = frozenset(key for key, _ in versions)
             self._cut = Cut(name, step, keys, readers, self._clock())
 
+    def has(self, name: str) -> bool:
+        """Whether this is the cut."""
+        with self._lock:
+            return self._cut is not None and self._cut.name == name
+
     def thaw(self, name: str, member: str) -> None:
         """A member needs the cut no more."""
         with self._lock:

@@ -22,8 +22,13 @@ class FrozenShards(LentShards):
     """As `Shards`."""
 
     def freeze(self, token: Token, name: str, step: int, readers: int) -> None:
-        """Keep the chunks as they are after `step`, which may still be made. Raise RoundError."""
+        """Keep the chunks as they are after `step`, which may still be made. Raise RoundError.
+
+        Of members that ask alike, one may come when another one has entered the next generation already.
+        """
         with self._lock:
+            if self.cuts.has(name):
+                return
             self._rounds.check_token(token)
             versions = [(key, held.version) for key, held in self._held.items() if held.chunk is not None]
             self.cuts.freeze(name, step, readers, versions)
