@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -19,6 +19,10 @@ from springtide_ps.selected import Selected, count_selected
 from springtide_ps.updates import Update, UpdateError
 
 PIECE_FIELDS: Final = 4
+ROUNDS_LIMIT: Final = 64
+"""Of backward passes in one step, whose sums servers keep until it is decided."""
+PARTS_LIMIT: Final = 256
+"""Of optimizer steps, one after another, in one step."""
 _NAMES_LIMIT: Final = 16
 
 
@@ -33,6 +37,8 @@ class Recipe:
     scale: they are multiplied by it. skip: nothing is applied. groups: the options by parameter group, of all
     optimizers one after another. unused: numbers of parameters to which no worker had a gradient, or whose
     optimizer makes no step. factors: by group, what the sums are multiplied by besides; none: 1.
+    round: of the step's sums, those that are meant. before: what is applied earlier in the same step, itself
+    without such.
     """
 
     scale: float
@@ -40,10 +46,28 @@ class Recipe:
     groups: tuple[Mapping[str, Any], ...]
     unused: frozenset[int] = frozenset()
     factors: tuple[float, ...] = ()
+    round: int = 0
+    before: tuple[Recipe, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Recipe, ...]:
+        """What is applied one after another."""
+        return (*self.before, replace(self, before=())) if self.before else (self,)
+
+    def first(self, count: int) -> Recipe:
+        """Only so many parts of it."""
+        parts = self.parts[:count]
+        return replace(parts[-1], before=parts[:-1])
+
+    def begins(self, other: Recipe) -> bool:
+        """Whether its parts are the first ones of the other's."""
+        return self.parts == other.parts[: len(self.parts)]
 
     def to_json(self) -> dict[str, Any]:
         return {
             **({"factors": list(self.factors)} if self.factors else {}),
+            **({"round": self.round} if self.round else {}),
+            **({"before": [part.to_json() for part in self.before]} if self.before else {}),
             "scale": self.scale,
             "skip": self.skip,
             "groups": [dict(group) for group in self.groups],
@@ -60,9 +84,17 @@ class Recipe:
             factors = tuple(float(factor) for factor in value.get("factors", ()))
             if len(factors) not in (0, len(groups)):
                 raise ValueError(f"{len(factors)} factors for {len(groups)} groups")
+            number, earlier = int(value.get("round", 0)), list(value.get("before", ()))
+            if not 0 <= number < ROUNDS_LIMIT or len(earlier) >= PARTS_LIMIT:
+                raise ValueError(f"round {number} after {len(earlier)} parts of a step")
+            if any("before" in part for part in earlier):
+                raise ValueError("a part of a step has no parts")
+            before = tuple(cls.from_json(part) for part in earlier)
+        except ChunkError:
+            raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ChunkError(f"a step cannot be applied like this: {error!r}") from None
-        return cls(scale, skip, groups, unused, factors)
+        return cls(scale, skip, groups, unused, factors, number, before)
 
 
 class Chunk:

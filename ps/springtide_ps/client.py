@@ -140,11 +140,21 @@ class ServerClient:
         return self._ask(kind, about, payload, out, any_size)
 
     def stage(
-        self, token: tuple[int, int, int], step: int, member: str, key: str, gradient: torch.Tensor | Selected
+        self,
+        token: tuple[int, int, int],
+        step: int,
+        member: str,
+        key: str,
+        gradient: torch.Tensor | Selected,
+        number: int = 0,
     ) -> None:
-        """Send a gradient that has no answer of its own; it must not change before PREPARE is answered."""
+        """Send a gradient that has no answer of its own; it must not change before PREPARE is answered.
+
+        number: of the step's round.
+        """
         dense = gradient.values if isinstance(gradient, Selected) else gradient
         about = {"t": list(token), "s": step, "me": member, "k": key, "d": DTYPE_NAMES[dense.dtype]}
+        about |= in_round(number)
         if isinstance(gradient, Selected):
             self._send_unanswered(Kind.STAGE_SELECTED, about, pack(gradient))
         else:
@@ -172,10 +182,12 @@ class ServerClient:
         slices: Sequence[tuple[int, int]],
         records: torch.Tensor,
         dtype: torch.dtype = torch.float32,
+        number: int = 0,
     ) -> Future[None]:
         """As `stage`, for rows of a table. slices: (number, how many of the records). dtype: of gradients."""
         numbers, counts = ([part[i] for part in slices] for i in (0, 1))
         about = {"t": list(token), "s": step, "me": member, "k": table, "p": numbers, "n": counts}
+        about |= in_round(number)
         if dtype is not torch.float32:
             about["d"] = DTYPE_NAMES[dtype]
         return self._send_unanswered(Kind.STAGE_ROWS, about, records)
@@ -316,3 +328,8 @@ class ServerClient:
             pending.future.set_exception(ServerLostError(f"parameter server {self.address}: {reason}"))
         for sent in unsent:
             sent.set_exception(ServerLostError(f"parameter server {self.address}: {reason}"))
+
+
+def in_round(number: int) -> dict[str, Any]:
+    """What a request about round `number` of a step says of it."""
+    return {"round": number} if number else {}

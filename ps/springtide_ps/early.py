@@ -10,13 +10,15 @@ next generation begin from the chunk itself, which no undecided step touches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.gathered import Done
 from springtide_ps.rounds import RoundError
+from springtide_ps.within import make_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,10 @@ class Early:
         """Whether the step, made like this, is in the second copy."""
         return self.chunk is not None and recipe is not None and (self.step, self.recipe) == (step, recipe)
 
+    def has_begun(self, step: int, recipe: Recipe) -> bool:
+        """Whether parts of the step are in the second copy, made like this."""
+        return self.recipe is not None and self.step == step and self.recipe.begins(recipe)
+
     def make(self, chunk: Chunk, total: torch.Tensor, step: int, recipe: Recipe) -> Chunk:
         """Make the step on the second copy. total: the sums of its gradients, which stay as they are.
 
@@ -55,6 +61,24 @@ class Early:
         if self.chunk is None or not self.chunk.become(chunk):
             self.chunk = chunk.again(*chunk.dump())
         self.chunk.apply(total.clone(), recipe)
+        self.step, self.recipe = step, recipe
+        return self.chunk
+
+    def reach(
+        self, chunk: Chunk, totals: Mapping[int, torch.Tensor], step: int, recipe: Recipe, keep: bool = True
+    ) -> Chunk:
+        """Have the second copy hold these parts of a step, going on from what it holds where it can.
+
+        totals: sums by round, which stay as they are if `keep`. Raise ChunkError as `make`.
+        """
+        have, begun = self.recipe, 0
+        if self.chunk is not None and have is not None and self.step == step and have.begins(recipe):
+            begun = len(have.parts)
+        elif self.chunk is None or not self.chunk.become(chunk):
+            self.chunk = chunk.again(*chunk.dump())
+        self.step, self.recipe = -1, None
+        if rest := recipe.parts[begun:]:
+            make_parts(self.chunk, totals, replace(rest[-1], before=rest[:-1]), keep)
         self.step, self.recipe = step, recipe
         return self.chunk
 

@@ -10,9 +10,10 @@ import torch
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.early import Foresight, not_foreseen
 from springtide_ps.gathered import Done
-from springtide_ps.held import Held
-from springtide_ps.rounds import Token
+from springtide_ps.held import Held, Sum
+from springtide_ps.rounds import RoundError, Token
 from springtide_ps.shards import Shards
+from springtide_ps.within import Parts
 
 log = logging.getLogger("springtide.ps")
 
@@ -21,6 +22,7 @@ class EarlyShards(Shards):
     """As `Shards`."""
 
     _foresight = Foresight(-1, None)
+    _parts = Parts()
 
     def foresee(self, token: Token, step: int, member: str, recipe: Recipe) -> None:
         """A member expects the step to be made like this. Who expects it otherwise than another gets nothing
@@ -53,24 +55,46 @@ class EarlyShards(Shards):
             values = held.chunk.values
         done(values, None)
 
+    def within(self, token: Token, step: int, member: str, recipe: Recipe) -> None:
+        """A member has made these parts of the step so far, whose gradients are here (see `within`)."""
+        with self._lock:
+            self._rounds.check_parts(token, step, member, recipe)
+            self._parts = self._parts.with_word(step, recipe)
+
+    def fetch_within(self, token: Token, step: int, key: str, count: int, done: Done) -> None:
+        """`done` gets the chunk's values after the first `count` parts of a step that is not decided."""
+        with self._lock:
+            self._rounds.may_fetch(token, step)
+            held = self._held_dense(key)
+            recipe = self._parts.first(step, count)
+            held.lock.acquire()
+        try:
+            if held.version != step - 1 or not isinstance(held.chunk, Chunk):
+                raise RoundError(f"parts of step {step} are asked for, and step {held.version} is made")
+            totals = held.totals(step)
+            values = held.early.reach(held.chunk, totals, step, recipe).values.clone()
+        finally:
+            held.lock.release()
+        done(values, None)
+
     def _want(self, key: str, held: Held, step: int) -> None:
         """Make the step early as soon as its sum is whole (in the lock)."""
-        if held.closed == step and held.early.waiting:
+        if held.closed == (step, 0) and held.early.waiting:
             self._asides.append(partial(self._make_early, key, step))
             self._wake.notify_all()
 
-    def _close_sum(self, key: str, held: Held, step: int) -> None:
-        super()._close_sum(key, held, step)
-        self._want(key, held, step)
+    def _close_sum(self, key: str, held: Held, which: Sum) -> None:
+        super()._close_sum(key, held, which)
+        self._want(key, held, which[0])
 
     def _make_early(self, key: str, step: int) -> None:
         with self._lock:
             held, recipe = self._held.get(key), self._foresight.recipe
             # It may have been decided, or be over, since it was wanted.
-            if held is None or self._foresight.step != step or recipe is None or held.closed != step:
+            if held is None or self._foresight.step != step or recipe is None or held.closed != (step, 0):
                 return
         with held.lock:
-            total, chunk = held.sums.get(step), held.chunk
+            total, chunk = held.sums.get((step, 0)), held.chunk
             if total is None or held.version != step - 1 or not isinstance(chunk, Chunk):
                 return
             error: Exception | None = None
@@ -86,12 +110,13 @@ class EarlyShards(Shards):
         for done in ready:
             done(None if early is None else early.values, error)
 
-    def _apply(self, held: Held, total: torch.Tensor, recipe: Recipe, step: int) -> None:
-        if held.early.holds(step, recipe) and held.before is None:
+    def _apply(self, held: Held, totals: dict[int, torch.Tensor], recipe: Recipe, step: int) -> None:
+        if held.early.has_begun(step, recipe) and held.before is None:
             assert isinstance(held.chunk, Chunk)
+            held.early.reach(held.chunk, totals, step, recipe, keep=False)
             held.chunk = held.early.swap(held.chunk)
             return
-        super()._apply(held, total, recipe, step)
+        super()._apply(held, totals, recipe, step)
 
     def _take_waiting(self, held: Held) -> list[Done]:
         def with_values(done: Done) -> Done:
@@ -101,7 +126,7 @@ class EarlyShards(Shards):
 
     def _fence(self, error: Exception) -> None:
         super()._fence(error)
-        self._asides = []
+        self._asides, self._parts = [], Parts()
         waiting = [done for held in self._held.values() for done in held.early.forget()]
         self._foresight = Foresight(-1, None)
         for done in waiting:

@@ -53,13 +53,15 @@ class Kind(IntEnum):
     LOAD = 41  # {"t", "k", "s", ...what a chunk is} + its memory: this server holds it from now on
     INVENTORY = 42  # {"t"}; answered with the names of the chunks that it holds, by lines
     ARRANGE = 43  # {"t", "forward", "fill", "drop"}: who gets copies of what
-    STAGE = 44  # {"t", "s", "k", "me"} + gradient
+    STAGE = 44  # {"t", "s", "k", "me"} + gradient; "round" in it, and in others, of the step, if not 0
     PREPARE = 45  # {"t", "s", "me", "count", "norm"}; answered with {"square_norms"} when all have
     COMMIT = 46  # {"t", "s", "me", "recipe"}
     TRY = 51  # {"t", "s", "me"}: it has committed step s and needs the values, though not all have
     FETCH = 47  # {"t", "s", "k"}; answered with the values after step s
     FORESEE = 52  # {"t", "s", "me", "recipe"}: how the member expects the step to be made
-    FETCH_EARLY = 53  # as FETCH, answered before the step is decided: with what was foreseen of it
+    # As FETCH, answered before the step is decided: with what was foreseen, or with "parts" (how many) of it.
+    FETCH_EARLY = 53
+    WITHIN = 63  # {"t", "s", "me", "recipe"}: the parts of the step that the member has made so far
     SUM = 48  # {"t", "s", "k"} + sum of all gradients, from the chunk's first server to the others
     RESOLVE = 50  # {"t", "recipe"}: all members hold the state that the generation begins from
     DUMP = 49  # {"t", "k"}; answered with what LOAD brings

@@ -15,22 +15,24 @@ from springtide_ps.gathered import Done
 from springtide_ps.ranges import Book, RangeSet
 from springtide_ps.slices import Slice
 
-Forward = Callable[[str, int, str, torch.Tensor, Callable[[Exception | None], None]], None]
-"""(address, step, key, sum, done): send a sum to another server; `done` gets None once it is there."""
+Sum = tuple[int, int]
+"""(step, round of the step)."""
+Forward = Callable[[str, Sum, str, torch.Tensor, Callable[[Exception | None], None]], None]
+"""(address, which, key, sum, done): send a sum to another server; `done` gets None once it is there."""
 Fill = Callable[[str, str, int, dict[str, Any], torch.Tensor], Callable[[], None]]
 """(address, key, version, meta, payload): send a whole chunk to another server; the result waits for that."""
 
 
 @dataclass(slots=True)
 class Held:
-    """One chunk, or (chunk None) the sums that wait for it. sums: by step, complete or in the making.
+    """One chunk, or (chunk None) the sums that wait for it. sums: complete, or (the newest) in the making.
 
     before: what the chunk was before a tried step, as it is dumped.
     """
 
     chunk: Chunk | Slice | None = None
     version: int = -1
-    sums: dict[int, torch.Tensor] = field(default_factory=dict)
+    sums: dict[Sum, torch.Tensor] = field(default_factory=dict)
     before: tuple[dict[str, Any], torch.Tensor] | None = None
     spare: torch.Tensor | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -38,7 +40,30 @@ class Held:
     waiting: list[tuple[int, Done]] = field(default_factory=list)
     added: int = 0  # gradients in the newest sum
     early: Early = field(default_factory=Early)
-    closed: int = -1  # the step whose sum is complete, and on its way to the copies
+    closed: Sum = (-1, 0)  # the newest one that is complete, and on its way to the copies
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        """Of a chunk that is no slice of a table."""
+        return self.chunk.values if isinstance(self.chunk, Chunk) else None
+
+    def totals(self, step: int) -> dict[int, torch.Tensor]:
+        """The sums of a step by round."""
+        return {number: total for (own, number), total in self.sums.items() if own == step}
+
+    def has_sums(self, step: int, last: int) -> bool:
+        """Whether those of all rounds up to the last one of the step are here."""
+        return self.totals(step).keys() >= set(range(last + 1))
+
+    def closed_sums(self, step: int) -> dict[Sum, torch.Tensor]:
+        """Those of the step that are complete, in their order."""
+        if self.closed[0] != step:
+            return {}
+        return {which: self.sums[which] for which in sorted(self.sums) if (step, 0) <= which <= self.closed}
+
+    def drop_sums(self, steps: Callable[[int], bool]) -> None:
+        """Forget the sums of these steps."""
+        self.sums = {which: total for which, total in self.sums.items() if not steps(which[0])}
 
     def undo(self, version: int) -> bool:
         """The step after `version` was only tried. False: what was before it is not here, so nothing is."""
@@ -62,7 +87,7 @@ class Held:
             if self.chunk.book is None:
                 ranges = RangeSet([(0, self.version)]) if self.version > 0 else RangeSet()
                 self.chunk.book = Book(ranges, max(0, self.version), skipped)
-            self.version, self.sums, self.closed, self.early = 0, {}, -1, Early()
+            self.version, self.sums, self.closed, self.early = 0, {}, (-1, 0), Early()
         return True
 
     def count_steps(self, version: int) -> bool:
@@ -73,7 +98,7 @@ class Held:
             exactly = RangeSet([(0, version)]) if version else RangeSet()
             if self.chunk.book.ranges != exactly:
                 return False
-            self.chunk.book, self.version, self.sums, self.closed = None, version, {}, -1
+            self.chunk.book, self.version, self.sums, self.closed = None, version, {}, (-1, 0)
         return True
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
-from springtide_ps.chunk import Recipe
+from springtide_ps.chunk import ROUNDS_LIMIT, Recipe
 
 Token = tuple[int, int, int]
 """(incarnation, restart, generation): who may speak. The greatest one that was heard is the present one."""
@@ -70,7 +70,9 @@ class Rounds:
     prepared: set[str] = field(default_factory=set)
     committed: set[str] = field(default_factory=set)
     complete: bool = False
-    """Whether all gradients of the step are here."""
+    """Whether all gradients of the round are here."""
+    round: int = 0
+    """Of the step, from 0: `staged`, `prepared` and `complete` are of this one; those before are complete."""
     tried: bool = False
     """Whether the values of step `version` + 1 are here too."""
     booked: bool = False
@@ -130,12 +132,13 @@ class Rounds:
         self._clear()
         return [Effect.FORGET]
 
-    def stage(self, token: Token, step: int, member: str, key: str) -> bool:
-        """A gradient for chunk `key` has come; True: the first one of this step.
+    def stage(self, token: Token, step: int, member: str, key: str, number: int = 0) -> bool:
+        """A gradient for chunk `key` has come; True: the first one of this step's round `number`.
 
         Raise RoundError for what does not belong here, above all a second one of the same member.
         """
         self._check(token, step, member)
+        self._reach(number, member)
         if member in self.prepared:
             raise RoundError(f"{member} has prepared step {step} and sends more of it")
         who = self.staged.setdefault(key, set())
@@ -149,9 +152,13 @@ class Rounds:
         """How many members the generation has."""
         return len(self.members)
 
-    def prepare(self, token: Token, step: int, member: str, count: int) -> list[Effect]:
-        """The member has sent all its gradients: `count` of them to this server. Raise RoundError if not."""
+    def prepare(self, token: Token, step: int, member: str, count: int, number: int = 0) -> list[Effect]:
+        """The member has sent all gradients of round `number`: `count` of them to this server.
+
+        Raise RoundError if not.
+        """
         self._check(token, step, member)
+        self._reach(number, member)
         found = sum(member in who for who in self.staged.values())
         if found != count:
             raise RoundError(f"{member} has sent {found} gradients of step {step} and says {count}")
@@ -168,6 +175,7 @@ class Rounds:
         if not self.complete:
             missing = ", ".join(sorted(self.members - self.prepared))
             raise RoundError(f"{member} commits step {step}, which {missing} did not prepare")
+        self.check_parts(token, step, member, recipe)
         self.committed.add(member)
         self.recipe = recipe
         if self.committed != self.members:
@@ -175,6 +183,26 @@ class Rounds:
         self.version = step
         self._clear()
         return [Effect.APPLY]
+
+    def check_parts(self, token: Token, step: int, member: str, recipe: Recipe) -> None:
+        """A member's word on parts of the step: raise RoundError unless all their gradients are here."""
+        self._check(token, step, member)
+        there = self.round if self.complete else self.round - 1
+        if beyond := [part.round for part in recipe.parts if part.round > there]:
+            raise RoundError(f"{member} makes round {beyond[0]} of step {step}, which not all have prepared")
+
+    def _reach(self, number: int, member: str) -> None:
+        """Begin the next round of the step when it is this one's turn. Raise RoundError if it is not."""
+        if number == self.round:
+            return
+        if number != self.round + 1 or not self.complete or number >= ROUNDS_LIMIT:
+            raise RoundError(
+                f"{member} is in round {number} of the step, and this server in {self.round}; there are "
+                f"at most {ROUNDS_LIMIT}"
+            )
+        if self.committed:
+            raise RoundError(f"{member} goes on with a step that {min(self.committed)} has committed")
+        self.round, self.staged, self.prepared, self.complete = number, {}, set(), False
 
     def try_step(self, token: Token, step: int, member: str) -> list[Effect]:
         """The member, which has committed the step, needs its values now. Raise RoundError if it has not."""
@@ -226,3 +254,4 @@ class Rounds:
     def _clear(self) -> None:
         self.staged, self.prepared, self.committed = {}, set(), set()
         self.complete = self.tried = False
+        self.round = 0

@@ -18,11 +18,12 @@ from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.early import Early
 from springtide_ps.frozen import Cuts
 from springtide_ps.gathered import Done, GatheredRows
-from springtide_ps.held import Fill, Forward, Held
+from springtide_ps.held import Fill, Forward, Held, Sum
 from springtide_ps.idmap import Ids
 from springtide_ps.rounds import Effect, RoundError, Rounds, StaleError, Token
 from springtide_ps.selected import Selected
 from springtide_ps.slices import Slice
+from springtide_ps.within import make_parts
 
 log = logging.getLogger("springtide.ps")
 
@@ -75,7 +76,10 @@ class Shards:
                 for key, held in self._held.items()
                 if held.chunk is not None
                 and (
-                    (held.version == version and (needed is None or needed in held.sums))
+                    (
+                        held.version == version
+                        and (needed is None or held.has_sums(needed, self._rounds.round))
+                    )
                     or held.version == needed
                 )
             ]
@@ -150,7 +154,7 @@ class Shards:
             held = self._held.setdefault(key, Held())
             with held.lock:
                 held.chunk, held.version, held.early = chunk, version, Early()
-                held.sums = {step: total for step, total in held.sums.items() if step > version}
+                held.drop_sums(lambda step: step <= version)
             self._todo.append((key, self._rounds.version, False))
             self._wake.notify_all()
 
@@ -187,18 +191,25 @@ class Shards:
     # ---- a step
 
     def stage(
-        self, token: Token, step: int, member: str, key: str, gradient: torch.Tensor | Selected
+        self,
+        token: Token,
+        step: int,
+        member: str,
+        key: str,
+        gradient: torch.Tensor | Selected,
+        number: int = 0,
     ) -> None:
-        """Add a gradient (flat, of the chunk's size; its memory is not kept)."""
+        """Add a gradient (flat, of the chunk's size; its memory is not kept) to a round of the step."""
+        which = (step, number)
         with self._lock:
             chunk: Any = self.dense(key) if isinstance(gradient, Selected) else self._chunk(key)
             held = self._held[key]
-            first = self._rounds.stage(token, step, member, key)
+            first = self._rounds.stage(token, step, member, key, number)
             held.lock.acquire()
             held.added = 0 if first else held.added
         try:
             spare, held.spare = (held.spare, None) if first else (None, held.spare)
-            held.sums[step] = chunk.add(None if first else held.sums[step], gradient, spare)
+            held.sums[which] = chunk.add(None if first else held.sums[which], gradient, spare)
         finally:
             held.lock.release()
         with self._lock:
@@ -206,34 +217,36 @@ class Shards:
                 return
             held.added += 1
             if held.added == self._rounds.size:
-                self._close_sum(key, held, step)
+                self._close_sum(key, held, which)
 
-    def _close_sum(self, key: str, held: Held, step: int) -> None:
-        """Nothing more comes to the sum of this step (in the lock)."""
-        if held.closed != step and step in held.sums:
-            held.closed = step
+    def _close_sum(self, key: str, held: Held, which: Sum) -> None:
+        """Nothing more comes to this sum (in the lock)."""
+        if held.closed != which and which in held.sums:
+            held.closed = which
             for address in held.forward:
-                self._send_sum(address, step, key, held.sums[step])
+                self._send_sum(address, which, key, held.sums[which])
 
-    def take_sum(self, token: Token, step: int, key: str, total: torch.Tensor) -> None:
+    def take_sum(self, token: Token, which: Sum, key: str, total: torch.Tensor) -> None:
         """The sum of all gradients of a chunk, from the server that the workers send them to."""
         with self._lock:
             self._rounds.check_token(token)
             held = self._held.setdefault(key, Held())
             with held.lock:
-                held.sums[step] = total.clone()
+                held.sums[which] = total.clone()
 
-    def prepare(self, token: Token, step: int, member: str, count: int, norm: bool, done: Done) -> None:
+    def prepare(
+        self, token: Token, step: int, member: str, count: int, norm: bool, done: Done, number: int = 0
+    ) -> None:
         """`done` gets the sums of squares over this server's sums, by their optimizer's first group (None
         unless `norm`), when all members have prepared and the copies are where they belong.
         """
         with self._lock:
-            effects = self._rounds.prepare(token, step, member, count)
+            effects = self._rounds.prepare(token, step, member, count, number)
             self._prepares.append((norm, done))
             if Effect.PREPARED in effects:
                 # Where workers are in teams, not every member sends a gradient.
                 for key in self._rounds.staged:
-                    self._close_sum(key, self._held[key], step)
+                    self._close_sum(key, self._held[key], (step, number))
             self._answer_prepares()
 
     def try_step(self, token: Token, step: int, member: str) -> None:
@@ -262,9 +275,9 @@ class Shards:
             self._rounds.may_fetch(token, step)
             held = self._held_dense(key)
             if held.version < step:
-                held.waiting.append((step, lambda _, error: done(_values(held), error)))
+                held.waiting.append((step, lambda _, error: done(held.values, error)))
                 return
-        done(_values(held), None)
+        done(held.values, None)
 
     def fetch_rows(self, token: Token, step: int, wanted: Sequence[tuple[str, Ids]], done: Done) -> None:
         """`done` gets the rows of these ids by slice, one after another, once all are those after `step`."""
@@ -328,8 +341,8 @@ class Shards:
         version = self._rounds.version
         for held in self._held.values():
             with held.lock:
-                held.sums = {step: total for step, total in held.sums.items() if step <= version}
-                held.closed = -1
+                held.drop_sums(lambda step: step > version)
+                held.closed = (-1, 0)
 
     def _make_step(self) -> None:
         """The step `rounds.version` is decided: have it made, with the chunks in their order."""
@@ -351,7 +364,7 @@ class Shards:
         """Change everything that is held; what cannot be is held no more."""
         self._held = {key: held for key, held in self._held.items() if change(held)}
 
-    def _send_sum(self, address: str, step: int, key: str, total: torch.Tensor) -> None:
+    def _send_sum(self, address: str, which: Sum, key: str, total: torch.Tensor) -> None:
         self._unacknowledged += 1
         token = self._rounds.token
 
@@ -364,7 +377,7 @@ class Shards:
                     self._lost_backup = f"{address}: {error}"
                 self._answer_prepares()
 
-        self._forward(address, step, key, total, done)
+        self._forward(address, which, key, total, done)
 
     def _answer_prepares(self) -> None:
         if not self._rounds.complete or not self._prepares:
@@ -375,10 +388,10 @@ class Shards:
         waiting, self._prepares = self._prepares, []
         norms: dict[int, float] | None = None
         if error is None and any(wanted for wanted, _ in waiting):
-            step, norms = self._rounds.version + 1, {}
+            which, norms = (self._rounds.version + 1, self._rounds.round), {}
             for key in sorted(self._rounds.staged):
                 chunk = self._chunk(key)
-                found = chunk.square_norm(self._held[key].sums[step])
+                found = chunk.square_norm(self._held[key].sums[which])
                 norms[chunk.first] = norms.get(chunk.first, 0.0) + found
         for _, done in waiting:
             done(norms, error)
@@ -435,24 +448,25 @@ class Shards:
                 held.before = None
             while held.version < version:
                 step = held.version + 1
-                total, recipe = held.sums.pop(step, None), recipes.get(step)
-                if total is None or recipe is None:
+                totals, recipe = held.totals(step), recipes.get(step)
+                if recipe is None or not totals.keys() >= {part.round for part in recipe.parts}:
                     break  # a copy in the making that missed a step: it is not in the inventory
                 self.cuts.before(key, held.chunk, held.version)
                 if trying and step == version:
                     held.before = held.chunk.dump()
-                self._apply(held, total, recipe, step)
+                self._apply(held, totals, recipe, step)
                 held.version = step
-                held.spare = total if isinstance(held.chunk, Chunk) else None
+                held.drop_sums(lambda other: other <= held.version)
+                held.spare = totals[0] if isinstance(held.chunk, Chunk) and 0 in totals else None
         with self._lock:
             ready = self._take_waiting(held)
         for done in ready:
             done(None, None)
 
-    def _apply(self, held: Held, total: torch.Tensor, recipe: Recipe, step: int) -> None:
+    def _apply(self, held: Held, totals: dict[int, torch.Tensor], recipe: Recipe, step: int) -> None:
         """Make a step of a chunk (in its lock)."""
         assert held.chunk is not None
-        held.chunk.apply(total, recipe)
+        make_parts(held.chunk, totals, recipe, keep=False)
 
     def _take_waiting(self, held: Held) -> list[Done]:
         """Who waited for what the chunk is now."""
@@ -473,9 +487,8 @@ class Shards:
                 # Within the lock: no update comes between the copy and those that follow it.
                 wait = self._fill(address, key, version, meta, payload)
                 held.forward = [*held.forward, address]
-            step = self._rounds.version + 1
-            if held.closed == step:
-                self._send_sum(address, step, key, held.sums[step])
+            for which, total in held.closed_sums(self._rounds.version + 1).items():
+                self._send_sum(address, which, key, total)
         wait()
 
     def give_up(self, key: str) -> None:
@@ -484,7 +497,3 @@ class Shards:
             held = self._held.pop(key, None)
         for _, done in held.waiting if held is not None else ():
             done(None, RoundError(f"chunk {key!r} was lost by a fault of this server; its log says more"))
-
-
-def _values(held: Held) -> torch.Tensor | None:
-    return held.chunk.values if isinstance(held.chunk, Chunk) else None

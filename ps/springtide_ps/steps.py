@@ -11,15 +11,17 @@ from typing import Any, Final
 import torch
 
 from springtide_ps.chunk import Chunk, Recipe, check_recipe
-from springtide_ps.client import ServerClient
+from springtide_ps.client import ServerClient, in_round
 from springtide_ps.desk import Answer
 from springtide_ps.frames import DTYPES, PAYLOAD_LIMIT, Frame, FrameError, Header, Kind, memory
 from springtide_ps.frozen_shards import FrozenShards
+from springtide_ps.held import Sum
 from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, Token
 from springtide_ps.selected import unpack
 from springtide_ps.slices import ID_WORDS, ROW_DTYPES, SLICES_LIMIT, Slice, record_bytes, widened
 from springtide_ps.store import KEY_LIMIT
 from springtide_ps.stream import parse_address
+from springtide_ps.within import NO_ROOM
 
 _OF_RANGES: Final = {Kind.FINISHED, Kind.OFFER, Kind.COPY_OFFER}
 KINDS: Final = frozenset(k for k in Kind if Kind.ENTER <= k < Kind.PUSH_RANGE) - _OF_RANGES
@@ -110,12 +112,12 @@ class Steps:
             case Kind.STAGE:
                 key = key_in(meta)
                 dtype = DTYPES[str(meta["d"])] if "d" in meta else shards.dtype(key)
-                shards.stage(token, _step(meta), str(meta.get("me")), key, payload.view(dtype))
+                shards.stage(token, _step(meta), str(meta.get("me")), key, payload.view(dtype), _round(meta))
                 # A gradient has no answer of its own: PREPARE counts them.
             case Kind.STAGE_SELECTED:
                 chunk = shards.dense(key := key_in(meta))
                 selected = unpack(payload, chunk.dtype, chunk.values.numel())
-                shards.stage(token, _step(meta), str(meta.get("me")), key, selected)
+                shards.stage(token, _step(meta), str(meta.get("me")), key, selected, _round(meta))
             case Kind.STAGE_ROWS:
                 slices, start, me = _slices(meta), 0, str(meta.get("me"))
                 dim, dtype = shards.slice_of(slices[0][0]).table.spec.dim, _row_dtype(meta)
@@ -123,13 +125,14 @@ class Steps:
                 words = widened(payload, dim, dtype) if narrow else payload.view(torch.int32)
                 for key, count in slices:
                     stop = start + count * (ID_WORDS + dim)
-                    shards.stage(token, _step(meta), me, key, words[start:stop])
+                    shards.stage(token, _step(meta), me, key, words[start:stop], _round(meta))
                     start = stop
             case Kind.ROWS:
                 self._rows(token, meta, payload, number, reply)
             case Kind.SUM:
                 key = key_in(meta)
-                shards.take_sum(token, _step(meta), key, payload.view(DTYPES[str(meta["d"])]))
+                which = (_step(meta), _round(meta))
+                shards.take_sum(token, which, key, payload.view(DTYPES[str(meta["d"])]))
                 done(Frame(Kind.DONE, number))
             case Kind.PREPARE:
                 shards.prepare(
@@ -141,6 +144,7 @@ class Steps:
                     _later(
                         number, reply, lambda norms: (Frame(Kind.DONE, number, {"square_norms": norms}), None)
                     ),
+                    _round(meta),
                 )
             case Kind.COMMIT:
                 shards.commit(
@@ -157,12 +161,23 @@ class Steps:
                 shards.fetch(token, _step(meta), key_in(meta), _values_later(number, reply))
             case Kind.FORESEE:
                 if self._memory_limit and 2 * shards.held_bytes > self._memory_limit:
-                    raise RoundError("there is no room for a second copy of the chunks")
+                    raise RoundError(f"{NO_ROOM} for a second copy of the chunks")
                 recipe = Recipe.from_json(meta.get("recipe"))
                 shards.foresee(token, _step(meta), str(meta.get("me")), recipe)
                 done(Frame(Kind.DONE, number))
+            case Kind.FETCH_EARLY if "parts" in meta:
+                count, values = number_in(meta, "parts"), _values_later(number, reply)
+                shards.fetch_within(token, _step(meta), key_in(meta), count, values)
             case Kind.FETCH_EARLY:
                 shards.fetch_early(token, _step(meta), key_in(meta), _values_later(number, reply))
+            case Kind.WITHIN:
+                if self._memory_limit and 2 * shards.held_bytes > self._memory_limit:
+                    raise RoundError(
+                        f"{NO_ROOM} for a second copy of the chunks, which values within a body need"
+                    )
+                recipe = Recipe.from_json(meta.get("recipe"))
+                shards.within(token, _step(meta), str(meta.get("me")), recipe)
+                done(Frame(Kind.DONE, number))
             case Kind.DUMP:
                 version, about, block = shards.dump(token, key_in(meta))
                 frame = Frame(Kind.VALUES, number, {**about, "version": version}, block.nbytes)
@@ -231,11 +246,17 @@ class Steps:
         return fresh
 
     def _forward(
-        self, address: str, step: int, key: str, total: torch.Tensor, done: Callable[[Exception | None], None]
+        self,
+        address: str,
+        which: Sum,
+        key: str,
+        total: torch.Tensor,
+        done: Callable[[Exception | None], None],
     ) -> None:
-        token = self.shards.token
+        token, (step, number) = self.shards.token, which
+        about = {"s": step, "k": key} | in_round(number)
         try:
-            future = self._peers[address].ask_step(Kind.SUM, token, {"s": step, "k": key}, total, typed=True)
+            future = self._peers[address].ask_step(Kind.SUM, token, about, total, typed=True)
         except (KeyError, ConnectionError) as error:
             done(error)
             return
@@ -315,6 +336,10 @@ def _cut_in(meta: dict[str, Any]) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= KEY_LIMIT:
         raise FrameError(f"a cut is named by 1 to {KEY_LIMIT} characters")
     return name
+
+
+def _round(meta: dict[str, Any]) -> int:
+    return number_in(meta, "round") if "round" in meta else 0
 
 
 def number_in(meta: dict[str, Any], name: str) -> int:

@@ -100,6 +100,26 @@ def test_two_optimizers_make_one_step_through_kills_of_workers_and_a_server(
     check(cluster, reference, [steady])
 
 
+def test_two_backwards_and_two_steps_are_one_through_kills_between_them(
+    make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
+) -> None:
+    """The second backward is through what the first step has made, and an average reads it meanwhile."""
+    (tmp_path / "alone").mkdir()
+    game: dict[str, Any] = {"two": True, "rounds": True, "average": True, "epochs": 3}
+    reference = train_alone(zygote, tmp_path / "alone", OPTIONS | game)
+    cluster = make_cluster(2, replication=2, pace=0.02, **game)
+    points = ["stepped", "seen", "round-prepared", "round-reduced", "round-stepped"]
+    faults = {number: f"{point}:{2 * number}:kill" for number, point in enumerate(points, start=1)}
+    steady, *victims = cluster.start(1 + len(points), faults=faults)
+    cluster.until(lambda: not any(victim.running for victim in victims), "the last death", 90.0)
+    cluster.until_settled()
+    cluster.servers[0].kill()
+    cluster.add_server(0)
+    cluster.until_done(seconds=90.0)
+    assert [worker.code for worker in victims] == [-9] * len(points), cluster.logs()
+    check(cluster, reference, [steady])
+
+
 def test_compressed_gradients_train_on_while_workers_die_and_leave(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:

@@ -169,6 +169,12 @@ def main() -> None:
                 if options.get("pace"):
                     time.sleep(options["pace"])
                 scaler.step(optimizer)
+                if "rounds" in options:  # another backward, through what the first step has made
+                    for average in tracked.values():
+                        average.update_parameters(model)
+                    model.zero_grad()
+                    for inputs, labels in batch.split(options.get("split", 1)):
+                        scaler.scale(0.5 * F.cross_entropy(model(inputs), labels)).backward()
                 for other in others:
                     scaler.step(other)
                 scaler.update()

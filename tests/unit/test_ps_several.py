@@ -184,7 +184,7 @@ def test_a_state_from_a_checkpoint_is_each_optimizer_s_own() -> None:
     assert not any(optimizer.state for optimizer in pair.optimizers)
 
 
-def one_body(body: Callable[[Rank, Pair], None], **tracked: Any) -> None:
+def one_body(body: Callable[[Rank, Pair], None], **settings: Any) -> None:
     store = Store()
 
     def script(rank: Rank) -> None:
@@ -198,35 +198,44 @@ def one_body(body: Callable[[Rank, Pair], None], **tracked: Any) -> None:
                 body(rank, pair)
 
     with servers(1) as running:
-        on_ranks(1, script, strategy="ParameterServer", token=TOKEN)
+        on_ranks(1, script, strategy="ParameterServer", token=TOKEN, **settings)
+
+
+@pytest.mark.parametrize("settings", [{"group_size": 2}, {"consistency": "Asynchronous"}])
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (lambda rank, pair: pair.optimizers[0].step(), r"second step of the same optimizer \(Adam\) in one"),
+        (lambda rank, pair: pair.body(X[:8]), r"new values are wanted within the body that makes them"),
+        (lambda rank, pair: pair.head.state_dict(), r"new values are wanted within the body that makes"),
+        (lambda rank, pair: pair.head.weight.sum().backward(), r"a second backward\(\) in the same body"),
+    ],
+)
+def test_what_needs_values_within_the_body_where_there_are_none(
+    settings: dict[str, Any], body: Callable[[Rank, Pair], None], message: str
+) -> None:
+    with pytest.raises(
+        UsageError, match=message + ".*takes strategy.parameterServer.consistency Synchronous"
+    ):
+        one_body(body, **settings)
+
+
+def _scale_gradient(rank: Rank, pair: Pair) -> None:
+    gradient = pair.body[2].weight.grad  # type: ignore[union-attr]
+    assert isinstance(gradient, torch.Tensor)
+    gradient.mul_(2.0)
+    pair.optimizers[1].step()
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (
-            lambda rank, pair: pair.optimizers[0].step(),
-            r"second step of the same optimizer \(Adam\) in one body",
-        ),
-        (
-            lambda rank, pair: pair.body(X[:8]),
-            r"the model is used after optimizer\.step\(\) in the same body",
-        ),
-        (lambda rank, pair: pair.head.state_dict(), r"the model is used after optimizer\.step\(\)"),
-        (
-            lambda rank, pair: pair.head.weight.sum().backward(),
-            r"a second backward\(\) in the same body needs",
-        ),
-        (
-            lambda rank, pair: pair.optimizers[1].step(lambda: None),
-            r"step\(closure\) needs new values within",
-        ),
         (lambda rank, pair: rank.report(loss=1.0), r"report\(\) after the last optimizer\.step"),
+        (_scale_gradient, r"the gradient of 0\.2\.weight was changed between backward\(\) and"),
+        (lambda rank, pair: pair.head.weight.sum().backward(), r"ended without optimizer\.step\(\) after"),
     ],
 )
-def test_what_needs_values_that_come_with_the_body_s_end(
-    body: Callable[[Rank, Pair], None], message: str
-) -> None:
+def test_what_a_body_cannot_do(body: Callable[[Rank, Pair], None], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         one_body(body)
 
@@ -249,8 +258,7 @@ def test_what_is_refused_at_once() -> None:
     for consistency in ("Synchronous", "BoundedStaleness", "Asynchronous"):
         check(consistency=consistency, schedule=pair.schedule, scaler=torch.amp.GradScaler("cpu"))
         check(pair.optimizers[0], consistency=consistency)
-    with pytest.raises(UsageError, match=r"average \(AveragedModel\) cannot be tracked so far"):
-        check(average=AveragedModel(pair.head))
+    check(average=AveragedModel(pair.head))
     both = [*pair.optimizers, torch.optim.SGD(pair.head.parameters(), lr=0.1)]
     with pytest.raises(UsageError, match=r"parameter 1\.weight is in two optimizers"):
         ServerOptimizers(both, dict(torch.nn.ModuleList(pair.models).named_parameters()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from springtide.data.batch import Batch
@@ -60,6 +61,15 @@ class Body:
     reduced_bytes: int = 0
     gradients: int = 0
     samples: int = 0
+
+    def note(self, values: Mapping[str, float], weight: float) -> None:
+        """Values are reported. Raise UsageError for too many."""
+        for name, value in values.items():
+            self.reports.setdefault(name, []).append((float(value), weight))
+        if len(self.reports) > side.MOST_VALUES:
+            raise UsageError(
+                f"report(): at most {side.MOST_VALUES} different values in a step, got {sorted(self.reports)}"
+            )
 
     @property
     def entries(self) -> int:

@@ -16,6 +16,7 @@ from springtide.errors import UsageError
 from springtide.leasing import Leasing
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.exchange import ServerExchange
+from springtide.servers.within import WithinExchange
 from springtide_coordinator import coordinator_pb2 as pb
 
 if TYPE_CHECKING:
@@ -84,7 +85,10 @@ def consistencies_of(
             problem = "workers.groupSize above 1 takes strategy.parameterServer.consistency Synchronous"
     except UsageError as error:
         problem = str(error)
-    return Consistencies(runtime, leasing, problem)
+    consistencies = Consistencies(runtime, leasing, problem)
+    if isinstance(servers, WithinExchange):
+        servers.on_within = lambda: consistencies.needs_steps("optimizer.step() twice, or a model after it,")
+    return consistencies
 
 
 def staleness_bound(told: pb.Consistency, settings: Settings) -> int | None:

@@ -63,8 +63,6 @@ def declare(
         )
     several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
     _check_compression(compression, strategy, several, tracked)
-    if strategy == "ParameterServer" and several:
-        _check_several_on_servers(tracked)
     tables = _check_tables(models, several, tracked, strategy, exact)
     if strategy == "ParameterServer" and consistency != "Synchronous":
         _check_on_cpu(models, consistency)
@@ -206,15 +204,4 @@ def _check_on_cpu(models: Sequence[torch.nn.Module], consistency: str) -> None:
             raise UsageError(
                 f"distribute(): parameter {name} is on {parameter.device}: with strategy.type "
                 f"ParameterServer models with consistency {consistency} train on the CPU so far"
-            )
-
-
-def _check_several_on_servers(tracked: Mapping[str, Any]) -> None:
-    """Several optimizers, whose steps the servers make when the body ends."""
-    for name, item in tracked.items():
-        if not isinstance(item, torch.optim.lr_scheduler.LRScheduler | torch.amp.GradScaler):
-            raise UsageError(
-                f"distribute(): with strategy.type ParameterServer and optimizers as a list, {name} "
-                f"({type(item).__name__}) cannot be tracked so far, since new values come with the body's "
-                "end: learning-rate schedulers and GradScalers can; use strategy.type AllReduce for others"
             )

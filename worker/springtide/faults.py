@@ -17,6 +17,10 @@ is about to be read), share (half of it is written), shared (all of it), manifes
 (before the manifest is), saved (after it), pruned (an old one is deleted); restore (before one is
 read, with the step before which the process stands).
 
+In a body with several backward passes: the first one has the names above, the later ones round-gradients,
+round-pushed, round-prepared, round-reduced and round-stepped; seen (values that the body has made on
+parameter servers are asked for).
+
 At a generation's end: asked (the coordinator wants all to stop; on the stream's thread, before the script's
 learns of it; with the step after the newest that this member knows of). Where workers do not step together:
 leasing (a range is asked for, before the answer is awaited; with the epoch's first step) and meeting (all of
@@ -53,8 +57,11 @@ TRANSFER_POINTS = frozenset(["sending", "receiving"])
 CHECKPOINT_POINTS = frozenset(["staged", "share", "shared", "manifest", "saved", "pruned", "restore"])
 COLLECTING_POINTS = frozenset(["collecting"])
 WAITING_POINTS = frozenset(["asked", "leasing", "meeting"])
+ROUND_POINTS = frozenset(
+    ["round-gradients", "round-pushed", "round-prepared", "round-reduced", "round-stepped", "seen"]
+)
 _EACH_TIME = ("hold=", "mark=")
-_KNOWN = POINTS | TRANSFER_POINTS | CHECKPOINT_POINTS | COLLECTING_POINTS | WAITING_POINTS
+_KNOWN = POINTS | TRANSFER_POINTS | CHECKPOINT_POINTS | COLLECTING_POINTS | WAITING_POINTS | ROUND_POINTS
 
 
 @dataclass(slots=True)
@@ -94,6 +101,11 @@ def reach(point: str, step: int) -> None:
         if not fault.done and fault.point == point and fault.step in (None, step):
             fault.done = not fault.action.startswith(_EACH_TIME)
             _act(fault.action, point, step)
+
+
+def reach_in(round_number: int, point: str, step: int) -> None:
+    """As `reach`, in a backward pass of the body (from 0)."""
+    reach(f"round-{point}" if round_number else point, step)
 
 
 def _act(action: str, point: str, step: int) -> None:

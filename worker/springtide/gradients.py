@@ -26,10 +26,12 @@ class Gradients:
         self._used: list[bool] = []
         self._index = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         self._aside: dict[int, torch.Tensor] = {}
+        self._shown: dict[int, tuple[torch.Tensor, int]] = {}
+        self._factors: dict[int, float] = {}
 
     def begin(self) -> None:
         """A body begins."""
-        self._aside = {}
+        self._aside, self._shown = {}, {}
 
     def check_gone(self) -> None:
         """At a body's begin: raise UsageError when the script holds gradients that would be lost."""
@@ -85,6 +87,65 @@ class Gradients:
             view = self._buckets.views[index]
             self.parameters[index].grad = view.add_(earlier) if used[index] else view.copy_(earlier)
         self._aside = {}
+
+    def show(self, used: list[bool]) -> None:
+        """The sums are elsewhere: let the script see what this worker has put into them, and take it away.
+
+        used: as for `place`.
+        """
+        self._shown, self._factors = {}, {}
+        for index, parameter in enumerate(self.parameters):
+            # Of a version of its own: to zero it is no change of what is on its way.
+            own = self._buckets.views[index].data if used[index] else None
+            parameter.grad = own
+            if own is not None:
+                self._shown[index] = own, own._version
+
+    def hide(self, indices: Iterable[int]) -> set[int]:
+        """Before an optimizer's step that is made elsewhere: have it find no gradients.
+
+        Return which of the parameters have none, as the script has taken it away. Raise UsageError when it
+        has changed one.
+        """
+        gone = set()
+        for index in indices:
+            shown, parameter = self._shown.get(index), self.parameters[index]
+            if parameter.grad is None:
+                gone.add(index)
+            elif shown is None or parameter.grad is not shown[0] or shown[0]._version != shown[1]:
+                raise UsageError(
+                    f"the gradient of {self.names[index]} was changed between backward() and "
+                    "optimizer.step(): the sum is on the parameter servers already. Give "
+                    "distribute(..., clip_norm=) for clipping, and scale the loss instead of the gradients"
+                )
+            else:
+                parameter.grad = None
+        return gone
+
+    def show_again(self, indices: Iterable[int], factor: float) -> None:
+        """After that step. factor: it has multiplied these gradients by it."""
+        for index in indices:
+            if (shown := self._shown.get(index)) is not None:
+                self.parameters[index].grad = shown[0]
+                self._factors[index] = self._factors.get(index, 1.0) * factor
+
+    def left(self) -> dict[int, torch.Tensor]:
+        """Another backward begins in the same body: what the script has not taken away, by parameter.
+
+        Raise UsageError for what is not of `show`.
+        """
+        kept = {}
+        for index, parameter in enumerate(self.parameters):
+            if parameter.grad is None:
+                continue
+            if (shown := self._shown.get(index)) is None or parameter.grad is not shown[0]:
+                raise UsageError(
+                    f"the gradient of {self.names[index]} was replaced between two backward() of the body: "
+                    "call optimizer.zero_grad() instead"
+                )
+            kept[index] = parameter.grad * self._factors.get(index, 1.0)
+            parameter.grad = None
+        return kept
 
     def forget(self) -> None:
         """Nothing is left for an optimizer of this process."""

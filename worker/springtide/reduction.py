@@ -14,6 +14,7 @@ import torch
 from springtide import faults
 from springtide.body import Body, Deal, Failure
 from springtide.buffers import Buffers
+from springtide.data.ledger import contribution
 from springtide.errors import Dropped, SpringtideError, UsageError
 from springtide.exact.parts import Kept, total_ids
 from springtide.exact.step import ExactStep
@@ -75,6 +76,16 @@ def commit_on(
     home.commit(scale, [index for index, used in enumerate(reduced.result.used) if not used], skip)
     if home.dense:
         gradients.forget()
+
+
+def own_part(deal: Deal, buffers: Buffers, exact: bool) -> Kept:
+    """What the body that has worked on this puts in. exact: with the buffers that moved."""
+    ids = contribution(deal.batch.micro.contributed_ids, deal.stage, deal.epoch)
+    moved = [moved and not deal.batch.standin for moved in buffers.moved()]
+    values: dict[int, torch.Tensor] = {}
+    if exact:
+        values = buffers.copies([index for index, has_moved in enumerate(moved) if has_moved])
+    return Kept(deal.part, deal.batch.micro.contributed_weight, ids, moved, values)
 
 
 class Reduction:
@@ -177,7 +188,7 @@ class Reduction:
         cannot be committed.
         """
         deal = body.deal
-        faults.reach("gradients", deal.number)
+        faults.reach_in(body.round, "gradients", deal.number)
         started = time.perf_counter()
         body.backward_seconds = started - body.began - body.exposed_seconds
         self._buckets.flush()
@@ -192,9 +203,9 @@ class Reduction:
                 self._wait(self._buckets.wait)
             if self._tables is not None:
                 self._wait(self._tables.flush)
-            faults.reach("pushed", deal.number)
+            faults.reach_in(body.round, "pushed", deal.number)
             norm = self._prepare(self._home)
-            faults.reach("prepared", deal.number)
+            faults.reach_in(body.round, "prepared", deal.number)
         work = self.start_sum(vector)
         self._wait(self._buckets.wait)
         self._wait(work.wait)
@@ -223,7 +234,7 @@ class Reduction:
         body.weight, body.told = math.fsum(kept.weight for kept in parts), body.entries
         ends = result.change if self._home is None else self._home.ends(result.change)
         body.result, body.change = result, body.change or ends
-        faults.reach("reduced", deal.number)
+        faults.reach_in(body.round, "reduced", deal.number)
         return Reduced(result, correction, combined, norm)
 
     def mean(self, value: float, body: Body) -> float:

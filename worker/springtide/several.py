@@ -5,30 +5,26 @@ from __future__ import annotations
 from springtide.errors import UsageError
 
 
-def check_backward(exact: bool, elsewhere: bool) -> None:
+def check_backward(exact: bool, together: bool = True) -> None:
     """Before another backward pass of a body that has been summed.
 
-    exact: sums are. elsewhere: the parameters are on servers. Raise UsageError.
+    exact: sums are. together: the parameters are here, or on servers that can make steps within a body. Raise
+    UsageError.
     """
     if exact:
         raise UsageError(
             "exact mode takes one backward of each sample and optimizer steps after it: a second "
             "backward() in the same body needs strategy.allReduce.exact: false"
         )
-    if elsewhere:
+    if not together:
         raise UsageError(
-            "a second backward() in the same body needs the values that optimizer.step() has made, but with "
-            "parameters on servers they come with the body's end: make all optimizer steps after one "
-            "backward(), or use strategy.type AllReduce"
+            "a second backward() in the same body needs the values that optimizer.step() has made: it takes "
+            "strategy.parameterServer.consistency Synchronous without workers.groupSize, or strategy.type "
+            "AllReduce"
         )
 
 
-def check_closure(exact: bool, elsewhere: bool) -> None:
+def check_closure(exact: bool) -> None:
     """Before optimizer.step(closure); as `check_backward`."""
     if exact:
         raise UsageError("exact mode takes no optimizer.step(closure): set strategy.allReduce.exact to false")
-    if elsewhere:
-        raise UsageError(
-            "optimizer.step(closure) needs new values within the body, but with parameters on servers they "
-            "come with its end: use strategy.type AllReduce"
-        )

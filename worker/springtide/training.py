@@ -13,14 +13,11 @@ import torch.distributed as dist
 from springtide import faults
 from springtide.body import Body, Deal, Failure, check_ended, check_whole
 from springtide.buffers import Buffers
-from springtide.data.ledger import contribution
 from springtide.errors import PartDone, UsageError
 from springtide.exact.buckets import ExactBuckets
-from springtide.exact.parts import Kept
 from springtide.exact.rounding import BLOCK
 from springtide.exact.settings import describe
 from springtide.exact.step import ExactStep
-from springtide.exchange import side
 from springtide.exchange.buckets import Buckets
 from springtide.exchange.compression import LowRankBuckets, make_buckets
 from springtide.exchange.device import choose_backend
@@ -28,7 +25,7 @@ from springtide.exchange.layout import field_of, layout_hash, plan_layout
 from springtide.gradients import Gradients
 from springtide.optimizers import closure_of, parameters_of, scale_of, with_closure
 from springtide.randomness import seed_part
-from springtide.reduction import Reduced, Reduction, commit_on
+from springtide.reduction import Reduced, Reduction, commit_on, own_part
 from springtide.scaling import Scalings, enabled_among
 from springtide.servers.exchange import MakeServers, ServerExchange
 from springtide.servers.snapshot import Snapshot
@@ -99,7 +96,7 @@ class Trainer:
             self.nccl_device = None  # its sums are the servers'
         self._staged: StagedSteps | None = None
         if several and self.servers is not None and self.servers.dense:
-            self._staged = StagedSteps(self.servers, self._gradients, clip_norm)
+            self._staged = StagedSteps(self.servers, self._gradients, self.buckets, clip_norm)
         self._undo = Undo(self._gradients.parameters, self._buffers, optimizers, tracked, several)
         self._scalings = Scalings(
             tracked.values(),
@@ -207,6 +204,8 @@ class Trainer:
         self.transaction.begin()
         self._undo.begin()
         self._gradients.begin()
+        if self._staged is not None:
+            self._staged.begin()
         self._scalings.begin()
         self._depth = 0
         self._strangers.begin()
@@ -230,13 +229,7 @@ class Trainer:
             )
         self.transaction.require_open("report()")
         body = self._running()
-        weight = body.deal.batch.micro.current_weight
-        for name, value in values.items():
-            body.reports.setdefault(name, []).append((float(value), weight))
-        if len(body.reports) > side.MOST_VALUES:
-            raise UsageError(
-                f"report(): at most {side.MOST_VALUES} different values in a step, got {sorted(body.reports)}"
-            )
+        body.note(values, body.deal.batch.micro.current_weight)
 
     def want_change(self, wanted: bool) -> None:
         """Whether this member asks all to stop after the running step; the next side reduction says so.
@@ -336,9 +329,12 @@ class Trainer:
     def _before_gradient(self, gradient: torch.Tensor) -> None:
         """Several steps in a body: the first gradient of the next backward is about to be accumulated."""
         if self._body is not None and self._body.reduced and self.transaction.phase is Phase.OPEN:
-            check_backward(self._exact is not None, not self._dense_here)
-            self._gradients.set_aside()
-            self.buckets.begin(self._reduction.start_sum)
+            check_backward(self._exact is not None)
+            if self._staged is not None:
+                self._staged.begin_round(self._reduced_now, self._reduction.start_gradients)
+            else:
+                self._gradients.set_aside()
+                self.buckets.begin(self._reduction.start_sum)
             self._body.round += 1
             self._body.reduced = False
 
@@ -347,11 +343,10 @@ class Trainer:
         body = self._running()
         closure = closure_of(args, kwargs)
         if self._staged is not None:
-            if closure is not None:
-                check_closure(exact=False, elsewhere=True)
-            self._complete(body)
-            self._staged.stage(optimizer, self._reduced_now, self._scalings)
             body.steps += 1
+            if closure is not None:
+                return with_closure(args, kwargs, partial(self._evaluate, optimizer, closure))
+            self._stage(optimizer, body)
             return None
         if not self._several:
             if closure is not None:
@@ -377,14 +372,23 @@ class Trainer:
             return None
         return with_closure(args, kwargs, partial(self._evaluate, optimizer, closure))
 
+    def _stage(self, optimizer: torch.optim.Optimizer, body: Body) -> None:
+        assert self._staged is not None
+        self._complete(body)
+        self._undo.expect(optimizer)
+        self._staged.stage(optimizer, self._reduced_now, self._scalings)
+
     def _evaluate(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Any:
         """The closure's loss, as the mean over all members, with the sums of its gradients in place."""
-        check_closure(self._exact is not None, elsewhere=False)
+        check_closure(self._exact is not None)
         body = self._running()
         loss = closure()
         if not body.reduced:
             self._complete(body)
-            self._gradients.clip(parameters_of(optimizer))
+            if self._staged is None:
+                self._gradients.clip(parameters_of(optimizer))
+        if self._staged is not None:
+            self._stage(optimizer, body)
         if loss is None:
             return None
         if not isinstance(loss, torch.Tensor):
@@ -393,11 +397,13 @@ class Trainer:
         return torch.full_like(loss.detach(), mean)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._several:
-            self._depth -= self._dense_here
+        if self._staged is not None:
+            self._staged.stepped()
+        elif self._several:
+            self._depth -= 1
         else:
             self.transaction.finish_stepping()
-        faults.reach("stepped", self._running().deal.number)
+        faults.reach_in(self._running().round, "stepped", self._running().deal.number)
         if self._values_are_read:
             self.settle(None)
 
@@ -435,7 +441,7 @@ class Trainer:
         self._undo.check_untouched()
         self._gradients.check_ours(micro.index)
         self._make_way()
-        own = self._own_part(body)
+        own = own_part(deal, self._buffers, self._exact is not None)
         parts = [own] if self._exact is None else self._exact.keep(own)
         if not deal.last:
             self._end_gradients()
@@ -445,6 +451,8 @@ class Trainer:
             self._gradients.place(reduced.result.used, reduced.correction)
         self._reduced = reduced
         body.reduced = True
+        if self._staged is not None:
+            self._staged.placed(reduced)
         if self._several:
             micro.begin_round()
 
@@ -474,16 +482,6 @@ class Trainer:
         return self._reduced
 
     # ---- parts
-
-    def _own_part(self, body: Body) -> Kept:
-        """What the running body puts in."""
-        deal = body.deal
-        ids = contribution(deal.batch.micro.contributed_ids, deal.stage, deal.epoch)
-        moved = [moved and not deal.batch.standin for moved in self._buffers.moved()]
-        values: dict[int, torch.Tensor] = {}
-        if self._exact is not None:
-            values = self._buffers.copies([index for index, has_moved in enumerate(moved) if has_moved])
-        return Kept(deal.part, deal.batch.micro.contributed_weight, ids, moved, values)
 
     def _end_gradients(self) -> NoReturn:
         """Leave the body of a part whose step goes on with another one."""

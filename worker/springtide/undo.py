@@ -126,6 +126,10 @@ class Undo:
         if id(optimizer) in self._kept:
             return
         self._kept[id(optimizer)] = Kept(optimizer)
+        self.expect(optimizer)
+
+    def expect(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer steps elsewhere, from where its parameters are put back, too."""
         own = {id(parameter) for parameter in parameters_of(optimizer)}
         for index, parameter in enumerate(self._parameters):
             if id(parameter) in own:

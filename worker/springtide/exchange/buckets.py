@@ -49,6 +49,7 @@ class Buckets:
         self._start_sum = start_sum
         self._writers.begin()
         self._round = [-1] * len(self._names)
+        self._carried: set[int] = set()
         self._missing = [len(indices) for indices in self.layout.members]
         self._versions = [flat._version for flat in self._flats]
         self._works: list[Work] = []
@@ -56,7 +57,7 @@ class Buckets:
     @property
     def used(self) -> list[bool]:
         """By parameter: whether a gradient was put in during this step."""
-        return [number >= 0 for number in self._round]
+        return [number >= 0 or index in self._carried for index, number in enumerate(self._round)]
 
     def has(self, index: int, micro: int) -> bool:
         """Whether micro-batch number `micro` has put in a gradient for parameter `index`."""
@@ -65,6 +66,15 @@ class Buckets:
     @property
     def bytes(self) -> int:
         return sum(flat.numel() * flat.element_size() for flat in self._flats)
+
+    def carry(self, index: int, gradient: torch.Tensor) -> None:
+        """Begin with what an earlier backward pass has left for parameter `index`, weighted already."""
+        bucket = self.layout.slots[index].bucket
+        self._check(bucket)
+        self._writers.write(bucket, onto=False)
+        self.views[index].copy_(gradient)
+        self._versions[bucket] = self._flats[bucket]._version
+        self._carried.add(index)
 
     def put(self, index: int, gradient: torch.Tensor, scale: float, micro: int, last: bool) -> torch.Tensor:
         """Add scale * gradient of micro-batch number `micro` to parameter `index`; return the view it lies
@@ -77,7 +87,7 @@ class Buckets:
         bucket = self.layout.slots[index].bucket
         self._check(bucket)
         view = self.views[index]
-        first = self._round[index] < 0
+        first = self._round[index] < 0 and index not in self._carried
         self._writers.write(bucket, onto=not first)
         if scale == 0.0:
             if first:
@@ -100,7 +110,7 @@ class Buckets:
         for bucket, missing in enumerate(self._missing):
             if missing and bucket >= len(self._works):
                 for index in self.layout.members[bucket]:
-                    if self._round[index] < 0:
+                    if self._round[index] < 0 and index not in self._carried:
                         self._check(bucket)
                         self._writers.write(bucket, onto=False)
                         self.views[index].zero_()

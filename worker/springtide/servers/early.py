@@ -16,11 +16,11 @@ import torch
 
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
-from springtide.servers.exchange import ServerExchange
 from springtide.servers.leading import Place
 from springtide.servers.links import ServerError
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.wire import Pushed
+from springtide.servers.within import WithinExchange
 from springtide_ps.chunk import Recipe
 from springtide_ps.client import Answer
 from springtide_ps.frames import Kind
@@ -114,8 +114,8 @@ class EarlyValues:
         self._asked = {}
 
 
-class EarlyExchange(ServerExchange):
-    """As `ServerExchange`, with values that are asked for during backward.
+class EarlyExchange(WithinExchange):
+    """As `WithinExchange`, with values that are asked for during backward.
 
     early: False for never. The norm of all gradients, where it matters, is known too late for that.
     """
@@ -139,7 +139,9 @@ class EarlyExchange(ServerExchange):
 
     def begin_step(self) -> None:
         super().begin_step()
-        last = self.recipe if self._wants_early else None
+        last = self.recipe if self._wants_early and not self._saw_within else None
+        if last is not None and last.before:
+            last = None  # what is seen within a body comes then
         self._early.begin(self._step + 1, last, lambda: self.optimizers.options)
 
     def push(self, gradients: torch.Tensor) -> Pushed:
@@ -147,7 +149,8 @@ class EarlyExchange(ServerExchange):
         bucket = self._pushed
         pushed = super().push(gradients)
         for chunk in self._by_bucket[bucket]:
-            self._early.ask(self._homes[chunk.key][0], chunk, self._me, self._ask_early)
+            if self._round == 0:
+                self._early.ask(self._homes[chunk.key][0], chunk, self._me, self._ask_early)
         return pushed
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
@@ -176,7 +179,10 @@ class EarlyExchange(ServerExchange):
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
         self._coming = None
         super().commit(scale, unused, skip)
-        self._coming, self._ahead = {}, bool(self._came_early)
+        unneeded: dict[str, Asked] = self._coming or {}
+        for key, asked in unneeded.items():
+            self._early.keep(key, asked[0])
+        self._coming, self._ahead = {}, bool(self._came_early or self._seen)
 
     def _ask_early(
         self, server: str, kind: Kind, about: dict[str, Any], out: torch.Tensor | None

@@ -20,7 +20,6 @@ from springtide.errors import UsageError
 from springtide.exchange.groups import Group
 from springtide.exchange.layout import Layout
 from springtide.exchange.store import StreamStore
-from springtide.servers import rows
 from springtide.servers.leading import Leader, Place
 from springtide.servers.links import Links, ServerError
 from springtide.servers.memory import Copier, Memory
@@ -28,11 +27,12 @@ from springtide.servers.plan import LackError, PlannedChunk, plan_chunks
 from springtide.servers.recipe import ServerOptimizers
 from springtide.servers.saving import cut_states
 from springtide.servers.snapshot import Plan, Snapshot
-from springtide.servers.tables import PlannedSlice, TableBook, table_name
+from springtide.servers.table_steps import TableSteps
+from springtide.servers.tables import PlannedSlice, TableBook
 from springtide.servers.wire import Made, Pushed, Wire
 from springtide.tables.step import tables_among
 from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.client import Answer
+from springtide_ps.client import Answer, in_round
 from springtide_ps.frames import Kind
 from springtide_ps.slices import Slice
 
@@ -47,7 +47,7 @@ MakeServers = Callable[
 """(trained parameters by name, their layout, optimizers, whether the gradients' norm is wanted)."""
 
 
-class ServerExchange:
+class ServerExchange(TableSteps):
     """Used from the script's thread. asynchronous: workers do not step together."""
 
     asynchronous = False
@@ -104,6 +104,7 @@ class ServerExchange:
         self._commits: list[Future[Answer]] = []
         self._counts: dict[str, int] = {}
         self._pushed = 0
+        self._round = 0
         self._tried = False
         self.settled = True
         self._leader: Leader | None = None
@@ -255,6 +256,28 @@ class ServerExchange:
                     "parameter servers: change it before distribute(), or use strategy.type AllReduce"
                 )
 
+    rounds = False
+    """Whether a body may have several backward passes, and see values that its steps have made."""
+
+    def begin_round(self) -> None:
+        """Another backward pass of the body begins; only where there are `rounds`."""
+        raise NotImplementedError
+
+    def stage(
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None,
+        scale: float,
+        inverse: float,
+        unused: Collection[int],
+        resting: Collection[int],
+    ) -> float:
+        """One of several optimizers makes its step. unused: parameters to which no worker had a gradient.
+
+        The others, and what is returned, as for `ServerOptimizers.stage`.
+        """
+        return self.optimizers.stage(optimizer, clip_norm, scale, inverse, resting)
+
     def push(self, gradients: torch.Tensor) -> Pushed:
         """Send the next bucket's gradients (flat, in the layout's order) on their way.
 
@@ -266,7 +289,7 @@ class ServerExchange:
         def stage(gradients: torch.Tensor) -> None:
             for server, chunk in chunks:
                 part = self.wire.outgoing(chunk, gradients[chunk.start : chunk.stop])
-                self.links[server].stage(place.token, step, self._me, chunk.key, part)
+                self.links[server].stage(place.token, step, self._me, chunk.key, part, self._round)
 
         for server, _ in chunks:
             self._counts[server] = self._counts.get(server, 0) + 1
@@ -279,38 +302,6 @@ class ServerExchange:
 
     def make_way(self) -> None:
         """Gradients of a body are about to be kept where those of the last one are. Raise ServerError."""
-
-    def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
-        """Send all gradients of a table: ids int64 [n], each once; sums float32 [n, dim].
-
-        Raise ServerError.
-        """
-        step, place, sums = self._step + 1, self._entered, self.wire.shrunk(sums)
-        try:
-            for part in self.tables.cut(index, ids, self._homes, empty=True):
-                gradients = self.tables.records(part, ids, sums)
-                client, name = self.links[part.server], table_name(index)
-                client.stage_rows(place.token, step, self._me, name, part.slices, gradients, sums.dtype)
-                self._counts[part.server] = self._counts.get(part.server, 0) + len(part.slices)
-        except ConnectionError as error:
-            raise ServerError(str(error)) from None
-
-    def read_rows(self, index: int, ids: torch.Tensor, to_the_end: bool = False) -> torch.Tensor:
-        """As `servers.rows`; before the first generation the rows are as this process would make them.
-
-        to_the_end: as in `settle`.
-        """
-        if self._place is None:
-            return self.tables.handles[index].local.rows(ids)
-        result = self._patient if to_the_end else self.links.answer
-        return rows.read(self.tables, index, ids, self._homes, self._step, self._ask, result)
-
-    def all_rows(self, index: int, to_the_end: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `servers.rows`; before the first generation the rows that this process holds."""
-        if self._place is None:
-            return self.tables.handles[index].local.held()
-        result = self._patient if to_the_end else self.links.answer
-        return rows.read_all(self.tables, index, self._homes, self._step, self._ask, result)
 
     def snapshot(self, name: str, readers: int, positions: Mapping[int, int]) -> Snapshot:
         """Have the servers keep what they hold after the last committed step, for `readers` members to read.
@@ -327,7 +318,7 @@ class ServerExchange:
 
         Raise ServerError.
         """
-        self.settle()
+        self._take_values(None, False)
         try:
             self._memory.sent()
         except ConnectionError as error:
@@ -335,7 +326,7 @@ class ServerExchange:
         for future in self._commits:
             self.links.result(future, lambda: "the last step's commit")
         self._commits = []
-        about = {"s": self._step + 1, "me": self._me, "norm": self._with_norm}
+        about = {"s": self._step + 1, "me": self._me, "norm": self._with_norm} | in_round(self._round)
         asked = [
             (server, self._ask(server, Kind.PREPARE, {**about, "count": self._counts.get(server, 0)}))
             for server in self.links
@@ -351,22 +342,29 @@ class ServerExchange:
 
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
         """The step is committed: have the servers make it, and begin to fetch the values."""
-        self.recipe = self.optimizers.recipe(scale, unused, skip)
+        self.recipe, changed = self._made_of(scale, unused, skip)
         about = {"s": self._step + 1, "me": self._me, "recipe": self.recipe.to_json()}
         place = self._entered
         self._place = replace(place, step=place.step + 1)
         self._made, self._tried = (place.token, place.step + 1), False
         self._stand_at(self._made)
-        self._clean, self._commits, lost = set(), [], {}
+        self._commits, lost = [], {}
+        self._clean -= {chunk.key for chunk in changed}
         self._memory.mark()
         for server in self.links:
             try:
                 self._commits.append(self._ask(server, Kind.COMMIT, about))
             except ServerError as error:
                 lost[server] = error
-        self._fetch_made(self.chunks, lost)
+        self._fetch_made(changed, lost)
         if lost:
             self.links.over("; ".join(str(error) for error in lost.values()))
+
+    def _made_of(
+        self, scale: float, unused: Collection[int], skip: bool
+    ) -> tuple[Recipe, Sequence[PlannedChunk]]:
+        """How the servers make the step, and the chunks whose values are to be fetched then."""
+        return self.optimizers.recipe(scale, unused, skip), self.chunks
 
     def _fetch_made(self, chunks: Collection[PlannedChunk], lost: dict[str, ServerError]) -> None:
         """Begin to fetch the values of the step that was committed. lost: servers; more are added."""
@@ -385,7 +383,14 @@ class ServerExchange:
 
         to_the_end: within the body that has committed the step, also when the generation is over.
         """
+        self._see_within(parameters)
+        self._take_values(parameters, to_the_end)
+
+    def _see_within(self, parameters: Collection[int] | None) -> None:
+        """Somebody wants to see values, in a body perhaps that has changed them. Raise UsageError."""
         self.optimizers.check_unstaged()
+
+    def _take_values(self, parameters: Collection[int] | None, to_the_end: bool) -> None:
         if len(self._clean) == len(self.chunks):
             return
         keys: Sequence[str]
@@ -430,16 +435,6 @@ class ServerExchange:
 
     # ---- within
 
-    @property
-    def _entered(self) -> Place:
-        if self._place is None:
-            raise ServerError("no generation has begun")
-        return self._place
-
-    @property
-    def _step(self) -> int:
-        return self._entered.step
-
     def _try_step(self) -> None:
         """This member has committed the step, and others may not: have the servers make it for now."""
         if self._tried:
@@ -464,14 +459,3 @@ class ServerExchange:
             server = at or self._homes[chunk.key][0]
             asked = self._ask(server, Kind.FETCH, {"k": chunk.key, "s": step}, out=self._values(chunk))
             self._fetches[chunk.key] = (asked, server)
-
-    def _ask(
-        self,
-        server: str,
-        kind: Kind,
-        meta: dict[str, Any],
-        payload: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
-        any_size: bool = False,
-    ) -> Future[Answer]:
-        return self.links.ask(server, kind, self._entered.token, meta, payload, out, any_size)

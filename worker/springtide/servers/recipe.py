@@ -48,7 +48,7 @@ class ServerOptimizers:
                         "one; put it into one of them, or use strategy.type AllReduce"
                     )
                 self.groups[name], self.owners[name] = group, number
-        self._staged: dict[int, tuple[tuple[dict[str, Any], ...], float]] = {}
+        self._staged: dict[int, tuple[tuple[dict[str, Any], ...], float, frozenset[int]]] = {}
         self.skipped: set[int] = set()
         """Numbers of those whose step of the body a GradScaler has left out."""
         self._norms: list[float] = []
@@ -85,10 +85,6 @@ class ServerOptimizers:
         """A body begins."""
         self._staged, self.skipped = {}, set()
 
-    @property
-    def any_staged(self) -> bool:
-        return bool(self._staged)
-
     def skip(self, optimizer: torch.optim.Optimizer) -> None:
         """A GradScaler leaves this optimizer's step out."""
         self.skipped.add(self._number(optimizer))
@@ -100,31 +96,52 @@ class ServerOptimizers:
     def _number(self, optimizer: torch.optim.Optimizer) -> int:
         return next(number for number, own in enumerate(self.all) if own is optimizer)
 
+    def parameters_of(self, optimizer: torch.optim.Optimizer) -> list[int]:
+        """Numbers of its parameters."""
+        number = self._number(optimizer)
+        return [index for index, owner in self._owner.items() if owner == number]
+
+    @property
+    def staged(self) -> frozenset[int]:
+        """Numbers of those whose step is staged."""
+        return frozenset(self._staged)
+
+    def is_staged(self, optimizer: torch.optim.Optimizer) -> bool:
+        return self._number(optimizer) in self._staged
+
     def stage(
-        self, optimizer: torch.optim.Optimizer, clip_norm: float | None, scale: float, inverse: float = 1.0
-    ) -> None:
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None,
+        scale: float,
+        inverse: float = 1.0,
+        resting: Collection[int] = (),
+    ) -> float:
         """The script makes this optimizer's step of a body that may have several.
 
         clip_norm: of its own gradients, which are the sums times `scale` and `inverse` (a GradScaler's).
-        Raise UsageError when it has made the step already.
+        resting: parameters whose gradients the script has taken away. Return what the gradients are
+        multiplied by besides `scale`. Raise UsageError when it has made the step already.
         """
         number = self._number(optimizer)
         if number in self._staged:
             raise UsageError(
-                f"a second step of the same optimizer ({type(optimizer).__name__}) in one body: parameter "
-                "servers make one step of each optimizer when the body ends; use strategy.type AllReduce"
+                f"a second step of the same optimizer ({type(optimizer).__name__}) in one body takes "
+                "strategy.parameterServer.consistency Synchronous without workers.groupSize, or "
+                "strategy.type AllReduce"
             )
         norm = 0.0 if clip_norm is None else self._norms[number] * abs(scale * inverse)
         factor = 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
-        self._staged[number] = group_options(optimizer), factor * inverse
+        self._staged[number] = group_options(optimizer), factor * inverse, frozenset(resting)
+        return factor * inverse
 
     def check_unstaged(self) -> None:
         """Raise UsageError when the script wants values that the body's end will bring."""
         if self._staged:
             raise UsageError(
-                "the model is used after optimizer.step() in the same body, but with parameters on servers "
-                "the new values come with the body's end: use it before optimizer.step() or after the body, "
-                "or use strategy.type AllReduce"
+                "new values are wanted within the body that makes them, by a model or an average of its "
+                "weights after optimizer.step(): that takes strategy.parameterServer.consistency Synchronous "
+                "without workers.groupSize, or strategy.type AllReduce"
             )
 
     @property
@@ -139,10 +156,11 @@ class ServerOptimizers:
         now = [group_options(optimizer) for optimizer in self.all]
         groups, factors = list[dict[str, Any]](), list[float]()
         for number, own in enumerate(now):
-            options, factor = self._staged.get(number, (own, 1.0))
+            options, factor, _ = self._staged.get(number, (own, 1.0, frozenset()))
             groups += options
             factors += [factor] * len(options)
         resting = {index for index, number in self._owner.items() if number not in self._staged}
+        resting = resting.union(*(staged[2] for staged in self._staged.values()))
         self._staged = {}
         plain = all(factor == 1.0 for factor in factors)
         left_out = frozenset(unused) | resting

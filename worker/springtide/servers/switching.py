@@ -42,7 +42,7 @@ class SwitchingExchange(AsynchronousExchange, EarlyExchange):
 
     def _become(self, in_ranges: bool) -> None:
         self._kind = AsynchronousExchange if in_ranges else EarlyExchange
-        self.asynchronous = in_ranges
+        self.asynchronous, self.rounds = in_ranges, not in_ranges
         self._owing.go_over(in_ranges)
 
     def _go_over(self, in_ranges: bool) -> None:

@@ -1,0 +1,247 @@
+"""Rounds and parts of one step on servers: the rules alone, and what a generation's end makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ps_members import Member, Store, build, gradients_of, members, together
+from ps_servers import servers
+
+from springtide.servers.early import EarlyExchange
+from springtide_ps.chunk import ROUNDS_LIMIT, Chunk, ChunkError, Recipe
+from springtide_ps.rounds import Effect, RoundError, Rounds, Token
+from springtide_ps.server import Server
+from springtide_ps.within import Parts, make_parts
+
+FIRST: Token = (1, 0, 1)
+SECOND: Token = (1, 0, 2)
+
+
+def recipe(*rounds: int, lr: float = 0.1) -> Recipe:
+    """Of parts with the sums of these rounds."""
+    parts = tuple(Recipe(1.0 + n, False, ({"lr": lr},), round=number) for n, number in enumerate(rounds))
+    return Recipe(
+        **{
+            **{name: getattr(parts[-1], name) for name in ("scale", "skip", "groups", "round")},
+            "before": parts[:-1],
+        }
+    )
+
+
+def begun(*done: tuple[str, int]) -> Rounds:
+    """Two members, of whom these have prepared these rounds, one after another, with a gradient each."""
+    rounds = Rounds()
+    rounds.enter(FIRST, ["a", "b"], 0, "run")
+    for member, number in done:
+        rounds.stage(FIRST, 1, member, "chunk", number)
+        rounds.prepare(FIRST, 1, member, 1, number)
+    return rounds
+
+
+def test_a_round_begins_when_all_have_prepared_the_one_before() -> None:
+    rounds = begun(("a", 0))
+    with pytest.raises(RoundError, match="a is in round 1 of the step, and this server in 0"):
+        rounds.stage(FIRST, 1, "a", "chunk", 1)
+    rounds = begun(("a", 0), ("b", 0))
+    assert rounds.complete
+    with pytest.raises(RoundError, match="in round 2"):
+        rounds.stage(FIRST, 1, "a", "chunk", 2)
+    # The first one to say so begins it, if only by having nothing to send here.
+    assert rounds.prepare(FIRST, 1, "a", 0, 1) == []
+    assert (rounds.round, rounds.complete) == (1, False)
+    with pytest.raises(RoundError, match="b is in round 0"):
+        rounds.stage(FIRST, 1, "b", "chunk", 0)
+    assert rounds.stage(FIRST, 1, "b", "chunk", 1)
+    assert rounds.prepare(FIRST, 1, "b", 1, 1) == [Effect.PREPARED]
+
+
+def test_rounds_have_a_limit() -> None:
+    rounds = begun(*[(member, number) for number in range(ROUNDS_LIMIT) for member in "ab"])
+    with pytest.raises(RoundError, match=f"at most {ROUNDS_LIMIT}"):
+        rounds.stage(FIRST, 1, "a", "chunk", ROUNDS_LIMIT)
+
+
+def test_a_committed_step_does_not_go_on_and_a_round_that_is_not_there_is_not_committed() -> None:
+    rounds = begun(("a", 0), ("b", 0))
+    with pytest.raises(RoundError, match="a makes round 1 of step 1, which not all have prepared"):
+        rounds.commit(FIRST, 1, "a", recipe(0, 1))
+    with pytest.raises(RoundError, match="round 1"):
+        rounds.check_parts(FIRST, 1, "a", recipe(1))
+    rounds.check_parts(FIRST, 1, "a", recipe(0, 0))
+    rounds.commit(FIRST, 1, "a", recipe(0))
+    with pytest.raises(RoundError, match="b goes on with a step that a has committed"):
+        rounds.stage(FIRST, 1, "b", "chunk", 1)
+    assert rounds.commit(FIRST, 1, "b", recipe(0)) == [Effect.APPLY]
+    assert (rounds.version, rounds.round) == (1, 0)
+    assert rounds.stage(FIRST, 2, "b", "chunk")
+
+
+@pytest.mark.parametrize(
+    ("done", "step", "effects", "unresolved"),
+    [
+        ("aabb", 1, [Effect.FENCE], 1),
+        ("aabb", 0, [Effect.FENCE, Effect.DROP], None),
+        ("aab", 0, [Effect.FENCE, Effect.DROP], None),
+        # Whoever has committed has seen the last round complete on all servers, so this one is another run's.
+        ("aab", 1, [Effect.FENCE, Effect.FORGET], None),
+    ],
+)
+def test_the_next_generation_begins_from_the_whole_step_or_from_none_of_it(
+    done: str, step: int, effects: list[Effect], unresolved: int | None
+) -> None:
+    order = [("a", 0), ("b", 0), ("a", 1), ("b", 1)][: len(done)]
+    rounds = begun(*order)
+    assert rounds.enter(SECOND, ["a"], step, "run") == effects
+    assert rounds.unresolved == unresolved
+    if unresolved is None:
+        assert rounds.round == 0
+        return
+    assert rounds.round == 1
+    assert rounds.resolve(SECOND, recipe(0, 1)) == [Effect.APPLY]
+    assert (rounds.round, rounds.version) == (0, 1)
+
+
+@given(st.lists(st.integers(1, 4), max_size=8), st.lists(st.integers(1, 4), max_size=8), st.data())
+@settings(deadline=None, max_examples=80)
+def test_members_that_do_the_same_agree_in_whatever_order_they_say_so(
+    a: list[int], b: list[int], data: st.DataObject
+) -> None:
+    """Each of them tells of more and more parts."""
+    whole = recipe(0, 0, 1, 2)
+    words = [sorted(a), sorted(b)]
+    parts, told = Parts(), 0
+    while any(words):
+        own = data.draw(st.sampled_from([word for word in words if word]))
+        count = own.pop(0)
+        parts, told = parts.with_word(7, whole.first(count)), max(told, count)
+        assert parts.first(7, count) == whole.first(count)
+        assert parts.recipe == whole.first(told)
+    with pytest.raises(RoundError, match="which nobody has told of"):
+        parts.first(7, told + 1)
+    with pytest.raises(RoundError, match="which nobody has told of"):
+        parts.first(8, 1)
+    if told:
+        with pytest.raises(RoundError, match="the members make different optimizer steps within step 7"):
+            parts.with_word(7, recipe(0, 0, 1, 2, lr=0.2).first(told))
+        assert parts.with_word(8, recipe(0)).first(8, 1) == recipe(0)
+
+
+def test_parts_are_made_one_after_another_and_sums_may_be_kept() -> None:
+    def chunk() -> Chunk:
+        return Chunk(torch.zeros(2), [(0, 0, 0, 2)], "sgd", [{"lr": 0.0, "momentum": 0.5}])
+
+    groups = ({"lr": 1.0, "momentum": 0.5},)
+    whole = Recipe(
+        1.0, False, groups, round=1, before=(Recipe(2.0, False, groups), Recipe(1.0, False, groups))
+    )
+    assert Recipe.from_json(whole.to_json()) == whole
+    totals = {0: torch.ones(2), 1: torch.full((2,), 3.0)}
+    kept, used = chunk(), chunk()
+    make_parts(kept, totals, whole, keep=True)
+    assert (totals[0].tolist(), totals[1].tolist()) == ([1, 1], [3, 3])
+    make_parts(used, totals, whole, keep=False)
+    # Momentum 2, then 1 + 1, then 1 + 3: the sums of round 0 twice.
+    assert kept.values.tolist() == used.values.tolist() == [-8.0, -8.0]
+    for broken in ({"round": -1}, {"round": ROUNDS_LIMIT}, {"before": [whole.to_json()]}, {"before": 3}):
+        with pytest.raises(ChunkError):
+            Recipe.from_json({**recipe(0).to_json(), **broken})
+
+
+# ---- with servers
+
+
+def sgd(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def expected(steps: int) -> list[torch.Tensor]:
+    """The values after so many steps of two rounds, each through what the last one has made."""
+    model = build(seed=sum(map(ord, "m0")))
+    optimizer = sgd(model)
+    for step in range(steps):
+        for number in range(2):
+            gradients_of(model, 10 * (step + 1) + number, 0, 1)
+            optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def run_rounds(member: Member, part: int, parts: int) -> None:
+    """A body up to its end: two rounds with a step each, the values of the first one seen."""
+    exchange: Any = member.exchange
+    exchange.begin_step()
+    for number in range(2):
+        if number:
+            exchange.begin_round()
+        exchange.settle()
+        gradients_of(member.model, 10 * (member.step + 1) + number, part, parts)
+        member.flats = [torch.zeros(size) for size in member.layout.sizes]
+        for bucket, flat in enumerate(member.flats):
+            for index in member.layout.members[bucket]:
+                gradient = list(member.model.parameters())[index].grad
+                assert gradient is not None
+                offset = member.layout.slots[index].offset
+                flat[offset : offset + gradient.numel()] = gradient.flatten()
+            exchange.push(flat)
+        exchange.prepare()
+        exchange.stage(member.optimizer, None, 1.0, 1.0, (), ())
+
+
+def compare(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("committed", [0, 1, 2])
+@pytest.mark.parametrize("replication", [1, 2])
+def test_a_step_of_two_rounds_is_whole_or_was_not_when_its_generation_ends(
+    committed: int, replication: int
+) -> None:
+    """So many of two members have committed the second step; with copies, a server is lost besides."""
+    with (
+        servers(3) as running,
+        members(2, sgd, kind=EarlyExchange, replication=replication) as both,
+    ):
+        a, _ = both
+        names, store = ["m0", "m1"], Store()
+        together(*(lambda m=m: m.begin(1, names, running, store, fresh=True, holds=m is a) for m in both))
+        together(*(lambda m=m: m.exchange.resolve() for m in both))
+        together(*(lambda n=n, m=m: run_rounds(m, n, 2) for n, m in enumerate(both)))
+        for member in both:
+            member.commit()
+        for member in both:
+            compare(member.values(), expected(1))
+        together(*(lambda n=n, m=m: run_rounds(m, n, 2) for n, m in enumerate(both)))
+        for member in both[:committed]:
+            member.commit()
+        for member in both[committed:]:
+            member.exchange.settle()  # seen, and dropped
+        if committed == 2:
+            for member in both:
+                member.exchange.settle()
+        left: list[Server] = running
+        if replication == 2:
+            running[0].close(30.0)
+            left = running[1:]
+        step, again = 2 if committed else 1, Store()
+        if committed:
+            for member in both:
+                # What passes from a holder to the others.
+                member.exchange.load_state_dict(a.exchange.state_dict())
+        together(
+            *(
+                lambda m=m: m.begin(2, names, left, again, step=step, holds=m.step == step or not committed)
+                for m in both
+            )
+        )
+        together(*(lambda m=m: m.exchange.resolve() for m in both))
+        for member in both:
+            compare(member.values(), expected(step))
+        together(*(lambda n=n, m=m: run_rounds(m, n, 2) for n, m in enumerate(both)))
+        for member in both:
+            member.commit()
+        for member in both:
+            compare(member.values(), expected(step + 1))
