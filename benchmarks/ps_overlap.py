@@ -7,7 +7,8 @@ communication is waiting, not CPU). The rate is chosen so that sending all gradi
 values takes as long as forward and backward do. The ideal is the longer of the two.
 `bound_without_early_values` is what a step can reach whose values come after the last gradient, so that only
 the forward pass hides them (backward, then the longer of forward and receiving);
-`ratio_without_early_values` is what it does reach.
+`ratio_without_early_values` is what it does reach. `asynchronous` has the figures of a worker that waits for
+no other one: its values come after the push, too.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ def work(steps: int) -> None:
     print(json.dumps(blocks[1:]))
 
 
-def run(pace: float, steps: int, early: bool = True) -> list[dict[str, Any]]:
+def run(
+    pace: float, steps: int, early: bool = True, consistency: str = "Synchronous"
+) -> list[dict[str, Any]]:
     """What the worker of a job measured at that pace (bytes per second in each direction)."""
     host = f"127.{random.randrange(20, 250)}.{random.randrange(250)}"
     with tempfile.TemporaryDirectory() as folder:
@@ -102,6 +105,7 @@ def run(pace: float, steps: int, early: bool = True) -> list[dict[str, Any]]:
             "SPRINGTIDE_TOKEN": "benchmark",
             "SPRINGTIDE_METRICS_PORT": "0",
             "SPRINGTIDE_PS_PACE": str(pace),
+            "SPRINGTIDE_CONSISTENCY": consistency,
             "SPRINGTIDE_EARLY_VALUES": str(int(early)),
             "SPRINGTIDE_COORDINATOR": f"{host}.1:7070",
             "SPRINGTIDE_SLOT": "0",
@@ -193,9 +197,15 @@ def main() -> None:
         statistics.median(block["steps"]) / ideals(block, communication)[1]
         for block in run(pace, steps // 2, early=False)
     ]
+    loose, loose_ratios = [], []
+    for block in run(pace, steps, consistency="Asynchronous"):
+        whole, ideal = ideals(block, communication)
+        loose.append((statistics.median(block["steps"]), whole))
+        loose_ratios.append(loose[-1][0] / ideal)
+    loose_step, loose_alone = (statistics.median(column) for column in zip(*loose, strict=True))
     free = [statistics.median(block["steps"]) for block in run(0, steps // 2)]
     step, whole = statistics.median(took), statistics.median(alone)
-    result = {
+    result: dict[str, Any] = {
         "ratio_to_ideal": statistics.median(ratios),
         "ratio_without_early_values": statistics.median(late),
         "bound_without_early_values": statistics.median(bounds),
@@ -207,10 +217,18 @@ def main() -> None:
         "step_seconds_without_pacing": statistics.median(free),
         "bytes_per_second": pace,
         "consistency": "Synchronous",
+        "asynchronous": {
+            "ratio_to_ideal": statistics.median(loose_ratios),
+            "step_seconds": loose_step,
+            "compute_seconds": loose_alone,
+            "exposed_communication_seconds": max(0.0, loose_step - loose_alone),
+        },
         "blocks": len(ratios),
     }
-    for name, value in result.items():
-        print(f"{name:30} {round(value, 4) if isinstance(value, float) else value}")
+    asynchronous: dict[str, float] = result["asynchronous"]
+    for name, value in {**result, **{f"asynchronous.{n}": v for n, v in asynchronous.items()}}.items():
+        if not isinstance(value, dict):
+            print(f"{name:42} {round(value, 4) if isinstance(value, float) else value}")
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -184,6 +184,28 @@ def test_a_server_with_copies_is_killed_and_nothing_is_done_again(
     assert set(ranges(cluster).values()) == {1}
 
 
+@pytest.mark.parametrize("replication", [1, 2])
+def test_a_server_is_killed_between_offers_and_their_push(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path, replication: int
+) -> None:
+    """Whoever has range 12 has offered all of it, and waits before its push until a server is gone."""
+    gate, inside = tmp_path / "gate", tmp_path / "inside"
+    gate.write_text("120")  # seconds at most
+    cluster = make_cluster("Asynchronous", replication=replication, pace=0.01)
+    waits = f"stepping:12:mark={inside};stepping:12:hold={gate}"
+    workers = cluster.start(2, faults={0: waits, 1: waits})
+    cluster.until(inside.exists, "somebody before the push of range 12", slowly=False)
+    victim = cluster.servers[0]
+    victim.kill()
+    cluster.until(lambda: not victim.running, "the server's death", slowly=False)
+    cluster.add_server(0)
+    gate.unlink()
+    cluster.until_done()
+    check(cluster, workers, reference)
+    if replication == 2:
+        assert set(ranges(cluster).values()) == {1}
+
+
 def test_the_fastest_worker_is_never_too_far_ahead(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:

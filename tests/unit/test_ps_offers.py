@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,11 +18,11 @@ from ps_servers import TOKEN, names, servers
 
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import RefusedError, ServerClient, ServerLostError
-from springtide_ps.frames import Kind
+from springtide_ps.frames import Frame, Kind
 from springtide_ps.offers import Offer, Offers
 from springtide_ps.selected import Selected, pack
 from springtide_ps.server import Server
-from springtide_ps.stream import parse_address
+from springtide_ps.stream import connect, parse_address
 
 FIRST, SECOND = (1, 0, 1), (1, 0, 2)
 RECIPE = Recipe(1.0, False, ({"lr": 1.0},)).to_json()
@@ -260,6 +261,44 @@ def test_a_refused_push_uses_the_offer_up_and_changes_nothing(server: Server) ->
         with pytest.raises(RefusedError, match="2 parameter groups"):
             client.link.ask_step(Kind.PUSH_RANGE, FIRST, about).result(60)
         assert (client.pull(), server.offered_bytes) == ([0.0, 0.0], 0)
+
+
+VALID: dict[Kind, dict[str, Any]] = {
+    Kind.OFFER: {"t": list(FIRST), "me": "a", "k": "k", "o": 1, "d": "float32"},
+    Kind.COPY_OFFER: {"t": list(FIRST), "me": "b", "k": "k", "o": 1, "d": "float32"},
+    Kind.PUSH_RANGE: {"t": list(FIRST), "me": "a", "k": "k", "o": 1, "r": 1, "recipe": RECIPE},
+    Kind.COPY_RANGE: {"t": list(FIRST), "me": "b", "k": "k", "o": 1, "r": 2, "recipe": RECIPE},
+    Kind.FINISHED: {"t": list(FIRST), "me": "a", "done": [1]},
+    Kind.LEASE: {"t": list(FIRST), "me": "a", "first": 0, "stop": 4, "sent": [1]},
+}
+RUBBISH: list[Any] = [None, -1, 1 << 70, 0.5, "x", "", [], [1], {}, {"k": 1}, True, [[[]]], "k" * 5000]
+
+
+def test_random_frames_of_ranges_hold_up_nobody_and_leave_nothing(server: Server) -> None:
+    """Words that lack something, or have something else; with tensors of any size."""
+    random = Random(7)
+    with client_of(server) as steady:
+        steady.enter().load()
+        for number in range(60):
+            stream, _ = connect(("127.0.0.1", server.port), TOKEN, 30)
+            with contextlib.closing(stream):
+                for request in range(1, 9):
+                    kind = random.choice(list(VALID))
+                    meta = dict(VALID[kind])
+                    for name in random.sample(sorted(meta), random.randint(0, 2)):
+                        meta[name] = random.choice(RUBBISH)
+                        if random.random() < 0.3:
+                            del meta[name]
+                    size = random.choice([0, 8, 8, 7, 4096]) if random.random() < 0.8 else 8
+                    frame = Frame(kind, random.choice([0, request]), meta, size)
+                    with contextlib.suppress(OSError):  # it may have ended the connection already
+                        stream.send(frame, memoryview(bytes(size)))
+                assert server.offered_bytes <= 3 * 8  # one of its own, and one for each member
+                steady.offer(number, [0.0, 0.0])
+                assert steady.push(number, 1000 + number)[1]["already"] is False
+                stream.abort()
+            until(lambda: server.clients == 1, "the connection's end")
+            assert server.offered_bytes == 0
 
 
 # ---- copies
