@@ -13,9 +13,7 @@ from ps_servers import TOKEN, names, servers
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from worker_ranks import Rank, on_ranks, seeded
 
-from springtide.declared import declare
-from springtide.errors import UsageError
-from springtide.servers.memory import CudaCopier
+from springtide.servers.memory import CudaCopier, Memory
 from springtide.servers.wire import Wire
 
 torch.set_num_threads(1)
@@ -243,13 +241,63 @@ def test_copies_overlap_with_compute_on_cuda() -> None:
     assert float(held.min()) == 7.0  # the script's stream goes on behind the copy
 
 
-@pytest.mark.parametrize("consistency", ["Synchronous", "Asynchronous"])
-def test_what_stays_on_the_cpu(consistency: str) -> None:
-    model = torch.nn.Linear(2, 2, device="meta")
-    named: dict[str, Any] = {"in_job": False, "exact": False, "strategy": "ParameterServer"}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if consistency == "Synchronous":
-        assert not declare(model, optimizer, None, {}, **named, consistency=consistency).several
+@pytest.mark.parametrize("device", ["cpu", on_cuda])
+@pytest.mark.parametrize("how", ["plain", "scaled and clipped", "TopK", "of two"])
+def test_without_common_steps_values_go_over_the_device_s_copies(device: str, how: str) -> None:
+    """One worker equals one process; of two each range counts once, and both end with the same values."""
+    x = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
+    y = torch.randn(24, 3, generator=torch.Generator().manual_seed(2))
+    clip_norm = 0.3 if how == "scaled and clipped" else None
+    store, orders = Store(), dict[int, list[torch.Tensor]]()
+
+    def parts() -> tuple[Any, Any, Any]:
+        with seeded(4):
+            model = build(seed=4).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return model, optimizer, torch.amp.GradScaler(device, init_scale=64.0, enabled=clip_norm is not None)
+
+    def make_step(model: Any, optimizer: Any, scaler: Any, ids: torch.Tensor) -> None:
+        loss = (model(x[ids].to(device)) - y[ids].to(device)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    def script(rank: Rank) -> list[torch.Tensor]:
+        model, optimizer, scaler = parts()
+        rank.distribute(model, optimizer, scaler=scaler, clip_norm=clip_norm)
+        exchange = rank.trainer.servers
+        assert exchange is not None
+        if device == "cpu":
+            exchange._memory = Memory(exchange._parameters, exchange._layout, copier := MakeBelieve())
+        rank.enter_servers(names(running), store)
+        for batch in rank.batches(torch.arange(24), batch_size=8, epochs=2, seed=0):
+            with rank.step():
+                orders.setdefault(rank.rank, []).append(batch.data)
+                make_step(model, optimizer, scaler, batch.data)
+        rank.runtime.settle(None)
+        assert device != "cpu" or copier.landed >= len(exchange.chunks)
+        ledger = rank.runtime.position.ledger.audit()
+        assert (ledger["totalSeen"], ledger["repeated"], ledger["lost"]) == (48, 0, 0)
+        return [parameter.detach().cpu() for parameter in model.parameters()]
+
+    several = how == "of two"
+    more: dict[str, Any] = {"compression": "TopK", "top_k_ratio": 1.0} if how == "TopK" else {}
+    with servers(2) as running:
+        results = on_ranks(
+            1 + several, script, strategy="ParameterServer", consistency="Asynchronous", token=TOKEN, **more
+        )
+    if several:
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
         return
-    with pytest.raises(UsageError, match="models with consistency Asynchronous train on the CPU so far"):
-        declare(model, optimizer, None, {}, **named, consistency=consistency)
+    model, optimizer, scaler = parts()
+    if clip_norm is not None:
+
+        def clip(*_: Any) -> None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+
+        optimizer.register_step_pre_hook(clip)
+    for ids in orders[0]:
+        make_step(model, optimizer, scaler, ids)
+    for found, whole in zip(results[0], model.parameters(), strict=True):
+        torch.testing.assert_close(found, whole.detach().cpu(), rtol=1e-4, atol=2e-6)

@@ -64,8 +64,6 @@ def declare(
     several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
     _check_compression(compression, strategy, several, tracked)
     tables = _check_tables(models, several, tracked, strategy, exact)
-    if strategy == "ParameterServer" and consistency != "Synchronous":
-        _check_on_cpu(models, consistency)
     if tables and consistency != "Synchronous":
         raise UsageError(
             f"distribute(): {tables[0]} is a table of springtide.Embedding, which takes "
@@ -196,12 +194,3 @@ def _check_tables(
             "step per body, so far: give them without lists"
         )
     return tables
-
-
-def _check_on_cpu(models: Sequence[torch.nn.Module], consistency: str) -> None:
-    for name, parameter in _named(models).items():
-        if parameter.device.type != "cpu":
-            raise UsageError(
-                f"distribute(): parameter {name} is on {parameter.device}: with strategy.type "
-                f"ParameterServer models with consistency {consistency} train on the CPU so far"
-            )

@@ -101,6 +101,7 @@ class AsynchronousExchange(ServerExchange):
         """As in `ServerExchange`; then send again what has no answer yet."""
         self._stop, self._next_lease, self._behind = Future(), None, []
         self._meeting = (store, group.rank, leader)
+        self._memory.drop()
         self._offering.forget()
         self._restored, self._skipped = place.step, place.skipped
         self.links.connect(place.servers)
@@ -263,6 +264,7 @@ class AsynchronousExchange(ServerExchange):
 
     def refresh(self) -> None:
         """Begin to fetch the newest values of all chunks; nothing may be on its way."""
+        self._memory.mark()
         self._clean = set()
         for chunk in self.chunks:
             server = self._homes[chunk.key][0]
@@ -299,13 +301,17 @@ class AsynchronousExchange(ServerExchange):
         ServerError.
         """
         self.make_way()
-        token = self._entered.token
-        try:
-            for chunk in self._by_bucket[self._pushed]:
+        token, chunks = self._entered.token, self._by_bucket[self._pushed]
+
+        def offer(gradients: torch.Tensor) -> None:
+            for chunk in chunks:
                 gradient = gradients[chunk.start : chunk.stop]
                 outgoing = self.wire.outgoing(chunk, gradient)
                 self._gradients[chunk.key], self._outgoing[chunk.key] = gradient, outgoing
                 self._offering.offer(self.links[self._homes[chunk.key][0]], token, chunk.key, outgoing)
+
+        try:
+            self._memory.send(self._pushed, gradients, offer)
         except ConnectionError as error:
             raise ServerError(str(error)) from None
         self._pushed += 1
@@ -317,6 +323,10 @@ class AsynchronousExchange(ServerExchange):
         Raise ServerError.
         """
         self.settle()
+        try:
+            self._memory.sent()
+        except ConnectionError as error:
+            raise ServerError(str(error)) from None
         if not self._with_norm:
             return None
         # Of what travels: a finite gradient may be infinite in 16 bits.
@@ -337,6 +347,7 @@ class AsynchronousExchange(ServerExchange):
         self._recipe = self.optimizers.recipe(scale, unused, skip)
         self._sent, self._pending, self._clean = self._leased, set(self._chunks), set()
         self._again = set()
+        self._memory.mark()
         try:
             # Before the pushes, or its answer would come behind all values.
             self._next_lease = self._ask_range([self._sent])
