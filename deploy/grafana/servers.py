@@ -37,9 +37,13 @@ SERVERS = Row(
         ),
         Panel(
             "Values held",
-            ((total("springtide_ps_value_bytes"), NAME),),
+            (
+                (total("springtide_ps_value_bytes"), NAME),
+                (total("springtide_ps_offered_bytes"), NAME + " offered"),
+            ),
             unit="bytes",
-            about="On all servers of a job, second copies included.",
+            about="On all servers of a job, second copies included. Offered: gradients that came before their"
+            " range was pushed.",
         ),
         Panel(
             "Received and sent",

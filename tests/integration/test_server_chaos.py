@@ -114,7 +114,7 @@ def test_whatever_happens_to_servers_and_workers_nothing_is_lost(
     zygote: Zygote, references: list[Reference], tmp_path: Path
 ) -> None:
     def one(seed: Seed) -> str:
-        folder = tmp_path / str(seed.number)
+        folder = tmp_path / str(seed).replace(":", "-")
         folder.mkdir()
         return survive(zygote, folder, references, seed)
 

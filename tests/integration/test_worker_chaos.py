@@ -56,7 +56,7 @@ def test_whatever_happens_the_survivors_have_the_undisturbed_run_s_numbers(
     zygote: Zygote, reference: Reference, tmp_path: Path
 ) -> None:
     def one(seed: Seed) -> str:
-        folder = tmp_path / str(seed.number)
+        folder = tmp_path / str(seed).replace(":", "-")
         folder.mkdir()
         # Every third time the faults begin before the first commit, so that the job may have to start again.
         early = seed.number % 3 == 0
@@ -70,7 +70,7 @@ def test_when_all_are_lost_the_last_whole_checkpoint_leads_to_the_same_numbers(
     zygote: Zygote, reference: Reference, tmp_path: Path
 ) -> None:
     def one(seed: Seed) -> str:
-        folder = tmp_path / str(seed.number)
+        folder = tmp_path / str(seed).replace(":", "-")
         folder.mkdir()
         chaos = SavingChaos(saving_cluster(zygote, folder, OPTIONS), seed)
         told = survive(chaos, reference, early=True)
