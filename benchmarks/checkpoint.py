@@ -6,7 +6,8 @@ Two workers train a model of which parameters and Adam's state are a bit more th
 right after the other. The stall of a checkpoint is how much longer the script waits for its next batch than
 without one, on the slower worker. The baseline is what scripts do by hand: the first worker saves model and
 optimizer with torch.save between two steps, to the same folder. Then jobs of other sizes go on from the last
-checkpoint: seconds from the group's formation until all members hold the state.
+checkpoint: seconds from the group's formation until all members hold the state. At last the same model with
+its parameters and Adam's state on a parameter server (`on_servers`), against the same torch.save.
 """
 
 from __future__ import annotations
@@ -83,9 +84,12 @@ def work(folder: str, baseline: int) -> None:
 
 
 class Job:
-    """A coordinator and workers on this machine. name: of the state's folder, the same for all sizes."""
+    """A coordinator and workers on this machine, and parameter servers if any.
 
-    def __init__(self, folder: Path, count: int, run: int, baseline: int = 0) -> None:
+    run: a number of its own; the state's folder is the same for all.
+    """
+
+    def __init__(self, folder: Path, count: int, run: int, baseline: int = 0, servers: int = 0) -> None:
         self.folder, self.run, self.count = folder, run, count
         self._closing = threading.Event()
         with socket.socket() as probe:
@@ -106,7 +110,10 @@ class Job:
             "SPRINGTIDE_PORT": str(port),
             "SPRINGTIDE_INCARNATION": str(run),
             "SPRINGTIDE_STATE_DIR": str(state),
+            "SPRINGTIDE_SERVERS": str(servers),
         }
+        strategy = {"SPRINGTIDE_STRATEGY": "ParameterServer"} if servers else {}
+        self._servers = [f"server-{run}-{slot}" for slot in range(servers)]
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "springtide_coordinator"],
@@ -115,17 +122,21 @@ class Job:
             )
         ]
         for rank in range(count):
-            environment = common | {
-                "SPRINGTIDE_COORDINATOR": f"127.0.0.1:{port}",
-                "SPRINGTIDE_POD_NAME": f"worker-{rank}",
-                "SPRINGTIDE_POD_UID": f"uid-{run}-{rank}",
-                "SPRINGTIDE_POD_IP": "127.0.0.1",
-                "SPRINGTIDE_SLOT": str(rank),
-                "SPRINGTIDE_TERMINATION_LOG": str(folder / f"end-{run}-{rank}"),
-                "SPRINGTIDE_CHECKPOINT_URI": str(folder),
-                "SPRINGTIDE_CHECKPOINT_SECONDS": "1",
-                "SPRINGTIDE_CHECKPOINT_KEEP": "1",
-            }
+            environment = (
+                common
+                | strategy
+                | {
+                    "SPRINGTIDE_COORDINATOR": f"127.0.0.1:{port}",
+                    "SPRINGTIDE_POD_NAME": f"worker-{rank}",
+                    "SPRINGTIDE_POD_UID": f"uid-{run}-{rank}",
+                    "SPRINGTIDE_POD_IP": "127.0.0.1",
+                    "SPRINGTIDE_SLOT": str(rank),
+                    "SPRINGTIDE_TERMINATION_LOG": str(folder / f"end-{run}-{rank}"),
+                    "SPRINGTIDE_CHECKPOINT_URI": str(folder),
+                    "SPRINGTIDE_CHECKPOINT_SECONDS": "1",
+                    "SPRINGTIDE_CHECKPOINT_KEEP": "1",
+                }
+            )
             with self._log(rank, "out").open("w") as out, self._log(rank, "err").open("w") as err:
                 command = [
                     sys.executable,
@@ -139,6 +150,23 @@ class Job:
                     subprocess.Popen(command, env=environment, cwd=_ROOT, stdout=out, stderr=err)
                 )
 
+        self._helpers = [
+            subprocess.Popen(
+                [sys.executable, "-m", "springtide_ps"],
+                env=common
+                | {
+                    "SPRINGTIDE_COORDINATOR": f"127.0.0.1:{port}",
+                    "SPRINGTIDE_POD_NAME": uid,
+                    "SPRINGTIDE_POD_UID": uid,
+                    "SPRINGTIDE_POD_IP": "127.0.0.1",
+                    "SPRINGTIDE_SLOT": str(slot),
+                    "SPRINGTIDE_ATTEMPT": "0",
+                    "SPRINGTIDE_PS_PORT": "0",
+                },
+                stderr=subprocess.DEVNULL,
+            )
+            for slot, uid in enumerate(self._servers)
+        ]
         self._operator = threading.Thread(target=self._sync, args=(port,), daemon=True)
         self._operator.start()
 
@@ -155,6 +183,10 @@ class Job:
             minimum=self.count,
             maximum=self.count,
             living=[pb.Pod(uid=uid, name=uid, started=True) for uid in uids],
+            servers=len(self._servers),
+            living_servers=[
+                pb.Pod(uid=uid, name=uid, slot=slot, started=True) for slot, uid in enumerate(self._servers)
+            ],
             observed=True,
         )
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -187,14 +219,14 @@ class Job:
     def close(self) -> None:
         self._closing.set()
         self._operator.join(5)
-        for process in reversed(self.processes):
+        for process in [*reversed(self.processes), *self._helpers]:
             process.kill()
             process.wait()
 
 
-def measure(folder: Path, checkpoints: int, saves: int) -> dict[str, Any]:
-    """Stalls, torch.save, throughput."""
-    job = Job(folder, WORKERS, 1, saves)
+def measure(folder: Path, checkpoints: int, saves: int, run: int = 1, servers: int = 0) -> dict[str, Any]:
+    """Stalls, throughput, and torch.save if it is to be made."""
+    job = Job(folder, WORKERS, run, saves, servers)
     try:
         job.until(
             "checkpoints", lambda: sum(line.get("taken", False) for line in job.lines(0)) >= checkpoints + 1
@@ -211,13 +243,14 @@ def measure(folder: Path, checkpoints: int, saves: int) -> dict[str, Any]:
     saved = [line["torch_save"] for line in ranks[0] if "torch_save" in line]
     quiet = [line["step"] for line in waits[0] if not line["busy"] and not line["taken"]]
     busy = [line["step"] for line in waits[0] if line["busy"]]
-    stall, save = statistics.median(stalls), statistics.median(saved)
+    stall = statistics.median(stalls)
+    by_hand = {"torch_save_seconds_p50": statistics.median(saved)} if saved else {}
     return {
         "state_bytes": int(written[-1][0]),
         "step_stall_seconds_p50": stall,
         "step_stall_seconds_max": max(stalls),
-        "torch_save_seconds_p50": save,
-        "stall_ratio_to_torch_save": stall / save,
+        **by_hand,
+        "stall_ratio_to_torch_save": stall / by_hand["torch_save_seconds_p50"] if by_hand else None,
         "bytes_per_second": statistics.median(int(size) / float(seconds) for size, seconds in written),
         "checkpoints": len(stalls),
         "step_seconds_p50": statistics.median(quiet) if quiet else None,
@@ -247,7 +280,8 @@ def measure_all(folder: Path, checkpoints: int, saves: int) -> dict[str, Any]:
     """All that is written. Null with a reason for what did not run to its end."""
     names = "state_bytes", "step_stall_seconds_p50", "stall_ratio_to_torch_save", "bytes_per_second"
     restored: dict[str, float | None] = {str(count): None for count in RESTORED_BY}
-    result: dict[str, Any] = dict.fromkeys(names) | {"restore_seconds": restored}
+    result: dict[str, Any] = dict.fromkeys(names) | {"restore_seconds": restored, "on_servers": None}
+    (folder / "servers").mkdir()
     try:
         result |= measure(folder, checkpoints, saves)
         print(
@@ -260,6 +294,16 @@ def measure_all(folder: Path, checkpoints: int, saves: int) -> dict[str, Any]:
         for run, count in enumerate(RESTORED_BY, start=2):
             restored[str(count)] = restore(folder, count, run)
             print(f"restored by {count} workers in {restored[str(count)]:.2f} s", flush=True)
+        on_servers = measure(folder / "servers", checkpoints, 0, len(RESTORED_BY) + 2, 1)
+        ratio = on_servers["step_stall_seconds_p50"] / result["torch_save_seconds_p50"]
+        result["on_servers"] = on_servers | {"stall_ratio_to_torch_save": ratio}
+        print(
+            f"on a parameter server: {on_servers['state_bytes'] / 2**30:.2f} GiB, a step stalls for"
+            f" {on_servers['step_stall_seconds_p50']:.3f} s (ratio {ratio:.3f}) and takes"
+            f" {on_servers['step_seconds_p50']} s, while one is written"
+            f" {on_servers['step_seconds_while_writing_p50']} s",
+            flush=True,
+        )
     except RuntimeError as error:
         result["reason"] = str(error)
         print(f"cut short: {error}", flush=True)
