@@ -147,8 +147,8 @@ class Asynchronous:
                 reply(Answer(Frame(Kind.DONE, number, {"whole": True})))
                 return
             meta = {**meta, **offer.form}
-            # What is passed on may not have left yet, and an update uses its gradient up.
-            payload = offer.payload.clone() if offer.passed else offer.payload
+            # The update uses it up, though it may still be on its way to a copy: that one gets it again.
+            payload = offer.payload
         try:
             with self._shards.borrowed(token, key) as held:
                 chunk = held.chunk

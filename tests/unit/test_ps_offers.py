@@ -355,6 +355,20 @@ def test_a_copy_that_has_not_said_that_it_has_the_offer_gets_the_gradient(
     assert copy.pull() == out.tolist()
 
 
+def test_offers_of_several_workers_lie_side_by_side_at_a_copy(pair: tuple[Client, Client]) -> None:
+    first, copy = pair
+    with client_of(first.server, "b") as other:
+        first.offer(1, [1.0, 2.0])
+        other.offer(1, [-3.0, 4.0])
+        until(lambda: first.server.offered_bytes == 16 and all_heard(first.server), "the copy's word")
+        assert copy.server.offered_bytes == 16
+        received = copy.server.counters.bytes_in
+        assert first.push(1, 0)[1]["already"] is False
+        values, _ = other.push(1, 1)
+        assert copy.pull() == values
+        assert copy.server.counters.bytes_in == received
+
+
 def test_a_copy_without_room_for_offers_gets_the_gradients_with_the_pushes() -> None:
     with contextlib.ExitStack() as stack:
         [one], [small] = (stack.enter_context(servers(1, limit)) for limit in (0, 96))

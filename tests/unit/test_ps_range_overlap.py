@@ -238,3 +238,29 @@ def test_a_body_that_is_left_counts_nothing_and_owes_nothing() -> None:
         assert torch.equal(loose.values(), wanted)
         assert loose.books() == {(0, 3)}
         loose.exchange.close()
+
+
+def test_what_a_left_body_has_offered_is_never_taken_for_the_next_ones() -> None:
+    """Though the servers have room for no other offer."""
+    wanted = undisturbed(1, "None")
+    with servers(2) as running:
+        loose = Loose(running)
+        loose.begin()
+        right = loose.member.gradients
+
+        def twice(model: torch.nn.Module, *where: int) -> None:
+            right(model, *where)
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad *= 2
+
+        loose.member.gradients = twice
+        loose.body()
+        for server in running:
+            until(lambda server=server: arrived(loose, server), "all offers")
+            server.steps._memory_limit = 1
+        loose.member.gradients = right
+        loose.body()
+        loose.exchange.commit(1.0, ())
+        assert torch.equal(loose.values(), wanted)
+        loose.exchange.close()
