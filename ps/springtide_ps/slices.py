@@ -71,13 +71,13 @@ def unpack(rows: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Slice:
-    """parameter: number of the table among the model's parameters. group: whose options its steps have.
+    """parameter: number of the table among the model's parameters. groups: of all optimizers, one after
+    another. group: whose options its steps have. first: where the groups of the table's optimizer begin.
 
     Raise ChunkError or TableError for what cannot be.
     """
 
     dtype = torch.int32
-    first = 0  # tables have one optimizer
 
     def __init__(
         self,
@@ -86,9 +86,11 @@ class Slice:
         group: int,
         groups: Sequence[Mapping[str, Any]],
         memory: int = 0,
+        first: int = 0,
     ) -> None:
-        if not 0 <= group < len(groups):
-            raise ChunkError(f"a table of parameter group {group}, and there are {len(groups)}")
+        if not 0 <= first <= group < len(groups):
+            raise ChunkError(f"a table of parameter group {group}, and there are {len(groups)} from {first}")
+        self.first = first
         self.table = Table(spec, memory)
         self.parameter, self.group, self.groups = parameter, group, groups
         self._memory = memory
@@ -129,6 +131,8 @@ class Slice:
         ids, gradients = unpack(total, self.table.spec.dim)
         options = self.groups[self.group]
         factor = -recipe.scale if options.get("maximize") else recipe.scale
+        if recipe.factors:
+            factor *= recipe.factors[self.group]
         if factor != 1.0:
             gradients.mul_(factor)
         known = OPTIMIZERS[self.table.spec.optimizer]
@@ -155,6 +159,7 @@ class Slice:
             "group": self.group,
             "groups": [dict(group) for group in self.groups],
             "rows": len(self.table),
+            **({"first": self.first} if self.first else {}),
             "pushes": self.table.pushes,
             "evicted": self.table.evicted,
         }
@@ -173,9 +178,8 @@ class Slice:
         """The slice that was dumped. Raise ChunkError for what is none, TableError for no room."""
         try:
             groups = [dict(group) for group in meta["groups"]]
-            made = cls(
-                spec_from_json(meta["table"]), int(meta["parameter"]), int(meta["group"]), groups, memory
-            )
+            about = spec_from_json(meta["table"]), int(meta["parameter"]), int(meta["group"])
+            made = cls(*about, groups, memory, int(meta.get("first", 0)))
             count, dim = int(meta.get("rows", 0)), made.table.spec.dim
             if count < 0 or payload.numel() != count * (16 + 4 * dim * made.table.width):
                 raise ChunkError(f"{payload.numel()} bytes are not {count} rows of dimension {dim}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from worker_checks import check
-from worker_cluster import WorkerCluster
-from worker_reference import Reference
+from worker_cluster import WorkerCluster, Zygote
+from worker_reference import Reference, train_alone
 
 from springtide import outcome
 
@@ -47,6 +48,23 @@ def test_workers_are_killed_and_come_at_every_point_of_a_step(
         victim = cluster.add(fault=f"{point}:*:kill")
     cluster.until_done()
     assert [worker.code for worker in cluster.workers] == [0] + [-9] * len(points)
+    check(cluster, reference, [steady])
+
+
+@pytest.mark.parametrize("strategy", ["Hybrid", "ParameterServer"])
+def test_two_optimizers_and_their_tables_make_one_step_through_kills(
+    make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path, strategy: str
+) -> None:
+    """One of them has the tables, the other the layers."""
+    (tmp_path / "alone").mkdir()
+    two: dict[str, Any] = {"two": True, "epochs": 2}
+    reference = train_alone(zygote, tmp_path / "alone", OPTIONS | two)
+    cluster = make_cluster(strategy, 2, replication=2, **two)
+    points = ["prepared", "stepped", "stepping"]
+    faults = {number: f"{point}:{3 * number}:kill" for number, point in enumerate(points, start=1)}
+    steady, *victims = cluster.start(1 + len(points), faults=faults)
+    cluster.until_done(seconds=90.0)
+    assert [worker.code for worker in victims] == [-9] * len(points), cluster.logs()
     check(cluster, reference, [steady])
 
 

@@ -250,7 +250,6 @@ def test_a_script_without_a_job_trains_as_with_a_dense_table(clip_norm: float | 
     [
         ("AllReduce", {}, "use strategy.type Hybrid, or torch.nn.Embedding"),
         ("", {"exact": True}, "use strategy.type Hybrid"),
-        ("Hybrid", {"several": True}, "one model and one optimizer"),
         ("Hybrid", {"dense": True}, "the model has none: use springtide.Embedding"),
     ],
 )
@@ -260,7 +259,7 @@ def test_where_tables_cannot_be(strategy: str, options: dict[str, Any], message:
     with pytest.raises(UsageError, match=message):
         declare(
             model,
-            [optimizer] if options.get("several") else optimizer,
+            optimizer,
             None,
             options.get("tracked", {}),
             in_job=bool(strategy),

@@ -63,7 +63,7 @@ def declare(
         )
     several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
     _check_compression(compression, strategy, several, tracked)
-    tables = _check_tables(models, several, tracked, strategy, exact)
+    tables = _check_tables(models, strategy, exact)
     if tables and consistency != "Synchronous":
         raise UsageError(
             f"distribute(): {tables[0]} is a table of springtide.Embedding, which takes "
@@ -171,9 +171,7 @@ def _check_compression(compression: str, strategy: str, several: bool, tracked: 
         )
 
 
-def _check_tables(
-    models: Sequence[torch.nn.Module], several: bool, tracked: Mapping[str, Any], strategy: str, exact: bool
-) -> list[str]:
+def _check_tables(models: Sequence[torch.nn.Module], strategy: str, exact: bool) -> list[str]:
     parameters = _named(models)
     tables = [name for name, item in parameters.items() if handle_of(item) is not None and item.requires_grad]
     if strategy == "Hybrid" and not tables:
@@ -187,10 +185,5 @@ def _check_tables(
         raise UsageError(
             f"distribute(): {tables[0]} is a table of springtide.Embedding, which lies on parameter servers: "
             "use strategy.type Hybrid, or torch.nn.Embedding"
-        )
-    if several or len(models) > 1:
-        raise UsageError(
-            f"distribute(): with tables ({tables[0]}) there is one model and one optimizer, which makes one "
-            "step per body, so far: give them without lists"
         )
     return tables

@@ -129,6 +129,10 @@ class Gradients:
                 self.parameters[index].grad = shown[0]
                 self._factors[index] = self._factors.get(index, 1.0) * factor
 
+    def factor(self, index: int) -> float:
+        """What steps of this round have multiplied the parameter's gradient by."""
+        return self._factors.get(index, 1.0)
+
     def left(self) -> dict[int, torch.Tensor]:
         """Another backward begins in the same body: what the script has not taken away, by parameter.
 
@@ -143,7 +147,7 @@ class Gradients:
                     f"the gradient of {self.names[index]} was replaced between two backward() of the body: "
                     "call optimizer.zero_grad() instead"
                 )
-            kept[index] = parameter.grad * self._factors.get(index, 1.0)
+            kept[index] = parameter.grad * self.factor(index)
             parameter.grad = None
         return kept
 
@@ -159,14 +163,15 @@ class Gradients:
 
     def clip(
         self, optimizers_own: Iterable[torch.Tensor] | None, scale: float = 1.0, elsewhere: float = 0.0
-    ) -> None:
+    ) -> float:
         """Clip the placed gradients to the global norm that was asked for, if any.
 
         optimizers_own: the parameters whose gradients are meant; None: all. scale: they are still multiplied
-        by it. elsewhere: norm of gradients that belong to them and are not here.
+        by it. elsewhere: norm of gradients that belong to them and are not here. Return the factor that all
+        of them are multiplied by.
         """
         if self._clip_norm is None:
-            return
+            return 1.0
         if optimizers_own is None:
             indices = [index for index, is_used in enumerate(self._used) if is_used]
         else:
@@ -175,8 +180,9 @@ class Gradients:
         norm = math.hypot(math.sqrt(float(self._buckets.square_norm(indices))), elsewhere) / scale
         coefficient = self._clip_norm / (norm + 1e-6)
         if coefficient >= 1.0:
-            return
+            return 1.0
         if optimizers_own is None:
             self._buckets.scale(coefficient)
         elif indices:
             torch._foreach_mul_([self._buckets.views[index] for index in indices], coefficient)
+        return coefficient

@@ -46,12 +46,6 @@ class Reduced:
         """Of the gradients in the step's home, as they count."""
         return 0.0 if self.norm is None else self.norm * abs(self.correction)
 
-    @property
-    def broken_elsewhere(self) -> bool:
-        """Whether a gradient in the step's home is not finite; only if the norm was asked for."""
-        assert self.norm is not None
-        return not math.isfinite(self.norm)
-
 
 def commit_on(
     home: StepHome,
@@ -126,6 +120,11 @@ class Reduction:
             self._home.begin_step()
         if self._tables is not None:
             self._tables.begin()
+
+    def begin_round(self, left: Mapping[int, float]) -> None:
+        """Another backward of the body begins; as `StepTables.begin_round`."""
+        if self._tables is not None:
+            self._tables.begin_round(left)
 
     def start_sum(self, tensor: torch.Tensor) -> Work:
         """Begin to replace the tensor by its sum over the members. Raise Dropped when the group is broken."""

@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
 from springtide.errors import UsageError
-from springtide.exchange.buckets import Buckets, StartSum
+from springtide.exchange.buckets import Buckets
 from springtide.gradients import Gradients
-from springtide.reduction import Reduced
+from springtide.optimizers import parameters_of, scale_of
+from springtide.reduction import Reduced, Reduction
 from springtide.scaling import Scalings
 from springtide.servers.exchange import ServerExchange
 from springtide.several import check_backward
+from springtide.tables.step import StepHome
+
+
+class HereSteps:
+    """Steps of several optimizers whose dense parameters are in this process. home: of their tables, if any.
+
+    tables: numbers of the parameters that stand for them.
+    """
+
+    def __init__(self, home: StepHome | None, tables: Collection[int], gradients: Gradients) -> None:
+        self._home, self._tables, self._gradients = home, tables, gradients
+
+    def stage(self, optimizer: torch.optim.Optimizer, reduced: Reduced, scalings: Scalings) -> None:
+        """The optimizer makes its step: clip its gradients, and have its tables make theirs."""
+        own, scale = parameters_of(optimizer), scale_of(optimizer)
+        if self._home is None:
+            self._gradients.clip(own, scale)
+            return
+        inverse = scalings.inverse(optimizer)
+        norm = self._home.norm_of(optimizer) * abs(reduced.correction) * inverse * scale
+        factor = self._gradients.clip(own, scale, norm) * inverse
+        unused = [index for index, used in enumerate(reduced.result.used) if not used]
+        self._home.stage_tables(optimizer, reduced.correction, factor, unused)
+        scalings.stepped(optimizer)
+
+    def begin_round(self) -> None:
+        """Another backward of the body begins. Raise UsageError where there are tables."""
+        if self._tables:
+            raise UsageError(
+                "a second backward() in the same body, and tables of springtide.Embedding: that can be with "
+                "strategy.type ParameterServer, not with Hybrid or without a job so far"
+            )
 
 
 class StagedSteps:
@@ -33,12 +66,13 @@ class StagedSteps:
         """A body begins."""
         self._carried = 0.0
 
-    def begin_round(self, reduced: Reduced, start_sum: StartSum) -> None:
+    def begin_round(self, reduced: Reduced, reduction: Reduction) -> None:
         """Another backward of the body begins. Raise UsageError where it cannot be."""
         check_backward(exact=False, together=self._servers.rounds)
         left = self._gradients.left()
         self._servers.begin_round()
-        self._buckets.begin(start_sum)
+        reduction.begin_round({index: self._gradients.factor(index) for index in left})
+        self._buckets.begin(reduction.start_gradients)
         for index, gradient in left.items():
             self._buckets.carry(index, gradient)
         self._carried = reduced.correction if left else 0.0
@@ -72,15 +106,6 @@ class StagedSteps:
         """The optimizer's own step, which has found nothing to do, is over."""
         self._after()
 
-    def broken(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether a sum of its gradients is not finite; only if the norm was asked for."""
-        return not self._servers.optimizers.finite(optimizer)
-
     def skip(self, optimizer: torch.optim.Optimizer) -> None:
         """A GradScaler leaves its step out."""
         self._servers.optimizers.skip(optimizer)
-
-    @property
-    def all_skipped(self) -> bool:
-        """Whether no step is left that the body's end would make."""
-        return not self._servers.optimizers.staged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -23,7 +24,7 @@ from springtide.exchange.compression import LowRankBuckets, make_buckets
 from springtide.exchange.device import choose_backend
 from springtide.exchange.layout import field_of, layout_hash, plan_layout
 from springtide.gradients import Gradients
-from springtide.optimizers import closure_of, parameters_of, scale_of, with_closure
+from springtide.optimizers import closure_of, scale_of, with_closure
 from springtide.randomness import seed_part
 from springtide.reduction import Reduced, Reduction, commit_on, own_part
 from springtide.scaling import Scalings, enabled_among
@@ -31,7 +32,7 @@ from springtide.servers.exchange import MakeServers, ServerExchange
 from springtide.servers.snapshot import Snapshot
 from springtide.servers.states import states_of
 from springtide.several import check_backward, check_closure
-from springtide.staged import StagedSteps
+from springtide.staged import HereSteps, StagedSteps
 from springtide.state import Position
 from springtide.strangers import DECLARE, Strangers
 from springtide.tables.step import home_here, tables_among
@@ -90,7 +91,8 @@ class Trainer:
             on_servers = {name: item for name, item in named.items() if item.requires_grad}
             with_norm = clip_norm is not None or bool(enabled_among(tracked))
             self.servers = make_servers(on_servers, layout, optimizers, with_norm)
-        self._home = self.servers or home_here(self.tables, self._gradients.names, optimizers[0])
+        self._home = self.servers or home_here(self.tables, self._gradients.names, optimizers)
+        self._here = HereSteps(self._home, self.tables, self._gradients)
         self._dense_here = self._home is None or not self._home.dense
         if not self._dense_here:
             self.nccl_device = None  # its sums are the servers'
@@ -331,8 +333,9 @@ class Trainer:
         if self._body is not None and self._body.reduced and self.transaction.phase is Phase.OPEN:
             check_backward(self._exact is not None)
             if self._staged is not None:
-                self._staged.begin_round(self._reduced_now, self._reduction.start_gradients)
+                self._staged.begin_round(self._reduced_now, self._reduction)
             else:
+                self._here.begin_round()
                 self._gradients.set_aside()
                 self.buckets.begin(self._reduction.start_sum)
             self._body.round += 1
@@ -367,7 +370,7 @@ class Trainer:
         self._undo.keep(optimizer)
         body.steps += 1
         if body.reduced:
-            self._gradients.clip(parameters_of(optimizer), scale_of(optimizer))
+            self._here.stage(optimizer, self._reduced_now, self._scalings)
         if closure is None:
             return None
         return with_closure(args, kwargs, partial(self._evaluate, optimizer, closure))
@@ -386,7 +389,7 @@ class Trainer:
         if not body.reduced:
             self._complete(body)
             if self._staged is None:
-                self._gradients.clip(parameters_of(optimizer))
+                self._here.stage(optimizer, self._reduced_now, self._scalings)
         if self._staged is not None:
             self._stage(optimizer, body)
         if loss is None:
@@ -415,9 +418,7 @@ class Trainer:
 
     def _broken_elsewhere(self, optimizer: torch.optim.Optimizer) -> bool | None:
         """Whether a gradient of it is not finite in the step's home; None: there is none."""
-        if self._staged is not None:
-            return self._staged.broken(optimizer)
-        return None if self._home is None else self._reduced_now.broken_elsewhere
+        return None if self._home is None else not math.isfinite(self._home.norm_of(optimizer))
 
     def _after_skip(self, optimizer: torch.optim.Optimizer) -> None:
         """A GradScaler has left the optimizer's step out, here and at all other members."""
@@ -472,8 +473,8 @@ class Trainer:
         if self._home is not None:
             inverse, held = self._scalings.inverse(self._optimizers[0]), scale_of(self._optimizers[0])
             clip_norm, skip = self._clip_norm, self._scalings.found()
-            if self._staged is not None:  # each optimizer's step with its own
-                inverse, held, clip_norm, skip = 1.0, 1.0, None, self._staged.all_skipped
+            if self._several:  # each optimizer's step was staged with its own
+                inverse, held, clip_norm, skip = 1.0, 1.0, None, not self._home.any_staged
             commit_on(self._home, self._reduced_now, self._gradients, clip_norm, inverse, skip, held)
 
     @property

@@ -77,7 +77,7 @@ class ServerExchange(TableSteps):
         self._me, self._replication, self._with_norm = me, replication, with_norm
         self._names = list(parameters) if dense else []
         self.dense = dense
-        self.tables = TableBook(tables_among(list(parameters.values())), list(parameters), optimizers[0])
+        self.tables = TableBook(tables_among(list(parameters.values())), list(parameters), optimizers)
         self.optimizers = ServerOptimizers(optimizers, parameters)
         self.links = Links(token, connect_seconds, answer_seconds, authority)
         self._layout = layout
@@ -343,6 +343,7 @@ class ServerExchange(TableSteps):
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
         """The step is committed: have the servers make it, and begin to fetch the values."""
         self.recipe, changed = self._made_of(scale, unused, skip)
+        self.optimizers.begin()
         about = {"s": self._step + 1, "me": self._me, "recipe": self.recipe.to_json()}
         place = self._entered
         self._place = replace(place, step=place.step + 1)

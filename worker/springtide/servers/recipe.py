@@ -49,6 +49,7 @@ class ServerOptimizers:
                     )
                 self.groups[name], self.owners[name] = group, number
         self._staged: dict[int, tuple[tuple[dict[str, Any], ...], float, frozenset[int]]] = {}
+        self._stepped: set[int] = set()  # in the running body
         self.skipped: set[int] = set()
         """Numbers of those whose step of the body a GradScaler has left out."""
         self._norms: list[float] = []
@@ -82,8 +83,8 @@ class ServerOptimizers:
                 optimizer.state.pop(parameter, None)
 
     def begin(self) -> None:
-        """A body begins."""
-        self._staged, self.skipped = {}, set()
+        """A body begins, or has been committed."""
+        self._staged, self.skipped, self._stepped = {}, set(), set()
 
     def skip(self, optimizer: torch.optim.Optimizer) -> None:
         """A GradScaler leaves this optimizer's step out."""
@@ -133,7 +134,20 @@ class ServerOptimizers:
         norm = 0.0 if clip_norm is None else self._norms[number] * abs(scale * inverse)
         factor = 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
         self._staged[number] = group_options(optimizer), factor * inverse, frozenset(resting)
+        self._stepped.add(number)
         return factor * inverse
+
+    def norm_of(self, optimizer: torch.optim.Optimizer) -> float:
+        """Of the sums of its gradients, as of the last `norm`; 0 before."""
+        return self._norms[self._number(optimizer)] if self._norms else 0.0
+
+    def check_rows(self, index: int) -> None:
+        """Raise UsageError when the running body has changed the rows of table `index`."""
+        if self._owner.get(index) in self._stepped:
+            raise UsageError(
+                "rows of a table are looked up in the body whose optimizer.step() changes them, so far they "
+                "come with its end: look them up before that step or in the next body"
+            )
 
     def check_unstaged(self) -> None:
         """Raise UsageError when the script wants values that the body's end will bring."""

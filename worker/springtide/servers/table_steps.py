@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import Future
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from springtide.servers import rows
 from springtide.servers.leading import Place
 from springtide.servers.links import Links, ServerError
+from springtide.servers.recipe import ServerOptimizers
 from springtide.servers.tables import TableBook, table_name
 from springtide.servers.wire import Wire
 from springtide_ps.client import Answer
@@ -20,6 +22,7 @@ class TableSteps:
     """A part of `ServerExchange`, which makes what is named here."""
 
     tables: TableBook
+    optimizers: ServerOptimizers
     wire: Wire
     links: Links
     _me: str
@@ -51,6 +54,7 @@ class TableSteps:
         """
         if self._place is None:
             return self.tables.handles[index].local.rows(ids)
+        self.optimizers.check_rows(index)
         result = self._patient if to_the_end else self.links.answer
         return rows.read(self.tables, index, ids, self._homes, self._step, self._ask, result)
 
@@ -60,6 +64,20 @@ class TableSteps:
             return self.tables.handles[index].local.held()
         result = self._patient if to_the_end else self.links.answer
         return rows.read_all(self.tables, index, self._homes, self._step, self._ask, result)
+
+    def norm_of(self, optimizer: torch.optim.Optimizer) -> float:
+        """Of all members' gradients that are there, of this optimizer, as of the last `prepare`."""
+        return self.optimizers.norm_of(optimizer)
+
+    def stage_tables(
+        self, optimizer: torch.optim.Optimizer, scale: float, factor: float, unused: Collection[int]
+    ) -> None:
+        """As `StepHome.stage_tables`: they make it when the step is committed."""
+        self.optimizers.stage(optimizer, None, scale, factor)
+
+    @property
+    def any_staged(self) -> bool:
+        return bool(self.optimizers.staged)
 
     def _patient(self, future: Future[Answer], server: str, what: str) -> Answer:
         """The answer about a step that this member has committed, also when the generation is over."""

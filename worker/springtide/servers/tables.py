@@ -11,7 +11,7 @@ from springtide.errors import UsageError
 from springtide.servers.recipe import group_options
 from springtide.tables.handle import Handle
 from springtide.tables.local import by_slice
-from springtide.tables.rules import group_number, sparse_rule
+from springtide.tables.rules import group_among, sparse_rule
 from springtide_ps.frames import PAYLOAD_LIMIT
 from springtide_ps.placement import CHUNK_BYTES
 from springtide_ps.slices import ID_WORDS, Slice, records
@@ -46,15 +46,20 @@ class TableBook:
     """
 
     def __init__(
-        self, handles: Mapping[int, Handle], names: Sequence[str], optimizer: torch.optim.Optimizer
+        self,
+        handles: Mapping[int, Handle],
+        names: Sequence[str],
+        optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        self.handles, self._names, self._optimizer = dict(handles), names, optimizer
-        self._groups: dict[int, int] = {}
+        self.handles, self._names, self._optimizers = dict(handles), names, optimizers
+        self._groups: dict[int, tuple[int, int]] = {}  # where its optimizer's begin among all, and its own
         self.slices: list[PlannedSlice] = []
         for index, handle in self.handles.items():
-            number = group_number(optimizer, handle.weight, names[index])
+            owner, number = group_among(optimizers, handle.weight, names[index])
+            optimizer = optimizers[owner]
             handle.local.use(*sparse_rule(optimizer, optimizer.param_groups[number], names[index]))
-            self._groups[index] = number
+            first = sum(len(other.param_groups) for other in optimizers[:owner])
+            self._groups[index] = first, first + number
             each = CHUNK_BYTES
             if handle.expected_rows:
                 each = 1 + 4 * handle.dim * handle.expected_rows // len(handle.local.slices)
@@ -74,8 +79,9 @@ class TableBook:
         """What a server begins to hold: the slice as it is in this process."""
         handle = self.handles[planned.parameter]
         piece = handle.local.slices[planned.number]
-        piece.parameter, piece.group = planned.parameter, self._groups[planned.parameter]
-        piece.groups = group_options(self._optimizer)
+        piece.parameter = planned.parameter
+        piece.first, piece.group = self._groups[planned.parameter]
+        piece.groups = [group for optimizer in self._optimizers for group in group_options(optimizer)]
         return piece
 
     def cut(self, index: int, ids: torch.Tensor, homes: Homes, *, empty: bool) -> Iterator[Part]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -18,11 +18,17 @@ _SPARSE: Final[dict[type[torch.optim.Optimizer], str]] = {
 _MUST_BE_OFF: Final = ("momentum", "weight_decay", "amsgrad")
 
 
-def group_number(optimizer: torch.optim.Optimizer, weight: torch.Tensor, name: str) -> int:
-    """The parameter group that the table's parameter is in. Raise UsageError when it is in none."""
-    for number, group in enumerate(optimizer.param_groups):
-        if any(item is weight for item in group["params"]):
-            return number
+def group_among(
+    optimizers: Sequence[torch.optim.Optimizer], weight: torch.Tensor, name: str
+) -> tuple[int, int]:
+    """(number of the optimizer, of its parameter group) that the table's parameter is in.
+
+    Raise UsageError when it is in none.
+    """
+    for owner, optimizer in enumerate(optimizers):
+        for number, group in enumerate(optimizer.param_groups):
+            if any(item is weight for item in group["params"]):
+                return owner, number
     raise UsageError(
         f"table {name}: the optimizer does not have its parameter: give the optimizer all of "
         "model.parameters(), or freeze the table with requires_grad_(False)"

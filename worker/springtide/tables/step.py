@@ -3,6 +3,7 @@ last micro-batch has brought its own."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
@@ -11,7 +12,7 @@ import torch
 from springtide.servers.recipe import group_options
 from springtide.tables.handle import Handle, handle_of
 from springtide.tables.local import merged
-from springtide.tables.rules import group_number, sparse_rule, step_options
+from springtide.tables.rules import group_among, sparse_rule, step_options
 
 
 class Pushed(Protocol):
@@ -51,6 +52,25 @@ class StepHome(Protocol):
         """The norm of all gradients there, if it was asked for, once all members' are there."""
         ...
 
+    def norm_of(self, optimizer: torch.optim.Optimizer) -> float:
+        """As `prepare`, of the gradients of this optimizer."""
+        ...
+
+    def stage_tables(
+        self, optimizer: torch.optim.Optimizer, scale: float, factor: float, unused: Collection[int]
+    ) -> None:
+        """One of several optimizers makes its step: its tables are to make theirs.
+
+        scale, factor: gradients are multiplied by both; scale is that of the whole step. unused: numbers of
+        parameters to which nobody has a gradient.
+        """
+        ...
+
+    @property
+    def any_staged(self) -> bool:
+        """Whether there are steps to be made with the commit, of several optimizers."""
+        ...
+
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None: ...
 
     def settle(self, parameters: Collection[int] | None = None) -> None: ...
@@ -68,13 +88,23 @@ class StepTables:
     def __init__(self, handles: Mapping[int, Handle], home: StepHome) -> None:
         self._handles, self._home = handles, home
         self._parts: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._sent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for handle in handles.values():
             handle.managed = True
 
     def begin(self) -> None:
-        self._parts = {index: [] for index in self._handles}
+        self._parts, self._sent = {index: [] for index in self._handles}, {}
         for handle in self._handles.values():
             handle.take()
+
+    def begin_round(self, left: Mapping[int, float]) -> None:
+        """Another backward pass of the step begins. left: by parameter, the factor of what it adds to."""
+        sent = self._sent
+        self.begin()
+        for index, factor in left.items():
+            if index in sent:
+                ids, sums = sent[index]
+                self._parts[index] = [(ids, sums * factor)]
 
     def put(self, index: int, scale: float, last: bool) -> None:
         """A backward pass has reached parameter `index`; scale: of its micro-batch, 0 leaves its rows out."""
@@ -92,7 +122,7 @@ class StepTables:
             self._send(index)
 
     def _send(self, index: int) -> None:
-        ids, sums = merged(self._parts.pop(index), self._handles[index].dim)
+        ids, sums = self._sent[index] = merged(self._parts.pop(index), self._handles[index].dim)
         self._home.stage_rows(index, ids, sums)
 
 
@@ -101,17 +131,24 @@ class LocalHome:
 
     dense = False
 
+    any_staged = False
+
     def __init__(
-        self, handles: Mapping[int, Handle], names: Sequence[str], optimizer: torch.optim.Optimizer
+        self,
+        handles: Mapping[int, Handle],
+        names: Sequence[str],
+        optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        self._handles, self._optimizer = handles, optimizer
-        self._groups: dict[int, int] = {}
+        self._handles, self._optimizers = handles, optimizers
+        self._groups: dict[int, tuple[torch.optim.Optimizer, int]] = {}
         self._staged: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._norms: dict[int, float] = {}
         for index, handle in handles.items():
-            number = group_number(optimizer, handle.weight, names[index])
+            owner, number = group_among(optimizers, handle.weight, names[index])
+            optimizer = optimizers[owner]
             handle.local.use(*sparse_rule(optimizer, optimizer.param_groups[number], names[index]))
-            self._groups[index] = number
-        group_options(optimizer)
+            self._groups[index] = optimizer, number
+            group_options(optimizer)
 
     def begin_step(self) -> None:
         self._staged = {}
@@ -126,14 +163,33 @@ class LocalHome:
         self._staged[index] = ids, sums
 
     def prepare(self) -> float | None:
-        squares = [sums.to(torch.float64).square().sum() for _, sums in self._staged.values()]
-        return float(sum(squares, torch.zeros((), dtype=torch.float64)).sqrt())
+        squares: dict[int, float] = {}
+        for index, (_, sums) in self._staged.items():
+            own = id(self._groups[index][0])
+            squares[own] = squares.get(own, 0.0) + float(sums.to(torch.float64).square().sum())
+        self._norms = {own: math.sqrt(square) for own, square in squares.items()}
+        return math.sqrt(math.fsum(squares.values()))
+
+    def norm_of(self, optimizer: torch.optim.Optimizer) -> float:
+        return self._norms.get(id(optimizer), 0.0)
+
+    def stage_tables(
+        self, optimizer: torch.optim.Optimizer, scale: float, factor: float, unused: Collection[int]
+    ) -> None:
+        """Make it now: nobody else is in this step."""
+        own = [index for index, (owner, _) in self._groups.items() if owner is optimizer]
+        self._apply(own, scale * factor, unused)
 
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
-        for index, (ids, sums) in self._staged.items():
-            if skip or index in unused:
+        if not skip:
+            self._apply(self._staged, scale, unused)
+
+    def _apply(self, indices: Collection[int], scale: float, unused: Collection[int]) -> None:
+        for index in indices:
+            if index in unused or index not in self._staged:
                 continue
-            options = step_options(self._optimizer.param_groups[self._groups[index]])
+            (ids, sums), (optimizer, group) = self._staged[index], self._groups[index]
+            options = step_options(optimizer.param_groups[group])
             self._handles[index].local.apply(ids, sums, scale, options)
 
     def settle(self, parameters: Collection[int] | None = None) -> None:
@@ -141,7 +197,7 @@ class LocalHome:
 
 
 def home_here(
-    handles: Mapping[int, Handle], names: Sequence[str], optimizer: torch.optim.Optimizer
+    handles: Mapping[int, Handle], names: Sequence[str], optimizers: Sequence[torch.optim.Optimizer]
 ) -> StepHome | None:
     """Of tables that no servers hold; None without tables."""
-    return LocalHome(handles, names, optimizer) if handles else None
+    return LocalHome(handles, names, optimizers) if handles else None
