@@ -224,3 +224,30 @@ def test_the_numbers_of_all_reduce(body: Body) -> None:
         ours = on_ranks(2, lambda rank: play(rank, body, 0.05, running, store), **how)
     theirs = on_ranks(2, lambda rank: play(rank, body, 0.05, [], store))
     torch.testing.assert_close(ours[0][0], theirs[0][0], rtol=0, atol=2e-5)
+
+
+def plainly(game: Game, ids: torch.Tensor, clip: Clip) -> None:
+    (game.judge(X[ids], True) + game.judge(game.generator(NOISE[ids]), False)).backward()
+    game.sgd.step()
+    game.adam.step()
+
+
+@pytest.mark.parametrize(("body", "within"), [(plainly, False), (gan, True), (closures, True)])
+def test_a_body_says_when_it_needs_common_steps(body: Body, within: bool) -> None:
+    """So that its job is never asked to go over to another consistency."""
+    store, said = Store(), list[str]()
+
+    def script(rank: Rank) -> None:
+        game = Game()
+        rank.distribute(game.models, [game.adam, game.sgd])
+        rank.enter_servers(names(running), store)
+        servers_of: Any = rank.trainer.servers
+        servers_of.on_within = lambda: said.append("within")
+        for batch in rank.batches(IDS, batch_size=BATCH, epochs=1, seed=0):
+            with rank.step():
+                body(game, batch.data, lambda optimizer: None)
+        rank.runtime.settle(None)
+
+    with servers(1) as running:
+        on_ranks(1, script, strategy="ParameterServer", token=TOKEN)
+    assert bool(said) is within
