@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -62,11 +63,17 @@ class EarlyShards(Shards):
             self._parts = self._parts.with_word(step, recipe)
 
     def fetch_within(self, token: Token, step: int, key: str, count: int, done: Done) -> None:
-        """`done` gets the chunk's values after the first `count` parts of a step that is not decided."""
+        """`done` gets the chunk's values after the first `count` parts of a step that is not decided.
+
+        The step before it is decided, and may still have to be made: its values may have been there early.
+        """
         with self._lock:
             self._rounds.may_fetch(token, step)
             held = self._held_dense(key)
             recipe = self._parts.first(step, count)
+            if held.version < step - 1 == self._rounds.version:
+                held.waiting.append((step - 1, partial(self._fetch_later, token, step, key, count, done)))
+                return
             held.lock.acquire()
         try:
             if held.version != step - 1 or not isinstance(held.chunk, Chunk):
@@ -76,6 +83,17 @@ class EarlyShards(Shards):
         finally:
             held.lock.release()
         done(values, None)
+
+    def _fetch_later(
+        self, token: Token, step: int, key: str, count: int, done: Done, _: Any, error: Exception | None
+    ) -> None:
+        """The step before is made, or never will be here."""
+        try:
+            if error is not None:
+                raise error
+            self.fetch_within(token, step, key, count, done)
+        except Exception as failure:  # on the thread that makes the steps, which has no part in it
+            done(None, failure if isinstance(failure, RoundError) else RoundError(repr(failure)))
 
     def _want(self, key: str, held: Held, step: int) -> None:
         """Make the step early as soon as its sum is whole (in the lock)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from ps_servers import servers
 
 from springtide.servers.early import EarlyExchange
 from springtide_ps.chunk import ROUNDS_LIMIT, Chunk, ChunkError, Recipe
+from springtide_ps.frozen_shards import FrozenShards
 from springtide_ps.rounds import Effect, RoundError, Rounds, Token
 from springtide_ps.server import Server
 from springtide_ps.within import Parts, make_parts
@@ -152,6 +155,48 @@ def test_parts_are_made_one_after_another_and_sums_may_be_kept() -> None:
 
 
 # ---- with servers
+
+
+def test_parts_of_a_step_wait_until_the_one_before_is_made() -> None:
+    """It is decided; its values came early, so the member is on with the next one before it is made."""
+    stopped, go = threading.Event(), threading.Event()
+
+    class Slow(FrozenShards):
+        def _bring(self, key: str, version: int, trying: bool) -> None:
+            if version == 1:
+                stopped.set()
+                assert go.wait(60)
+            super()._bring(key, version, trying)
+
+    def done(name: str) -> Any:
+        return lambda result, error: told.append((name, result if error is None else str(error)))
+
+    told: list[tuple[str, Any]] = []
+    shards = Slow(lambda *_: None, lambda *_: lambda: None)
+    try:
+        shards.enter(FIRST, ["a"], 0, "run")
+        shards.load(FIRST, "k", 0, Chunk(torch.ones(2), [(0, 0, 0, 2)], "sgd", [{"lr": 1.0}]))
+        for step in (1, 2):
+            shards.stage(FIRST, step, "a", "k", torch.full((2,), 0.25))
+            shards.prepare(FIRST, step, "a", 1, False, done("prepared"))
+            if step == 1:
+                shards.commit(FIRST, 1, "a", recipe(0, lr=1.0), done("committed"))
+        assert stopped.wait(60)
+        shards.within(FIRST, 2, "a", recipe(0, lr=1.0))
+        shards.fetch_within(FIRST, 2, "k", 1, done("values"))
+        assert [name for name, _ in told] == ["prepared", "committed", "prepared"]
+        go.set()
+        deadline = time.monotonic() + 60
+        while len(told) < 4:
+            assert time.monotonic() < deadline, told
+            time.sleep(0.002)
+        assert told[3][0] == "values"
+        assert told[3][1].tolist() == [0.5, 0.5]
+        with pytest.raises(RoundError, match="after step 3 are asked for"):
+            shards.fetch_within(FIRST, 3, "k", 1, done("never"))
+    finally:
+        go.set()
+        shards.close()
 
 
 def sgd(model: Any) -> torch.optim.Optimizer:
