@@ -23,6 +23,7 @@ from springtide_ps.offers import Offer, Offers
 from springtide_ps.ranges import Book, RangeError, RangeSet
 from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, StaleError, Token
 from springtide_ps.selected import unpack
+from springtide_ps.slices import Slice
 from springtide_ps.steps import Reply, Steps, key_in, number_in, token_in
 
 _OFFERS: Final = (Kind.OFFER, Kind.COPY_OFFER)
@@ -31,6 +32,7 @@ KINDS: Final = frozenset(
 )
 _FORM: Final = ("d", "sel")
 _NAMED_LIMIT: Final = 1024
+_NONE: Final = torch.empty(0)
 _CLOCK_LIMIT: Final = 1 << 53
 
 
@@ -71,10 +73,7 @@ class Asynchronous:
         if header.kind in _OFFERS:
             self._shards.check_member(token_in(meta), str(meta.get("me")))
             self._steps.check_room(f"the offer of {key!r}", header.payload_bytes, self._offered())
-        if meta.get("sel"):
-            self._shards.dense(key).check_selected(header.payload_bytes, _dtype(meta))
-        else:
-            self._shards.check_gradient(key, header.payload_bytes, _dtype(meta))
+        self._shards.check_pushed(key, header.payload_bytes, _dtype(meta), bool(meta.get("sel")))
 
     def answer(
         self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply, offers: Offers
@@ -92,8 +91,9 @@ class Asynchronous:
             case Kind.PUSH_RANGE | Kind.COPY_RANGE:
                 self._push(header.kind, token, number, meta, payload, reply, offers)
             case Kind.PULL_CHUNK:
+                self._shards.dense(key_in(meta))
                 with self._shards.borrowed(token, key_in(meta)) as held:
-                    about, values = _about(held.chunk.book), held.chunk.values.clone()
+                    about, values = _about(held.chunk.book), _values(held.chunk).clone()
                 reply(Answer(Frame(Kind.VALUES, number, about, values.nbytes), memory(values)))
             case Kind.BOOKS:
                 books = {key: _about(book) for key, book in self._shards.books(token).items()}
@@ -163,7 +163,7 @@ class Asynchronous:
                     copies = self._copies(held.forward, token, meta, payload, offer)
                     chunk.apply(gradient, recipe)
                 about = {**_about(chunk.book), "already": not fresh, "before": before}
-                values = chunk.values.clone() if kind is Kind.PUSH_RANGE else chunk.values[:0]
+                values = _values(chunk).clone() if kind is Kind.PUSH_RANGE else _NONE
         except Exception:
             if fresh:
                 self._shards.give_up(key)  # half an update may be in it
@@ -173,7 +173,7 @@ class Asynchronous:
         else:
             self._counters.repeated += 1
         frame = Frame(Kind.DONE, number, about)
-        if kind is Kind.PUSH_RANGE:
+        if kind is Kind.PUSH_RANGE and isinstance(chunk, Chunk):
             frame = Frame(Kind.VALUES, number, about, values.nbytes)
         _when_all(copies, lambda error: reply(_answered(frame, values, error)))
 
@@ -312,8 +312,15 @@ def _dtype(meta: dict[str, Any]) -> torch.dtype:
     return dtype
 
 
-def _gradient(chunk: Chunk, meta: dict[str, Any], payload: torch.Tensor) -> torch.Tensor:
-    """Flat, like the chunk's values; it may be the payload's memory. Raise SelectedError."""
+def _values(chunk: Chunk | Slice) -> torch.Tensor:
+    """What a push of it is answered with; rows are asked for by id."""
+    return chunk.values if isinstance(chunk, Chunk) else _NONE
+
+
+def _gradient(chunk: Chunk | Slice, meta: dict[str, Any], payload: torch.Tensor) -> torch.Tensor:
+    """Flat, as the chunk's `apply` takes it; it may be the payload's memory. Raise SelectedError."""
+    if isinstance(chunk, Slice):
+        return chunk.records_in(payload, _dtype(meta))
     if meta.get("sel"):
         return chunk.add(None, unpack(payload, chunk.dtype, chunk.values.numel()), None)
     return payload.view(_dtype(meta)).to(chunk.dtype)

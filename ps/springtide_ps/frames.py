@@ -76,9 +76,10 @@ class Kind(IntEnum):
     STAGE_ROWS = 61  # {"t", "s", "k", "p", "n", "me", "d"} + records (`slices.records`)
 
     # Training without common steps (`asynchronous`); "r" is a range, "recipe" how it is applied.
-    # Answered with {"applied", "ranges", "already", "before"} + the newest values.
+    # Answered with {"applied", "ranges", "already", "before"} + the newest values; of a slice without them.
     # PUSH_RANGE and COPY_RANGE may name an offer "o" instead of "d", "sel" and the gradient; if that is not
     # here, the answer to the former is {"whole": True}.
+    # The gradient of a slice is records (`slices.records`), of as many of its rows as were used.
     PUSH_RANGE = 70  # {"t", "k", "r", "d", "recipe"} + gradient; with "sel" as in STAGE_SELECTED
     PULL_CHUNK = 71  # {"t", "k"}; answered with {"applied", "ranges"} + the newest values
     BOOKS = 72  # {"t"}; answered with JSON: {"applied", "ranges"} by chunk

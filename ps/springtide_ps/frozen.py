@@ -140,7 +140,8 @@ def describe(chunk: Chunk | Slice) -> dict[str, Any]:
     """
     if isinstance(chunk, Chunk):
         return {"state": chunk.state_fields()}
-    about = chunk.about()
+    # Where training goes on from it, says the state that the cut belongs to.
+    about = {name: value for name, value in chunk.about().items() if name != "book"}
     return {"about": about, "bytes": chunk.dumped_bytes}
 
 

@@ -82,7 +82,7 @@ class Held:
         False: there is no chunk that could have a book.
         """
         with self.lock:
-            if not isinstance(self.chunk, Chunk):
+            if self.chunk is None:
                 return False
             if self.chunk.book is None:
                 ranges = RangeSet([(0, self.version)]) if self.version > 0 else RangeSet()
@@ -93,7 +93,7 @@ class Held:
     def count_steps(self, version: int) -> bool:
         """Steps are counted from now on, `version` of them. False: the chunk's book says something else."""
         with self.lock:
-            if not isinstance(self.chunk, Chunk) or self.chunk.book is None:
+            if self.chunk is None or self.chunk.book is None:
                 return False
             exactly = RangeSet([(0, version)]) if version else RangeSet()
             if self.chunk.book.ranges != exactly:
@@ -104,7 +104,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """A chunk that nobody else reads or changes. forward: addresses of the servers that hold copies."""
+    """A chunk that nobody else changes. forward: addresses of the servers that hold copies."""
 
-    chunk: Chunk
+    chunk: Chunk | Slice
     forward: list[str]

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from springtide_ps.chunk import Chunk
 from springtide_ps.early_shards import EarlyShards
 from springtide_ps.held import Borrowed
 from springtide_ps.ranges import Book
 from springtide_ps.rounds import RoundError, Token
+from springtide_ps.slices import Slice
 
 
 class LentShards(EarlyShards):
@@ -31,11 +34,10 @@ class LentShards(EarlyShards):
 
     @contextmanager
     def borrowed(self, token: Token, key: str) -> Iterator[Borrowed]:
-        """A chunk that nobody else reads or changes meanwhile."""
+        """A chunk that nobody else changes meanwhile, or reads, but for rows of a slice."""
         with self._lock:
             self._rounds.check_token(token)
-            if not isinstance(chunk := self._chunk(key), Chunk):
-                raise RoundError(f"{key!r} is a slice of a table, whose rows take part in steps only")
+            chunk = self._chunk(key)
             held = self._held[key]
             held.lock.acquire()
         try:
@@ -43,7 +45,19 @@ class LentShards(EarlyShards):
         finally:
             held.lock.release()
 
-    def changes(self, key: str, chunk: Chunk) -> None:
+    def check_pushed(self, key: str, nbytes: int, dtype: torch.dtype, selected: bool) -> None:
+        """Raise RoundError when the chunk is not here, ChunkError or SelectedError for a gradient of this
+        type that does not fit it. selected: it is of some elements only.
+        """
+        chunk = self.dense(key) if selected else self._chunk(key)
+        if isinstance(chunk, Slice):
+            chunk.check_records(nbytes, dtype)
+        elif selected:
+            chunk.check_selected(nbytes, dtype)
+        else:
+            chunk.check_gradient(nbytes, dtype)
+
+    def changes(self, key: str, chunk: Chunk | Slice) -> None:
         """A borrowed chunk is about to change."""
         self.cuts.before(key, chunk, self._held[key].version)
 
@@ -51,7 +65,7 @@ class LentShards(EarlyShards):
         """Of all chunks that are here."""
         with self._lock:
             self._rounds.check_token(token)
-            keys = [key for key, held in self._held.items() if isinstance(held.chunk, Chunk)]
+            keys = [key for key, held in self._held.items() if held.chunk is not None]
         found = {}
         for key in keys:
             with self.borrowed(token, key) as held:

@@ -1,8 +1,10 @@
-"""A slice of an embedding table in synchronous training: the rows whose ids fall to it.
+"""A slice of an embedding table in a job: the rows whose ids fall to it.
 
 A table is cut by a hash of the id into a number of slices that never changes, so that a slice is to servers
 what a chunk is: placed, copied, filled and moved as a whole. Its values are a function of the steps that were
-made alone: a lookup makes no row, it computes what the row's first value is.
+made alone: a lookup makes no row, it computes what the row's first value is. Where workers do not step
+together, it keeps the book of the ranges that are in its rows, as a chunk does; a range without any of its
+rows counts there as well.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 from springtide_ps.chunk import ChunkError, Recipe, options_of
 from springtide_ps.frames import joined
 from springtide_ps.idmap import Ids, mix
+from springtide_ps.ranges import Book, RangeError
 from springtide_ps.tables import OPTIMIZERS, Table, TableError, TableSpec
 
 ID_WORDS: Final = 2
@@ -73,6 +76,7 @@ def unpack(rows: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
 class Slice:
     """parameter: number of the table among the model's parameters. groups: of all optimizers, one after
     another. group: whose options its steps have. first: where the groups of the table's optimizer begin.
+    book: which ranges the rows hold, where workers do not step together.
 
     Raise ChunkError or TableError for what cannot be.
     """
@@ -93,6 +97,7 @@ class Slice:
         self.first = first
         self.table = Table(spec, memory)
         self.parameter, self.group, self.groups = parameter, group, groups
+        self.book: Book | None = None
         self._memory = memory
 
     @property
@@ -104,6 +109,25 @@ class Slice:
         width = 4 * (ID_WORDS + self.table.spec.dim)
         if nbytes % width or dtype not in (None, self.dtype):
             raise ChunkError(f"{nbytes} bytes are no gradients of rows, which have {width} bytes each")
+
+    def check_records(self, nbytes: int, dtype: torch.dtype) -> None:
+        """Raise ChunkError unless so many bytes are whole records with gradients of that type."""
+        if dtype not in ROW_DTYPES.values():
+            raise ChunkError(f"gradients of rows travel as one of {', '.join(ROW_DTYPES)}, not {dtype}")
+        width = record_bytes(self.table.spec.dim, dtype)
+        if nbytes % width:
+            raise ChunkError(f"{nbytes} bytes are no gradients of rows, which have {width} bytes each")
+
+    def records_in(self, payload: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The records as `apply` takes them, of the memory (uint8) of checked ones; it may be the same."""
+        if dtype.itemsize < torch.float32.itemsize:
+            return widened(payload, self.table.spec.dim, dtype)
+        return payload.view(self.dtype)
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise ChunkError for a recipe of another optimizer."""
+        if len(recipe.groups) != len(self.groups):
+            raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {len(self.groups)}")
 
     def add(
         self, total: torch.Tensor | None, gradient: torch.Tensor, spare: torch.Tensor | None
@@ -121,8 +145,7 @@ class Slice:
 
     def apply(self, total: torch.Tensor, recipe: Recipe) -> None:
         """One step of the sparse optimizer with the sums, unless no worker used the table."""
-        if len(recipe.groups) != len(self.groups):
-            raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {len(self.groups)}")
+        self.check(recipe)
         if recipe.skip:
             return
         self.groups = [dict(group) for group in recipe.groups]
@@ -154,6 +177,7 @@ class Slice:
     def about(self) -> dict[str, Any]:
         """The JSON of a dump."""
         return {
+            **({} if self.book is None else {"book": self.book.to_json()}),
             "table": spec_to_json(self.table.spec),
             "parameter": self.parameter,
             "group": self.group,
@@ -187,7 +211,9 @@ class Slice:
             values = payload[16 * count :].clone().view(torch.float32).view(made.table.width, -1)
             made.table.restore(names[:count], names[count:], values, int(meta.get("pushes", 0)))
             made.table.evicted = int(meta.get("evicted", 0))
-        except (KeyError, TypeError, RuntimeError) as error:
+            if "book" in meta:
+                made.book = Book.from_json(meta["book"])
+        except (KeyError, TypeError, RuntimeError, RangeError) as error:
             raise ChunkError(f"this is no slice of a table: {error!r}") from None
         return made
 

@@ -41,17 +41,33 @@ def test_example(
         cluster.close()
 
 
-def test_clicks_in_a_job_rank_as_well_as_in_one_process(zygote: Zygote, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "consistency"), [("Hybrid", "Synchronous"), ("ParameterServer", "Asynchronous")]
+)
+def test_clicks_in_a_job_rank_as_well_as_in_one_process(
+    zygote: Zygote, tmp_path: Path, strategy: str, consistency: str
+) -> None:
     """The tables lie on two servers; one worker is killed and another one comes."""
     script = EXAMPLES / "clicks" / "train.py"
     sizes = {"CLICKS_SAMPLES": "20000", "CLICKS_EPOCHS": "3"}
     pid = zygote.fork(sizes, [str(script)], tmp_path / "alone.log")
-    environment = {"SPRINGTIDE_STRATEGY": "Hybrid", "SPRINGTIDE_REPLICATION": "2", **sizes}
+    environment = {
+        "SPRINGTIDE_STRATEGY": strategy,
+        "SPRINGTIDE_CONSISTENCY": consistency,
+        "SPRINGTIDE_REPLICATION": "2",
+        **sizes,
+    }
     cluster = WorkerCluster(zygote, tmp_path, {}, script=script, environment=environment)
     cluster.servers_wanted = 2
+    gate, faults = tmp_path / "gate", {1: "gradients:20:kill"}
+    if consistency == "Asynchronous":
+        # Any range: the first one waits, so that the victim has one. It dies in the middle of its push.
+        gate.write_text("120")  # seconds at most
+        faults = {0: f"body:*:hold={gate}", 1: "pushing:*:kill"}
     try:
-        first, victim = cluster.start(2, faults={1: "gradients:20:kill"})
+        first, victim = cluster.start(2, faults=faults)
         cluster.until(lambda: not victim.running, "the death")
+        gate.unlink(missing_ok=True)
         second = cluster.add()
         cluster.until_done(seconds=90)
         cluster.until(lambda: zygote.code(pid) is not None, "the end of the run in one process", 60)
@@ -62,7 +78,11 @@ def test_clicks_in_a_job_rank_as_well_as_in_one_process(zygote: Zygote, tmp_path
             end = worker.outcome()
             assert isinstance(end, outcome.Finished), f"{end}\n{cluster.logs()}"
             assert (end.data["repeated"], end.data["lost"]) == (0, 0)
-            assert auc_in(worker.log()) == pytest.approx(alone, abs=0.005)
+            found = auc_in(worker.log())
+            if consistency == "Synchronous":
+                assert found == pytest.approx(alone, abs=0.005)
+            else:  # the order of updates is another each time; nearly always it ranks a little better
+                assert found > alone - 0.015
     finally:
         cluster.close()
 

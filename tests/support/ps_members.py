@@ -50,7 +50,7 @@ class Member:
     def __init__(self, name: str, optimizer: Callable[[Any], torch.optim.Optimizer], **options: Any) -> None:
         self.name = name
         self.device = options.get("device", "cpu")
-        self.model = build(seed=sum(map(ord, name))).to(self.device)
+        self.model = options.get("build", build)(seed=sum(map(ord, name))).to(self.device)
         self.optimizer = optimizer(self.model)
         named = dict(self.model.named_parameters())
         self.layout = plan_layout([Field(n, tuple(p.shape), p.dtype) for n, p in named.items()], 256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from coordinator_room import Room, generation
 from coordinator_servers import dropped, everybody, trains
 
@@ -56,14 +57,16 @@ def test_processes_that_never_trained_go_on_without_those_that_did() -> None:
     assert room.last("w2", say.Start).fresh
 
 
-def with_checkpoints(room: Room) -> None:
+def with_checkpoints(room: Room, books: bool = False) -> None:
     for record in room.m.members.values():
-        record.checkpoints = True
+        record.checkpoints, record.storage, record.books = not books, True, books
 
 
-def test_with_checkpoints_those_that_held_the_state_stay_and_go_back() -> None:
+@pytest.mark.parametrize("books", [False, True])
+def test_with_checkpoints_those_that_held_the_state_stay_and_go_back(books: bool) -> None:
+    """Also without common steps, where a state between two epochs' ends cannot be saved."""
     room = trains()
-    with_checkpoints(room)
+    with_checkpoints(room, books)
     lacking(room)
     assert room.number == 3
     for worker in ("w0", "w1"):

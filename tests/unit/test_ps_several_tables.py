@@ -124,6 +124,8 @@ def tracked(script: Tables, body: Body) -> dict[str, Any]:
         (one_backward, "Hybrid", 3, 0.05),
         (scaled, "ParameterServer", 2, None),
         (scaled, "Hybrid", 2, None),
+        (one_backward, "Asynchronous", 1, 0.05),
+        (scaled, "Asynchronous", 1, None),
         (two_rounds, "ParameterServer", 2, None),
         (two_rounds, "ParameterServer", 3, 0.05),
     ],
@@ -141,8 +143,11 @@ def test_the_numbers_of_plain_torch(body: Body, strategy: str, size: int, clip_n
         rank.runtime.settle(None)
         return script.values()
 
+    how = {"strategy": strategy}
+    if strategy == "Asynchronous":
+        how = {"strategy": "ParameterServer", "consistency": strategy}
     with servers(2) as running:
-        results = on_ranks(size, run, strategy=strategy, token=TOKEN)
+        results = on_ranks(size, run, token=TOKEN, **how)
     expected = plain(body, clip_norm)
     for values in results:
         assert torch.equal(values, results[0])

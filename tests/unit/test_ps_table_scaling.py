@@ -71,7 +71,9 @@ class Trains:
 def run(
     strategy: str, device: str, clip_norm: float | None, running: Any, **options: Any
 ) -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
-    """(the result of each of two members, the samples of each step)."""
+    """(the result of each of two members, the samples of each step). strategy: "Asynchronous" is one member
+    of a ParameterServer job of that consistency.
+    """
     store, seen = Store(), dict[int, list[torch.Tensor]]()
     compression = options.pop("compression", "None")
 
@@ -79,22 +81,27 @@ def run(
         trains = Trains(False, device, **options)
         rank.distribute(trains.model, trains.optimizer, scaler=trains.scaler, clip_norm=clip_norm)
         rank.enter_servers(names(running), store)
-        for batch in rank.batches((IDS, WANTED, torch.arange(24)), batch_size=8, epochs=2, seed=0):
+        samples = (IDS, WANTED, torch.arange(24))
+        for step, batch in enumerate(rank.batches(samples, batch_size=8, epochs=2, seed=0), 1):
             with rank.step():
                 ids, wanted, numbers = batch
-                bad = (numbers == BAD).float() * float(rank.step_number <= 3)
-                seen.setdefault(rank.step_number, []).append(numbers)
+                bad = (numbers == BAD).float() * float(step <= 3)
+                seen.setdefault(step, []).append(numbers)
                 trains.step(ids, wanted, bad)
         rank.runtime.settle(None)
         return trains.result()
 
     rows = {"rows_compression" if strategy == "Hybrid" else "compression": compression}
-    results = on_ranks(2, script, strategy=strategy, token=TOKEN, **(rows if compression != "None" else {}))
+    more: dict[str, Any] = rows if compression != "None" else {}
+    members = 2
+    if strategy == "Asynchronous":
+        members, strategy, more = 1, "ParameterServer", more | {"consistency": strategy}
+    results = on_ranks(members, script, strategy=strategy, token=TOKEN, **more)
     return results, [torch.cat(seen[step]) for step in sorted(seen)]
 
 
 @pytest.mark.parametrize("device", ["cpu", on_cuda])
-@pytest.mark.parametrize("strategy", ["ParameterServer", "Hybrid"])
+@pytest.mark.parametrize("strategy", ["ParameterServer", "Hybrid", "Asynchronous"])
 @pytest.mark.parametrize(("clip_norm", "fused"), [(None, False), (0.05, False), (0.05, True)])
 def test_as_with_a_dense_table_in_one_process(
     strategy: str, device: str, clip_norm: float | None, fused: bool
@@ -129,10 +136,11 @@ def test_as_with_a_dense_table_in_one_process(
             torch.testing.assert_close(found, whole, rtol=1e-4, atol=2e-6)
 
 
-def test_rows_that_overflow_in_sixteen_bits_are_skipped_by_all() -> None:
+@pytest.mark.parametrize("strategy", ["ParameterServer", "Asynchronous"])
+def test_rows_that_overflow_in_sixteen_bits_are_skipped_by_all(strategy: str) -> None:
     with servers(1) as running:
-        results, _ = run("ParameterServer", "cpu", None, running, scale=2.0**20, compression="FP16")
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
+        results, _ = run(strategy, "cpu", None, running, scale=2.0**20, compression="FP16")
+    for one, *others in zip(*results, strict=True):
+        assert all(torch.equal(one, other) for other in others)
         assert one.isfinite().all()
     assert float(results[0][-1]) < 2.0**20

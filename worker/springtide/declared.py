@@ -64,10 +64,10 @@ def declare(
     several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
     _check_compression(compression, strategy, several, tracked)
     tables = _check_tables(models, strategy, exact)
-    if tables and consistency != "Synchronous":
+    if tables and strategy == "Hybrid" and consistency != "Synchronous":
         raise UsageError(
-            f"distribute(): {tables[0]} is a table of springtide.Embedding, which takes "
-            "strategy.parameterServer.consistency Synchronous so far"
+            "distribute(): strategy.type Hybrid sums dense gradients by all-reduce, in common steps: use "
+            "strategy.parameterServer.consistency Synchronous, or strategy.type ParameterServer"
         )
     return Declared(models, optimizers, several)
 

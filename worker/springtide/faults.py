@@ -23,8 +23,9 @@ parameter servers are asked for).
 
 At a generation's end: asked (the coordinator wants all to stop; on the stream's thread, before the script's
 learns of it; with the step after the newest that this member knows of). Where workers do not step together:
-leasing (a range is asked for, before the answer is awaited; with the epoch's first step) and meeting (all of
-an epoch is done, before the others are met; with the step after its last one).
+pushing (half of what a range's push is made of has been sent), leasing (a range is asked for, before the
+answer is awaited; with the epoch's first step) and meeting (all of an epoch is done, before the others are
+met; with the step after its last one).
 """
 
 from __future__ import annotations
@@ -57,11 +58,13 @@ TRANSFER_POINTS = frozenset(["sending", "receiving"])
 CHECKPOINT_POINTS = frozenset(["staged", "share", "shared", "manifest", "saved", "pruned", "restore"])
 COLLECTING_POINTS = frozenset(["collecting"])
 WAITING_POINTS = frozenset(["asked", "leasing", "meeting"])
+PUSH_POINTS = frozenset(["pushing"])
 ROUND_POINTS = frozenset(
     ["round-gradients", "round-pushed", "round-prepared", "round-reduced", "round-stepped", "seen"]
 )
 _EACH_TIME = ("hold=", "mark=")
 _KNOWN = POINTS | TRANSFER_POINTS | CHECKPOINT_POINTS | COLLECTING_POINTS | WAITING_POINTS | ROUND_POINTS
+_KNOWN |= PUSH_POINTS
 
 
 @dataclass(slots=True)

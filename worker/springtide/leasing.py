@@ -49,7 +49,7 @@ class Leasing:
         self._finished = 0  # ranges, as of `_told`
 
     def begin_anew(self) -> None:
-        """The members step together no more, or again: what they hold is equal."""
+        """The members step together no more, or again, or go back: what they hold is equal."""
         self._samples = 0
 
     def stop_at_the_end(self) -> None:

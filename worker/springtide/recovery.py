@@ -237,6 +237,8 @@ class Recovery:
             self._runtime.position.ledger.skipped,
             in_ranges,
         )
+        if message.fresh and self._runtime.leasing is not None:
+            self._runtime.leasing.begin_anew()
         leader = min(rank for rank in range(group.size) if rank not in lacking)
         assert isinstance(begin.store, StreamStore)
         servers.begin_generation(

@@ -54,6 +54,11 @@ class Record:
         return self.connected and self.standing is Standing.PARKED and not self.dismissed
 
     @property
+    def can_go_back(self) -> bool:
+        """Whether it begins from a checkpoint, if there is one, when nobody holds its state any more."""
+        return self.checkpoints or self.storage
+
+    @property
     def leaving(self) -> bool:
         return self.leaving_since is not None
 

@@ -228,7 +228,7 @@ def why(
     """(cause, reason) of the generation to make."""
     current = m.current
     if lost and chosen is None and current is not None and m.void_found_by == current.name:
-        back = any(record.checkpoints for record in participants)
+        back = any(record.can_go_back for record in participants)
         what = "goes back to its newest checkpoint" if back else "starts again from nothing"
         return "failure", f"{m.void_reason}; the job {what}"
     if lost:

@@ -20,7 +20,7 @@ def hold(m: Membership, record: Record, state: StateName | None) -> None:
     """Write down which state a process holds."""
     record.state = state
     if state is not None and m.void is not None and state <= m.void:
-        record.state, record.voided = None, not record.checkpoints
+        record.state, record.voided = None, not record.can_go_back
     record.voided = record.voided or record.stuck
 
 

@@ -1,10 +1,11 @@
 """The exchange of one worker that does not step together with the others (BoundedStaleness, Asynchronous).
 
 A body works on a whole global batch of its own, a *range*. Its gradients leave during backward (`offering`).
-At optimizer.step() each chunk is pushed, with its range and the options of the script's optimizer, and the
-answer brings that chunk's newest values, for which the next forward pass waits layer by layer: the next range
-is asked for before they are here. A push without an answer is kept and sent again in the next generation, so
-nothing is computed twice for a new token; a server that has the range answers without applying it.
+At optimizer.step() each chunk, and each slice of a table (`range_rows`), is pushed, with its range and the
+options of the script's optimizer, and the answer brings that chunk's newest values, for which the next
+forward pass waits layer by layer: the next range is asked for before they are here. A push without an
+answer is kept and sent again in the next generation, so nothing is computed twice for a new token; a server
+that has the range answers without applying it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from springtide.servers.books import BookLeader, Offer, books_of, rescue
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.leading import Leader, Place
 from springtide.servers.links import ServerError
-from springtide.servers.offering import Offering
+from springtide.servers.offering import Offering, Outgoing
 from springtide.servers.plan import PlannedChunk
+from springtide.servers.range_rows import Rows, slices_by_table
+from springtide.servers.row_pushes import RowPushes
 from springtide.servers.tables import PlannedSlice
 from springtide.servers.wire import Pushed, RangeWire
 from springtide_ps.chunk import Chunk, Recipe, square_norm
@@ -66,7 +69,7 @@ class Audit:
     skipped: int
 
 
-class AsynchronousExchange(ServerExchange):
+class AsynchronousExchange(RowPushes, ServerExchange):
     """As `ServerExchange`, from which it has chunks, places and waits. `interrupt` is for any thread."""
 
     asynchronous = True
@@ -84,7 +87,9 @@ class AsynchronousExchange(ServerExchange):
         self._recipe = Recipe(1.0, True, ())
         self._skipping: frozenset[int] = frozenset()
         self._gradients: dict[str, torch.Tensor] = {}
-        self._outgoing: dict[str, torch.Tensor | Selected] = {}
+        self._outgoing: dict[str, Outgoing] = {}
+        self._slices = {planned.key: planned for planned in self.tables.slices}
+        self._slices_of = slices_by_table(self.tables)
         self._again: set[str] = set()
         self._pending: set[str] = set()
         self._done: list[int] = []
@@ -155,10 +160,17 @@ class AsynchronousExchange(ServerExchange):
     def _rescue(self, lost: list[str], loads: dict[str, int]) -> dict[str, str]:
         """As the leader: have chunks that no server holds made again from newest pulls; server by chunk.
 
-        Chunks of which nobody has a pull are left out.
+        Chunks of which nobody has a pull are left out; all of them, when rows are lost, which nobody has.
         """
         assert self._meeting is not None
         store, rank, _ = self._meeting
+        if rows := [key for key in lost if key in self._slices]:
+            log.warning(
+                "%d slices of tables are on no server any more: no worker has their rows, so nothing is made "
+                "again from what workers have pulled; replication 2 keeps a copy of each",
+                len(rows),
+            )
+            lost = []
         store.set(f"lost/{rank}", json.dumps(lost).encode())
         if not lost:
             return {}
@@ -194,7 +206,6 @@ class AsynchronousExchange(ServerExchange):
 
     def _new_chunk(self, planned: PlannedChunk | PlannedSlice) -> Chunk | Slice:
         chunk = super()._new_chunk(planned)
-        assert isinstance(chunk, Chunk)
         before = RangeSet([(0, self._restored)]) if self._restored else RangeSet()
         chunk.book = Book(before, self._restored, self._skipped)
         return chunk
@@ -263,7 +274,7 @@ class AsynchronousExchange(ServerExchange):
             self._stop.set_result(None)
 
     def refresh(self) -> None:
-        """Begin to fetch the newest values of all chunks; nothing may be on its way."""
+        """Begin to fetch the newest values of all chunks; nothing may be on its way. Rows are always new."""
         self._memory.mark()
         self._clean = set()
         for chunk in self.chunks:
@@ -331,6 +342,10 @@ class AsynchronousExchange(ServerExchange):
             return None
         # Of what travels: a finite gradient may be infinite in 16 bits.
         squares = [self.optimizers.square(c.optimizer, square_norm(self._parts(c))) for c in self.chunks]
+        for key in self._slices:
+            rows = self._outgoing[key]
+            assert isinstance(rows, Rows)
+            squares.append(self.optimizers.square(self._target(key)[1], rows.square_norm()))
         return self.optimizers.norm(squares)
 
     def _parts(self, chunk: PlannedChunk) -> list[torch.Tensor]:
@@ -338,6 +353,7 @@ class AsynchronousExchange(ServerExchange):
         outgoing = self._outgoing[chunk.key]
         if isinstance(outgoing, Selected):
             return [outgoing.values]
+        assert isinstance(outgoing, torch.Tensor)
         flat = outgoing.to(self._gradients[chunk.key].dtype)
         return [flat[start:stop] for _, _, start, stop in chunk.pieces]
 
@@ -345,19 +361,30 @@ class AsynchronousExchange(ServerExchange):
         """Ask for the next range, and say how the gradients count; the values follow."""
         self._skipping = frozenset(self.optimizers.skipped)
         self._recipe = self.optimizers.recipe(scale, unused, skip)
-        self._sent, self._pending, self._clean = self._leased, set(self._chunks), set()
+        self.optimizers.begin()
+        self._sent, self._pending, self._clean = self._leased, {*self._slices, *self._chunks}, set()
         self._again = set()
         self._memory.mark()
         try:
             # Before the pushes, or its answer would come behind all values.
             self._next_lease = self._ask_range([self._sent])
-            self._send(self._chunks)
+            # Rows first: the next forward pass begins with them.
+            keys = [*self._slices, *self._chunks]
+            self._send(keys[: len(keys) // 2])
+            faults.reach("pushing", self._sent + 1)
+            self._send(keys[len(keys) // 2 :])
         except ServerError as error:
             # The step stays committed: the rest of it leaves in the next generation.
             self.links.over(str(error))
 
     def settle(self, parameters: Collection[int] | None = None, to_the_end: bool = False) -> None:
         super().settle(parameters, to_the_end)
+        if parameters is None:
+            self._take_rows(self._slices_of, to_the_end)
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """Say which ranges are done, if any are."""
         self._count()
         if self._done:
             done, self._done = self._done, []
@@ -369,19 +396,27 @@ class AsynchronousExchange(ServerExchange):
 
     def make_way(self) -> None:
         """As in `ServerExchange`: what was pushed may have to be sent again until it is answered."""
-        if self._pending:
+        if self._sent is not None:
             self.settle()
 
     def _send(self, keys: Iterable[str]) -> None:
-        for planned in [self._chunks[key] for key in keys]:
-            own = {piece[0] for piece in planned.pieces}
-            skip = self._recipe.skip or planned.optimizer in self._skipping
+        for key in keys:
+            own, optimizer, values = self._target(key)
+            skip = self._recipe.skip or optimizer in self._skipping
             recipe = replace(self._recipe, unused=self._recipe.unused & own, skip=skip)
-            form, gradient = self._offering.push(planned.key, self._outgoing[planned.key])
-            about = {"k": planned.key, "r": self._sent, "recipe": recipe.to_json(), **form}
-            server, values = self._homes[planned.key][0], self._values(planned)
-            asked = self.links.ask(server, Kind.PUSH_RANGE, self._entered.token, about, gradient, values)
-            self._fetches[planned.key] = (asked, server)
+            form, gradient = self._offering.push(key, self._outgoing[key])
+            about = {"k": key, "r": self._sent, "recipe": recipe.to_json(), **form}
+            server, token = self._homes[key][0], self._entered.token
+            asked = self.links.ask(server, Kind.PUSH_RANGE, token, about, gradient, values)
+            self._fetches[key] = (asked, server)
+
+    def _target(self, key: str) -> tuple[set[int], int, torch.Tensor | None]:
+        """(its parameters, whose optimizer they are in, where new values go: None of a slice)."""
+        if key in self._slices:
+            index = self._slices[key].parameter
+            return {index}, self.optimizers.owners[self.tables.name(index)], None
+        planned = self._chunks[key]
+        return {piece[0] for piece in planned.pieces}, planned.optimizer, self._values(planned)
 
     def _receive(self, key: str, to_the_end: bool) -> None:
         asked = self._fetches.get(key)
@@ -399,9 +434,12 @@ class AsynchronousExchange(ServerExchange):
         del self._fetches[key]
 
     def _take(self, key: str, answer: Answer) -> None:
-        """Values have landed."""
+        """Values have landed, or the answer of a slice."""
         said, before = answer.meta, self._pulled.get(key)
-        self._pulled[key] = Offer(int(said["applied"]), said["ranges"], skipped=int(said.get("skipped", 0)))
+        if key in self._chunks:
+            self._pulled[key] = Offer(
+                int(said["applied"]), said["ranges"], skipped=int(said.get("skipped", 0))
+            )
         if "already" not in said or key not in self._pending:
             return
         self._pending.discard(key)
@@ -424,7 +462,7 @@ class AsynchronousExchange(ServerExchange):
     @property
     def _desk(self) -> str:
         """The server that gives the ranges out."""
-        return self._homes[self.chunks[0].key][0]
+        return self._homes[self._planned[0].key][0]
 
     def _books(self) -> dict[str, Book]:
         return books_of(self.links, self._entered.token, {key: home[0] for key, home in self._homes.items()})

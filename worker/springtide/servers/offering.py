@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 
+from springtide.servers.range_rows import Rows
 from springtide_ps.client import ServerClient
 from springtide_ps.frames import DTYPE_NAMES
 from springtide_ps.rounds import Token
 from springtide_ps.selected import Selected, pack
+
+Outgoing = torch.Tensor | Selected | Rows
+"""What travels of a gradient: of a chunk (flat), of some of its elements, or of rows of a slice."""
 
 
 class Offering:
@@ -34,7 +38,7 @@ class Offering:
         """Servers do not have these (None: all) any more."""
         self._keys = set() if keys is None else self._keys - set(keys)
 
-    def offer(self, client: ServerClient, token: Token, key: str, gradient: torch.Tensor | Selected) -> None:
+    def offer(self, client: ServerClient, token: Token, key: str, gradient: Outgoing) -> None:
         """Send what travels of a chunk's gradient; it must not change before its push is answered.
 
         Raise ConnectionError.
@@ -43,15 +47,17 @@ class Offering:
         client.offer(token, self._me, key, self._number, form, tensor)
         self._keys.add(key)
 
-    def push(self, key: str, gradient: torch.Tensor | Selected) -> tuple[dict[str, Any], torch.Tensor | None]:
+    def push(self, key: str, gradient: Outgoing) -> tuple[dict[str, Any], torch.Tensor | None]:
         """What the push of a chunk says of its gradient, and what it brings: None where that was offered."""
         if key in self._keys:
             return {"o": self._number, "me": self._me}, None
         return travelling(gradient)
 
 
-def travelling(gradient: torch.Tensor | Selected) -> tuple[dict[str, Any], torch.Tensor]:
+def travelling(gradient: Outgoing) -> tuple[dict[str, Any], torch.Tensor]:
     """(form, tensor) of a gradient on its way."""
+    if isinstance(gradient, Rows):
+        return {"d": gradient.dtype}, gradient.records()
     if isinstance(gradient, Selected):
         return {"d": DTYPE_NAMES[gradient.values.dtype], "sel": True}, pack(gradient)
     return {"d": DTYPE_NAMES[gradient.dtype]}, gradient

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from springtide.servers.plan import PlannedChunk
 from springtide.servers.tables import PlannedSlice
 from springtide.servers.wire import Pushed
 from springtide_ps.chunk import Chunk
+from springtide_ps.client import Answer
 from springtide_ps.slices import Slice
 
 log = logging.getLogger("springtide")
@@ -100,6 +102,18 @@ class SwitchingExchange(AsynchronousExchange, EarlyExchange):
 
     def push(self, gradients: torch.Tensor) -> Pushed:
         return self._kind.push(self, gradients)
+
+    def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
+        self._kind.stage_rows(self, index, ids, sums)
+
+    def read_rows(self, index: int, ids: torch.Tensor, to_the_end: bool = False) -> torch.Tensor:
+        return self._kind.read_rows(self, index, ids, to_the_end)
+
+    def all_rows(self, index: int, to_the_end: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._kind.all_rows(self, index, to_the_end)
+
+    def _patient(self, future: Future[Answer], server: str, what: str) -> Answer:
+        return self._kind._patient(self, future, server, what)
 
     def prepare(self) -> float | None:
         return self._kind.prepare(self)

@@ -75,13 +75,18 @@ class TableBook:
             for index, h in self.handles.items()
         )
 
+    def name(self, index: int) -> str:
+        """The table's parameter, as the script calls it."""
+        return self._names[index]
+
     def make(self, planned: PlannedSlice) -> Slice:
-        """What a server begins to hold: the slice as it is in this process."""
+        """What a server begins to hold: the slice as it is in this process; ranges are not known of it."""
         handle = self.handles[planned.parameter]
         piece = handle.local.slices[planned.number]
         piece.parameter = planned.parameter
         piece.first, piece.group = self._groups[planned.parameter]
         piece.groups = [group for optimizer in self._optimizers for group in group_options(optimizer)]
+        piece.book = None
         return piece
 
     def cut(self, index: int, ids: torch.Tensor, homes: Homes, *, empty: bool) -> Iterator[Part]:

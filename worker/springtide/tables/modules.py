@@ -76,7 +76,8 @@ class _TableModule(torch.nn.Module):
     def export(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids int64 [n] in order, rows float32 [n, dim]): all rows that were trained and not let go.
 
-        In a job they are those of the last committed step; call it in the loop and not in a step.
+        In a job they are those of the last committed step, or of now where workers do not step together; call
+        it in the loop and not in a step.
         """
         return self.table.held()
 

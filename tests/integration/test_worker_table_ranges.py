@@ -1,0 +1,168 @@
+"""Jobs with embedding tables whose workers do not step together: each range is once in every slice, whoever
+dies, and the model is as good as that of common steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_cluster import Worker, WorkerCluster
+from worker_reference import Reference
+
+from springtide import outcome
+from springtide_coordinator import coordinator_pb2 as pb
+
+OPTIONS: dict[str, Any] = {
+    "samples": 230,
+    "batch": 32,
+    "epochs": 5,
+    "pace": 0.01,
+    "clip_norm": 0.5,
+    "model": "tables",
+    "momentum": 0.0,
+}
+PER_EPOCH = 8
+STEPS = 40
+TOGETHER, FREE = pb.Consistency(mode="Synchronous"), pb.Consistency(mode="Asynchronous")
+ENDS = "asked to stop at the end of the epoch"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[..., WorkerCluster]:
+    def make(consistency: str, replication: int = 1, **options: Any) -> WorkerCluster:
+        environment = {"SPRINGTIDE_CONSISTENCY": consistency} | options.pop("environment", {})
+        return new_server_cluster(OPTIONS | options, 2, replication, environment=environment)
+
+    return make
+
+
+def commits(cluster: WorkerCluster) -> Counter[int]:
+    """How often each step or range was committed, by any worker."""
+    return Counter(commit["step"] for worker in cluster.workers for commit in worker.commits())
+
+
+def reply(cluster: WorkerCluster) -> pb.SyncReply:
+    """The coordinator's last word; at first one that says nothing."""
+    return cluster.reply or pb.SyncReply()
+
+
+def check(cluster: WorkerCluster, members: list[Worker], reference: Reference) -> list[dict[str, Any]]:
+    """They finished with one model (all rows of all tables, too), in which every range is once. The losses of
+    the last epoch are about those of a single process, which has learnt something. Their results.
+    """
+    results = []
+    for member in members:
+        assert isinstance(member.outcome(), outcome.Finished), cluster.logs()
+        result = member.result()
+        assert result is not None
+        results.append(result)
+        audit = result["audit"]
+        found = (result["step"], audit["epoch"], audit["totalSeen"], audit["repeated"], audit["lost"])
+        assert found == (STEPS, 5, 5 * OPTIONS["samples"], 0, 0), cluster.logs()
+    for name in ("parameters", "buffers", "rate_at_end"):
+        assert len({result[name] for result in results}) == 1, name
+    losses = {
+        commit["step"]: commit["values"]["loss"] for worker in cluster.workers for commit in worker.commits()
+    }
+    ours = mean_of(losses, STEPS - PER_EPOCH)
+    first, theirs = mean_of(reference.losses, 0), mean_of(reference.losses, STEPS - PER_EPOCH)
+    assert theirs < first - 0.05
+    assert ours < theirs + 0.4 * (first - theirs), (ours, theirs, first)
+    return results
+
+
+def mean_of(losses: dict[int, float], first: int) -> float:
+    """Over an epoch's steps; one that was killed before it noted its range is not in it."""
+    found = [losses[step] for step in range(first + 1, first + PER_EPOCH + 1) if step in losses]
+    return sum(found) / len(found)
+
+
+def hold(path: Path, point: str) -> str:
+    """A fault: whoever comes to this point waits there as long as the file exists."""
+    path.write_text("120")  # seconds at most
+    return f"{point}:hold={path}"
+
+
+def test_workers_are_killed_at_every_point_of_a_step(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    points = ["backward", "gradients", "stepping", "pushing", "committed"]
+    cluster = make_cluster(
+        "BoundedStaleness", environment={"SPRINGTIDE_COMPRESSION": "BF16"}, scaler=True, infinite=77
+    )
+    # The bound keeps the steady one from getting to the end before all of them are gone.
+    faults = {number: f"{point}:*:kill" for number, point in enumerate(points, start=1)}
+    steady, *victims = cluster.start(1 + len(points), faults=faults)
+    cluster.until_done()
+    assert [worker.code for worker in victims] == [-9] * len(points)
+    [result] = check(cluster, [steady], reference)
+    # Whoever had it, and whoever took it over.
+    assert result["audit"]["skipped"] == 2
+
+
+def test_a_server_with_copies_is_killed_between_offers_and_their_push_and_another_one_comes(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    gate, inside = tmp_path / "gate", tmp_path / "inside"
+    cluster = make_cluster("Asynchronous", replication=2)
+    waits = f"stepping:12:mark={inside};{hold(gate, 'stepping:12')}"
+    workers = cluster.start(2, faults={0: waits, 1: waits})
+    cluster.until(inside.exists, "somebody before the push of range 12", slowly=False)
+    cluster.servers[0].kill()
+    cluster.add_server(0)
+    cluster.until(lambda: not cluster.servers[0].running, "the server's death", slowly=False)
+    gate.unlink()
+    cluster.until_done()
+    check(cluster, workers, reference)
+    assert set(commits(cluster).values()) == {1}
+
+
+def test_rows_without_a_copy_are_lost_and_the_job_goes_back_to_the_last_epochs_end(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    """No worker has what a killed server held: dense parameters alone are not made again."""
+    (tmp_path / "volume").mkdir()
+    place = {"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "volume"), "SPRINGTIDE_CHECKPOINT_SECONDS": "0.001"}
+    cluster = make_cluster("Asynchronous", environment=place)
+    gate, inside = tmp_path / "gate", tmp_path / "inside"
+    waits = f"body:{2 * PER_EPOCH + 4}:mark={inside};{hold(gate, f'body:{2 * PER_EPOCH + 4}')}"
+    workers = cluster.start(2, faults={0: waits, 1: waits})
+    cluster.until(inside.exists, "somebody in the third epoch", slowly=False)
+    cluster.until(lambda: bool([*(tmp_path / "volume").rglob("manifest.json")]), "a checkpoint")
+    cluster.servers[0].kill()
+    cluster.add_server(0)
+    cluster.until(lambda: not cluster.servers[0].running, "the server's death", slowly=False)
+    gate.unlink()
+    cluster.until_done()
+    assert [worker.code for worker in workers] == [0, 0]
+    check(cluster, workers, reference)
+    assert any("StateLost" in worker.log() for worker in workers), cluster.logs()
+
+
+def test_a_running_job_goes_over_and_back(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    gates = {step: tmp_path / f"gate-{step}" for step in (6, 12)}
+    held = ";".join(hold(path, f"body:{step}") for step, path in gates.items())
+    cluster = make_cluster("Synchronous", replication=2)
+    workers = cluster.start(2, faults={0: held, 1: held})
+    cluster.until_step(5)
+    cluster.consistency = FREE
+    cluster.until(lambda: "asked to stop after the step" in workers[0].log(), "the boundary")
+    gates[6].unlink()
+    cluster.until(lambda: commits(cluster)[11] == 1, "ranges", slowly=False)
+    assert reply(cluster).consistency_refused == ""
+    cluster.consistency = TOGETHER
+    cluster.until(lambda: all(ENDS in worker.log() for worker in workers), "the word")
+    gates[12].unlink()
+    cluster.until_done()
+    check(cluster, workers, reference)
+    once = range(7, 2 * PER_EPOCH + 1)
+    assert commits(cluster) == Counter({step: 2 - (step in once) for step in range(1, STEPS + 1)})
+    assert reply(cluster).consistency == TOGETHER

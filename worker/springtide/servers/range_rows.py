@@ -1,0 +1,68 @@
+"""Rows of tables where workers do not step together: pushed by range like chunks, read as they are now.
+
+A range brings to every slice of every table the records of its rows, also none: each slice keeps the book of
+its ranges, as a chunk does. The answer has no values; who reads rows waits first for the answers to its own
+pushes of that table, so that it sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from springtide.errors import UsageError
+from springtide.servers.tables import TableBook, table_name
+from springtide.tables.local import by_slice
+from springtide_ps.frames import DTYPE_NAMES, PAYLOAD_LIMIT
+from springtide_ps.slices import record_bytes, records
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What travels of a range's gradients of one slice. ids: int64 [n], each once. gradients: [n, dim], as
+    they travel.
+    """
+
+    ids: torch.Tensor
+    gradients: torch.Tensor
+
+    @property
+    def dtype(self) -> str:
+        """Name of the gradients' type."""
+        return DTYPE_NAMES[self.gradients.dtype]
+
+    def records(self) -> torch.Tensor:
+        """Flat; memory of its own."""
+        return records(self.ids, self.gradients).view(-1)
+
+    def square_norm(self) -> float:
+        """Sum of the squares; finite exactly when all of them are."""
+        return float(self.gradients.to(torch.float64).square().sum())
+
+
+def slices_by_table(book: TableBook) -> dict[int, list[str]]:
+    """Keys of the slices of each table, in their order."""
+    found: dict[int, list[str]] = {index: [] for index in book.handles}
+    for planned in book.slices:
+        found[planned.parameter].append(planned.key)
+    return found
+
+
+def cut_rows(book: TableBook, index: int, ids: torch.Tensor, sums: torch.Tensor) -> Mapping[str, Rows]:
+    """What of a table's gradients goes to each slice, all of them. ids: int64 [n], each once. sums: [n, dim].
+
+    Raise UsageError for more than fits a request.
+    """
+    handle, found = book.handles[index], dict[str, Rows]()
+    width = record_bytes(handle.dim, sums.dtype)
+    own = by_slice(ids, len(handle.local.slices))
+    for number, chosen in enumerate(own):
+        if len(chosen) * width > PAYLOAD_LIMIT:
+            raise UsageError(
+                f"table {book.name(index)}: a batch uses {len(chosen)} rows of one slice, which do not fit a "
+                f"request of {PAYLOAD_LIMIT} bytes: give the table more than {len(own)} slices"
+            )
+        found[f"{table_name(index)}.{number}"] = Rows(ids[chosen], sums[chosen])
+    return found
