@@ -281,7 +281,7 @@ def measure_all(folder: Path, checkpoints: int, saves: int) -> dict[str, Any]:
     names = "state_bytes", "step_stall_seconds_p50", "stall_ratio_to_torch_save", "bytes_per_second"
     restored: dict[str, float | None] = {str(count): None for count in RESTORED_BY}
     result: dict[str, Any] = dict.fromkeys(names) | {"restore_seconds": restored, "on_servers": None}
-    (folder / "servers").mkdir()
+    (folder / "servers").mkdir(exist_ok=True)
     try:
         result |= measure(folder, checkpoints, saves)
         print(

@@ -97,16 +97,18 @@ def test_checkpoint_keeps_what_it_has_measured(monkeypatch: pytest.MonkeyPatch, 
         "torch_save_seconds_p50": 1.0,
         "stall_ratio_to_torch_save": 0.1,
         "bytes_per_second": 1e9,
+        "step_seconds_p50": 0.5,
+        "step_seconds_while_writing_p50": 0.6,
     }
     monkeypatch.setattr(checkpoint, "measure", lambda *arguments: dict(measured))
     monkeypatch.setattr(checkpoint, "restore", lambda folder, count, run: 1.0 * count)
     result = checkpoint.measure_all(tmp_path, 1, 1)
-    assert result == measured | {"restore_seconds": {"1": 1.0, "3": 3.0}}
+    assert result == measured | {"restore_seconds": {"1": 1.0, "3": 3.0}, "on_servers": measured}
     monkeypatch.setattr(checkpoint, "restore", raising(RuntimeError("no generation of 1")))
     result = checkpoint.measure_all(tmp_path, 1, 1)
     assert result["stall_ratio_to_torch_save"] == 0.1
     assert result["restore_seconds"] == {"1": None, "3": None}
-    assert result["reason"] == "no generation of 1"
+    assert (result["on_servers"], result["reason"]) == (None, "no generation of 1")
     monkeypatch.setattr(checkpoint, "measure", raising(RuntimeError("no checkpoints")))
     assert checkpoint.measure_all(tmp_path, 1, 1)["stall_ratio_to_torch_save"] is None
 
