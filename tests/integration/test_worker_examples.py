@@ -67,8 +67,8 @@ def test_clicks_in_a_job_rank_as_well_as_in_one_process(
     try:
         first, victim = cluster.start(2, faults=faults)
         cluster.until(lambda: not victim.running, "the death")
-        gate.unlink(missing_ok=True)
         second = cluster.add()
+        gate.unlink(missing_ok=True)
         cluster.until_done(seconds=90)
         cluster.until(lambda: zygote.code(pid) is not None, "the end of the run in one process", 60)
         assert zygote.code(pid) == 0, (tmp_path / "alone.log").read_text()
