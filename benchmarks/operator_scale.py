@@ -52,6 +52,7 @@ def answer_for_coordinators() -> None:
     from springtide_coordinator import coordinator_pb2 as pb
     from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
     from springtide_coordinator.channel import server_options
+    from springtide_coordinator.heartbeat import LIMIT, of_members
 
     class Answers(pb_grpc.CoordinatorServicer):
         def Sync(self, request: pb.SyncRequest, context: grpc.ServicerContext) -> pb.SyncReply:
@@ -80,7 +81,7 @@ def answer_for_coordinators() -> None:
                 last_commit_unix=time.time(),
             )
 
-    server = grpc.server(futures.ThreadPoolExecutor(2), options=server_options(1.0))
+    server = grpc.server(futures.ThreadPoolExecutor(2), options=server_options(of_members(LIMIT)))
     pb_grpc.add_CoordinatorServicer_to_server(Answers(), server)  # type: ignore[no-untyped-call]
     server.add_insecure_port(f"{ADDRESS}:7070")
     server.start()
