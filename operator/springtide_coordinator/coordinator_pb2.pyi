@@ -582,10 +582,12 @@ class Boundary(_message.Message):
     def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., reason: _Optional[str] = ..., at_epochs_end: _Optional[bool] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "finished")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    finished: bool
+    def __init__(self, reason: _Optional[str] = ..., finished: _Optional[bool] = ...) -> None: ...
 
 class EndOk(_message.Message):
     __slots__ = ("generation", "stage")

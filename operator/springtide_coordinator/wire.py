@@ -321,7 +321,7 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
                 save=pb.Save(state=state, writers=message.writers, attempt=message.attempt)
             )
         case say.Leave():
-            return pb.CoordinatorMessage(leave=pb.Leave(reason=message.reason))
+            return pb.CoordinatorMessage(leave=pb.Leave(reason=message.reason, finished=message.finished))
         case say.EndOk():
             generation = from_generation(message.generation)
             return pb.CoordinatorMessage(end_ok=pb.EndOk(generation=generation, stage=message.stage))

@@ -170,7 +170,7 @@ def test_cut_off_in_a_transfer(
     cluster.until_done()
     check(cluster, reference, [second, third, another])
     assert receiver.commits() == []
-    assert receiver.outcome() == outcome.Left("the job is finished")
+    assert receiver.outcome() == outcome.Left("the job is finished", finished=True)
 
 
 def test_in_a_transfer(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
@@ -212,7 +212,7 @@ def test_at_the_end_of_the_loop(make_cluster: Callable[..., WorkerCluster], refe
     check(cluster, reference, [third, fourth])
     first.wake()
     cluster.until_done()
-    assert first.outcome() == outcome.Left("the job is finished")
+    assert first.outcome() == outcome.Left("the job is finished", finished=True)
     assert first.code == 0
 
 

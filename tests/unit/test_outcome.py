@@ -45,7 +45,9 @@ def test_the_message_is_the_documented_one() -> None:
     }
 
 
-@pytest.mark.parametrize("made", [DONE, Left("asked"), Failed("E", "é\n\"'\\", "a.py:1")])
+@pytest.mark.parametrize(
+    "made", [DONE, Left("asked"), Left("late", finished=True), Failed("E", "é\n\"'\\", "a.py:1")]
+)
 def test_what_is_written_is_read(made: outcome.Outcome) -> None:
     assert outcome.parse(outcome.to_json(made)) == made
 

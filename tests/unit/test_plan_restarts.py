@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from operator_world import World, job_object
+from operator_world import World, finished_message, job_object
 
 from springtide_operator.api import names, reasons
 from springtide_operator.plan.actions import CreateWorker
@@ -203,10 +203,11 @@ def test_scaling_up_does_not_wait_for_another_slots_backoff() -> None:
         (lambda w, p: w.ask_deletion(p), (0, 1)),
         (lambda w, p: w.vanish(p), (0, 1)),
         (lambda w, p: w.end(p, 0, '{"outcome": "Left"}'), (0, 1)),
+        (lambda w, p: w.end(p, 0, '{"outcome": "Left", "finished": true}'), (0, 0)),
         (lambda w, p: w.fail(p), (1, 0)),
         (lambda w, p: w.end(p, 0), (1, 0)),
     ],
-    ids=["evicted", "deleted", "vanished", "left", "failed", "exit 0"],
+    ids=["evicted", "deleted", "vanished", "left", "came too late", "failed", "exit 0"],
 )
 def test_what_counts_as_a_failure(what: object, expected: tuple[int, int]) -> None:
     world = running_world()
@@ -217,6 +218,40 @@ def test_what_counts_as_a_failure(what: object, expected: tuple[int, int]) -> No
     world.settle()
     assert (world.status["restarts"]["failures"], world.status["restarts"]["preemptions"]) == expected
     assert len(world.workers()) == 3
+
+
+@pytest.mark.parametrize("first", ["newcomer", "finished"])
+def test_a_newcomer_that_a_finished_job_sends_away_is_no_preemption(first: str) -> None:
+    """Whichever of the two ends the operator reads first."""
+    world = running_world(2)
+    lost, kept = world.workers()
+    world.vanish(lost)
+    world.round()
+    newcomer = next(pod for pod in world.workers() if pod is not kept)
+    ends = [
+        lambda: world.end(newcomer, 0, '{"outcome": "Left", "reason": "late", "finished": true}'),
+        lambda: world.end(kept, 0, finished_message(1)),
+    ]
+    for end in ends if first == "newcomer" else reversed(ends):
+        end()
+        decided = world.round()
+        assert reasons.EVENT_WORKER_PREEMPTED not in [event.reason for event in decided.events]
+    world.settle()
+    assert world.status["state"] == reasons.STATE_SUCCEEDED
+    assert counts(world) == (0, 1, 1)
+
+
+def test_newcomers_of_a_finished_job_whose_word_nobody_has_read_are_made_ever_slower() -> None:
+    world = running_world(1)
+    made = 0
+    for _ in range(8):
+        for pod in world.workers():
+            made += 1
+            world.end(pod, 0, '{"outcome": "Left", "finished": true}')
+        world.round()
+        world.now += 1.0
+    assert 2 <= made <= 5
+    assert counts(world) == (0, 0, 0)
 
 
 def test_scaling_down_counts_nothing() -> None:

@@ -29,6 +29,7 @@ class SaveAsked:
 
 @dataclass(frozen=True, slots=True)
 class Depart:
-    """The coordinator lets this parked process go."""
+    """The coordinator lets this parked process go. finished: the job has, without it."""
 
     reason: str
+    finished: bool = False

@@ -144,7 +144,7 @@ class Membership:
             case "leave":
                 with self._changed:
                     if self.standing == pb.PARKED:
-                        self._depart = Depart(message.leave.reason)
+                        self._depart = Depart(message.leave.reason, message.leave.finished)
                         self._changed.notify_all()
             case "save":
                 self._save_asked(message.save)

@@ -41,9 +41,12 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The process was asked to leave, and the others hold the state."""
+    """The process was asked to leave, and the others hold the state. finished: since the job has, without
+    it; left out when False.
+    """
 
     reason: str
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,8 @@ def to_json(outcome: Outcome, limit: int = LIMIT_BYTES) -> bytes:
     fields = {"outcome": type(outcome).__name__} | _plain(
         {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome)}
     )
+    if isinstance(outcome, Left) and not outcome.finished:
+        del fields["finished"]
     if isinstance(outcome, Failed) and not outcome.reason:
         del fields["reason"]
     for name in ("message", "frame", "exception", "reason"):
@@ -194,7 +199,7 @@ def parse(text: str | bytes | None) -> Outcome | None:
                 )
                 return Finished((int(number), int(restart)), generation, step, epochs, data, values, report)
             case "Left":
-                return Left(str(fields.get("reason", "")))
+                return Left(str(fields.get("reason", "")), fields.get("finished") is True)
             case "Failed":
                 texts = (str(fields.get(name, "")) for name in ("exception", "message", "frame", "reason"))
                 return Failed(*texts)

@@ -447,7 +447,7 @@ class Runtime:
     def depart(self, answer: Depart) -> None:
         """The coordinator lets this process go: end it, without the script's code after the loop."""
         log.info("leaving the job: %s", answer.reason)
-        self.outcome = outcome.Left(answer.reason)
+        self.outcome = outcome.Left(answer.reason, answer.finished)
         self.write_outcome()
         raise SystemExit(0)
 

@@ -108,7 +108,7 @@ def dismiss(m: Membership, now: float) -> list[Effect]:
     relieved = any(not record.leaving for record in m.connected())
     for record in list(m.connected()):
         if record.dismissed and record.standing is Standing.PARKED:
-            effects += once(record, "leave", Leave(record.dismissed))
+            effects += once(record, "leave", Leave(record.dismissed, record.surplus))
         if not record.parked:
             continue
         member = m.in_current(record.info.id)
@@ -116,12 +116,13 @@ def dismiss(m: Membership, now: float) -> list[Effect]:
         running = current is not None and not current.closing and somebody_trains(m, current)
         unneeded = record.leaving and not member and (record.state is None or running)
         reason = (m.void_reason or record.detail) if record.voided else ""
-        if m.finished and idle and record.park_reason is not ParkReason.BOUNDARY:
+        surplus = m.finished and idle and record.park_reason is not ParkReason.BOUNDARY
+        if surplus:
             reason = "the job is finished"
         elif unneeded or is_due(m, record, now, relieved):
             reason = record.leave_reason
         if reason:
-            effects += send_away(record, reason)
+            effects += send_away(record, reason, surplus)
     return effects
 
 
@@ -130,7 +131,7 @@ def somebody_trains(m: Membership, generation: Generation) -> bool:
     return any(member in m.members and m.members[member].connected for member in generation.ids)
 
 
-def send_away(record: Record, reason: str) -> list[Effect]:
-    """Leave: the process exits with outcome Left."""
-    record.dismissed = reason
-    return once(record, "leave", Leave(reason))
+def send_away(record: Record, reason: str, surplus: bool = False) -> list[Effect]:
+    """Leave: the process exits with outcome Left. surplus: the job has finished, and needs nobody."""
+    record.dismissed, record.surplus = reason, surplus
+    return once(record, "leave", Leave(reason, surplus))

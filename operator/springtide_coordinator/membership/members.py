@@ -32,6 +32,7 @@ class Record:
     at_stage: int | None = None  # of Ended
     ended_stages: int = 0  # loops it knows to be ended
     dismissed: str = ""  # Leave was said; the reason
+    surplus: bool = False  # and it was that the job has finished
     goodbye: str = ""  # the outcome it said Bye with
     opaque: bool = False  # it has no state of ours that could be lost
     replaced: bool = False  # another process has its place

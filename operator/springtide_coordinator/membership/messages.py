@@ -280,6 +280,7 @@ class Save:
 @dataclass(frozen=True, slots=True)
 class Leave:
     reason: str
+    finished: bool = False  # the job has
 
 
 @dataclass(frozen=True, slots=True)

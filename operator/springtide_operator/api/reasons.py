@@ -86,6 +86,7 @@ SIZE_NO_GAIN: Final = "GainTooSmall"
 # How a worker pod's life ended (slots in status)
 END_FINISHED: Final = "Finished"
 END_LEFT: Final = "Left"
+END_SURPLUS: Final = "Surplus"
 END_FAILED: Final = "Failed"
 END_PREEMPTED: Final = "Preempted"
 END_SCALED_DOWN: Final = "ScaledDown"

@@ -55,6 +55,8 @@ def read_end(pod: Object, container: Object | None) -> End | None:
     if _used_too_much(status):
         text = f"it used more storage than it may: {status['message']}"
         return End(reasons.END_FAILED, "Evicted", text[:_MESSAGE_LIMIT], code, at)
+    if said is not None and said.get("outcome") == "Left" and said.get("finished") is True:
+        return End(reasons.END_SURPLUS, "Left", "it came when the job had finished", code, at)
     if said is not None and said.get("outcome") == "Left":
         return End(reasons.END_LEFT, "Left", f"it left: {said.get('reason') or 'asked'}", code, at)
     if said is not None and said.get("outcome") == "Failed":

@@ -43,7 +43,7 @@ class Ended(NamedTuple):
 
     @property
     def counted(self) -> bool:
-        return self.end.kind not in (reasons.END_FINISHED, reasons.END_SCALED_DOWN)
+        return self.end.kind not in (reasons.END_FINISHED, reasons.END_SCALED_DOWN, reasons.END_SURPLUS)
 
     def lived(self, now: float) -> float:
         """Seconds from its process's start, or its own, to its end."""
@@ -127,6 +127,8 @@ def account(job: Job, observation: Observation, ledger: Ledger, now: float) -> l
             groups.setdefault(ended.cause, []).append(ended._replace(worked=entry.healthy))
         elif ended is not None:
             ledger.end(slot, ended.end.kind)
+            if ended.end.kind == reasons.END_SURPLUS:
+                ledger.raise_backoff(ROLE, now)  # the next one would be, too, until the job's end is read
     ledger.incidents = incidents.open_ones(ledger.incidents, now)
     return [_decide(job, ledger, cause, together, now) for cause, together in groups.items()]
 
@@ -241,7 +243,13 @@ def give_up(observation: Observation, ledger: Ledger) -> list[Action]:
 def waits(ledger: Ledger, slot: int, now: float) -> bool:
     """True while the slot's next pod is held back. That of a healthy one is not, whatever others do."""
     entry = ledger.slots.get(slot)
-    held = (reasons.END_FAILED, reasons.END_PREEMPTED, reasons.END_LEFT, reasons.END_FINISHED)
+    held = (
+        reasons.END_FAILED,
+        reasons.END_PREEMPTED,
+        reasons.END_LEFT,
+        reasons.END_FINISHED,
+        reasons.END_SURPLUS,
+    )
     if entry is None or entry.healthy or entry.ended not in held:
         return False
     return now < ledger.backoff(ROLE).until

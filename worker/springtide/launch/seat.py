@@ -164,7 +164,7 @@ class Seat:
             self.membership.park(reason, detail)
             answer = self.membership.await_start()  # there is no state here that could be saved first
             if isinstance(answer, Depart):
-                return Left(answer.reason)
+                return Left(answer.reason, answer.finished)
             assert isinstance(answer, Begin)
             try:
                 outcome = self._generation(answer)
