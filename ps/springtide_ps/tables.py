@@ -17,6 +17,7 @@ import torch
 
 from springtide_ps.idmap import IdMap, Ids
 from springtide_ps.rowinit import KINDS, first_rows
+from springtide_ps.rownorms import bounded
 
 OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
     "sgd": {"lr": 0.01},
@@ -37,6 +38,7 @@ class TableSpec:
 
     init, scale, seed: as `rowinit.first_rows`. max_rows: of one server, 0 is no limit; beyond it the rows
     that were touched longest ago go. max_age: rows that were not touched in so many pushes go; 0 keeps all.
+    max_norm, norm_type: a row is bounded before each of its steps, as `rownorms.bounded`; None: none is.
     """
 
     dim: int
@@ -47,6 +49,8 @@ class TableSpec:
     seed: int = 0
     max_rows: int = 0
     max_age: int = 0
+    max_norm: float | None = None
+    norm_type: float = 2.0
 
     def __post_init__(self) -> None:
         def whole(value: object, least: int, most: int) -> bool:
@@ -73,6 +77,10 @@ class TableSpec:
             raise TableError(f"there is no initialisation {self.init!r}: choose one of {', '.join(KINDS)}")
         if not isinstance(self.scale, (int, float)) or not math.isfinite(self.scale):
             raise TableError(f"scale is {self.scale!r}, expected a finite number")
+        if self.max_norm is not None and not (_is_number(self.max_norm) and 0 <= self.max_norm < math.inf):
+            raise TableError(f"max_norm is {self.max_norm!r}, expected a finite number that is not negative")
+        if not _is_number(self.norm_type):
+            raise TableError(f"norm_type is {self.norm_type!r}, expected the order of a norm, as 2.0")
         for name in ("seed", "max_rows", "max_age"):
             if not whole(getattr(self, name), 0, 2**62):
                 raise TableError(f"{name} is {getattr(self, name)!r}, expected 0 or more")
@@ -141,6 +149,7 @@ class Table:
                     ids = unique
                 rows = self._rows_of(ids)
                 self._touched[rows] = self.pushes
+                self._bound(torch.from_numpy(rows))
                 self._step(torch.from_numpy(rows), gradients, {**self.spec.settings, **(options or {})})
             self._evict()
 
@@ -216,6 +225,14 @@ class Table:
             for old in (self._names, self._touched)
         )
 
+    def _bound(self, rows: torch.Tensor) -> None:
+        if self.spec.max_norm is None:
+            return
+        values = self._data[0].index_select(0, rows)
+        within = bounded(values, self.spec.max_norm, self.spec.norm_type)
+        if within is not values:
+            self._data[0].index_copy_(0, rows, within)
+
     def _step(self, rows: torch.Tensor, gradients: torch.Tensor, options: Mapping[str, Any]) -> None:
         values, lr = self._data[0], options["lr"]
         if self.spec.optimizer == "sgd":
@@ -254,3 +271,7 @@ class Table:
         for names in (self._names, self._touched):
             names[: len(kept)] = names[kept]
         self._ids.rebuild(self._names[: len(kept)].copy())
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -105,4 +106,7 @@ class TableState:
         for planned in self._book.slices:
             held = state[planned.key]
             piece = Slice.load(json.loads(held["about"]), held["memory"].to("cpu", torch.uint8).contiguous())
-            self._book.handles[planned.parameter].local.slices[planned.number] = piece
+            local = self._book.handles[planned.parameter].local
+            bound = {"max_norm": local.spec.max_norm, "norm_type": local.spec.norm_type}
+            piece.table.spec = replace(piece.table.spec, **bound)  # the script's of now
+            local.slices[planned.number] = piece

@@ -72,6 +72,7 @@ class TableBook:
         """What all workers have to agree on."""
         return " ".join(
             f"{index}:{h.dim}/{len(h.local.slices)}/{h.local.spec.max_rows}/{h.local.spec.max_age}"
+            f"/{h.local.spec.max_norm}/{h.local.spec.norm_type}"
             for index, h in self.handles.items()
         )
 

@@ -14,6 +14,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from springtide.tables.local import LocalRows
+from springtide_ps.rownorms import bounded
 
 _ATTRIBUTE = "_springtide_table"
 
@@ -52,8 +53,13 @@ class Handle:
         return self.local.spec.dim
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows of these ids (each once), with gradients that go to the table."""
-        found = self.local.rows(ids) if self.read is None else self.read(ids)
+        """The rows of these ids (each once) as they are held, float32 [n, dim] on the CPU."""
+        return self.local.rows(ids) if self.read is None else self.read(ids)
+
+    def lookup(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows of these ids (each once) as a model uses them, with gradients that go to the table."""
+        spec = self.local.spec
+        found = bounded(self.rows(ids), spec.max_norm, spec.norm_type)
         rows: torch.Tensor = _Gather.apply(self.weight, found.to(self.weight.device), self, ids)  # type: ignore[no-untyped-call]
         return rows
 

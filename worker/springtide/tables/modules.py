@@ -24,6 +24,8 @@ class _TableModule(torch.nn.Module):
         embedding_dim: int,
         padding_idx: int | None,
         *,
+        max_norm: float | None,
+        norm_type: float,
         seed: int | None,
         init: str,
         scale: float,
@@ -46,7 +48,14 @@ class _TableModule(torch.nn.Module):
             seed = int(torch.randint(2**62, ()))
         try:
             spec = TableSpec(
-                embedding_dim, init=init, scale=scale, seed=seed, max_rows=max_rows, max_age=max_age
+                embedding_dim,
+                init=init,
+                scale=scale,
+                seed=seed,
+                max_rows=max_rows,
+                max_age=max_age,
+                max_norm=max_norm,
+                norm_type=norm_type,
             )
         except TableError as error:
             raise UsageError(f"{type(self).__name__}: {error}") from None
@@ -71,7 +80,7 @@ class _TableModule(torch.nn.Module):
         padding = None
         if self.padding_idx is not None and bool((found := unique == self.padding_idx).any()):
             padding = int(found.nonzero()[0])
-        return self.table.rows(unique), inverse.to(self.weight.device).view(ids.shape), padding
+        return self.table.lookup(unique), inverse.to(self.weight.device).view(ids.shape), padding
 
     def export(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids int64 [n] in order, rows float32 [n, dim]): all rows that were trained and not let go.
@@ -84,15 +93,15 @@ class _TableModule(torch.nn.Module):
     def to_dense(self) -> torch.Tensor:
         """float32 [num_embeddings, dim]: the weight that torch's module has; untrained rows are as made.
 
-        Raise UsageError without num_embeddings. In a job: as `export`.
+        With max_norm a row is bounded here from its next step on, not from its next lookup. Raise
+        UsageError without num_embeddings. In a job: as `export`.
         """
         if self.num_embeddings is None:
             raise UsageError("to_dense() needs num_embeddings: use export() for a table of any int64")
         parts = []
         for start in range(0, self.num_embeddings, _EXPORT_ROWS):
             ids = torch.arange(start, min(start + _EXPORT_ROWS, self.num_embeddings))
-            with torch.no_grad():
-                parts.append(self.table.rows(ids).to("cpu"))
+            parts.append(self.table.rows(ids))
         dense = torch.cat(parts)
         if self.padding_idx is not None:
             dense[self.padding_idx] = 0
@@ -113,7 +122,8 @@ class _TableModule(torch.nn.Module):
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
+        bound = "" if (most := self.table.local.spec.max_norm) is None else f", max_norm={most}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}{bound}"
 
 
 class Embedding(_TableModule):
@@ -124,7 +134,8 @@ class Embedding(_TableModule):
     scale) or "zeros". seed: None takes one from torch's generator. max_rows: beyond it the rows that were
     trained longest ago go; max_age: rows that were not trained in so many steps go; 0: none. A row that went
     begins anew. slices: into how many parts the table is cut to be spread; at least as many as servers.
-    sparse changes nothing. Raise UsageError for what cannot be.
+    sparse changes nothing. max_norm, norm_type: rows that are looked up have at most this norm, as torch's.
+    Raise UsageError for what cannot be.
 
     The optimizer is the script's: SGD, Adagrad, Adam or AdamW without momentum and weight decay; it moves
     only rows that were used, as torch's do with sparse gradients.
@@ -135,6 +146,8 @@ class Embedding(_TableModule):
         num_embeddings: int | None,
         embedding_dim: int,
         padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
         *,
         sparse: bool = True,
         device: torch.device | str | None = None,
@@ -149,6 +162,8 @@ class Embedding(_TableModule):
             num_embeddings,
             embedding_dim,
             padding_idx,
+            max_norm=max_norm,
+            norm_type=norm_type,
             seed=seed,
             init=init,
             scale=scale,
@@ -174,6 +189,8 @@ class EmbeddingBag(_TableModule):
         self,
         num_embeddings: int | None,
         embedding_dim: int,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
         *,
         mode: str = "mean",
         sparse: bool = True,
@@ -193,6 +210,8 @@ class EmbeddingBag(_TableModule):
             num_embeddings,
             embedding_dim,
             padding_idx,
+            max_norm=max_norm,
+            norm_type=norm_type,
             seed=seed,
             init=init,
             scale=scale,
