@@ -107,6 +107,6 @@ class TableState:
             held = state[planned.key]
             piece = Slice.load(json.loads(held["about"]), held["memory"].to("cpu", torch.uint8).contiguous())
             local = self._book.handles[planned.parameter].local
-            bound = {"max_norm": local.spec.max_norm, "norm_type": local.spec.norm_type}
-            piece.table.spec = replace(piece.table.spec, **bound)  # the script's of now
+            now = local.spec  # the script's
+            piece.table.spec = replace(piece.table.spec, max_norm=now.max_norm, norm_type=now.norm_type)
             local.slices[planned.number] = piece
