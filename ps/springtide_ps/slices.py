@@ -18,6 +18,7 @@ import torch
 
 from springtide_ps.chunk import ChunkError, Recipe, options_of
 from springtide_ps.frames import joined
+from springtide_ps.frequencies import divided, summed
 from springtide_ps.idmap import Ids, mix
 from springtide_ps.ranges import Book, RangeError
 from springtide_ps.tables import OPTIMIZERS, Table, TableError, TableSpec
@@ -38,39 +39,46 @@ def slice_numbers(ids: Ids, slices: int) -> Ids:
     return ((mix(ids, seed=_SEED) >> np.uint64(32)) % np.uint64(slices)).astype(np.int64)
 
 
-def records(ids: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
-    """int32 [n, 2 + dim], the form in which gradients of rows travel: an id, then its float32 gradient.
+def records(heads: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+    """int32 [n, 2 + dim], the form in which gradients of rows travel: a head (an id, and of counted ones
+    another int64, see `frequencies`), then its float32 gradient.
 
     Of gradients in 16 bits it is int16 [n, 4 + dim], which `widened` makes the other form of.
     """
     word = _WORDS[gradients.dtype.itemsize]
-    width = ids.itemsize // word.itemsize
-    if not len(ids):
+    width = heads.dim() * heads.itemsize // word.itemsize
+    if not len(heads):
         return torch.empty(0, width + gradients.shape[1], dtype=word)
-    words = ids.reshape(-1).view(word).view(-1, width)
+    words = heads.reshape(-1).view(word).view(-1, width)
     return torch.cat((words, gradients.contiguous().view(word)), 1)
 
 
-def record_bytes(dim: int, dtype: torch.dtype) -> int:
+def record_bytes(dim: int, dtype: torch.dtype, counted: bool = False) -> int:
     """Of one record with a gradient of that type."""
-    return _ID_BYTES + dim * dtype.itemsize
+    return _ID_BYTES * (1 + counted) + dim * dtype.itemsize
 
 
-def widened(payload: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+def widened(payload: torch.Tensor, dim: int, dtype: torch.dtype, counted: bool = False) -> torch.Tensor:
     """Records with float32 gradients (flat int32), of the memory (uint8) of records with 16-bit ones."""
-    parts = payload.view(torch.int16).view(-1, _ID_BYTES // 2 + dim)
-    ids = parts[:, : _ID_BYTES // 2].reshape(-1).view(torch.int64)
-    gradients = parts[:, _ID_BYTES // 2 :].contiguous().view(dtype)
-    return records(ids, gradients.to(torch.float32)).view(-1)
+    width = _ID_BYTES * (1 + counted) // 2
+    parts = payload.view(torch.int16).view(-1, width + dim)
+    heads = _heads(parts[:, :width], counted)
+    gradients = parts[:, width:].contiguous().view(dtype)
+    return records(heads, gradients.to(torch.float32)).view(-1)
 
 
-def unpack(rows: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids int64 [n], gradients float32 [n, dim]) of records, flat or not."""
-    if not rows.numel():
-        return torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
-    table = rows.view(-1, ID_WORDS + dim)
-    ids = table[:, :ID_WORDS].reshape(-1).view(torch.int64)
-    return ids, table[:, ID_WORDS:].contiguous().view(torch.float32)
+def unpack(rows: torch.Tensor, dim: int, counted: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """(heads int64 [n], or [n, 2] of counted ones, gradients float32 [n, dim]) of records, flat or not."""
+    width = ID_WORDS * (1 + counted)
+    table = rows.view(-1, width + dim)
+    return _heads(table[:, :width], counted), table[:, width:].contiguous().view(torch.float32)
+
+
+def _heads(words: torch.Tensor, counted: bool) -> torch.Tensor:
+    if not len(words):
+        return torch.empty((0, 2) if counted else 0, dtype=torch.int64)
+    heads = words.reshape(-1).view(torch.int64)
+    return heads.view(-1, 2) if counted else heads
 
 
 class Slice:
@@ -104,9 +112,23 @@ class Slice:
     def nbytes(self) -> int:
         return self.table.nbytes
 
+    @property
+    def counted(self) -> bool:
+        """Whether its records have counts, by which their gradients are divided."""
+        return self.table.spec.by_frequency
+
+    @property
+    def record_words(self) -> int:
+        """Of 4 bytes, in a record with a float32 gradient."""
+        return ID_WORDS * (1 + self.counted) + self.table.spec.dim
+
+    def record_bytes(self, dtype: torch.dtype) -> int:
+        """Of one record with a gradient of that type."""
+        return record_bytes(self.table.spec.dim, dtype, self.counted)
+
     def check_gradient(self, nbytes: int, dtype: torch.dtype | None) -> None:
         """Raise ChunkError unless so many bytes are whole records."""
-        width = 4 * (ID_WORDS + self.table.spec.dim)
+        width = 4 * self.record_words
         if nbytes % width or dtype not in (None, self.dtype):
             raise ChunkError(f"{nbytes} bytes are no gradients of rows, which have {width} bytes each")
 
@@ -114,14 +136,14 @@ class Slice:
         """Raise ChunkError unless so many bytes are whole records with gradients of that type."""
         if dtype not in ROW_DTYPES.values():
             raise ChunkError(f"gradients of rows travel as one of {', '.join(ROW_DTYPES)}, not {dtype}")
-        width = record_bytes(self.table.spec.dim, dtype)
+        width = self.record_bytes(dtype)
         if nbytes % width:
             raise ChunkError(f"{nbytes} bytes are no gradients of rows, which have {width} bytes each")
 
     def records_in(self, payload: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The records as `apply` takes them, of the memory (uint8) of checked ones; it may be the same."""
         if dtype.itemsize < torch.float32.itemsize:
-            return widened(payload, self.table.spec.dim, dtype)
+            return widened(payload, self.table.spec.dim, dtype, self.counted)
         return payload.view(self.dtype)
 
     def check(self, recipe: Recipe) -> None:
@@ -138,10 +160,12 @@ class Slice:
         if not gradient.numel():
             return total
         dim = self.table.spec.dim
-        ids, rows = unpack(torch.cat((total, gradient.view(-1))), dim)
+        ids, rows = unpack(torch.cat((total, gradient.view(-1))), dim, self.counted)
+        if self.counted:
+            return records(*summed(ids, rows)).view(-1)
         unique, inverse = np.unique(ids.numpy(), return_inverse=True)
-        summed = torch.zeros(len(unique), dim).index_add_(0, torch.from_numpy(inverse.reshape(-1)), rows)
-        return records(torch.from_numpy(unique), summed).view(-1)
+        sums = torch.zeros(len(unique), dim).index_add_(0, torch.from_numpy(inverse.reshape(-1)), rows)
+        return records(torch.from_numpy(unique), sums).view(-1)
 
     def apply(self, total: torch.Tensor, recipe: Recipe) -> None:
         """One step of the sparse optimizer with the sums, unless no worker used the table."""
@@ -151,7 +175,7 @@ class Slice:
         self.groups = [dict(group) for group in recipe.groups]
         if self.parameter in recipe.unused:
             return
-        ids, gradients = unpack(total, self.table.spec.dim)
+        ids, gradients = self._gradients(total)
         options = self.groups[self.group]
         factor = -recipe.scale if options.get("maximize") else recipe.scale
         if recipe.factors:
@@ -164,7 +188,11 @@ class Slice:
 
     def square_norm(self, total: torch.Tensor) -> float:
         """Sum of the squares of the sums."""
-        return float(unpack(total, self.table.spec.dim)[1].to(torch.float64).square().sum())
+        return float(self._gradients(total)[1].to(torch.float64).square().sum())
+
+    def _gradients(self, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids, gradients) that the sums are."""
+        return divided(*unpack(total, self.table.spec.dim, self.counted))
 
     def rows(self, ids: Ids) -> torch.Tensor:
         """float32 [len(ids), dim]; what is not there yet as it would be made."""

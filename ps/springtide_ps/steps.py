@@ -18,7 +18,7 @@ from springtide_ps.frozen_shards import FrozenShards
 from springtide_ps.held import Sum
 from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, Token
 from springtide_ps.selected import unpack
-from springtide_ps.slices import ID_WORDS, ROW_DTYPES, SLICES_LIMIT, Slice, record_bytes, widened
+from springtide_ps.slices import ROW_DTYPES, SLICES_LIMIT, Slice
 from springtide_ps.store import KEY_LIMIT
 from springtide_ps.stream import parse_address
 from springtide_ps.within import NO_ROOM
@@ -65,9 +65,9 @@ class Steps:
             self.shards.dense(key).check_selected(nbytes, DTYPES.get(str(meta.get("d"))))
         elif kind in (Kind.ROWS, Kind.STAGE_ROWS):
             slices = _slices(meta)
-            dim = self.shards.slice_of(slices[0][0]).table.spec.dim
-            total = sum(count for _, count in slices)
-            each = 8 if kind is Kind.ROWS else record_bytes(dim, _row_dtype(meta))
+            piece = self.shards.slice_of(slices[0][0])
+            dim, total = piece.table.spec.dim, sum(count for _, count in slices)
+            each = 8 if kind is Kind.ROWS else piece.record_bytes(_row_dtype(meta))
             if nbytes != total * each:
                 raise RoundError(f"{total} rows of {key} bring {nbytes} bytes, {total * each} belong there")
             if total * 4 * dim > PAYLOAD_LIMIT:
@@ -120,11 +120,10 @@ class Steps:
                 shards.stage(token, _step(meta), str(meta.get("me")), key, selected, _round(meta))
             case Kind.STAGE_ROWS:
                 slices, start, me = _slices(meta), 0, str(meta.get("me"))
-                dim, dtype = shards.slice_of(slices[0][0]).table.spec.dim, _row_dtype(meta)
-                narrow = dtype.itemsize < torch.float32.itemsize
-                words = widened(payload, dim, dtype) if narrow else payload.view(torch.int32)
+                piece = shards.slice_of(slices[0][0])
+                words = piece.records_in(payload, _row_dtype(meta))
                 for key, count in slices:
-                    stop = start + count * (ID_WORDS + dim)
+                    stop = start + count * piece.record_words
                     shards.stage(token, _step(meta), me, key, words[start:stop], _round(meta))
                     start = stop
             case Kind.ROWS:

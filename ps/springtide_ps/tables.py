@@ -39,6 +39,7 @@ class TableSpec:
     init, scale, seed: as `rowinit.first_rows`. max_rows: of one server, 0 is no limit; beyond it the rows
     that were touched longest ago go. max_age: rows that were not touched in so many pushes go; 0 keeps all.
     max_norm, norm_type: a row is bounded before each of its steps, as `rownorms.bounded`; None: none is.
+    by_frequency: in a job, gradients come with counts by which they are divided (`frequencies`).
     """
 
     dim: int
@@ -51,6 +52,7 @@ class TableSpec:
     max_age: int = 0
     max_norm: float | None = None
     norm_type: float = 2.0
+    by_frequency: bool = False
 
     def __post_init__(self) -> None:
         def whole(value: object, least: int, most: int) -> bool:
@@ -81,6 +83,8 @@ class TableSpec:
             raise TableError(f"max_norm is {self.max_norm!r}, expected a finite number that is not negative")
         if not _is_number(self.norm_type):
             raise TableError(f"norm_type is {self.norm_type!r}, expected the order of a norm, as 2.0")
+        if not isinstance(self.by_frequency, bool):
+            raise TableError(f"by_frequency is {self.by_frequency!r}, expected true or false")
         for name in ("seed", "max_rows", "max_age"):
             if not whole(getattr(self, name), 0, 2**62):
                 raise TableError(f"{name} is {getattr(self, name)!r}, expected 0 or more")

@@ -149,12 +149,14 @@ class Reduction:
         body.reduced_bytes += pushed.nbytes
         return pushed
 
-    def put_rows(self, index: int, scale: float, last: bool) -> None:
-        """A backward pass has reached a parameter that may stand for a table. Raise Dropped."""
+    def put_rows(self, index: int, scale: float, last: bool, micro: int) -> None:
+        """A backward pass has reached a parameter that may stand for a table; as `StepTables.put`. Raise
+        Dropped.
+        """
         if self._tables is None:
             return
         try:
-            self._tables.put(index, scale, last)
+            self._tables.put(index, scale, last, micro)
         except SpringtideError:
             raise
         except RuntimeError as error:

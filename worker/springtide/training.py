@@ -323,7 +323,7 @@ class Trainer:
             self._make_way()
         view = self.buckets.put(index, gradient, micro.scale, micro.index, last)
         parameter.grad = view if last else None
-        self._reduction.put_rows(index, micro.scale, last)
+        self._reduction.put_rows(index, micro.scale, last, micro.index)
         body.gradients += 1
         if body.gradients == (len(self._gradients.parameters) + 1) // 2:
             faults.reach("backward", body.deal.number)

@@ -16,13 +16,14 @@ from springtide.errors import UsageError
 from springtide.servers.tables import TableBook, table_name
 from springtide.tables.local import by_slice
 from springtide_ps.frames import DTYPE_NAMES, PAYLOAD_LIMIT
+from springtide_ps.frequencies import divided
 from springtide_ps.slices import record_bytes, records
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What travels of a range's gradients of one slice. ids: int64 [n], each once. gradients: [n, dim], as
-    they travel.
+    """What travels of a range's gradients of one slice. ids: int64 [n], each once, or heads. gradients:
+    [n, dim], as they travel.
     """
 
     ids: torch.Tensor
@@ -39,7 +40,8 @@ class Rows:
 
     def square_norm(self) -> float:
         """Sum of the squares; finite exactly when all of them are."""
-        return float(self.gradients.to(torch.float64).square().sum())
+        rows = divided(self.ids, self.gradients)[1]
+        return float(rows.to(torch.float64).square().sum())
 
 
 def slices_by_table(book: TableBook) -> dict[int, list[str]]:
@@ -56,7 +58,7 @@ def cut_rows(book: TableBook, index: int, ids: torch.Tensor, sums: torch.Tensor)
     Raise UsageError for more than fits a request.
     """
     handle, found = book.handles[index], dict[str, Rows]()
-    width = record_bytes(handle.dim, sums.dtype)
+    width = record_bytes(handle.dim, sums.dtype, handle.counted)
     own = by_slice(ids, len(handle.local.slices))
     for number, chosen in enumerate(own):
         if len(chosen) * width > PAYLOAD_LIMIT:

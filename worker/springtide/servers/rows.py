@@ -108,5 +108,10 @@ class TableState:
             piece = Slice.load(json.loads(held["about"]), held["memory"].to("cpu", torch.uint8).contiguous())
             local = self._book.handles[planned.parameter].local
             now = local.spec  # the script's
-            piece.table.spec = replace(piece.table.spec, max_norm=now.max_norm, norm_type=now.norm_type)
+            piece.table.spec = replace(
+                piece.table.spec,
+                max_norm=now.max_norm,
+                norm_type=now.norm_type,
+                by_frequency=now.by_frequency,
+            )
             local.slices[planned.number] = piece

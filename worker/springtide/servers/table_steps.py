@@ -32,7 +32,7 @@ class TableSteps:
     _round: int
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
-        """Send all gradients of a table: ids int64 [n], each once; sums float32 [n, dim].
+        """Send all gradients of a table: ids int64 [n], each once, or heads; sums float32 [n, dim].
 
         Raise ServerError.
         """

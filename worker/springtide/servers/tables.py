@@ -72,7 +72,7 @@ class TableBook:
         """What all workers have to agree on."""
         return " ".join(
             f"{index}:{h.dim}/{len(h.local.slices)}/{h.local.spec.max_rows}/{h.local.spec.max_age}"
-            f"/{h.local.spec.max_norm}/{h.local.spec.norm_type}"
+            f"/{h.local.spec.max_norm}/{h.local.spec.norm_type}/{h.counted}"
             for index, h in self.handles.items()
         )
 
@@ -91,13 +91,13 @@ class TableBook:
         return piece
 
     def cut(self, index: int, ids: torch.Tensor, homes: Homes, *, empty: bool) -> Iterator[Part]:
-        """What of the ids goes to which server; empty: slices without ids are named too.
+        """What of the ids (or heads) goes to which server; empty: slices without ids are named too.
 
         Raise UsageError for more than fits a request.
         """
         handle = self.handles[index]
         own = by_slice(ids, len(handle.local.slices))
-        width = 4 * (ID_WORDS + handle.dim)
+        width = 4 * (ID_WORDS * ids.dim() + handle.dim)
         numbers: dict[str, list[int]] = {}
         for number, chosen in enumerate(own):
             if empty or len(chosen):

@@ -14,6 +14,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from springtide.tables.local import LocalRows
+from springtide_ps.frequencies import heads_of
 from springtide_ps.rownorms import bounded
 
 _ATTRIBUTE = "_springtide_table"
@@ -35,14 +36,17 @@ class Collects(Protocol):
 
 class Handle:
     """read: where the rows come from once others hold them. arrived: (ids, gradients) of the running backward
-    pass, each id once in a pair. expected_rows: at most, 0 if unknown. managed: a trainer takes the
-    gradients; otherwise the optimizer's own step does.
+    pass, each id once in a pair; or heads (`springtide_ps.frequencies`). expected_rows: at most, 0 if
+    unknown. managed: a trainer takes the gradients; otherwise the optimizer's own step does. calls: how many
+    lookups there were whose gradients may come, since it was set to 0; where they are divided by frequency,
+    heads name the call.
     """
 
     def __init__(self, weight: torch.nn.Parameter, local: LocalRows, expected_rows: int = 0) -> None:
         self.weight, self.local, self.expected_rows = weight, local, expected_rows
         self.read: Read | None = None
         self.managed = False
+        self.calls = 0
         self.read_all: ReadAll | None = None
         self.arrived: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.collected: Collects | None = None
@@ -56,11 +60,22 @@ class Handle:
         """The rows of these ids (each once) as they are held, float32 [n, dim] on the CPU."""
         return self.local.rows(ids) if self.read is None else self.read(ids)
 
-    def lookup(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows of these ids (each once) as a model uses them, with gradients that go to the table."""
-        spec = self.local.spec
+    @property
+    def counted(self) -> bool:
+        """Whether gradients are divided by how often their row was looked up."""
+        return self.local.spec.by_frequency
+
+    def lookup(self, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """The rows of these ids (each once) as a model uses them, with gradients that go to the table.
+
+        counts: int64 [n], how often each is looked up.
+        """
+        spec, heads = self.local.spec, ids
+        if spec.by_frequency and torch.is_grad_enabled() and self.weight.requires_grad:
+            heads = heads_of(ids, counts, self.calls)
+            self.calls += 1
         found = bounded(self.rows(ids), spec.max_norm, spec.norm_type)
-        rows: torch.Tensor = _Gather.apply(self.weight, found.to(self.weight.device), self, ids)  # type: ignore[no-untyped-call]
+        rows: torch.Tensor = _Gather.apply(self.weight, found.to(self.weight.device), self, heads)  # type: ignore[no-untyped-call]
         return rows
 
     def held(self) -> tuple[torch.Tensor, torch.Tensor]:

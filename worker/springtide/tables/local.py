@@ -10,12 +10,14 @@ import numpy as np
 import torch
 
 from springtide_ps.chunk import Recipe
+from springtide_ps.frequencies import ids_of, summed
 from springtide_ps.slices import Slice, records, slice_numbers
 from springtide_ps.tables import TableSpec
 
 
 def by_slice(ids: torch.Tensor, slices: int) -> list[torch.Tensor]:
-    """For each slice: which of the ids are its own, int64."""
+    """For each slice: which of the ids (or heads, see `springtide_ps.frequencies`) are its own, int64."""
+    ids = ids_of(ids).contiguous()
     if slices == 1:
         return [torch.arange(len(ids))]
     numbers = torch.from_numpy(slice_numbers(ids.numpy(), slices))
@@ -23,15 +25,18 @@ def by_slice(ids: torch.Tensor, slices: int) -> list[torch.Tensor]:
     return list(torch.split(torch.argsort(numbers, stable=True), counts))
 
 
-def merged(parts: list[tuple[torch.Tensor, torch.Tensor]], dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids int64 [n], each once, sums float32 [n, dim]) of such pairs, each of which names an id once."""
+def merged(
+    parts: list[tuple[torch.Tensor, torch.Tensor]], dim: int, counted: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids int64 [n], each once, sums float32 [n, dim]) of such pairs, each of which names an id once.
+
+    Or heads, by id and call. counted: so that without pairs, too, these are of that form.
+    """
     if len(parts) == 1:
         return parts[0]
     if not parts:
-        return torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
-    ids, inverse = torch.unique(torch.cat([part[0] for part in parts]), return_inverse=True)
-    sums = torch.zeros(len(ids), dim).index_add_(0, inverse, torch.cat([part[1] for part in parts]))
-    return ids, sums
+        return torch.empty((0, 2) if counted else 0, dtype=torch.int64), torch.empty(0, dim)
+    return summed(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]))
 
 
 class LocalRows:
@@ -63,7 +68,7 @@ class LocalRows:
         return found
 
     def apply(self, ids: torch.Tensor, sums: torch.Tensor, scale: float, options: Mapping[str, Any]) -> None:
-        """One step with the sums of gradients (each id once), multiplied by `scale`."""
+        """One step with the sums of gradients (each id once, or heads), multiplied by `scale`."""
         recipe = Recipe(scale, False, (dict(options),))
         for piece, own in zip(self.slices, by_slice(ids, len(self.slices)), strict=True):
             piece.apply(records(ids[own], sums[own]).view(-1), recipe)

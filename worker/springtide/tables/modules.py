@@ -26,6 +26,7 @@ class _TableModule(torch.nn.Module):
         *,
         max_norm: float | None,
         norm_type: float,
+        scale_grad_by_freq: bool,
         seed: int | None,
         init: str,
         scale: float,
@@ -56,6 +57,7 @@ class _TableModule(torch.nn.Module):
                 max_age=max_age,
                 max_norm=max_norm,
                 norm_type=norm_type,
+                by_frequency=bool(scale_grad_by_freq),
             )
         except TableError as error:
             raise UsageError(f"{type(self).__name__}: {error}") from None
@@ -69,7 +71,7 @@ class _TableModule(torch.nn.Module):
         """(rows of the ids, each once, where each id's row is, where the padding's row is)."""
         if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
             raise UsageError(f"{type(self).__name__}: ids are integers, got {ids.dtype}")
-        unique, inverse = torch.unique(as_ids(ids), return_inverse=True)
+        unique, inverse, counts = torch.unique(as_ids(ids), return_inverse=True, return_counts=True)
         if self.num_embeddings is not None and len(unique):
             low, high = int(unique[0]), int(unique[-1])
             if low < 0 or high >= self.num_embeddings:
@@ -80,7 +82,7 @@ class _TableModule(torch.nn.Module):
         padding = None
         if self.padding_idx is not None and bool((found := unique == self.padding_idx).any()):
             padding = int(found.nonzero()[0])
-        return self.table.lookup(unique), inverse.to(self.weight.device).view(ids.shape), padding
+        return self.table.lookup(unique, counts), inverse.to(self.weight.device).view(ids.shape), padding
 
     def export(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids int64 [n] in order, rows float32 [n, dim]): all rows that were trained and not let go.
@@ -123,7 +125,8 @@ class _TableModule(torch.nn.Module):
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         bound = "" if (most := self.table.local.spec.max_norm) is None else f", max_norm={most}"
-        return f"{self.num_embeddings}, {self.embedding_dim}{padding}{bound}"
+        counted = ", scale_grad_by_freq=True" if self.table.counted else ""
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}{bound}{counted}"
 
 
 class Embedding(_TableModule):
@@ -135,7 +138,8 @@ class Embedding(_TableModule):
     trained longest ago go; max_age: rows that were not trained in so many steps go; 0: none. A row that went
     begins anew. slices: into how many parts the table is cut to be spread; at least as many as servers.
     sparse changes nothing. max_norm, norm_type: rows that are looked up have at most this norm, as torch's.
-    Raise UsageError for what cannot be.
+    scale_grad_by_freq: a row's gradient is divided by how often one call of the module looks it up, in the
+    whole global batch. Raise UsageError for what cannot be.
 
     The optimizer is the script's: SGD, Adagrad, Adam or AdamW without momentum and weight decay; it moves
     only rows that were used, as torch's do with sparse gradients.
@@ -148,6 +152,7 @@ class Embedding(_TableModule):
         padding_idx: int | None = None,
         max_norm: float | None = None,
         norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
         *,
         sparse: bool = True,
         device: torch.device | str | None = None,
@@ -164,6 +169,7 @@ class Embedding(_TableModule):
             padding_idx,
             max_norm=max_norm,
             norm_type=norm_type,
+            scale_grad_by_freq=scale_grad_by_freq,
             seed=seed,
             init=init,
             scale=scale,
@@ -191,6 +197,7 @@ class EmbeddingBag(_TableModule):
         embedding_dim: int,
         max_norm: float | None = None,
         norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
         *,
         mode: str = "mean",
         sparse: bool = True,
@@ -206,12 +213,15 @@ class EmbeddingBag(_TableModule):
     ) -> None:
         if mode not in ("sum", "mean", "max"):
             raise UsageError(f"EmbeddingBag: mode is {mode!r}, expected sum, mean or max")
+        if mode == "max" and scale_grad_by_freq:
+            raise UsageError("EmbeddingBag: mode max does not scale gradients by frequency, nor does torch's")
         super().__init__(
             num_embeddings,
             embedding_dim,
             padding_idx,
             max_norm=max_norm,
             norm_type=norm_type,
+            scale_grad_by_freq=scale_grad_by_freq,
             seed=seed,
             init=init,
             scale=scale,

@@ -13,6 +13,7 @@ from springtide.servers.recipe import group_options
 from springtide.tables.handle import Handle, handle_of
 from springtide.tables.local import merged
 from springtide.tables.rules import group_among, sparse_rule, step_options
+from springtide_ps.frequencies import carried, divided, renumbered
 
 
 class Pushed(Protocol):
@@ -45,7 +46,7 @@ class StepHome(Protocol):
         ...
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
-        """All gradients of a table: ids int64 [n], each once; sums float32 [n, dim]."""
+        """All gradients of a table: ids int64 [n], each once, or heads; sums float32 [n, dim]."""
         ...
 
     def prepare(self) -> float | None:
@@ -89,30 +90,54 @@ class StepTables:
         self._handles, self._home = handles, home
         self._parts: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._sent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # By table: the running micro-batch, lookups before it, and lookups so far.
+        self._micro: dict[int, int] = {}
+        self._first: dict[int, int] = {}
+        self._calls: dict[int, int] = {}
         for handle in handles.values():
             handle.managed = True
 
     def begin(self) -> None:
-        self._parts, self._sent = {index: [] for index in self._handles}, {}
         for handle in self._handles.values():
             handle.take()
+            handle.calls = 0
+        self._calls = dict.fromkeys(self._handles, 0)
+        self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        self._parts, self._sent = {index: [] for index in self._handles}, {}
+        self._micro = dict.fromkeys(self._handles, -1)
 
     def begin_round(self, left: Mapping[int, float]) -> None:
-        """Another backward pass of the step begins. left: by parameter, the factor of what it adds to."""
+        """Another backward pass of the step begins. left: by parameter, the factor of what it adds to.
+
+        Gradients of it may have arrived already.
+        """
         sent = self._sent
-        self.begin()
+        self._begin_pass()
         for index, factor in left.items():
             if index in sent:
                 ids, sums = sent[index]
-                self._parts[index] = [(ids, sums * factor)]
+                self._parts[index] = [(carried(ids), sums * factor)]
 
-    def put(self, index: int, scale: float, last: bool) -> None:
-        """A backward pass has reached parameter `index`; scale: of its micro-batch, 0 leaves its rows out."""
+    def put(self, index: int, scale: float, last: bool, micro: int = 0) -> None:
+        """A backward pass has reached parameter `index`; scale: of its micro-batch, 0 leaves its rows out.
+
+        micro: number of the micro-batch. A call is known by its number among the micro-batch's.
+        """
         if index not in self._parts:
             return
-        arrived = self._handles[index].take()
+        handle = self._handles[index]
+        if self._micro[index] != micro:
+            self._micro[index], self._first[index] = micro, self._calls[index]
+        # More of this micro-batch may come (checkpointed activations); what is called now is before the next.
+        self._calls[index] = handle.calls
+        arrived = handle.take()
         if scale != 0.0:
-            self._parts[index] += [(ids, rows * scale if scale != 1.0 else rows) for ids, rows in arrived]
+            self._parts[index] += [
+                (renumbered(ids, -self._first[index]), rows * scale if scale != 1.0 else rows)
+                for ids, rows in arrived
+            ]
         if last:
             self._send(index)
 
@@ -122,7 +147,8 @@ class StepTables:
             self._send(index)
 
     def _send(self, index: int) -> None:
-        ids, sums = self._sent[index] = merged(self._parts.pop(index), self._handles[index].dim)
+        handle = self._handles[index]
+        ids, sums = self._sent[index] = merged(self._parts.pop(index), handle.dim, handle.counted)
         self._home.stage_rows(index, ids, sums)
 
 
@@ -164,8 +190,8 @@ class LocalHome:
 
     def prepare(self) -> float | None:
         squares: dict[int, float] = {}
-        for index, (_, sums) in self._staged.items():
-            own = id(self._groups[index][0])
+        for index, staged in self._staged.items():
+            own, sums = id(self._groups[index][0]), divided(*staged)[1]
             squares[own] = squares.get(own, 0.0) + float(sums.to(torch.float64).square().sum())
         self._norms = {own: math.sqrt(square) for own, square in squares.items()}
         return math.sqrt(math.fsum(squares.values()))

@@ -17,6 +17,7 @@ from springtide.scaling import unscale_too
 from springtide.tables.handle import Handle, handle_of
 from springtide.tables.local import merged
 from springtide.tables.rules import sparse_rule, step_options
+from springtide_ps.frequencies import divided, heads_of
 
 _watching = False
 
@@ -39,7 +40,8 @@ class Collected:
             self._parts = []  # zero_grad() has come between, or a step that a scaler skipped
         self._looked_at = False
         self._seen = weight.grad
-        self._parts += self._handle.take()
+        self._parts += [divided(heads, rows) for heads, rows in self._handle.take()]
+        self._handle.calls = 0
 
     def step(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
         handle, name = self._handle, "of this model"
@@ -47,6 +49,8 @@ class Collected:
             return
         handle.local.use(*sparse_rule(optimizer, group, name))
         ids, sums = merged(self._parts, handle.dim)
+        if handle.counted:
+            ids = heads_of(ids, torch.ones_like(ids), 0)  # divided already
         found = getattr(optimizer, "found_inf", None)  # of a scaler, for an optimizer that skips by itself
         if found is None or not bool(found):
             handle.local.apply(ids, sums, 1.0 / scale_of(optimizer), step_options(group))

@@ -1,0 +1,59 @@
+"""Gradients of rows that are divided by how often a row was looked up, as torch's `scale_grad_by_freq`. PURE.
+
+torch counts within one call of the module. A step's call is shared by workers and micro-batches, and is
+divided by what all of them count. So such gradients travel undivided, and with them the number of the call
+within the forward pass and how often it looked the row up. What names a gradient is its *head*: the id (int64
+[n]), or (int64 [n, 2]) the id and `call << 32 | count`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_BITS = 32
+_LATER = 1 << 20  # more than the calls of a forward pass
+
+
+def heads_of(ids: torch.Tensor, counts: torch.Tensor, call: int) -> torch.Tensor:
+    """int64 [n, 2]. ids, counts: int64 [n]; counts: below 2**32."""
+    return torch.stack((ids, counts + (call << _BITS)), 1)
+
+
+def ids_of(heads: torch.Tensor) -> torch.Tensor:
+    """int64 [n]."""
+    return heads if heads.dim() == 1 else heads[:, 0]
+
+
+def renumbered(heads: torch.Tensor, by: int) -> torch.Tensor:
+    """With another number of the call, larger by so much; ids stay as they are."""
+    if heads.dim() == 1 or not by:
+        return heads
+    return torch.stack((heads[:, 0], heads[:, 1] + (by << _BITS)), 1)
+
+
+def carried(heads: torch.Tensor) -> torch.Tensor:
+    """Of another forward pass, which is not to be counted together with the next one."""
+    return renumbered(heads, _LATER)
+
+
+def summed(heads: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(heads in order, sums float32 [n, dim]): those of the same id and call as one, with all their counts.
+
+    rows: float32 [n, dim].
+    """
+    if heads.dim() == 1:
+        names, inverse = torch.unique(heads, return_inverse=True)
+    else:
+        calls, counts = heads[:, 1] >> _BITS, heads[:, 1] & (1 << _BITS) - 1
+        pairs, inverse = torch.unique(torch.stack((heads[:, 0], calls), 1), dim=0, return_inverse=True)
+        totals = torch.zeros(len(pairs), dtype=torch.int64).index_add_(0, inverse, counts)
+        names = torch.stack((pairs[:, 0], (pairs[:, 1] << _BITS) + totals), 1)
+    return names, torch.zeros(len(names), rows.shape[1]).index_add_(0, inverse, rows)
+
+
+def divided(heads: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids int64 [n], each once, gradients float32 [n, dim]) by which rows are changed."""
+    if heads.dim() == 1:
+        return heads, rows
+    counts = (heads[:, 1] & (1 << _BITS) - 1).clamp_(min=1)
+    return summed(heads[:, 0], rows / counts[:, None])
