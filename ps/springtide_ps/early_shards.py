@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,13 +12,36 @@ import torch
 
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.early import Foresight, not_foreseen
-from springtide_ps.gathered import Done
+from springtide_ps.gathered import Done, GatheredRows, HasRows
 from springtide_ps.held import Held, Sum
+from springtide_ps.idmap import Ids
 from springtide_ps.rounds import RoundError, Token
+from springtide_ps.rows_within import ChangedRows
 from springtide_ps.shards import Shards
+from springtide_ps.slices import Slice
 from springtide_ps.within import Parts
 
 log = logging.getLogger("springtide.ps")
+
+
+@dataclass(frozen=True, slots=True)
+class _SliceWithin:
+    """A slice after the parts of a step that is not decided."""
+
+    key: str
+    held: Held
+    step: int
+    recipe: Recipe
+
+    def rows(self, ids: Ids) -> torch.Tensor:
+        held = self.held
+        with held.lock:
+            if held.version != self.step - 1 or not isinstance(held.chunk, Slice):
+                raise RoundError(
+                    f"rows of {self.key!r} within step {self.step} are asked for, and step {held.version} is "
+                    "made"
+                )
+            return held.changed.rows(held.chunk, held.totals(self.step), self.step, self.recipe, ids)
 
 
 class EarlyShards(Shards):
@@ -84,6 +109,30 @@ class EarlyShards(Shards):
             held.lock.release()
         done(values, None)
 
+    def fetch_rows_within(
+        self, token: Token, step: int, wanted: Sequence[tuple[str, Ids]], count: int, done: Done
+    ) -> None:
+        """As `fetch_rows`, after the first `count` parts of a step that is not decided."""
+        with self._lock:
+            self._rounds.may_fetch(token, step)
+            recipe, slices = self._parts.first(step, count), list[tuple[HasRows, Ids]]()
+            for key, ids in wanted:
+                self.slice_of(key)
+                slices.append((_SliceWithin(key, self._held[key], step, recipe), ids))
+            before = step - 1 == self._rounds.version
+            late = {key for key, _ in wanted if before and self._held[key].version < step - 1}
+            answer = GatheredRows(slices, len(late), done)
+            for key in late:
+                self._held[key].waiting.append((step - 1, answer))
+        if not late:
+            answer.give()
+
+    @property
+    def dense_bytes(self) -> int:
+        """Of the chunks that can have a second copy."""
+        with self._lock:
+            return sum(h.chunk.nbytes for h in self._held.values() if isinstance(h.chunk, Chunk))
+
     def _fetch_later(
         self, token: Token, step: int, key: str, count: int, done: Done, _: Any, error: Exception | None
     ) -> None:
@@ -134,6 +183,7 @@ class EarlyShards(Shards):
             held.early.reach(held.chunk, totals, step, recipe, keep=False)
             held.chunk = held.early.swap(held.chunk)
             return
+        held.changed = ChangedRows()
         super()._apply(held, totals, recipe, step)
 
     def _take_waiting(self, held: Held) -> list[Done]:
@@ -146,6 +196,8 @@ class EarlyShards(Shards):
         super()._fence(error)
         self._asides, self._parts = [], Parts()
         waiting = [done for held in self._held.values() for done in held.early.forget()]
+        for held in self._held.values():
+            held.changed = ChangedRows()
         self._foresight = Foresight(-1, None)
         for done in waiting:
             done(None, error)

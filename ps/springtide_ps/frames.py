@@ -71,7 +71,8 @@ class Kind(IntEnum):
     THAW = 69  # {"t", "name", "me"}: the member needs the cut no more
 
     # Embedding tables in steps: table "k", slices "p" with so many ids "n" each.
-    ROWS = 60  # {"t", "s", "k", "p", "n"} + ids; answered with their rows after step s
+    # Answered with their rows after step s; with "parts" as FETCH_EARLY.
+    ROWS = 60  # {"t", "s", "k", "p", "n"} + ids
     STAGE_SELECTED = 62  # as STAGE: numbers of elements, then the gradient there (`selected`)
     STAGE_ROWS = 61  # {"t", "s", "k", "p", "n", "me", "d"} + records (`slices.records`)
 

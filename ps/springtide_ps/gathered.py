@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from springtide_ps.chunk import ChunkError
 from springtide_ps.idmap import Ids
 from springtide_ps.rounds import RoundError
-from springtide_ps.slices import Slice
 
 Done = Callable[[Any, Exception | None], None]
 """(result, error)."""
 
 
+class HasRows(Protocol):
+    def rows(self, ids: Ids) -> torch.Tensor:
+        """float32 [len(ids), dim]. Raise RoundError where they cannot be had."""
+        ...
+
+
 class GatheredRows:
     """An answer of rows that waits for several slices."""
 
-    def __init__(self, slices: Sequence[tuple[Slice, Ids]], late: int, done: Done) -> None:
+    def __init__(self, slices: Sequence[tuple[HasRows, Ids]], late: int, done: Done) -> None:
         self._slices, self._late, self._done = slices, late, done
         self._lock = threading.Lock()
 
@@ -37,7 +43,10 @@ class GatheredRows:
     def give(self) -> None:
         try:
             rows = torch.cat([piece.rows(ids) for piece, ids in self._slices])
-        except (RuntimeError, MemoryError) as error:
+        except RoundError as error:
+            self._done(None, error)
+            return
+        except (ChunkError, KeyError, RuntimeError, MemoryError) as error:
             self._done(None, RoundError(f"the rows cannot be read: {error}"))
             return
         self._done(rows, None)

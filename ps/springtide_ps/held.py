@@ -13,6 +13,7 @@ from springtide_ps.chunk import Chunk
 from springtide_ps.early import Early
 from springtide_ps.gathered import Done
 from springtide_ps.ranges import Book, RangeSet
+from springtide_ps.rows_within import ChangedRows
 from springtide_ps.slices import Slice
 
 Sum = tuple[int, int]
@@ -40,6 +41,7 @@ class Held:
     waiting: list[tuple[int, Done]] = field(default_factory=list)
     added: int = 0  # gradients in the newest sum
     early: Early = field(default_factory=Early)
+    changed: ChangedRows = field(default_factory=ChangedRows)
     closed: Sum = (-1, 0)  # the newest one that is complete, and on its way to the copies
 
     @property

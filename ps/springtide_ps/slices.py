@@ -18,7 +18,7 @@ import torch
 
 from springtide_ps.chunk import ChunkError, Recipe, options_of
 from springtide_ps.frames import joined
-from springtide_ps.frequencies import divided, summed
+from springtide_ps.frequencies import divided, ids_of, summed
 from springtide_ps.idmap import Ids, mix
 from springtide_ps.ranges import Book, RangeError
 from springtide_ps.tables import OPTIMIZERS, Table, TableError, TableSpec
@@ -197,6 +197,16 @@ class Slice:
     def rows(self, ids: Ids) -> torch.Tensor:
         """float32 [len(ids), dim]; what is not there yet as it would be made."""
         return self.table.peek(ids)
+
+    def ids_in(self, total: torch.Tensor) -> torch.Tensor:
+        """Of the rows that the sums are of, int64 [n]."""
+        return ids_of(unpack(total, self.table.spec.dim, self.counted)[0])
+
+    def some(self, ids: Ids) -> Slice:
+        """Those of these rows (each once) that are there, with the optimizer's state; none are let go."""
+        made = Slice(self.table.spec, self.parameter, self.group, self.groups, self._memory, self.first)
+        made.table = self.table.some(ids)
+        return made
 
     def dump(self) -> tuple[dict[str, Any], torch.Tensor]:
         """(JSON, uint8 [n]) from which `load` makes an equal slice; the memory is a copy."""

@@ -159,7 +159,7 @@ class Steps:
             case Kind.FETCH:
                 shards.fetch(token, _step(meta), key_in(meta), _values_later(number, reply))
             case Kind.FORESEE:
-                if self._memory_limit and 2 * shards.held_bytes > self._memory_limit:
+                if self._memory_limit and shards.held_bytes + shards.dense_bytes > self._memory_limit:
                     raise RoundError(f"{NO_ROOM} for a second copy of the chunks")
                 recipe = Recipe.from_json(meta.get("recipe"))
                 shards.foresee(token, _step(meta), str(meta.get("me")), recipe)
@@ -170,7 +170,7 @@ class Steps:
             case Kind.FETCH_EARLY:
                 shards.fetch_early(token, _step(meta), key_in(meta), _values_later(number, reply))
             case Kind.WITHIN:
-                if self._memory_limit and 2 * shards.held_bytes > self._memory_limit:
+                if self._memory_limit and shards.held_bytes + shards.dense_bytes > self._memory_limit:
                     raise RoundError(
                         f"{NO_ROOM} for a second copy of the chunks, which values within a body need"
                     )
@@ -216,7 +216,11 @@ class Steps:
         for key, count in _slices(meta):
             wanted.append((key, ids[start : start + count]))
             start += count
-        self.shards.fetch_rows(token, _step(meta), wanted, _values_later(number, reply))
+        values = _values_later(number, reply)
+        if "parts" in meta:
+            self.shards.fetch_rows_within(token, _step(meta), wanted, number_in(meta, "parts"), values)
+        else:
+            self.shards.fetch_rows(token, _step(meta), wanted, values)
 
     # ---- other servers
 

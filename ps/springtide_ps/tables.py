@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from springtide_ps.idmap import IdMap, Ids
@@ -139,6 +140,22 @@ class Table:
         found[~there] = first_rows(spec.init, spec.scale, spec.seed, ids[missing], spec.dim)
         return found
 
+    def has(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of these are there, [len(ids)]."""
+        with self._lock:
+            return self._ids.find(ids) >= 0
+
+    def some(self, ids: Ids) -> Table:
+        """Those of these rows (each once) that are there, as they are, in a table that lets none go."""
+        made = Table(replace(self.spec, max_rows=0, max_age=0))
+        with self._lock:
+            rows = self._ids.find(ids)
+            ids, rows = ids[rows >= 0], rows[rows >= 0]
+            touched = torch.from_numpy(self._touched[rows])
+            data = [part.index_select(0, torch.from_numpy(rows)) for part in self._data]
+            made.restore(torch.from_numpy(ids), touched, data, self.pushes)
+        return made
+
     def push(self, ids: Ids, gradients: torch.Tensor, options: Mapping[str, Any] | None = None) -> None:
         """One step of the optimizer with the gradients [len(ids), dim] of these rows; those of a repeated id
         are summed. options: of this step, before the table's own. Raises TableError without room.
@@ -175,7 +192,9 @@ class Table:
             names = (torch.from_numpy(names[:count].copy()) for names in (self._names, self._touched))
             return (*names, *(part[:count].clone() for part in self._data))
 
-    def restore(self, ids: torch.Tensor, touched: torch.Tensor, data: torch.Tensor, pushes: int) -> None:
+    def restore(
+        self, ids: torch.Tensor, touched: torch.Tensor, data: torch.Tensor | list[torch.Tensor], pushes: int
+    ) -> None:
         """Hold what `held` gave, in an empty table. data: [width, n * dim]. Raises TableError for no room."""
         with self._lock:
             count = len(ids)

@@ -96,6 +96,38 @@ def two_rounds(script: Tables, ids: torch.Tensor, clip: Clip) -> None:
     script.adagrad.zero_grad()
 
 
+def looked_up(script: Tables, ids: torch.Tensor, clip: Clip) -> None:
+    """Rows are looked up again after steps have changed them, and the next steps depend on what they are."""
+    one_backward(script, ids, clip)
+    for model in script.models:
+        (model(X[ids, 0]).tanh() * Y[ids]).mean().backward()
+    for optimizer in script.optimizers:
+        clip(optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        seen = script.tables[1](X[ids[:2], 1])
+    assert bool(seen.isfinite().all())
+
+
+def rows_alone(script: Tables, ids: torch.Tensor, clip: Clip) -> None:
+    """The second backward pass reaches tables and nothing else, and gradients are zeroed where they are."""
+    (script.models[0](X[ids, 0]) + script.models[1](X[ids, 1]) - Y[ids]).square().mean().backward()
+    for optimizer in script.optimizers:
+        clip(optimizer)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    # The other table's gradient is left, and added to.
+    ((script.tables[0](X[ids, 1]) - Y[ids]) * script.tables[1](X[ids, 0])).square().mean().backward()
+    clip(script.sgd)
+    script.sgd.step()
+    script.sgd.zero_grad()
+    script.tables[1](X[ids, 1]).sin().mean().backward()
+    clip(script.adagrad)
+    script.adagrad.step()
+    script.adagrad.zero_grad()
+
+
 def plain(body: Body, clip_norm: float | None) -> Tables:
     script = Tables(plain=True)
 
@@ -128,6 +160,9 @@ def tracked(script: Tables, body: Body) -> dict[str, Any]:
         (scaled, "Asynchronous", 1, None),
         (two_rounds, "ParameterServer", 2, None),
         (two_rounds, "ParameterServer", 3, 0.05),
+        (looked_up, "ParameterServer", 1, None),
+        (looked_up, "ParameterServer", 3, 0.05),
+        (rows_alone, "ParameterServer", 2, None),
     ],
 )
 def test_the_numbers_of_plain_torch(body: Body, strategy: str, size: int, clip_norm: float | None) -> None:
@@ -166,15 +201,9 @@ def test_the_numbers_of_plain_torch_without_a_job(body: Body, clip_norm: float |
     torch.testing.assert_close(values, plain(body, clip_norm).values(), rtol=0, atol=2e-5)
 
 
-def looked_up(script: Tables, ids: torch.Tensor, clip: Clip) -> None:
-    one_backward(script, ids, clip)
-    script.models[0](X[ids, 0])
-
-
 @pytest.mark.parametrize(
     ("body", "strategy", "message"),
     [
-        (looked_up, "ParameterServer", "rows of a table are looked up in the body whose optimizer"),
         (looked_up, "Hybrid", "rows of a table are looked up in the body whose optimizer"),
         (two_rounds, "Hybrid", r"a second backward\(\) in the same body, and tables of springtide.Embedding"),
     ],

@@ -147,7 +147,9 @@ class Gradients:
                     f"the gradient of {self.names[index]} was replaced between two backward() of the body: "
                     "call optimizer.zero_grad() instead"
                 )
-            kept[index] = parameter.grad * self.factor(index)
+            if parameter.numel() or parameter.grad._version == shown[1]:
+                kept[index] = parameter.grad * self.factor(index)
+            # Otherwise it stands for the rows of a table, and was zeroed.
             parameter.grad = None
         return kept
 

@@ -141,12 +141,17 @@ class ServerOptimizers:
         """Of the sums of its gradients, as of the last `norm`; 0 before."""
         return self._norms[self._number(optimizer)] if self._norms else 0.0
 
+    def has_stepped(self, index: int) -> bool:
+        """Whether the optimizer of parameter `index` has made a step in the running body."""
+        return self._owner.get(index) in self._stepped
+
     def check_rows(self, index: int) -> None:
         """Raise UsageError when the running body has changed the rows of table `index`."""
-        if self._owner.get(index) in self._stepped:
+        if self.has_stepped(index):
             raise UsageError(
-                "rows of a table are looked up in the body whose optimizer.step() changes them, so far they "
-                "come with its end: look them up before that step or in the next body"
+                "rows of a table are looked up in the body whose optimizer.step() changes them: that takes "
+                "strategy.parameterServer.consistency Synchronous without workers.groupSize; otherwise look "
+                "them up before that step or in the next body"
             )
 
     def check_unstaged(self) -> None:

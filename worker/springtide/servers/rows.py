@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -37,15 +38,22 @@ class Result(Protocol):
 
 
 def read(
-    book: TableBook, index: int, ids: torch.Tensor, homes: Homes, step: int, ask: Ask, result: Result
+    book: TableBook,
+    index: int,
+    ids: torch.Tensor,
+    homes: Homes,
+    step: int,
+    ask: Ask,
+    result: Result,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> torch.Tensor:
-    """Rows float32 [n, dim] of ids int64 [n], each once. Raise ServerError."""
+    """Rows float32 [n, dim] of ids int64 [n], each once. more: of the request. Raise ServerError."""
     found = torch.empty(len(ids), book.handles[index].dim)
     asked = []
     for part in book.cut(index, ids, homes, empty=False):
         out = torch.empty(len(part.own), found.shape[1])
         numbers, counts = zip(*part.slices, strict=True)
-        about = {"k": table_name(index), "s": step, "p": list(numbers), "n": list(counts)}
+        about = {"k": table_name(index), "s": step, "p": list(numbers), "n": list(counts), **more}
         asked.append((part, out, ask(part.server, Kind.ROWS, about, ids[part.own], out)))
     for part, out, future in asked:
         result(future, part.server, "rows of a table")

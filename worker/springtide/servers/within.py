@@ -20,6 +20,7 @@ from springtide import faults
 from springtide.errors import UsageError
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
+from springtide.servers import rows
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.leading import Place
 from springtide.servers.links import ServerError
@@ -126,6 +127,30 @@ class WithinExchange(ServerExchange):
         keys = self._keys_of(parameters)
         if wanted := [key for key in keys if key in self._outdated]:
             self._ask_within(wanted)
+        self._check_told()
+
+    def read_rows(self, index: int, ids: torch.Tensor, to_the_end: bool = False) -> torch.Tensor:
+        """As in `ServerExchange`; within a body they are those that its steps have made so far.
+
+        Raise ServerError, UsageError.
+        """
+        if not self.rounds or self._place is None or not self.optimizers.has_stepped(index):
+            return super().read_rows(index, ids, to_the_end)
+        self._end_part()
+        self._tell()
+        self._check_told()
+        about = {"parts": len(self._made_parts)}
+        answer = self.links.answer
+        return rows.read(self.tables, index, ids, self._homes, self._step + 1, self._ask, answer, about)
+
+    def _tell(self) -> None:
+        """Say to the servers which parts the body has made."""
+        if not self._told:
+            made = replace(self._made_parts[-1], before=tuple(self._made_parts[:-1]))
+            about = {"s": self._step + 1, "me": self._me, "recipe": made.to_json()}
+            self._told = [(self._ask(server, Kind.WITHIN, about), server) for server in self.links]
+
+    def _check_told(self) -> None:
         for future, server in self._told:
             try:
                 self.links.answer(future, server, "the steps within a body")
@@ -140,11 +165,9 @@ class WithinExchange(ServerExchange):
         return [key for index in parameters for key in self._of_parameter.get(index, ())]
 
     def _ask_within(self, keys: Sequence[str]) -> None:
-        made, step = replace(self._made_parts[-1], before=tuple(self._made_parts[:-1])), self._step + 1
+        step = self._step + 1
         self._memory.mark()
-        if not self._told:
-            about = {"s": step, "me": self._me, "recipe": made.to_json()}
-            self._told = [(self._ask(server, Kind.WITHIN, about), server) for server in self.links]
+        self._tell()
         for key in dict.fromkeys(keys):
             if key in self._fetches:  # an earlier part's, in the same memory
                 self._receive(key, to_the_end=False)
