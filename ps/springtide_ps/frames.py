@@ -47,7 +47,8 @@ class Kind(IntEnum):
     TABLE_PUSH = 18  # {"key", "count"} + ids, then gradients
     PAGE = 19  # {"key", "start", "count"}; answered with {"count"} + ids, then rows
 
-    # The steps of a job (`rounds`); "t" is the generation, "s" the step to be made, "k" a chunk.
+    # The steps of a job (`rounds`); "t" is the generation, "s" the step to be made, "k" a chunk. "rank" in
+    # any request: what it is answered with goes after tensors of a lower rank (`outgoing`); 0 without.
     # A generation begins; answered with {"version"}. "books": its members do not step together, "s" is 0.
     ENTER = 40  # {"t", "me", "members", "s", "lineage"}, with "books" also "skipped"
     LOAD = 41  # {"t", "k", "s", ...what a chunk is} + its memory: this server holds it from now on

@@ -3,12 +3,17 @@
 A request is read only while few bytes of answers wait to be sent. Requests of steps may be answered late, by
 other threads, which never wait here: so those without an answer are bounded by themselves, and beyond that
 refused. What it costs at most: the bytes that may wait, one answer more, and the late ones.
+
+Answers without a tensor go first, and then tensors by the *rank* that their requests gave: the values of the
+first layers, which the client's next forward pass needs first, are mostly the last to be ready (Jayarajan et
+al., Priority-based Parameter Propagation for Distributed DNN Training, MLSys 2019).
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
-from collections import deque
 from typing import Final
 
 from springtide_ps.desk import Answer
@@ -22,7 +27,7 @@ _EACH_BYTES: Final = 4096  # what an answer and a request cost besides
 
 
 class Outgoing:
-    """Answers in their order. One thread takes them; any thread puts them.
+    """Answers by their rank, and in their order. One thread takes them; any thread puts them.
 
     unsent: bytes that may wait before no request is read any more. open_limit, open_bytes: of requests that
     have no answer yet.
@@ -33,9 +38,10 @@ class Outgoing:
     ) -> None:
         self._limit, self._open_limit, self._open_bytes = unsent, open_limit, open_bytes
         self._changed = threading.Condition()
-        self._answers: deque[Answer] = deque()
+        self._answers: list[tuple[int, int, Answer]] = []
+        self._numbers = itertools.count()
         self._ended = False
-        self._open: dict[int, int] = {}
+        self._open: dict[int, tuple[int, int]] = {}
         self._held = 0
         self.unsent = 0
         """Bytes that wait, those on their way included."""
@@ -45,8 +51,9 @@ class Outgoing:
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self.unsent < self._limit)
 
-    def open(self, request: int, nbytes: int) -> None:
-        """A request is answered now or later; nbytes: what it holds until then.
+    def open(self, request: int, nbytes: int, rank: int = 0) -> None:
+        """A request is answered now or later; nbytes: what it holds until then. rank: from 0; a tensor that
+        answers it goes after those of a lower one.
 
         Raise RoundError when there are too many, FrameError for a number that is in use.
         """
@@ -58,22 +65,24 @@ class Outgoing:
                 )
             if request in self._open:
                 raise FrameError(f"request {request} has no answer yet, and another one is called so")
-            self._open[request] = nbytes
+            self._open[request] = nbytes, rank
             self._held += nbytes
 
     def put(self, answer: Answer) -> None:
         """Queue an answer; never waits."""
         with self._changed:
-            self._held -= self._open.pop(answer.frame.request, 0)
+            nbytes, rank = self._open.pop(answer.frame.request, (0, 0))
+            self._held -= nbytes
             self.unsent += _cost(answer)
-            self._answers.append(answer)
+            rank = rank if answer.payload else -1
+            heapq.heappush(self._answers, (rank, next(self._numbers), answer))
             self._changed.notify_all()
 
     def take(self) -> Answer | None:
         """The next answer to send; None: there will be none."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or bool(self._answers))
-            return self._answers.popleft() if self._answers else None
+            return heapq.heappop(self._answers)[2] if self._answers else None
 
     def sent(self, answer: Answer) -> None:
         """It has been sent, or cannot be."""

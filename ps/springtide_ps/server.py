@@ -40,6 +40,7 @@ _REFUSALS: Final = (
     *asynchronous.REFUSALS,
 )
 _CLIENTS_LIMIT: Final = 512
+_RANK_LIMIT: Final = 1 << 31
 
 
 @dataclass
@@ -206,7 +207,7 @@ class Server:
                 desk.check(header, meta)
                 if in_steps and header.request != NO_REPLY:
                     # It may wait for other clients, and for this one's own next words.
-                    client.outgoing.open(header.request, _held_by(header))
+                    client.outgoing.open(header.request, _held_by(header), _rank_in(meta))
                 payload = self._payload(client, header.payload_bytes)
                 taken = True
                 if in_ranges:
@@ -232,3 +233,11 @@ class Server:
 def _held_by(header: Header) -> int:
     """What a request keeps of its payload until it is answered; others have used theirs up."""
     return header.payload_bytes if header.kind is Kind.ROWS else 0
+
+
+def _rank_in(meta: dict[str, Any]) -> int:
+    """How many values the client needs before those that it asks for."""
+    rank = meta.get("rank", 0)
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < _RANK_LIMIT:
+        raise FrameError(f"{rank!r} is no rank of a request")
+    return rank

@@ -30,22 +30,31 @@ def answer(request: int, nbytes: int = 0) -> Answer:
     return Answer(Frame(Kind.VALUES, request, {}, nbytes), memoryview(bytes(nbytes)))
 
 
-@given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5000), st.one_of(st.none(), st.integers(0, 3)), st.booleans()), max_size=40
+    )
+)
 @settings(deadline=None, max_examples=60)
-def test_answers_keep_their_order_and_what_waits_is_counted(steps: list[tuple[int, bool]]) -> None:
-    outgoing, waiting = Outgoing(), list[Answer]()
-    for number, (nbytes, take) in enumerate(steps):
+def test_answers_go_by_rank_and_in_their_order_and_what_waits_is_counted(
+    steps: list[tuple[int, int | None, bool]],
+) -> None:
+    outgoing, waiting = Outgoing(), list[tuple[int, int, Answer]]()
+    for number, (nbytes, rank, take) in enumerate(steps):
+        if rank is not None:
+            outgoing.open(number, 0, rank)
         outgoing.put(answer(number, nbytes))
-        waiting.append(answer(number, nbytes))
+        waiting.append(((rank or 0) if nbytes else -1, number, answer(number, nbytes)))
+        waiting.sort(key=lambda item: item[:2])
         if take:
             found = outgoing.take()
             assert found is not None
-            assert found.frame == waiting.pop(0).frame
+            assert found.frame == waiting.pop(0)[2].frame
             outgoing.sent(found)
-        payloads = sum(len(item.payload) for item in waiting)
+        payloads = sum(len(item.payload) for _, _, item in waiting)
         assert payloads <= outgoing.unsent <= payloads + 4096 * len(waiting)
     outgoing.end()
-    assert [found.frame for found in iter(outgoing.take, None)] == [item.frame for item in waiting]
+    assert [found.frame for found in iter(outgoing.take, None)] == [item.frame for _, _, item in waiting]
     assert outgoing.take() is None
 
 

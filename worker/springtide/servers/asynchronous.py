@@ -279,7 +279,8 @@ class AsynchronousExchange(RowPushes, ServerExchange):
         self._clean = set()
         for chunk in self.chunks:
             server = self._homes[chunk.key][0]
-            asked = self._ask(server, Kind.PULL_CHUNK, {"k": chunk.key}, out=self._values(chunk))
+            about = {"k": chunk.key, "rank": self._ranks[chunk.key]}
+            asked = self._ask(server, Kind.PULL_CHUNK, about, out=self._values(chunk))
             self._fetches[chunk.key] = (asked, server)
 
     def audit(self, first: int, stop: int) -> Audit:
@@ -406,6 +407,8 @@ class AsynchronousExchange(RowPushes, ServerExchange):
             recipe = replace(self._recipe, unused=self._recipe.unused & own, skip=skip)
             form, gradient = self._offering.push(key, self._outgoing[key])
             about = {"k": key, "r": self._sent, "recipe": recipe.to_json(), **form}
+            if key in self._ranks:
+                about["rank"] = self._ranks[key]
             server, token = self._homes[key][0], self._entered.token
             asked = self.links.ask(server, Kind.PUSH_RANGE, token, about, gradient, values)
             self._fetches[key] = (asked, server)

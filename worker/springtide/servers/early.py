@@ -61,7 +61,7 @@ class EarlyValues:
         self._rest = max(0, self._rest - 1)
 
     def ask(self, server: str, chunk: PlannedChunk, me: str, ask: Ask) -> None:
-        """This chunk's gradient is on its way to the server: ask for what becomes of the chunk.
+        """This chunk's gradient is about to leave for the server: ask for what becomes of the chunk.
 
         Raise ServerError.
         """
@@ -146,12 +146,11 @@ class EarlyExchange(WithinExchange):
 
     def push(self, gradients: torch.Tensor) -> Pushed:
         self._await_commits()
-        bucket = self._pushed
-        pushed = super().push(gradients)
-        for chunk in self._by_bucket[bucket]:
+        for chunk in self._by_bucket[self._pushed]:
             if self._round == 0:
+                # Before the gradients, or it would wait until all of the bucket's have left.
                 self._early.ask(self._homes[chunk.key][0], chunk, self._me, self._ask_early)
-        return pushed
+        return super().push(gradients)
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
         self._await_commits()
@@ -187,7 +186,8 @@ class EarlyExchange(WithinExchange):
     def _ask_early(
         self, server: str, kind: Kind, about: dict[str, Any], out: torch.Tensor | None
     ) -> Future[Answer]:
-        return self._ask(server, kind, about, out=out)
+        rank = {"rank": self._ranks[about["k"]]} if "k" in about else {}
+        return self._ask(server, kind, {**about, **rank}, out=out)
 
     def _fetch(self, chunks: Collection[PlannedChunk], step: int, at: str | None = None) -> None:
         if self._coming is None:

@@ -88,6 +88,7 @@ class ServerExchange(TableSteps):
         self.chunks = plan_chunks(layout, own.groups, owners=own.owners) if dense else []
         self._planned: list[PlannedChunk | PlannedSlice] = [*self.chunks, *self.tables.slices]
         self._chunks = {chunk.key: chunk for chunk in self.chunks}
+        self._ranks = {chunk.key: rank for rank, chunk in enumerate(self.chunks)}
         self._by_bucket: list[list[PlannedChunk]] = [[] for _ in layout.sizes]
         for chunk in self.chunks:
             self._by_bucket[chunk.bucket].append(chunk)
@@ -458,5 +459,6 @@ class ServerExchange(TableSteps):
     def _fetch(self, chunks: Collection[PlannedChunk], step: int, at: str | None = None) -> None:
         for chunk in chunks:
             server = at or self._homes[chunk.key][0]
-            asked = self._ask(server, Kind.FETCH, {"k": chunk.key, "s": step}, out=self._values(chunk))
+            about = {"k": chunk.key, "s": step, "rank": self._ranks[chunk.key]}
+            asked = self._ask(server, Kind.FETCH, about, out=self._values(chunk))
             self._fetches[chunk.key] = (asked, server)

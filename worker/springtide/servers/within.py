@@ -172,7 +172,7 @@ class WithinExchange(ServerExchange):
             if key in self._fetches:  # an earlier part's, in the same memory
                 self._receive(key, to_the_end=False)
             server, values = self._homes[key][0], self._values(self._chunks[key])
-            asked = {"s": step, "k": key, "parts": len(self._made_parts)}
+            asked = {"s": step, "k": key, "parts": len(self._made_parts), "rank": self._ranks[key]}
             self._seen[key] = self._ask(server, Kind.FETCH_EARLY, asked, out=values)
             self._fetches[key] = self._seen[key], server
             self._clean.discard(key)
