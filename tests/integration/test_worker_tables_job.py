@@ -55,12 +55,12 @@ def test_workers_are_killed_and_come_at_every_point_of_a_step(
 def test_two_optimizers_and_their_tables_make_one_step_through_kills(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path, strategy: str
 ) -> None:
-    """One of them has the tables, the other the layers."""
+    """One has the tables, whose rows are looked up again before the other one steps, which has the layers."""
     (tmp_path / "alone").mkdir()
-    two: dict[str, Any] = {"two": True, "epochs": 2}
+    two: dict[str, Any] = {"two": True, "rounds": True, "epochs": 2}
     reference = train_alone(zygote, tmp_path / "alone", OPTIONS | two)
     cluster = make_cluster(strategy, 2, replication=2, **two)
-    points = ["prepared", "stepped", "stepping"]
+    points = ["stepped", "round-prepared", "stepping"]
     faults = {number: f"{point}:{3 * number}:kill" for number, point in enumerate(points, start=1)}
     steady, *victims = cluster.start(1 + len(points), faults=faults)
     cluster.until_done(seconds=90.0)

@@ -36,7 +36,8 @@ class Gradients:
     def check_gone(self) -> None:
         """At a body's begin: raise UsageError when the script holds gradients that would be lost."""
         for index, parameter in enumerate(self.parameters):
-            if parameter.grad is not None and parameter.grad is not self._buckets.views[index]:
+            gradient = parameter.grad
+            if gradient is not None and gradient is not self._buckets.views[index] and not self.stands(index):
                 raise UsageError(
                     f"{self.names[index]} has a gradient from outside of the step, which would be lost: "
                     "call optimizer.zero_grad() before `with springtide.step():`"
@@ -81,12 +82,25 @@ class Gradients:
         if correction != 1.0:
             self._buckets.scale(correction)
         self._used = used
+        self._shown = {}
         for index, parameter in enumerate(self.parameters):
-            parameter.grad = self._buckets.views[index] if used[index] else None
+            view = self._buckets.views[index]
+            if used[index] and not parameter.numel():
+                # It stands for the rows of a table; of a version of its own, which tells when it is zeroed.
+                view = view.data
+                self._shown[index] = view, view._version
+            parameter.grad = view if used[index] else None
         for index, earlier in self._aside.items():
+            if index in self._shown:
+                continue
             view = self._buckets.views[index]
             self.parameters[index].grad = view.add_(earlier) if used[index] else view.copy_(earlier)
         self._aside = {}
+
+    def stands(self, index: int) -> bool:
+        """Whether the gradient of a parameter that stands for a table's rows is as it was placed."""
+        shown, gradient = self._shown.get(index), self.parameters[index].grad
+        return shown is not None and gradient is shown[0] and gradient._version == shown[1]
 
     def show(self, used: list[bool]) -> None:
         """The sums are elsewhere: let the script see what this worker has put into them, and take it away.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -15,17 +15,64 @@ from springtide.reduction import Reduced, Reduction
 from springtide.scaling import Scalings
 from springtide.servers.exchange import ServerExchange
 from springtide.several import check_backward
+from springtide.tables.handle import Handle
 from springtide.tables.step import StepHome
+
+
+def check_carried(carried: float, correction: float) -> None:
+    """carried: the correction of gradients that were added to those of this round; 0: there are none.
+
+    Raise UsageError.
+    """
+    if carried and not math.isclose(carried, correction, rel_tol=1e-6):
+        raise UsageError(
+            "gradients of two backward() of a body are added up whose samples have other weights "
+            "(batch.weight()): call optimizer.zero_grad() between them, or use strategy.type AllReduce"
+        )
 
 
 class HereSteps:
     """Steps of several optimizers whose dense parameters are in this process. home: of their tables, if any.
 
-    tables: numbers of the parameters that stand for them.
+    tables: by the number of the parameter that stands for each.
     """
 
-    def __init__(self, home: StepHome | None, tables: Collection[int], gradients: Gradients) -> None:
-        self._home, self._tables, self._gradients = home, tables, gradients
+    def __init__(
+        self, home: StepHome | None, tables: Mapping[int, Handle], gradients: Gradients, buckets: Buckets
+    ) -> None:
+        self._home, self._tables, self._gradients, self._buckets = home, tables, gradients, buckets
+        self.begin()
+
+    def begin(self) -> None:
+        """A body begins."""
+        self._carried = 0.0
+        # What steps of this round have multiplied the gradients of a parameter by.
+        self._factors: dict[torch.Tensor, float] = {}
+
+    def begin_round(self, reduced: Reduced, reduction: Reduction) -> None:
+        """Another backward of the body begins."""
+        left = self._left()
+        self._gradients.set_aside()
+        self._buckets.begin(reduction.start_sum)
+        if self._home is not None:
+            self._home.begin_round()
+            reduction.begin_round(left)
+            for index in left:
+                self._buckets.carry(index, self._tables[index].weight.detach())
+        self._carried = reduced.correction if left else 0.0
+        self._factors = {}
+
+    def _left(self) -> dict[int, float]:
+        """Tables whose gradients the script has not taken away, and what steps have multiplied them by."""
+        left = {}
+        for index, handle in self._tables.items():
+            if self._gradients.stands(index):
+                left[index] = self._factors.get(handle.weight, 1.0)
+        return left
+
+    def placed(self, reduced: Reduced) -> None:
+        """The sums of the round are there. Raise UsageError."""
+        check_carried(self._carried, reduced.correction)
 
     def stage(self, optimizer: torch.optim.Optimizer, reduced: Reduced, scalings: Scalings) -> None:
         """The optimizer makes its step: clip its gradients, and have its tables make theirs."""
@@ -34,19 +81,14 @@ class HereSteps:
             self._gradients.clip(own, scale)
             return
         inverse = scalings.inverse(optimizer)
-        norm = self._home.norm_of(optimizer) * abs(reduced.correction) * inverse * scale
-        factor = self._gradients.clip(own, scale, norm) * inverse
+        # An earlier step of the round has left them so.
+        factor = self._factors.get(own[0], 1.0) * inverse
+        norm = self._home.norm_of(optimizer) * abs(reduced.correction * factor) * scale
+        factor *= self._gradients.clip(own, scale, norm)
+        self._factors |= dict.fromkeys(own, factor)
         unused = [index for index, used in enumerate(reduced.result.used) if not used]
         self._home.stage_tables(optimizer, reduced.correction, factor, unused)
         scalings.stepped(optimizer)
-
-    def begin_round(self) -> None:
-        """Another backward of the body begins. Raise UsageError where there are tables."""
-        if self._tables:
-            raise UsageError(
-                "a second backward() in the same body, and tables of springtide.Embedding: that can be with "
-                "strategy.type ParameterServer, not with Hybrid or without a job so far"
-            )
 
 
 class StagedSteps:
@@ -79,11 +121,7 @@ class StagedSteps:
 
     def placed(self, reduced: Reduced) -> None:
         """The sums of the round are on the servers. Raise UsageError."""
-        if self._carried and not math.isclose(self._carried, reduced.correction, rel_tol=1e-6):
-            raise UsageError(
-                "gradients of two backward() of a body are added up whose samples have other weights "
-                "(batch.weight()): call optimizer.zero_grad() between them, or use strategy.type AllReduce"
-            )
+        check_carried(self._carried, reduced.correction)
         if self._servers.rounds:
             self._gradients.show(reduced.result.used)
 

@@ -92,7 +92,7 @@ class Trainer:
             with_norm = clip_norm is not None or bool(enabled_among(tracked))
             self.servers = make_servers(on_servers, layout, optimizers, with_norm)
         self._home = self.servers or home_here(self.tables, self._gradients.names, optimizers)
-        self._here = HereSteps(self._home, self.tables, self._gradients)
+        self._here = HereSteps(self._home, self.tables, self._gradients, self.buckets)
         self._dense_here = self._home is None or not self._home.dense
         if not self._dense_here:
             self.nccl_device = None  # its sums are the servers'
@@ -206,8 +206,7 @@ class Trainer:
         self.transaction.begin()
         self._undo.begin()
         self._gradients.begin()
-        if self._staged is not None:
-            self._staged.begin()
+        (self._staged or self._here).begin()
         self._scalings.begin()
         self._depth = 0
         self._strangers.begin()
@@ -335,9 +334,7 @@ class Trainer:
             if self._staged is not None:
                 self._staged.begin_round(self._reduced_now, self._reduction)
             else:
-                self._here.begin_round()
-                self._gradients.set_aside()
-                self.buckets.begin(self._reduction.start_sum)
+                self._here.begin_round(self._reduced_now, self._reduction)
             self._body.round += 1
             self._body.reduced = False
 
@@ -369,9 +366,8 @@ class Trainer:
             self._complete(body)
         self._undo.keep(optimizer)
         body.steps += 1
-        if body.reduced:
-            self._here.stage(optimizer, self._reduced_now, self._scalings)
         if closure is None:
+            self._here.stage(optimizer, self._reduced_now, self._scalings)
             return None
         return with_closure(args, kwargs, partial(self._evaluate, optimizer, closure))
 
@@ -386,11 +382,10 @@ class Trainer:
         check_closure(self._exact is not None)
         body = self._running()
         loss = closure()
-        if not body.reduced:
-            self._complete(body)
-            if self._staged is None:
-                self._here.stage(optimizer, self._reduced_now, self._scalings)
-        if self._staged is not None:
+        self._complete(body)
+        if self._staged is None:
+            self._here.stage(optimizer, self._reduced_now, self._scalings)
+        else:
             self._stage(optimizer, body)
         if loss is None:
             return None
@@ -452,8 +447,7 @@ class Trainer:
             self._gradients.place(reduced.result.used, reduced.correction)
         self._reduced = reduced
         body.reduced = True
-        if self._staged is not None:
-            self._staged.placed(reduced)
+        (self._staged or self._here).placed(reduced)
         if self._several:
             micro.begin_round()
 

@@ -14,6 +14,7 @@ from springtide.servers.grouped import GroupedExchange
 from springtide.servers.switching import SwitchingExchange
 from springtide.servers.waiting import ForwardWaits, Wait
 from springtide.servers.wire import RangeWire, Wire
+from springtide.servers.within import WithinExchange
 
 _BEYOND_COORDINATOR = 60.0
 """An answer may wait for another member for as long as the coordinator lets it live."""
@@ -28,7 +29,7 @@ def exchange_for(settings: Settings) -> MakeServers:
         optimizers: Sequence[torch.optim.Optimizer],
         with_norm: bool,
     ) -> ServerExchange:
-        kind: Callable[..., ServerExchange] = ServerExchange
+        kind: Callable[..., ServerExchange] = WithinExchange
         wire = Wire
         if settings.strategy == "ParameterServer" and settings.group_size == 1:
             kind, wire = (

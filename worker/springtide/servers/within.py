@@ -104,6 +104,15 @@ class WithinExchange(ServerExchange):
                 self._versions[index] = parameter._version
         return factor
 
+    def stage_tables(
+        self, optimizer: torch.optim.Optimizer, scale: float, factor: float, unused: Collection[int]
+    ) -> None:
+        """As `StepHome.stage_tables`, where dense parameters are here."""
+        if self.optimizers.is_staged(optimizer):
+            self._end_part()
+        self._sums = scale, tuple(unused)
+        super().stage_tables(optimizer, scale, factor, unused)
+
     def _end_part(self) -> None:
         """What is staged becomes a part of the step. Raise UsageError."""
         staged = self.optimizers.staged
@@ -122,6 +131,8 @@ class WithinExchange(ServerExchange):
         if not self.rounds:
             super()._see_within(parameters)
             return
+        if not self.dense:
+            return  # only rows are there, which are asked for by id
         if self._outdated or self.optimizers.staged:
             self._end_part()
         keys = self._keys_of(parameters)

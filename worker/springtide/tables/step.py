@@ -37,6 +37,10 @@ class StepHome(Protocol):
 
     def begin_step(self) -> None: ...
 
+    def begin_round(self) -> None:
+        """Another backward pass of the body begins, after the last one's steps."""
+        ...
+
     def push(self, gradients: torch.Tensor) -> Pushed:
         """The next bucket's gradients, where the home has the dense parameters."""
         ...
@@ -177,6 +181,9 @@ class LocalHome:
             group_options(optimizer)
 
     def begin_step(self) -> None:
+        self._staged = {}
+
+    def begin_round(self) -> None:
         self._staged = {}
 
     def push(self, gradients: torch.Tensor) -> Pushed:
