@@ -127,8 +127,8 @@ class FakeJob:
         }
 
     def until_running(self, *slots_and_attempts: str, seconds: float = 60) -> dict[str, str]:
-        """Wait until exactly these workers run, "0-0", "1-2", ..., and the operator has written them down: it
-        counts nothing for a pod that is gone before.
+        """Wait until exactly these workers run, "0-0", "1-2", ..., and the operator has written them down as
+        running: it counts nothing for a pod that is gone before, and gives back first what does not run yet.
         """
         wanted = {f"{self.name}-worker-{place}" for place in slots_and_attempts}
         found: dict[str, str] = {}
@@ -146,8 +146,10 @@ class FakeJob:
         return found
 
     def _written_down(self, uids: set[str]) -> bool:
-        slots: dict[str, Object] = self.status().get("slots") or {}
-        return uids <= {entry.get("uid") for entry in slots.values() if "ended" not in entry}
+        status = self.status()
+        slots: dict[str, Object] = status.get("slots") or {}
+        known = uids <= {entry.get("uid") for entry in slots.values() if "ended" not in entry}
+        return known and (status.get("workers") or {}).get("ready") == len(uids)
 
     def until_events(self, *reasons: str, text: str = "") -> None:
         """Wait until the job's namespace has events of all these reasons, each with the text in a message.

@@ -1,8 +1,9 @@
 """Workers that speak the coordinator's protocol and train nothing: commits that are only said, and a hang.
 
-The first worker says ten commits a second, and in its log who is in a generation that commits. When the file
-that HANG names says so, it stops after step 20 of a generation that has the pod `...-worker-1-0` in it and
-waits; that pod says that it is fetching samples.
+The first worker says ten commits a second, and in its log who is in a generation that commits. With HANG it
+gets no further than step 20, which it says again and again, until the pod `...-worker-1-1` is there. When the
+file that HANG names says so, the pod `...-worker-1-0` says that it is fetching samples for step 21, and the
+others of its generation wait for it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def hangs():
             return file.read() == "yes"
     except OSError:  # it is being replaced
         return False
+def capped():
+    return "HANG" in env and not any(member.pod_name.endswith("-worker-1-1") for member in hello.members)
 said = None
 while True:
     try:
@@ -75,15 +78,15 @@ while True:
     if stuck:
         activity = pb.Activity(step=21, doing=pb.DOING_FETCHING, seconds=1, where="train.py:31 in load")
         send(activity=activity)
+    elif hangs() and (hello.members[0].id != me.id or hello.state.step >= 20):
+        send(activity=pb.Activity(step=21, doing=pb.DOING_REDUCING, seconds=1))
     elif hello.members[0].id == me.id:
-        if hangs() and hello.state.step >= 20:
-            send(activity=pb.Activity(step=21, doing=pb.DOING_REDUCING, seconds=1))
-            continue
         if said != hello.generation.number:
             said = hello.generation.number
             print("commits with", *sorted(member.pod_name for member in hello.members), flush=True)
         hello.state.generation.CopyFrom(hello.generation)
-        hello.state.step += 1
+        if hello.state.step < 20 or not capped():
+            hello.state.step += 1
         commit = pb.Commit(state=hello.state, unix_time=time.time(), step_seconds=0.1, samples=8)
         send(progress=pb.Progress(commits=[commit]))
 """

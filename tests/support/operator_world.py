@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -140,9 +141,13 @@ class World:
     def status(self) -> Object:
         return dict(self.job.get("status") or {})
 
+    def shown(self) -> Iterable[Object]:
+        """The pods that the operator knows of."""
+        return self.pods.values()
+
     def observe(self) -> Observation:
         workers, coordinators, servers = [], [], []
-        for pod in self.pods.values():
+        for pod in self.shown():
             if observe.role_of(pod) == names.ROLE_WORKER:
                 workers.append(observe.worker_pod(pod))
             elif observe.role_of(pod) == names.ROLE_PARAMETER_SERVER:

@@ -63,6 +63,19 @@ def test_a_worker_that_does_not_train_yet_is_given_back_before_one_that_does() -
     assert given_back(world) == ["digits-worker-0-0"]
 
 
+def test_a_worker_that_trains_runs_although_its_node_has_not_said_so() -> None:
+    world = started(2)
+    first, second = world.workers()
+    world.reports()
+    assert world.report is not None
+    first["status"] = {"phase": "Pending"}
+    world.scale(1)
+    assert given_back(world) == ["digits-worker-1-0"]
+    world.report = replace(world.report, members=world.report.members[1:])
+    assert given_back(world) == [first["metadata"]["name"]]
+    assert world.report.members[0].pod_uid == second["metadata"]["uid"]
+
+
 def test_scaling_up_again_fills_the_lowest_free_slots_under_new_attempts() -> None:
     world = started(4)
     world.scale(2)

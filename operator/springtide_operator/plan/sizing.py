@@ -95,13 +95,14 @@ def _next_attempt(job: Job, slot: int, before: Slot | None, observation: Observa
 
 
 def _give_back(job: Job, live: list[WorkerPod], observation: Observation, ledger: Ledger) -> list[Action]:
-    """First those that do not run, then those that leave or do not train yet, then the highest slots.
+    """First those that do not run, then those that leave or do not train yet, then the highest slots. Whoever
+    trains runs, also where its node has not said so yet.
 
     The ledger says so before they are deleted: a pod that goes at once leaves nobody to ask why.
     """
     members = observation.report.members if observation.report is not None else ()
     training = {member.pod_uid for member in members if member.active and not member.leaving}
-    order = sorted(live, key=lambda pod: (pod.running, pod.uid in training, -pod.slot))
+    order = sorted(live, key=lambda pod: (pod.running or pod.uid in training, pod.uid in training, -pod.slot))
     text = f"{target(job)} of {len(live)} workers are wanted"
     if said := elasticity.why(job):
         text += f": {said}"
