@@ -87,8 +87,13 @@ grandchild = os.fork()
 if grandchild == 0:
     time.sleep(600)
 print("ready", os.getpid(), grandchild, flush=True)
-if "--fail" in sys.argv and os.environ["LOCAL_RANK"] == "1":
-    sys.exit("no more")
+if "--fail" in sys.argv:
+    if os.environ["LOCAL_RANK"] == "0":
+        open(os.environ["READY"], "w").close()
+    else:
+        while not os.path.exists(os.environ["READY"]):  # the other one can hear of the end
+            time.sleep(0.01)
+        sys.exit("no more")
 while True:
     time.sleep(600)
 """
@@ -120,6 +125,7 @@ class Launched:
             "SPRINGTIDE_BIND": "127.0.0.1",
             "SPRINGTIDE_METRICS_PORT": "0",
             "SPRINGTIDE_TERMINATION_LOG": str(self.end),
+            "READY": str(folder / "ready"),
         }
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(
