@@ -82,6 +82,7 @@ class Member:
             {f"s{server.port}": f"127.0.0.1:{server.port}" for server in running},
             frozenset(how.get("leaving", ())),
             how.get("step", 0),
+            how.get("bound"),
         )
         self.exchange.begin_generation(
             place,

@@ -239,6 +239,14 @@ def test_the_consistency_of_a_job_can_be_edited() -> None:
         ),
         ({"strategy": {"type": "ParameterServer"}, "checkpoint": {"uri": "file:///data"}}, None),
         ({"strategy": {"type": "ParameterServer"}, "workers": {"groupSize": 2}}, None),
+        (
+            {
+                "strategy": {"type": "ParameterServer", "parameterServer": {"consistency": "Asynchronous"}},
+                "workers": {"groupSize": 2},
+            },
+            None,
+        ),
+        ({"strategy": {"type": "Hybrid"}, "workers": {"groupSize": 2}}, "groupSize is for strategy.type"),
         ({"workers": {"groupSize": 2}}, "groupSize is for strategy.type ParameterServer"),
         (
             {"strategy": {"type": "ParameterServer", "allReduce": {"exact": True}}},

@@ -82,7 +82,7 @@ def consistencies_of(
         if isinstance(servers, AsynchronousExchange):
             leasing = Leasing(runtime, servers, tracked)
         else:
-            problem = "workers.groupSize above 1 takes strategy.parameterServer.consistency Synchronous"
+            problem = "training without common steps takes strategy.type ParameterServer"
     except UsageError as error:
         problem = str(error)
     consistencies = Consistencies(runtime, leasing, problem)

@@ -1,4 +1,5 @@
-"""A training loop in which workers do not step together: each takes whole global batches (ranges) in turn.
+"""A training loop in which workers do not step together: each, or each team of them, takes whole global
+batches (ranges) in turn.
 
 Servers give the ranges of the running epoch out and know which are finished (`springtide_ps.leases`); the
 epoch ends for all when each is in every chunk. There the workers meet once: buffers are averaged by the
@@ -25,6 +26,7 @@ from springtide.errors import UsageError
 from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, peers_in
 from springtide.names import StateName
+from springtide.scaling import agree
 from springtide.schedules import Schedules
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.training import Trainer
@@ -43,6 +45,8 @@ class Leasing:
     def __init__(self, runtime: Runtime, servers: AsynchronousExchange, tracked: Mapping[str, Any]) -> None:
         self._runtime, self._servers = runtime, servers
         self._schedules = Schedules(tracked)
+        self._scalers = [item for item in tracked.values() if isinstance(item, torch.amp.GradScaler)]
+        self._team: Group | None = None  # whose members have equal scales
         self.stops_at_the_end = False
         self._samples = 0  # that this worker has computed in the epoch
         self._told: StateName | None = None
@@ -62,36 +66,46 @@ class Leasing:
         self._servers.interrupt()
 
     def deal(self, trainer: Trainer, plan: LoopPlan, cursor: Cursor, stage: int) -> list[Deal]:
-        """The next body: one range. None when the loop has to look first where it stands."""
+        """The next body: one range, or this member's part of its team's. None when the loop has to look first
+        where it stands.
+        """
         runtime = self._runtime
         first = cursor.step - cursor.position // plan.batch_size
         try:
-            if trainer.reduction.change_wanted:
-                self._servers.settle()
-                runtime.boundary = True
-                return []
-            lease = self._servers.lease(first, first + plan.steps_per_epoch)
+            lease = self._servers.lease(first, first + plan.steps_per_epoch, trainer.reduction.change_wanted)
             if lease.over:
                 self._end_epoch(trainer, plan, first)
                 return []
+            if lease.number is None:
+                self._servers.part()
+                runtime.boundary = True
+                return []
+            if lease.waited:
+                # Others went on: a bound on staleness is one on the values that a step is computed with.
+                self._servers.refresh()
+            team = self._agreed_team()
         except RuntimeError as error:
             if trainer.reduction.change_wanted:
                 runtime.boundary = True  # another worker has stopped before
             else:
                 trainer.reduction.failure = Failure(str(error), peers_in(error))
             return []
-        if lease.number is None:
-            runtime.boundary = True
-            return []
         self._advance(plan, first, lease.finished)
-        if lease.waited:
-            # Others went on: a bound on staleness is one on the values that a step is computed with.
-            self._servers.refresh()
         number = lease.number
         self._schedules.go_to(number)
         own = Cursor(stage, cursor.epoch, (number - first) * plan.batch_size, number)
-        alone = Group(None, 0, 1, runtime.settings.collective_seconds)
-        return [Deal(plan.batch(own, 0, 1), alone, number + 1, plan.seed, stage, cursor.epoch, 0)]
+        batch = plan.batch(own, team.rank, team.size)
+        return [Deal(batch, team, number + 1, plan.seed, stage, cursor.epoch, team.rank)]
+
+    def _agreed_team(self) -> Group:
+        """Who works on a range together; in a new one scales may differ. Raise RuntimeError."""
+        team = self._servers.team
+        if team is None:
+            return Group(None, 0, 1, self._runtime.settings.collective_seconds)
+        if team is not self._team:
+            agree(self._scalers, team)
+            self._team = team
+        return team
 
     def commit(self, trainer: Trainer, body: Body) -> None:
         """The body's gradients are on their way."""
@@ -109,7 +123,9 @@ class Leasing:
         trainer.transaction.end()
         if self._servers.copied():
             trainer.want_change(True)
-        runtime.boundary = runtime.boundary or body.change
+        if body.change:
+            self._servers.part()
+            runtime.boundary = True
         state = StateName(runtime.generation, position.cursor.step)
         commit = runtime.account(body, seconds, state, body.result.values or {})
         if (staleness := self._servers.staleness()) is not None:

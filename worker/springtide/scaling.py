@@ -16,6 +16,8 @@ import torch
 from torch.amp import GradScaler
 from torch.amp.grad_scaler import _refresh_per_optimizer_state
 
+from springtide.exchange.groups import Group
+
 _ATTRIBUTES = ("grad_scale", "found_inf")
 
 Watcher = Callable[[GradScaler, torch.optim.Optimizer], None]
@@ -205,6 +207,22 @@ class ScalerState:
             # A body that was left inside of scaler.step() has not taken them away.
             for name in _ATTRIBUTES:
                 vars(optimizer).pop(name, None)
+
+
+def agree(scalers: Sequence[GradScaler], group: Group) -> None:
+    """Have all members go on with the first one's scales: sums of their gradients have one scale. Raise
+    RuntimeError.
+    """
+    enabled = [scaler for scaler in scalers if scaler.is_enabled()]
+    if group.size == 1 or not enabled:
+        return
+    told = torch.zeros(len(enabled), 2, dtype=torch.float64)
+    if group.rank == 0:
+        states = [scaler.state_dict() for scaler in enabled]
+        told[:] = torch.tensor([[state["scale"], state["_growth_tracker"]] for state in states])
+    group.start_sum(told).wait()
+    for scaler, (scale, growth) in zip(enabled, told.tolist(), strict=True):
+        scaler.load_state_dict({**scaler.state_dict(), "scale": scale, "_growth_tracker": int(growth)})
 
 
 def _any(found: Any) -> bool:

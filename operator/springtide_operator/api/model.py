@@ -188,7 +188,8 @@ class Workers(ApiModel):
         le=MAX_WORKERS,
         description="With strategy.type ParameterServer: so many processes sum their gradients among"
         " themselves, and one of them sends the sum to the servers and fetches the new values for all, so"
-        " that servers receive and send less. Immutable.",
+        " that servers receive and send less. With consistency BoundedStaleness and Asynchronous such a"
+        " group works on one global batch together, and groups do not wait for each other. Immutable.",
         json_schema_extra={
             "x-kubernetes-validations": [
                 rule("self == oldSelf", "workers.groupSize is immutable: create a new job")
@@ -356,10 +357,8 @@ class TrainingJobSpec(ApiModel):
                     reason="FieldValueInvalid",
                 ),
                 rule(
-                    "self.workers.groupSize == 1 || (self.strategy.type == 'ParameterServer'"
-                    " && self.strategy.parameterServer.consistency == 'Synchronous')",
-                    "workers.groupSize is for strategy.type ParameterServer with consistency Synchronous"
-                    " only",
+                    "self.workers.groupSize == 1 || self.strategy.type == 'ParameterServer'",
+                    "workers.groupSize is for strategy.type ParameterServer only",
                     reason="FieldValueInvalid",
                 ),
                 rule(

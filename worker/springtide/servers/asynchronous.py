@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -25,6 +25,7 @@ from springtide.exchange.store import StreamStore
 from springtide.servers.books import BookLeader, Offer, books_of, rescue
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.leading import Leader, Place
+from springtide.servers.lease import Audit, Lease
 from springtide.servers.links import ServerError
 from springtide.servers.offering import Offering, Outgoing
 from springtide.servers.plan import PlannedChunk
@@ -43,30 +44,6 @@ from springtide_ps.slices import Slice
 log = logging.getLogger("springtide")
 
 _LATE_SECONDS: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """number: the range to work on; None: there is none, because the window is `over` or this member was
-    asked to stop. finished: how many of the window's ranges are in every chunk. waited: others went on in
-    the meantime.
-    """
-
-    number: int | None
-    over: bool = False
-    finished: int = 0
-    waited: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """repeated: updates of a chunk beyond one per range. lost: ranges that a chunk lacks. skipped: updates
-    since the job's beginning that left a chunk as it was, since a gradient was not finite.
-    """
-
-    repeated: int
-    lost: list[int]
-    skipped: int
 
 
 class AsynchronousExchange(RowPushes, ServerExchange):
@@ -215,9 +192,7 @@ class AsynchronousExchange(RowPushes, ServerExchange):
         assert self._meeting is not None
         store, rank, leader = self._meeting
         members = self._entered.members
-        reported = {member: json.loads(store.get(f"clock/{number}")) for number, member in enumerate(members)}
-        clocks = starting_clocks(reported)
-        self._clock = clocks[self._me]
+        clocks = self._clocks([json.loads(store.get(f"clock/{number}")) for number in range(len(members))])
         if rank == leader:
             finished: RangeSet | None = None
             for book in self._books().values():
@@ -228,6 +203,12 @@ class AsynchronousExchange(RowPushes, ServerExchange):
         self._versions = [parameter._version for parameter in self._parameters]
         self.refresh()
 
+    def _clocks(self, reported: Sequence[int | None]) -> dict[str, int]:
+        """By who takes ranges: the steps that it begins with. reported: by rank, None of a joiner."""
+        clocks = starting_clocks(dict(zip(self._entered.members, reported, strict=True)))
+        self._clock = clocks[self._me]
+        return clocks
+
     def fetch_again(self) -> None:
         self.optimizers.forget(self._parameters)
         self._versions = [parameter._version for parameter in self._parameters]
@@ -235,12 +216,23 @@ class AsynchronousExchange(RowPushes, ServerExchange):
 
     # ---- ranges
 
-    def lease(self, first: int, stop: int) -> Lease:
+    @property
+    def team(self) -> Group | None:
+        """Those who work on each range together; None: this worker does so alone."""
+        return None
+
+    def part(self) -> None:
+        """All members of the team have heard that they stop now: cut none off from what it waits for."""
+
+    def lease(self, first: int, stop: int, stopping: bool = False) -> Lease:
         """A range of first..stop-1 to work on.
 
         If there is one at once, what was pushed may still be on its way; else that is answered before.
-        Raise ServerError when the generation is over.
+        stopping: this member was asked to stop. Raise RuntimeError when the generation is over.
         """
+        if stopping:
+            self.settle()
+            return Lease(None)
         future, self._next_lease = self._next_lease, None
         if future is None or self._window != (first, stop):
             self._window = (first, stop)
@@ -277,7 +269,10 @@ class AsynchronousExchange(RowPushes, ServerExchange):
         """Begin to fetch the newest values of all chunks; nothing may be on its way. Rows are always new."""
         self._memory.mark()
         self._clean = set()
-        for chunk in self.chunks:
+        self._pull(self.chunks)
+
+    def _pull(self, chunks: Collection[PlannedChunk]) -> None:
+        for chunk in chunks:
             server = self._homes[chunk.key][0]
             about = {"k": chunk.key, "rank": self._ranks[chunk.key]}
             asked = self._ask(server, Kind.PULL_CHUNK, about, out=self._values(chunk))
@@ -334,20 +329,30 @@ class AsynchronousExchange(RowPushes, ServerExchange):
 
         Raise ServerError.
         """
+        self._get_ready()
+        if not self._with_norm:
+            return None
+        return self.optimizers.norm([self.optimizers.square(*square) for square in self._squares()])
+
+    def _get_ready(self) -> None:
+        """Everything before this body is here, and its gradients are on their way. Raise ServerError."""
         self.settle()
         try:
             self._memory.sent()
         except ConnectionError as error:
             raise ServerError(str(error)) from None
-        if not self._with_norm:
-            return None
-        # Of what travels: a finite gradient may be infinite in 16 bits.
-        squares = [self.optimizers.square(c.optimizer, square_norm(self._parts(c))) for c in self.chunks]
+
+    def _squares(self) -> list[tuple[int, float]]:
+        """Sums of squares of what travels, each with the optimizer's number.
+
+        A finite gradient may be infinite in 16 bits.
+        """
+        squares = [(chunk.optimizer, square_norm(self._parts(chunk))) for chunk in self.chunks]
         for key in self._slices:
             rows = self._outgoing[key]
             assert isinstance(rows, Rows)
-            squares.append(self.optimizers.square(self._target(key)[1], rows.square_norm()))
-        return self.optimizers.norm(squares)
+            squares.append((self._target(key)[1], rows.square_norm()))
+        return squares
 
     def _parts(self, chunk: PlannedChunk) -> list[torch.Tensor]:
         """What travels of a chunk's gradient, without padding, in the gradient's own type."""

@@ -11,7 +11,7 @@ next generation, like everything that knows ranks; what a member lacks then it f
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -76,6 +76,10 @@ class GroupedExchange(ServerExchange):
 
     def push(self, gradients: torch.Tensor) -> Pushed:
         """Begin to sum the next bucket within the team, and send on what is summed. Raise RuntimeError."""
+        return self._sum_in_team(gradients, super().push)
+
+    def _sum_in_team(self, gradients: torch.Tensor, send: Callable[[torch.Tensor], object]) -> Pushed:
+        """send: what the team's first member does with what is summed."""
         assert self._team is not None
         if self._team.rank:
             # It may have been the first of its team before.
@@ -83,14 +87,17 @@ class GroupedExchange(ServerExchange):
         self._started += 1
         self._summed.append((self._team.start_sum(gradients), gradients))
         while self._summed and self._summed[0][0].is_completed():
-            self._send_on()
+            self._send_on(send)
         return Pushed(gradients.nbytes)
 
     def prepare(self) -> float | None:
         """As in `ServerExchange`, after the team's sums."""
-        while self._summed:
-            self._send_on()
+        self._end_sums(super().push)
         return super().prepare()
+
+    def _end_sums(self, send: Callable[[torch.Tensor], object]) -> None:
+        while self._summed:
+            self._send_on(send)
 
     def rest(self) -> None:
         """At a boundary, where all members have committed the last step: let its values pass the whole team.
@@ -110,12 +117,12 @@ class GroupedExchange(ServerExchange):
         self._leave_team()
         super().close()
 
-    def _send_on(self) -> None:
+    def _send_on(self, send: Callable[[torch.Tensor], object]) -> None:
         assert self._team is not None
         work, gradients = self._summed.pop(0)
         work.wait()
         if self._team.rank == 0:
-            super().push(gradients)
+            send(gradients)
 
     # ---- values
 
@@ -126,18 +133,37 @@ class GroupedExchange(ServerExchange):
             super()._fetch_made(chunks, lost)
         if passing is None:
             return
+        self._arrived = self._pass_on(passing, chunks, lambda key: ServerExchange._receive(self, key, False))
+
+    def _pass_on(
+        self,
+        passing: Passing,
+        chunks: Collection[PlannedChunk],
+        fetch: Callable[[str], None],
+        first: Mapping[str, torch.Tensor] | None = None,
+    ) -> dict[str, Future[None]]:
+        """Begin to pass values of chunks along the team, after what comes first; as `Passing.begin`."""
         if passing.receives and not self._scratch:
             self._scratch = scratch_for(self._memory.values)
         memory = self._scratch if passing.receives else self._memory.values
         pieces = {chunk.key: memory[chunk.bucket][chunk.start : chunk.stop] for chunk in chunks}
-        self._arrived = passing.begin(pieces, lambda key: ServerExchange._receive(self, key, False))
+        return passing.begin({**(first or {}), **pieces}, fetch)
 
     def _receive(self, key: str, to_the_end: bool) -> None:
         """Wait for the values of a chunk, which come along the team."""
+        if not self._from_team(key, to_the_end, lambda chunks: ServerExchange._fetch_made(self, chunks, {})):
+            super()._receive(key, to_the_end)
+
+    def _from_team(
+        self, key: str, to_the_end: bool, ask: Callable[[Collection[PlannedChunk]], object]
+    ) -> bool:
+        """Wait for values that the team passes on. False: they come from the servers. Raise ServerError.
+
+        ask: asks servers for the values of these chunks, since the team is over.
+        """
         arrived, passing = self._arrived.pop(key, None), self._passing
         if arrived is None or passing is None:
-            super()._receive(key, to_the_end)
-            return
+            return False
         try:
             self.links.result(arrived, lambda: "the step's values from this worker's team")
         except RuntimeError as error:
@@ -147,14 +173,14 @@ class GroupedExchange(ServerExchange):
             if passing.receives:
                 bucket, start, stop = self._chunks[key].span
                 self._memory.values[bucket][start:stop] = self._scratch[bucket][start:stop]
-            return
+            return True
         # The team is over, and the body that has committed the step goes on: it asks the servers for itself.
         passing.end()
         lacking = [key, *(other for other, came in self._arrived.items() if not _has_come(came))]
         for other in lacking[1:]:
             del self._arrived[other]
-        super()._fetch_made([self._chunks[other] for other in lacking], {})
-        super()._receive(key, to_the_end)
+        ask([self._chunks[other] for other in lacking if other in self._chunks])
+        return False
 
     def _leave_team(self) -> None:
         if self._passing is not None:

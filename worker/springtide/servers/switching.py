@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,6 +19,8 @@ from springtide.exchange.store import StreamStore
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.early import EarlyExchange
 from springtide.servers.exchange import ServerExchange
+from springtide.servers.grouped import GroupedExchange
+from springtide.servers.grouped_ranges import GroupedRanges
 from springtide.servers.leading import Leader, Place
 from springtide.servers.links import ServerError
 from springtide.servers.plan import PlannedChunk
@@ -31,20 +33,25 @@ from springtide_ps.slices import Slice
 log = logging.getLogger("springtide")
 
 
-class SwitchingExchange(AsynchronousExchange, EarlyExchange):
-    """As `ServerExchange` in generations whose members step together, else as `AsynchronousExchange`.
+class Switching(AsynchronousExchange):
+    """One kind of exchange in generations whose members step together, and another one in the others.
 
     in_ranges: which of them it is before the first generation. Raise what they raise.
     """
 
+    in_steps: ClassVar[type[ServerExchange]]
+    """What it is where members step together."""
+    without: ClassVar[type[AsynchronousExchange]] = AsynchronousExchange
+    """What it is where they do not."""
+
     def __init__(self, *args: Any, in_ranges: bool, **named: Any) -> None:
-        self._kind: type[ServerExchange] = AsynchronousExchange
+        self._kind: type[ServerExchange] = self.without
         super().__init__(*args, **named)
         self._become(in_ranges)
 
     def _become(self, in_ranges: bool) -> None:
-        self._kind = AsynchronousExchange if in_ranges else EarlyExchange
-        self.asynchronous, self.rounds = in_ranges, not in_ranges
+        self._kind = self.without if in_ranges else self.in_steps
+        self.asynchronous, self.rounds = in_ranges, self._kind.rounds
         self._owing.go_over(in_ranges)
 
     def _go_over(self, in_ranges: bool) -> None:
@@ -126,3 +133,21 @@ class SwitchingExchange(AsynchronousExchange, EarlyExchange):
 
     def _receive(self, key: str, to_the_end: bool) -> None:
         self._kind._receive(self, key, to_the_end)
+
+
+class SwitchingExchange(Switching, EarlyExchange):
+    """Of a worker that speaks to the servers for itself."""
+
+    in_steps = EarlyExchange
+
+
+class SwitchingTeams(Switching, GroupedRanges):
+    """Of a worker in a team."""
+
+    in_steps, without = GroupedExchange, GroupedRanges
+
+    def rest(self) -> None:
+        """As in `GroupedExchange`, and until all servers have made the step."""
+        if not self.asynchronous:
+            GroupedExchange.rest(self)
+        super().rest()

@@ -10,8 +10,7 @@ import torch
 from springtide.environment import Settings
 from springtide.exchange.layout import Layout
 from springtide.servers.exchange import MakeServers, ServerExchange
-from springtide.servers.grouped import GroupedExchange
-from springtide.servers.switching import SwitchingExchange
+from springtide.servers.switching import SwitchingExchange, SwitchingTeams
 from springtide.servers.waiting import ForwardWaits, Wait
 from springtide.servers.wire import RangeWire, Wire
 from springtide.servers.within import WithinExchange
@@ -31,14 +30,13 @@ def exchange_for(settings: Settings) -> MakeServers:
     ) -> ServerExchange:
         kind: Callable[..., ServerExchange] = WithinExchange
         wire = Wire
-        if settings.strategy == "ParameterServer" and settings.group_size == 1:
-            kind, wire = (
-                partial(SwitchingExchange, in_ranges=settings.asynchronous, early=settings.early_values),
-                RangeWire,
-            )
-        elif settings.strategy == "ParameterServer":
+        if settings.strategy == "ParameterServer":
+            wire = RangeWire
+            kind = partial(SwitchingExchange, in_ranges=settings.asynchronous, early=settings.early_values)
+        if settings.strategy == "ParameterServer" and settings.group_size > 1:
             kind = partial(
-                GroupedExchange,
+                SwitchingTeams,
+                in_ranges=settings.asynchronous,
                 group_size=settings.group_size,
                 address=settings.pod_ip,
                 collective_seconds=settings.collective_seconds,

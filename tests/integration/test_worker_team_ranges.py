@@ -1,0 +1,216 @@
+"""Jobs whose workers are in teams that do not wait for each other: ranges that count once, whoever dies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from halt import Halt
+from worker_cluster import Worker, WorkerCluster
+from worker_reference import Reference
+from worker_script import make_data, make_model
+
+from springtide import outcome
+from springtide_coordinator import coordinator_pb2 as pb
+
+OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 5, "pace": 0.005, "clip_norm": 0.5}
+STEPS = 40
+NOTHING_LEARNT = 1.1  # log 3
+TOGETHER, FREE = pb.Consistency(mode="Synchronous"), pb.Consistency(mode="Asynchronous")
+CLOSE = pb.Consistency(mode="BoundedStaleness", staleness=1)
+TOP_K = {"SPRINGTIDE_COMPRESSION": "TopK", "SPRINGTIDE_TOP_K_RATIO": "0.4"}
+ENDS = "asked to stop at the end of the epoch"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[..., WorkerCluster]:
+    def make(first: pb.Consistency, replication: int = 1, **options: Any) -> WorkerCluster:
+        environment = {
+            "SPRINGTIDE_CONSISTENCY": first.mode,
+            "SPRINGTIDE_STALENESS": str(first.staleness or 4),
+            "SPRINGTIDE_GROUP_SIZE": "2",
+        } | options.pop("environment", {})
+        return new_server_cluster(OPTIONS | options, 2, replication, environment=environment)
+
+    return make
+
+
+def check(cluster: WorkerCluster, members: list[Worker], reference: Reference, kind: str = "plain") -> None:
+    """They finished with one model, in whose chunks every range is once, and which is about as good."""
+    results = []
+    for member in members:
+        assert isinstance(member.outcome(), outcome.Finished), cluster.logs()
+        result = member.result()
+        assert result is not None
+        results.append(result)
+        audit = result["audit"]
+        found = (result["step"], audit["epoch"], audit["totalSeen"], audit["repeated"], audit["lost"])
+        assert found == (STEPS, 5, 5 * OPTIONS["samples"], 0, 0), cluster.logs()
+    for name in ("parameters", "buffers", "rate_at_end"):
+        assert len({result[name] for result in results}) == 1, name
+    ours, theirs = loss_of(results[0]["values"], kind), loss_of(reference.values)
+    assert ours < theirs + 0.25 * (NOTHING_LEARNT - theirs), (ours, theirs)
+
+
+def loss_of(values: list[float], kind: str = "plain") -> float:
+    """Of the model with these parameters, over all samples."""
+    model = make_model(kind)
+    torch.nn.utils.vector_to_parameters(torch.tensor(values), model.parameters())
+    x, y = make_data(OPTIONS["samples"])
+    return float(F.cross_entropy(model(x), y).detach())
+
+
+def steps(worker: Worker) -> list[int]:
+    return [commit["step"] for commit in worker.commits()]
+
+
+def commits(cluster: WorkerCluster) -> Counter[int]:
+    """How often each step or range was committed, by any worker."""
+    return Counter(step for worker in cluster.workers for step in steps(worker))
+
+
+def reply(cluster: WorkerCluster) -> pb.SyncReply:
+    """The coordinator's last word; at first one that says nothing."""
+    return cluster.reply or pb.SyncReply()
+
+
+def since(size: int, worker: Worker) -> str:
+    """What it has written since it was in a generation of so many."""
+    return worker.log().rpartition(f" of {size}, state")[2]
+
+
+def put(held: Path) -> None:
+    """Have those who wait for this file to go find it whole."""
+    new = held.with_suffix(".new")
+    new.write_text("120")
+    new.rename(held)
+
+
+def gate(path: Path, step: int) -> str:
+    """A fault: whoever comes to this step's body waits there as long as the file exists."""
+    path.write_text("120")
+    return f"body:{step}:hold={path}"
+
+
+def test_two_teams_share_the_ranges_out(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    cluster, halt = make_cluster(FREE, model="norm", scaler=True, infinite=77), Halt(tmp_path)
+    a, b, c, d = cluster.start(4, faults={1: halt.at("committed:*")})
+    cluster.until(lambda: halt.reached() and len(c.commits()) > 2, "ranges of both teams")
+    halt.go()
+    cluster.until_done()
+    check(cluster, [a, b, c, d], reference, "norm")
+    assert steps(a) == steps(b)
+    assert steps(c) == steps(d)
+    assert sorted(steps(a) + steps(c)) == list(range(1, STEPS + 1))
+    # Two of one team see alike that a gradient is not finite, and it counts once.
+    assert [result["audit"]["skipped"] for worker in (a, c) if (result := worker.result())] == [2, 2]
+
+
+def test_members_are_killed_at_every_point_of_a_step(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    """Also those that speak for their team, and with what they had been told by another one."""
+    points = ["backward", "gradients", "prepared", "reduced", "stepped", "committed"]
+    cluster = make_cluster(CLOSE, scaler=True, infinite=77, environment={"SPRINGTIDE_COMPRESSION": "BF16"})
+    # The bound keeps the others from getting to the end before all of them are gone.
+    faults = {number: f"{point}:*:kill" for number, point in enumerate(points, start=1)}
+    steady, *victims = cluster.start(1 + len(points), faults=faults)
+    cluster.until_done()
+    assert [worker.code for worker in victims] == [-9] * len(points), cluster.logs()
+    check(cluster, [steady], reference)
+
+
+@pytest.mark.parametrize("replication", [1, 2])
+def test_who_speaks_for_a_team_is_killed_between_its_pushes(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, replication: int
+) -> None:
+    """Some chunks have its range; another team takes it, and these count it no second time."""
+    cluster = make_cluster(CLOSE, replication)
+    a, b, c, d = cluster.start(4, faults={2: "pushing:*:kill"})
+    cluster.until_done()
+    assert [worker.code for worker in (a, b, c, d)] == [0, 0, -9, 0], cluster.logs()
+    check(cluster, [a, b, d], reference)
+    # Its team-mate may have written that range down, and so have those that did it again.
+    assert set(steps(a)) | set(steps(d)) == set(range(1, STEPS + 1))
+
+
+def test_no_team_is_further_ahead_than_the_bound(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    """One worker stands in its first range, and so does its team."""
+    cluster, halt = make_cluster(CLOSE), Halt(tmp_path)
+    a, b, c, d = cluster.start(4, faults={3: halt.at("backward:*")})
+    cluster.until(lambda: halt.reached() and bool(a.commits()), "the other team's step", slowly=False)
+    halt.go()
+    cluster.until_done()
+    check(cluster, [a, b, c, d], reference)
+    made = sorted((commit["time"], worker.name) for worker in (a, c) for commit in worker.commits())
+    count, ahead = Counter[str](), []
+    for _, name in made:
+        count[name] += 1
+        ahead.append(count[a.name] - count[c.name])
+    assert max(ahead) == 1
+    assert min(ahead) >= -1
+
+
+def test_workers_come_and_go(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    """Teams are made anew: the one that is alone gets a member, and who speaks for the first one leaves."""
+    held = tmp_path / "held"
+    standing = f"body:*:hold={held}"  # while that file is there
+    cluster = make_cluster(CLOSE, model="norm", environment=TOP_K)
+    a, b, c = cluster.start(3, faults=dict.fromkeys(range(3), standing))
+    cluster.until(lambda: bool(commits(cluster)[4]), "some ranges")
+    put(held)
+    d = cluster.add(fault=standing)
+    cluster.until(lambda: all("asked to stop" in since(3, w) for w in (a, b, c)), "the word to three")
+    held.unlink()
+    cluster.until(lambda: bool(d.commits()), "the joiner's first range")
+    put(held)
+    a.terminate()
+    cluster.until(lambda: all("asked to stop" in since(4, w) for w in (a, b, c, d)), "the word to four")
+    held.unlink()
+    cluster.until_done()
+    assert isinstance(a.outcome(), outcome.Left), cluster.logs()
+    check(cluster, [b, c, d], reference, "norm")
+    assert set(commits(cluster)) == set(range(1, STEPS + 1))
+    # Nobody is cut off from the word of another one of its team.
+    assert not any("REDUCTION_FAILED" in since(4, worker) for worker in cluster.workers), cluster.logs()
+
+
+def test_common_steps_end_and_begin_again_while_a_server_is_killed(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    gates = {step: tmp_path / f"gate-{step}" for step in (6, 12, 20)}
+    held = ";".join(gate(path, step) for step, path in gates.items())
+    cluster = make_cluster(TOGETHER, 2, scaler=True)
+    workers = cluster.start(4, faults=dict.fromkeys(range(4), held))
+    cluster.until_step(5)
+    cluster.consistency = FREE
+    cluster.until(lambda: "asked to stop after the step" in workers[0].log(), "the boundary")
+    gates[6].unlink()
+    cluster.until(lambda: commits(cluster)[11] == 2, "ranges", slowly=False)
+    cluster.consistency = TOGETHER
+    cluster.until(lambda: ENDS in workers[0].log(), "the word")
+    gates[12].unlink()
+    cluster.until(lambda: commits(cluster)[19] == 4, "common steps", slowly=False)
+    cluster.until_settled()
+    cluster.servers[0].kill()
+    cluster.add_server(0)
+    cluster.until(lambda: not cluster.servers[0].running, "the server's death")
+    gates[20].unlink()
+    cluster.until_done()
+    check(cluster, workers, reference)
+    together = [*range(1, 7), *range(17, STEPS + 1)]
+    assert commits(cluster) == Counter({step: 4 if step in together else 2 for step in range(1, STEPS + 1)})
+    assert [worker.code for worker in workers] == [0] * 4

@@ -1,0 +1,344 @@
+"""Teams that take ranges, by hand: what becomes of a range whose team loses the member that pushes it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ps_members import Member, Store, together
+from ps_servers import servers
+from worker_groups import addresses, form_groups
+from worker_groups import together as on_groups
+
+from springtide.scaling import agree
+from springtide.servers.grouped_ranges import GroupedRanges, clocks_of_teams
+from springtide.servers.lease import Lease, heard, nothing_told, told
+from springtide.servers.links import ServerError
+from springtide.servers.team_rows import gather
+from springtide.servers.wire import RangeWire
+from springtide_ps.server import Server
+
+torch.set_num_threads(1)
+
+
+class Team(Member):
+    """A member of teams of two. What it may wait for ends with the test."""
+
+    def __init__(self, name: str, address: str, compression: str) -> None:
+        def kind(*args: Any, **named: Any) -> GroupedRanges:
+            more = {"group_size": 2, "address": address, "collective_seconds": 60.0}
+            return GroupedRanges(*args, **more, **named)
+
+        super().__init__(
+            name,
+            lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            kind=kind,
+            wire=lambda: RangeWire(compression, 0.2),
+        )
+
+    @property
+    def own(self) -> GroupedRanges:
+        assert isinstance(self.exchange, GroupedRanges)
+        return self.exchange
+
+    def body(self) -> int:
+        """Take a range with the others of the team, and have its part of the gradients on their way."""
+        lease = self.own.lease(0, 100)
+        assert lease.number is not None
+        self.step = lease.number
+        team = self.own._in_team
+        self.push(team.rank, team.size)
+        return lease.number
+
+
+class Job:
+    """Members by name on two servers, generation after generation."""
+
+    def __init__(self, running: list[Server], compression: str = "None") -> None:
+        self.running, self.generation = running, 0
+        # Of each its own, or one would take another's listening socket for its own.
+        places = zip("abc", addresses(3), strict=True)
+        self.members = {name: Team(name, address, compression) for name, address in places}
+
+    def begin(self, *names: str, bound: int | None = None) -> None:
+        """The next generation, of these members."""
+        self.generation += 1
+        store, fresh = Store(), self.generation == 1
+        chosen = [self.members[name] for name in names]
+        together(
+            *(
+                lambda member=member: member.begin(
+                    self.generation,
+                    list(names),
+                    self.running,
+                    store,
+                    fresh=fresh,
+                    holds=not fresh,
+                    bound=bound,
+                )
+                for member in chosen
+            )
+        )
+        together(*(member.exchange.resolve for member in chosen))
+
+    def bodies(self, *names: str) -> set[int]:
+        return set(together(*(self.members[name].body for name in names)))
+
+    def commit(self, *names: str) -> None:
+        for name in names:
+            self.members[name].commit()
+
+    def books(self) -> set[tuple[tuple[int, ...], int]]:
+        books = self.members["b"].own._books().values()
+        return {(tuple(book.ranges.to_json()), book.applied) for book in books}
+
+    def break_off(self, name: str) -> None:
+        """Have the member lose a server before it has sent all pushes of its range, but after some."""
+        member = self.members[name].own
+        [other] = {home[0] for home in member._homes.values()} - {member._desk}
+        ask = member.links.ask
+
+        def refuse(server: str, *args: Any, **named: Any) -> Any:
+            if server == other:
+                raise ServerError("the connection is broken")
+            return ask(server, *args, **named)
+
+        member.links.ask = refuse  # type: ignore[method-assign]
+        self.members[name].commit()
+        member.links.ask = ask  # type: ignore[method-assign]
+        assert 0 < len(member._fetches) < len(member.chunks)
+        until(lambda: all(asked.done() for asked, _ in member._fetches.values()), "answers")
+
+    @property
+    def applied(self) -> int:
+        return sum(server.counters.ranges for server in self.running)
+
+    @property
+    def repeated(self) -> int:
+        return sum(server.counters.repeated for server in self.running)
+
+    def values(self, name: str) -> torch.Tensor:
+        return torch.cat([value.flatten() for value in self.members[name].values()])
+
+
+@contextmanager
+def job(compression: str = "None") -> Iterator[Job]:
+    with servers(2) as running:
+        made = Job(running, compression)
+        try:
+            yield made
+        finally:
+            for member in made.members.values():
+                member.exchange.close()
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.002)
+
+
+def test_who_pushes_dies_between_its_pushes_and_another_team_completes_the_range() -> None:
+    with job() as one:
+        one.begin("a", "b", "c")
+        assert one.bodies("a", "b") == {0}
+        one.break_off("a")
+        one.commit("b")
+        chunks = len(one.members["b"].exchange.chunks)
+        there = one.applied
+        assert 0 < there < chunks
+        one.members["a"].exchange.close()
+        one.begin("b", "c")
+        assert one.bodies("b", "c") == {0}
+        one.commit("b", "c")
+        together(*(one.members[name].exchange.settle for name in ("b", "c")))
+        assert one.books() == {((0, 1), 1)}
+        assert (one.applied, one.repeated) == (chunks, there)
+        assert torch.equal(one.values("b"), one.values("c"))
+
+
+@pytest.mark.parametrize("compression", ["None", "BF16", "TopK"])
+@pytest.mark.parametrize("order", ["abc", "bac", "cab"])
+def test_who_has_pushed_sends_the_rest_whatever_it_is_in_the_next_generation(
+    order: str, compression: str
+) -> None:
+    """And the numbers are those of a run in which nothing was broken."""
+    found = []
+    for broken in (False, True):
+        with job(compression) as one:
+            one.begin("a", "b", "c")
+            assert one.bodies("a", "b") == {0}
+            if broken:
+                one.break_off("a")
+            else:
+                one.commit("a")
+            one.commit("b")
+            if not broken:
+                together(*(one.members[name].exchange.settle for name in ("a", "b")))
+            one.begin(*order)
+            chunks = len(one.members["b"].exchange.chunks)
+            # It is in all chunks before ranges are given out.
+            assert one.books() == {((0, 1), 1)}
+            first = order[:2]
+            assert one.bodies(*first) == {1}
+            one.commit(*first)
+            together(*(one.members[name].exchange.settle for name in first))
+            assert one.books() == {((0, 2), 2)}
+            assert one.applied == 2 * chunks
+            found.append(one.values(first[0]))
+            assert torch.equal(one.values(first[1]), found[-1])
+    assert torch.equal(*found)
+
+
+def test_the_word_of_the_first_member_ends_what_the_others_wait_for() -> None:
+    with job() as one:
+        one.begin("a", "b", "c")
+        a, b = one.members["a"].own, one.members["b"].own
+        b.interrupt()  # it waits for nothing but the other's word
+        said = together(lambda: a.lease(0, 100, stopping=True), lambda: b.lease(0, 100))
+        assert said == [Lease(None), Lease(None)]
+        together(a.part, b.part)
+
+        def refuse(*args: Any, **named: Any) -> Any:
+            raise ServerError("the connection is broken")
+
+        def fails() -> None:
+            with pytest.raises(ServerError, match="the connection is broken"):
+                a.lease(0, 100)
+
+        def hears() -> None:
+            with pytest.raises(RuntimeError):
+                b.lease(0, 100)
+
+        a.links.ask = refuse  # type: ignore[method-assign]
+        together(fails, hears)
+        a.part()  # nobody is there any more
+        b.part()
+
+
+@pytest.mark.parametrize("who", ["a", "b"])
+def test_a_script_that_has_changed_its_values_gets_the_servers_and_so_does_its_team(who: str) -> None:
+    with job() as one:
+        one.begin("a", "b")
+        a, b = one.members["a"].own, one.members["b"].own
+        before = one.values("a")
+        changed = one.members[who]
+        for parameter in changed.model.parameters():
+            parameter.data += 1
+        changed.own.fetch_again()
+        assert torch.equal(one.values(who), before)
+        leases = together(lambda: a.lease(0, 100), lambda: b.lease(0, 100))
+        assert leases == [Lease(0, waited=who == "a")] * 2  # the first one has passed on what it had
+        if who == "a":
+            together(a.refresh, b.refresh)
+        assert torch.equal(one.values("b"), before)
+        assert one.bodies("a", "b") == {0}  # what it holds already it gets again
+        one.commit("a", "b")
+        together(a.settle, b.settle)
+        assert torch.equal(one.values("a"), one.values("b"))
+        assert not torch.equal(one.values("a"), before)
+
+
+def test_a_team_waits_for_the_slowest_team() -> None:
+    with job() as one:
+        one.begin("a", "b", "c", bound=1)
+        c = one.members["c"]
+        assert c.body() == 0
+        one.commit("c")
+        desk = next(server for server in one.running if f"s{server.port}" == c.own._desk)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(c.own.lease, 0, 100)
+            until(lambda: len(desk._asynchronous._waiting) == 1, "the question that has to wait")
+            assert one.bodies("a", "b") == {1}
+            assert not asked.done()
+            one.commit("a", "b")
+            together(*(one.members[name].exchange.settle for name in "ab"))
+            lease = asked.result(60)
+        assert (lease.number, lease.waited) == (3, True)
+        one.bodies("a", "b")
+        # Both go on from there, should they come to be in other teams.
+        assert [one.members[name].own._clock for name in "abc"] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("reported", "size", "expected"),
+    [
+        ([3, 4, 5], 2, {0: 3, 2: 5}),
+        ([None, 4, None, None], 2, {0: 4, 2: None}),
+        ([7], 4, {0: 7}),
+        ([2, 1, 0, 3, 9], 3, {0: 0, 3: 3}),
+    ],
+)
+def test_a_team_is_as_far_as_its_last_member(
+    reported: list[int | None], size: int, expected: dict[int, int | None]
+) -> None:
+    assert clocks_of_teams(reported, size) == expected
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.none() | st.integers(0, 2**53 - 2),
+    st.booleans(),
+    st.integers(0, 2**53),
+    st.booleans(),
+    st.integers(0, 2**53),
+)
+def test_what_is_told_is_heard(
+    number: int | None, over: bool, finished: int, waited: bool, clock: int
+) -> None:
+    lease = Lease(number, over, finished, waited)
+    assert heard(told(lease, clock) + nothing_told() + nothing_told()) == (lease, clock)
+
+
+def test_the_first_member_gets_the_rows_of_all() -> None:
+    class Table:
+        dim, counted = 2, False
+
+    own = [
+        {0: (torch.tensor([5, 7]), torch.full((2, 2), 1.0)), 3: (torch.tensor([1]), torch.ones(1, 2))},
+        {
+            0: (torch.tensor([7]), torch.full((1, 2), 2.0)),
+            3: (torch.empty(0, dtype=torch.int64), torch.empty(0, 2)),
+        },
+        {0: (torch.tensor([9]), torch.full((1, 2), 3.0)), 3: (torch.tensor([2]), torch.full((1, 2), 4.0))},
+    ]
+    tables: Any = {3: Table(), 0: Table()}
+    groups = form_groups(3)
+    try:
+        found = on_groups([lambda g=group: gather(g, own[g.rank], tables) for group in groups])
+    finally:
+        for group in groups:
+            group.release()
+    assert found[1:] == [{}, {}]
+    assert [ids.tolist() for ids, _ in found[0][0]] == [[5, 7], [7], [9]]
+    assert [ids.tolist() for ids, _ in found[0][3]] == [[1], [2]]
+    assert torch.cat([sums for _, sums in found[0][0]])[:, 0].tolist() == [1.0, 1.0, 2.0, 3.0]
+    assert torch.cat([sums for _, sums in found[0][3]])[:, 1].tolist() == [1.0, 4.0]
+
+
+def test_a_team_has_the_scale_of_its_first_member() -> None:
+    scalers = [torch.amp.GradScaler("cpu", scale, growth_interval=9) for scale in (64.0, 2.0**-20, 8.0)]
+    for count, scaler in enumerate(scalers):
+        scaler.scale(torch.ones(1))
+        scaler._growth_tracker.fill_(count)
+    unused = torch.amp.GradScaler("cpu", 4.0, enabled=False)
+    later = torch.amp.GradScaler("cpu", 4.0)  # has scaled nothing yet
+    groups = form_groups(3)
+    try:
+        on_groups([lambda g=group: agree([scalers[g.rank], unused], g) for group in groups])
+        assert [scaler.get_scale() for scaler in scalers] == [64.0] * 3
+        assert [scaler._get_growth_tracker() for scaler in scalers] == [0] * 3
+        chosen = [scalers[0], later, scalers[2]]
+        on_groups([lambda g=group: agree([chosen[g.rank]], g) for group in groups])
+        assert float(later.scale(torch.ones(1))) == 64.0
+    finally:
+        for group in groups:
+            group.release()

@@ -1,0 +1,187 @@
+"""Teams of workers that take ranges, through real servers: whole scripts on several ranks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from ps_members import Store
+from ps_servers import TOKEN, names, servers
+from worker_ranks import Rank, on_ranks, seeded
+
+import springtide
+from springtide.servers.grouped_ranges import GroupedRanges
+from springtide_ps.asynchronous import Asynchronous
+from springtide_ps.offers import Offers
+
+torch.set_num_threads(1)
+SAMPLES, EPOCHS, PER_EPOCH = 50, 3, 7
+X = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(2))
+IDS = torch.randint(-20, 20, (SAMPLES, 3), generator=torch.Generator().manual_seed(3))
+HOW: dict[str, Any] = {"consistency": "Asynchronous", "strategy": "ParameterServer", "token": TOKEN}
+
+
+class Model(torch.nn.Module):
+    """Dense layers, beside tables in one kind; a table is used in every second range only."""
+
+    def __init__(self, tables: bool) -> None:
+        super().__init__()
+        with seeded(2):
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(6, 120), torch.nn.Tanh(), torch.nn.Linear(120, 3)
+            )
+            if tables:
+                self.wide = springtide.EmbeddingBag(None, 3, mode="sum", seed=1, slices=3)
+                self.deep = springtide.Embedding(
+                    None, 6, seed=2, slices=2, scale_grad_by_freq=True, max_norm=0.5
+                )
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, number: int) -> torch.Tensor:
+        if not hasattr(self, "wide"):
+            out: torch.Tensor = self.layers(x)
+            return out
+        if number % 2:
+            x = x + self.deep(ids[:, 0])
+        return self.wide(ids) + self.layers(x)
+
+    def state(self) -> list[torch.Tensor]:
+        tables = [self.wide, self.deep] if hasattr(self, "wide") else []
+        found = [item for table in tables for item in table.export()]
+        return [*found, *(item.detach().clone() for item in self.layers.parameters())]
+
+
+def train(
+    size: int, tables: bool = False, scaled: bool = False, **settings: Any
+) -> tuple[list[list[torch.Tensor]], list[list[int]]]:
+    """By rank: the model at the end, and the ranges that it had a part in."""
+    store = Store()
+
+    def script(rank: Rank) -> tuple[list[torch.Tensor], list[int]]:
+        model = Model(tables)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.0 if tables else 0.9)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+        # Of each rank its own, until the members of a team agree.
+        scaler = torch.amp.GradScaler("cpu", 2.0 ** (8 + rank.rank), growth_interval=9, enabled=scaled)
+        rank.distribute(model, optimizer, clip_norm=0.5, schedule=schedule, scaler=scaler)
+        rank.enter_servers(names(running), store)
+        assert isinstance(rank.trainer.servers, GroupedRanges) == ("group_size" in settings)
+        ranges = []
+        for x, y, ids in rank.batches((X, Y, IDS), batch_size=8, epochs=EPOCHS, seed=0):
+            with rank.step():
+                number = rank.trainer._running().deal.number
+                scaler.scale((model(x, ids, number) - y).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                schedule.step()
+                optimizer.zero_grad()
+                ranges.append(number)
+        rank.runtime.settle(None)
+        audit = rank.runtime.position.ledger.audit()
+        assert (audit["totalSeen"], audit["repeated"], audit["lost"]) == (EPOCHS * SAMPLES, 0, 0)
+        return model.state(), ranges
+
+    with servers(2) as running:
+        results = on_ranks(size, script, **(HOW | settings))
+    return [values for values, _ in results], [ranges for _, ranges in results]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["dense", "tables"])
+def alone(request: pytest.FixtureRequest) -> tuple[bool, list[torch.Tensor]]:
+    """(whether it has tables, what one process makes of the model)"""
+    [values], [ranges] = train(1, request.param)
+    assert ranges == list(range(1, EPOCHS * PER_EPOCH + 1))
+    return request.param, values
+
+
+@pytest.mark.parametrize(("size", "scaled"), [(1, False), (2, True), (3, False)])
+def test_one_team_makes_the_numbers_of_a_single_process(
+    alone: tuple[bool, list[torch.Tensor]], size: int, scaled: bool
+) -> None:
+    """The last batch of an epoch has two samples, so that some of three have none of it."""
+    tables, expected = alone
+    found, ranges = train(size, tables, scaled and not tables, group_size=4)
+    assert ranges == [list(range(1, EPOCHS * PER_EPOCH + 1))] * size
+    for values in found:
+        for own, theirs in zip(values, expected, strict=True):
+            torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_server_without_room_for_offers_gets_each_sum_whole(
+    alone: tuple[bool, list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, expected = alone
+    asked: list[str] = []
+
+    def none(self: Offers, token: Any, owner: str, key: str, number: int) -> None:
+        asked.append(key)
+
+    monkeypatch.setattr(Offers, "take", none)
+    found, _ = train(2, tables, group_size=2)
+    assert len(asked) >= 2 * EPOCHS * PER_EPOCH
+    for own, theirs in zip(found[1], expected, strict=True):
+        torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_each_range_is_worked_on_by_one_team_and_pushed_once(
+    tables: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed: list[tuple[str, int]] = []
+    push = Asynchronous._push
+
+    def note(self: Asynchronous, kind: Any, token: Any, number: int, meta: Any, *rest: Any) -> None:
+        pushed.append((meta["k"], meta["r"]))
+        push(self, kind, token, number, meta, *rest)
+
+    monkeypatch.setattr(Asynchronous, "_push", note)
+    values, ranges = train(4, tables, group_size=2)
+    for own in values:
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(own, values[0], strict=True))
+    assert ranges[0] == ranges[1]
+    assert ranges[2] == ranges[3]
+    assert sorted(ranges[0] + ranges[2]) == list(range(1, EPOCHS * PER_EPOCH + 1))
+    assert len(pushed) == len(set(pushed))
+    assert {number for _, number in pushed} == set(range(EPOCHS * PER_EPOCH))
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+def test_who_has_committed_reads_the_new_values_although_its_team_is_over(reader: int) -> None:
+    store, sent, has_read = Store(), threading.Event(), threading.Event()
+
+    def script(rank: Rank) -> list[torch.Tensor]:
+        model = Model(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        rank.distribute(model, optimizer)
+        rank.enter_servers(names(running), store)
+        exchange = rank.trainer.servers
+        assert isinstance(exchange, GroupedRanges)
+        for x, y, ids in rank.batches((X, Y, IDS), batch_size=SAMPLES, epochs=1, seed=0):
+            with rank.step():
+                (model(x, ids, 0) - y).square().mean().backward()
+                optimizer.step()
+                if rank.rank != reader:
+                    if rank.rank == 0:
+                        rank.runtime.settle(None)
+                        sent.set()
+                    assert has_read.wait(60)
+                    return []
+                if reader:
+                    assert sent.wait(60)
+                exchange._in_team.shut()
+                exchange.links.over("the other member is dead")
+                try:
+                    return [value.clone() for value in model.state_dict().values()]
+                finally:
+                    has_read.set()
+        raise AssertionError("there was no range")
+
+    with servers(2) as running:
+        found = on_ranks(2, script, group_size=2, **HOW)[reader]
+    model = Model(False)
+    (model(X, IDS, 0) - Y).square().mean().backward()
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+    for own, theirs in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,56 @@
+"""What an exchange without common steps tells of ranges: which one to work on, and what became of all.
+
+Where workers are in teams, the first member of a team asks, and tells the others in a sum to which they add
+nothing. PURE.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+_FIELDS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """number: the range to work on; None: there is none, because the window is `over` or this member was
+    asked to stop. finished: how many of the window's ranges are in every chunk. waited: others went on in
+    the meantime.
+    """
+
+    number: int | None
+    over: bool = False
+    finished: int = 0
+    waited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """repeated: updates of a chunk beyond one per range. lost: ranges that a chunk lacks. skipped: updates
+    since the job's beginning that left a chunk as it was, since a gradient was not finite.
+    """
+
+    repeated: int
+    lost: list[int]
+    skipped: int
+
+
+def nothing_told() -> torch.Tensor:
+    """What those who only listen put into the sum: float64, as long as what is told."""
+    return torch.zeros(_FIELDS, dtype=torch.float64)
+
+
+def told(lease: Lease, clock: int) -> torch.Tensor:
+    """float64: the lease, and how many steps the team has made; numbers below 2**53 stay what they are."""
+    number = 0 if lease.number is None else lease.number + 1
+    fields = (number, lease.over, lease.finished, lease.waited, clock)
+    return torch.tensor(fields, dtype=torch.float64)
+
+
+def heard(total: torch.Tensor) -> tuple[Lease, int]:
+    """(lease, steps of the team) in the sum over a team in which one member has told."""
+    number, over, finished, waited, clock = (int(field) for field in total.tolist())
+    return Lease(number - 1 if number else None, bool(over), finished, bool(waited)), clock
