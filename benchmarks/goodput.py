@@ -30,6 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ def rates(kube: Any, history: Callable[[], Any]) -> dict[int, float]:
     found = {}
     for size in range(1, SIZE + 1):
         kube.scale(NAMESPACE, JOB, size)
-        until(120, f"{size} workers to train", lambda size=size: len(history().active()) == size)
+        until(120, f"{size} workers to train", partial(_trains, history, size))
         time.sleep(2.0)
         start = time.time()
         time.sleep(CALIBRATION_SECONDS)
@@ -199,7 +200,7 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
         Kube(cluster.kubeconfig) as kube,
     ):
         for path in (*sorted((ROOT / "deploy/crd").glob("*.yaml")), ROOT / "deploy/operator.yaml"):
-            _patiently(lambda path=path: kube.apply_file(path), KubeError)
+            _patiently(partial(kube.apply_file, path), KubeError)
         until(
             60,
             "the operator to be ready",
@@ -265,6 +266,10 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
             "median_step_seconds": statistics.median(gaps) if gaps else 0.0,
             "samples_per_second_by_workers": {str(size): value for size, value in rate.items()},
         }
+
+
+def _trains(history: Callable[[], Any], size: int) -> bool:
+    return len(history().active()) == size
 
 
 def _patiently(attempt: Callable[[], Any], refusal: type[Exception]) -> None:

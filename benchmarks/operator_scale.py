@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -28,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,11 @@ BIG = 200
 JOBS_PATH = f"/apis/springtide.dev/v1alpha1/namespaces/{NAMESPACE}/trainingjobs"
 
 
-def answer_for_coordinators() -> None:
-    """Serve Sync for every job: all workers that run train in generation 1, and the step stands still."""
+def answer_for_coordinators(address: str) -> None:
+    """Serve Sync for every job: all workers that run train in generation 1, and the step stands still.
+
+    address: host:port, which the first line of output repeats. Raises RuntimeError when it is taken.
+    """
     import grpc
 
     from springtide_coordinator import coordinator_pb2 as pb
@@ -82,11 +86,36 @@ def answer_for_coordinators() -> None:
             )
 
     server = grpc.server(futures.ThreadPoolExecutor(2), options=server_options(of_members(LIMIT)))
-    pb_grpc.add_CoordinatorServicer_to_server(Answers(), server)  # type: ignore[no-untyped-call]
-    server.add_insecure_port(f"{ADDRESS}:7070")
+    pb_grpc.add_CoordinatorServicer_to_server(Answers(), server)
+    server.add_insecure_port(address)
     server.start()
-    print("listening", flush=True)
+    print(f"listens on {address}", flush=True)
     server.wait_for_termination()
+
+
+@contextlib.contextmanager
+def coordinators(address: str = f"{ADDRESS}:7070") -> Iterator[None]:
+    """The process that answers for them. Raises RuntimeError with its own last words when it does not come
+    up.
+    """
+    command = [sys.executable, "-m", "benchmarks.operator_scale", "--coordinators", address]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors)
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                code = process.wait(10)
+                errors.seek(0)
+                said = errors.read().strip()[-2000:] or "nothing"
+                raise RuntimeError(
+                    f"who answers for the coordinators on {address} ended with {code}:\n{said}"
+                )
+            yield
+        finally:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 class Api:
@@ -248,8 +277,18 @@ class Operator:
         self._log.close()
 
 
-async def measure(jobs: int, idle_seconds: float, folder: Path) -> Object:
-    """All figures, in the order in which they are printed."""
+async def measure(
+    jobs: int,
+    idle_seconds: float,
+    folder: Path,
+    big: int = BIG,
+    calm_seconds: float = 20.0,
+    takeover: bool = True,
+) -> Object:
+    """All figures, in the order in which they are printed.
+
+    big: workers of the large job. calm_seconds: until the last writes and their echoes are over.
+    """
     api = Api(folder / "cluster" / "kubeconfig")
     operators: list[Operator] = []
     watches: list[asyncio.Task[None]] = []
@@ -261,19 +300,19 @@ async def measure(jobs: int, idle_seconds: float, folder: Path) -> Object:
         seen = Seen()
         watches = [asyncio.create_task(seen.follow_pods(api)), asyncio.create_task(seen.follow_jobs(api))]
         await api.request("POST", JOBS_PATH, job("warm-up", 1))
-        await until(60, "the operator to run a first job", lambda: "warm-up" in seen.running)
+        await until(300, "the operator to run a first job", lambda: "warm-up" in seen.running)
 
         before = await api.used()
         started = time.monotonic()
-        await api.request("POST", JOBS_PATH, job("big", BIG))
-        await until(300, "all pods of the large job", lambda: seen.count("big") == BIG + 1)
-        result["pods_per_second"] = BIG / (time.monotonic() - started)
+        await api.request("POST", JOBS_PATH, job("big", big))
+        await until(300, "all pods of the large job", lambda: seen.count("big") == big + 1)
+        result["pods_per_second"] = big / (time.monotonic() - started)
         await until(300, "the large job to run", lambda: "big" in seen.running)
         await api.request("PATCH", f"{JOBS_PATH}/big", {"spec": {"workers": {"replicas": 1}}})
         await until(300, "the large job to shrink", lambda: seen.count("big") == 2)
         after = await api.used()
-        result["api_requests_per_pod"] = (after["pods"] - before["pods"]) / (BIG + 1)
-        result["api_requests_of_all_kinds_per_pod"] = (after["all"] - before["all"]) / (BIG + 1)
+        result["api_requests_per_pod"] = (after["pods"] - before["pods"]) / (big + 1)
+        result["api_requests_of_all_kinds_per_pod"] = (after["all"] - before["all"]) / (big + 1)
         report(result, "pods_per_second", "api_requests_per_pod", "api_requests_of_all_kinds_per_pod")
 
         started, cpu = time.monotonic(), first.cpu_seconds()
@@ -288,24 +327,17 @@ async def measure(jobs: int, idle_seconds: float, folder: Path) -> Object:
         result["operator_cpu_seconds_to_running"] = first.cpu_seconds() - cpu
         report(result, "jobs", "pods", "seconds_to_running", "operator_cpu_seconds_to_running")
 
-        await asyncio.sleep(20)  # the last writes and their echoes
+        await asyncio.sleep(calm_seconds)
         cpu, started, before = first.cpu_seconds(), time.monotonic(), await api.used()
         await asyncio.sleep(idle_seconds)
         result["idle_cpu_fraction"] = (first.cpu_seconds() - cpu) / (time.monotonic() - started)
         result["idle_api_requests"] = (await api.used())["all"] - before["all"]
         report(result, "idle_cpu_fraction", "idle_api_requests")
 
-        operators.append(Operator(kubeconfig, "second", 0, folder / "second.log"))
-        await asyncio.sleep(15)  # it has listed everything, and waits for the lease
-        victim = "job-0-worker-0-0"
-        first.process.send_signal(signal.SIGKILL)
-        started = time.monotonic()
-        await api.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{victim}", gracePeriodSeconds="0")
-        await until(
-            120, "a successor of the deleted worker", lambda: "job-0-worker-0-1" in seen.pods["job-0"]
-        )
-        result["takeover_seconds"] = time.monotonic() - started
-        report(result, "takeover_seconds")
+        if takeover:
+            operators.append(Operator(kubeconfig, "second", 0, folder / "second.log"))
+            result["takeover_seconds"] = await take_over(api, seen, first, 0.75 * calm_seconds)
+            report(result, "takeover_seconds")
     except BaseException:
         for log in (folder / "first.log", folder / "second.log"):
             if log.exists():
@@ -321,6 +353,17 @@ async def measure(jobs: int, idle_seconds: float, folder: Path) -> Object:
     return result
 
 
+async def take_over(api: Api, seen: Seen, first: Operator, ready_seconds: float) -> float:
+    """Kill the first operator when the other one has listed everything, and waits for the lease."""
+    await asyncio.sleep(ready_seconds)
+    victim = "job-0-worker-0-0"
+    first.process.send_signal(signal.SIGKILL)
+    started = time.monotonic()
+    await api.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{victim}", gracePeriodSeconds="0")
+    await until(120, "a successor of the deleted worker", lambda: "job-0-worker-0-1" in seen.pods["job-0"])
+    return time.monotonic() - started
+
+
 def report(result: Object, *keys: str) -> None:
     print("  ".join(f"{key} {result[key]:.4g}" for key in keys), flush=True)
 
@@ -333,11 +376,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--jobs", type=int, help="another number of jobs")
     parser.add_argument("--idle-seconds", type=float, default=60.0)
-    parser.add_argument("--coordinators", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--coordinators", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # what was started ends, too
     if arguments.coordinators:
-        answer_for_coordinators()
+        answer_for_coordinators(arguments.coordinators)
         return
     from springtide_local.cluster import Cluster
     from springtide_local.settings import Settings
@@ -346,22 +389,8 @@ def main() -> None:
     shape = Settings(nodes=10, cpus="1000", memory="4Ti", pods=2000, pretend=ADDRESS)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        coordinators = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.operator_scale", "--coordinators"],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-        )
-        try:
-            assert coordinators.stdout is not None
-            if not coordinators.stdout.readline():
-                raise RuntimeError(f"nobody can listen on {ADDRESS}:7070: is the port taken?")
-            with Cluster.start(folder / "cluster", shape):
-                result = asyncio.run(measure(jobs, arguments.idle_seconds, folder))
-        finally:
-            coordinators.kill()
-            coordinators.wait()
-            if coordinators.stdout is not None:
-                coordinators.stdout.close()
+        with coordinators(), Cluster.start(folder / "cluster", shape):
+            result = asyncio.run(measure(jobs, arguments.idle_seconds, folder))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -33,14 +33,14 @@ BLOCK = 8
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-def build() -> Any:
+def build(width: int = WIDTH) -> Any:
     """DEPTH square layers: 12.6 MB of float32."""
     import torch
 
     torch.manual_seed(0)
     layers: list[Any] = []
     for _ in range(DEPTH):
-        layers += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()]
+        layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
     return torch.nn.Sequential(*layers)
 
 
@@ -66,7 +66,7 @@ def first_look() -> float:
     return statistics.median(whole for whole, _ in seconds[WARM_UP:])
 
 
-def work(steps: int) -> None:
+def work(steps: int, width: int) -> None:
     """The worker: prints, block by block, the seconds of its steps and of computation alone, as JSON."""
     import torch
 
@@ -74,10 +74,10 @@ def work(steps: int) -> None:
 
     torch.set_num_threads(1)
     springtide.init()
-    model = build()
+    model = build(width)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     model, optimizer = springtide.distribute(model, optimizer)
-    data, alone = torch.randn(BATCH * 8, WIDTH), build()
+    data, alone = torch.randn(BATCH * 8, width), build(width)
     blocks: list[dict[str, Any]] = []
     begins: list[float] = []
     for batch in springtide.batches((data,), batch_size=BATCH, epochs=-(-steps // 8), seed=0):
@@ -95,7 +95,7 @@ def work(steps: int) -> None:
 
 
 def run(
-    pace: float, steps: int, early: bool = True, consistency: str = "Synchronous"
+    pace: float, steps: int, early: bool = True, consistency: str = "Synchronous", width: int = WIDTH
 ) -> list[dict[str, Any]]:
     """What the worker of a job measured at that pace (bytes per second in each direction)."""
     host = f"127.{random.randrange(20, 250)}.{random.randrange(250)}"
@@ -141,7 +141,7 @@ def run(
         processes = []
         try:
             for module, environment in roles.items():
-                arguments = ["--worker", str(steps)] if module.startswith("benchmarks") else []
+                arguments = ["--worker", str(steps), str(width)] if module.startswith("benchmarks") else []
                 processes.append(
                     subprocess.Popen(
                         [sys.executable, "-m", module, *arguments],
@@ -175,10 +175,10 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="fewer steps")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        work(arguments.worker)
+        work(*arguments.worker)
         return
     steps = 96 if arguments.quick else 800
     model_bytes = DEPTH * (WIDTH * WIDTH + WIDTH) * 4

@@ -170,7 +170,8 @@ def grpc_stream(stack: ExitStack, port: int) -> Round:
 
     channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options=_GRPC_LIMITS))
     outbox: queue.Queue[bytes | None] = queue.Queue()
-    answers = channel.stream_stream("/raw/x")(iter(outbox.get, None), wait_for_ready=True)
+    exchange: Any = channel.stream_stream("/raw/x")
+    answers: Iterator[bytes] = exchange(iter(outbox.get, None), wait_for_ready=True)
     stack.callback(outbox.put, None)
     gradient, values = torch.ones(CHUNKS, ELEMENTS), torch.empty(CHUNKS, ELEMENTS)
 

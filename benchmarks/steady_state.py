@@ -131,7 +131,7 @@ def measure(name: str, bucket_mib: int, steps: int) -> dict[str, float]:
             },
             stderr=subprocess.DEVNULL,
         )
-        workers = []
+        workers: list[subprocess.Popen[str]] = []
         try:
             for rank in range(WORKERS):
                 environment = common | {
@@ -166,7 +166,8 @@ def measure(name: str, bucket_mib: int, steps: int) -> dict[str, float]:
                     )
                 results.append(json.loads(out.strip().splitlines()[-1]))
         finally:
-            for process in (*workers, coordinator):
+            processes: list[subprocess.Popen[Any]] = [*workers, coordinator]
+            for process in processes:
                 if process.poll() is None:
                     process.kill()
                 process.wait()

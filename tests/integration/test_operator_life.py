@@ -159,6 +159,8 @@ def test_a_worker_that_hangs_is_named_and_replaced(system: E2ECluster, namespace
     system.apply(operator_session_worker.whether(hang="no"), namespace=namespace)
     job.start(replicas=2, failurePolicy=policy, **operator_session_worker.hanging())
     first = job.until_running("0-0", "1-0", seconds=60)
+    # Of one that trains alone nobody is late: none would be replaced.
+    job.until_status("both to train", lambda status: status["workers"]["active"] == 2)
     system.apply(operator_session_worker.whether(hang="yes"), namespace=namespace)
     after = job.until_running("0-0", "1-1", seconds=120)
     assert after["fake-worker-0-0"] == first["fake-worker-0-0"]
