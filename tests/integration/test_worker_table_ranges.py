@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_cluster import Worker, WorkerCluster
-from worker_reference import Reference
+from worker_cluster import Worker, WorkerCluster, Zygote
+from worker_reference import Reference, train_alone
 
 from springtide import outcome
 from springtide_coordinator import coordinator_pb2 as pb
@@ -109,6 +109,23 @@ def test_workers_are_killed_at_every_point_of_a_step(
     [result] = check(cluster, [steady], reference, skips=True)
     # Whoever had it, and whoever took it over.
     assert result["audit"]["skipped"] == 2
+
+
+def test_workers_are_killed_between_two_steps_of_a_body(
+    make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
+) -> None:
+    """The tables' step is pushed before the layers' gradients are computed, by what it has made."""
+    (tmp_path / "alone").mkdir()
+    two: dict[str, Any] = {"two": True, "rounds": True}
+    reference = train_alone(zygote, tmp_path / "alone", OPTIONS | two)
+    points = ["seen", "round-gradients", "round-reduced", "pushing"]
+    cluster = make_cluster("BoundedStaleness", replication=2, **two)
+    # The bound keeps the steady one from getting to the end before all of them are gone.
+    faults = {number: f"{point}:*:kill" for number, point in enumerate(points, start=1)}
+    steady, *victims = cluster.start(1 + len(points), faults=faults)
+    cluster.until_done()
+    assert [worker.code for worker in victims] == [-9] * len(points), cluster.logs()
+    check(cluster, [steady], reference)
 
 
 def test_a_server_with_copies_is_killed_between_offers_and_their_push_and_another_one_comes(

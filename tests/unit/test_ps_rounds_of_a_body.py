@@ -137,6 +137,28 @@ def scaled(game: Game, ids: torch.Tensor, clip: Clip) -> None:
     game.scaler.update()
 
 
+def left_twice(game: Game, ids: torch.Tensor, clip: Clip) -> None:
+    """Two steps with the same gradients, which are then added to."""
+    game.judge(X[ids], True).backward()
+    for _ in range(2):
+        clip(game.sgd)
+        game.sgd.step()
+    game.judge(game.generator(NOISE[ids]), False).backward()
+    clip(game.sgd)
+    game.sgd.step()
+    game.sgd.zero_grad()
+    game.adam.zero_grad()
+
+
+def scaled_twice(game: Game, ids: torch.Tensor, clip: Clip) -> None:
+    """The second step finds the gradients as the scaler has left them."""
+    game.sgd.zero_grad()
+    game.scaler.scale(game.judge(X[ids], True)).backward()
+    game.scaler.step(game.sgd)
+    game.sgd.step()
+    game.scaler.update()
+
+
 def batches() -> Iterator[torch.Tensor]:
     plan, cursor = plan_loop(IDS, batch_size=BATCH, epochs=EPOCHS, seed=0), Cursor()
     while not plan.ended(cursor):
@@ -163,7 +185,7 @@ def play(
     tracked: dict[str, Any] = {"schedule": game.schedule}
     if body in (gan, averages):
         tracked["average"] = game.average
-    if body is scaled:
+    if body in (scaled, scaled_twice):
         tracked["scaler"] = game.scaler
     rank.distribute(game.models, [game.adam, game.sgd], clip_norm=clip_norm, **tracked)
     if rank.trainer.servers is not None:
@@ -190,6 +212,8 @@ def play(
         (averages, 2, 0.05),
         (averages, 3, None),
         (scaled, 2, None),
+        (left_twice, 2, 0.05),
+        (scaled_twice, 2, None),
     ],
 )
 def test_the_numbers_of_plain_torch(body: Body, size: int, clip_norm: float | None) -> None:
@@ -232,7 +256,9 @@ def plainly(game: Game, ids: torch.Tensor, clip: Clip) -> None:
     game.adam.step()
 
 
-@pytest.mark.parametrize(("body", "within"), [(plainly, False), (gan, True), (closures, True)])
+@pytest.mark.parametrize(
+    ("body", "within"), [(plainly, False), (gan, False), (closures, True), (critics, True)]
+)
 def test_a_body_says_when_it_needs_common_steps(body: Body, within: bool) -> None:
     """So that its job is never asked to go over to another consistency."""
     store, said = Store(), list[str]()

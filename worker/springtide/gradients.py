@@ -102,15 +102,17 @@ class Gradients:
         shown, gradient = self._shown.get(index), self.parameters[index].grad
         return shown is not None and gradient is shown[0] and gradient._version == shown[1]
 
-    def show(self, used: list[bool]) -> None:
+    def show(self, used: list[bool], copied: bool = False) -> None:
         """The sums are elsewhere: let the script see what this worker has put into them, and take it away.
 
-        used: as for `place`.
+        used: as for `place`. copied: in memory of its own.
         """
         self._shown, self._factors = {}, {}
         for index, parameter in enumerate(self.parameters):
             # Of a version of its own: to zero it is no change of what is on its way.
             own = self._buckets.views[index].data if used[index] else None
+            if own is not None and copied:
+                own = own.clone()
             parameter.grad = own
             if own is not None:
                 self._shown[index] = own, own._version
@@ -137,11 +139,11 @@ class Gradients:
         return gone
 
     def show_again(self, indices: Iterable[int], factor: float) -> None:
-        """After that step. factor: it has multiplied these gradients by it."""
+        """After that step. factor: what it and earlier ones have multiplied these gradients by."""
         for index in indices:
             if (shown := self._shown.get(index)) is not None:
                 self.parameters[index].grad = shown[0]
-                self._factors[index] = self._factors.get(index, 1.0) * factor
+                self._factors[index] = factor
 
     def factor(self, index: int) -> float:
         """What steps of this round have multiplied the parameter's gradient by."""

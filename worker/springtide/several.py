@@ -19,8 +19,7 @@ def check_backward(exact: bool, together: bool = True) -> None:
     if not together:
         raise UsageError(
             "a second backward() in the same body needs the values that optimizer.step() has made: it takes "
-            "strategy.parameterServer.consistency Synchronous without workers.groupSize, or strategy.type "
-            "AllReduce"
+            "workers.groupSize 1, or strategy.type AllReduce"
         )
 
 

@@ -102,15 +102,17 @@ class StagedSteps:
     ) -> None:
         self._servers, self._gradients, self._buckets = servers, gradients, buckets
         self._clip_norm = clip_norm
-        self._carried = 0.0
+        self.begin()
 
     def begin(self) -> None:
         """A body begins."""
         self._carried = 0.0
+        self._inverses: dict[int, float] = {}  # by id() of an optimizer that has stepped in this round
 
     def begin_round(self, reduced: Reduced, reduction: Reduction) -> None:
         """Another backward of the body begins. Raise UsageError where it cannot be."""
-        check_backward(exact=False, together=self._servers.rounds)
+        self._inverses = {}
+        check_backward(exact=False, together=self._servers.again)
         left = self._gradients.left()
         self._servers.begin_round()
         reduction.begin_round({index: self._gradients.factor(index) for index in left})
@@ -122,15 +124,19 @@ class StagedSteps:
     def placed(self, reduced: Reduced) -> None:
         """The sums of the round are on the servers. Raise UsageError."""
         check_carried(self._carried, reduced.correction)
-        if self._servers.rounds:
-            self._gradients.show(reduced.result.used)
+        if self._servers.again:
+            # What may still have to leave must not be zeroed by the script.
+            self._gradients.show(reduced.result.used, copied=not self._servers.rounds)
 
     def stage(self, optimizer: torch.optim.Optimizer, reduced: Reduced, scalings: Scalings) -> None:
         """The script makes this optimizer's step. Raise UsageError where it cannot be made."""
-        indices, inverse = self._servers.optimizers.parameters_of(optimizer), scalings.inverse(optimizer)
+        indices = self._servers.optimizers.parameters_of(optimizer)
+        # A second step with the same gradients finds them unscaled.
+        inverse = scalings.inverse(optimizer) * self._inverses.get(id(optimizer), 1.0)
+        self._inverses[id(optimizer)] = inverse
         unused = [index for index, used in enumerate(reduced.result.used) if not used]
         resting = set[int]()
-        if self._servers.rounds:
+        if self._servers.again:
             resting = self._gradients.hide(indices)
         else:
             self._gradients.forget()  # what is in them may still have to leave

@@ -29,6 +29,7 @@ from springtide.servers.lease import Audit, Lease
 from springtide.servers.links import ServerError
 from springtide.servers.offering import Offering, Outgoing
 from springtide.servers.plan import PlannedChunk
+from springtide.servers.range_rounds import RangeRounds
 from springtide.servers.range_rows import Rows, slices_by_table
 from springtide.servers.row_pushes import RowPushes
 from springtide.servers.tables import PlannedSlice
@@ -46,7 +47,7 @@ log = logging.getLogger("springtide")
 _LATE_SECONDS: Final = 10.0
 
 
-class AsynchronousExchange(RowPushes, ServerExchange):
+class AsynchronousExchange(RangeRounds, RowPushes, ServerExchange):
     """As `ServerExchange`, from which it has chunks, places and waits. `interrupt` is for any thread."""
 
     asynchronous = True
@@ -63,6 +64,7 @@ class AsynchronousExchange(RowPushes, ServerExchange):
         self._sent: int | None = None
         self._recipe = Recipe(1.0, True, ())
         self._skipping: frozenset[int] = frozenset()
+        self._ahead_of_end, self._sums = set(), (1.0, ())
         self._gradients: dict[str, torch.Tensor] = {}
         self._outgoing: dict[str, Outgoing] = {}
         self._slices = {planned.key: planned for planned in self.tables.slices}
@@ -88,6 +90,8 @@ class AsynchronousExchange(RowPushes, ServerExchange):
         self._restored, self._skipped = place.step, place.skipped
         self.links.connect(place.servers)
         self._await_late()
+        if self._sent is None:
+            self._pending = set()  # of a body that was left: whoever takes its range over pushes it
         if fresh:
             self._clock, self._sent, self._pending, self._pulled = 0, None, set(), {}
             self._owing.forget()
@@ -312,6 +316,8 @@ class AsynchronousExchange(RowPushes, ServerExchange):
 
         def offer(gradients: torch.Tensor) -> None:
             for chunk in chunks:
+                if chunk.key in self._ahead_of_end:
+                    continue  # it has the range
                 gradient = gradients[chunk.start : chunk.stop]
                 outgoing = self.wire.outgoing(chunk, gradient)
                 self._gradients[chunk.key], self._outgoing[chunk.key] = gradient, outgoing
@@ -347,8 +353,9 @@ class AsynchronousExchange(RowPushes, ServerExchange):
 
         A finite gradient may be infinite in 16 bits.
         """
-        squares = [(chunk.optimizer, square_norm(self._parts(chunk))) for chunk in self.chunks]
-        for key in self._slices:
+        left = [chunk for chunk in self.chunks if chunk.key not in self._ahead_of_end]
+        squares = [(chunk.optimizer, square_norm(self._parts(chunk))) for chunk in left]
+        for key in self._slices.keys() - self._ahead_of_end:
             rows = self._outgoing[key]
             assert isinstance(rows, Rows)
             squares.append((self._target(key)[1], rows.square_norm()))
@@ -366,16 +373,16 @@ class AsynchronousExchange(RowPushes, ServerExchange):
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
         """Ask for the next range, and say how the gradients count; the values follow."""
         self._skipping = frozenset(self.optimizers.skipped)
-        self._recipe = self.optimizers.recipe(scale, unused, skip)
+        self._recipe = self._rest_of(self.optimizers.recipe(scale, unused, skip), skip)
         self.optimizers.begin()
-        self._sent, self._pending, self._clean = self._leased, {*self._slices, *self._chunks}, set()
+        keys = [key for key in self._keys_in_order() if key not in self._ahead_of_end]
+        self._sent, self._pending = self._leased, set(keys)
+        self._clean = self._chunks.keys() & self._ahead_of_end
         self._again = set()
         self._memory.mark()
         try:
             # Before the pushes, or its answer would come behind all values.
             self._next_lease = self._ask_range([self._sent])
-            # Rows first: the next forward pass begins with them.
-            keys = [*self._slices, *self._chunks]
             self._send(keys[: len(keys) // 2])
             faults.reach("pushing", self._sent + 1)
             self._send(keys[len(keys) // 2 :])
@@ -409,14 +416,22 @@ class AsynchronousExchange(RowPushes, ServerExchange):
         for key in keys:
             own, optimizer, values = self._target(key)
             skip = self._recipe.skip or optimizer in self._skipping
+            number = self._leased if self._sent is None else self._sent
             recipe = replace(self._recipe, unused=self._recipe.unused & own, skip=skip)
             form, gradient = self._offering.push(key, self._outgoing[key])
-            about = {"k": key, "r": self._sent, "recipe": recipe.to_json(), **form}
+            about = {"k": key, "r": number, "recipe": recipe.to_json(), **form}
             if key in self._ranks:
                 about["rank"] = self._ranks[key]
             server, token = self._homes[key][0], self._entered.token
             asked = self.links.ask(server, Kind.PUSH_RANGE, token, about, gradient, values)
             self._fetches[key] = (asked, server)
+
+    def _keys_in_order(self) -> list[str]:
+        # Rows first: the next forward pass begins with them.
+        return [*self._slices, *self._chunks]
+
+    def _owner_of(self, key: str) -> int:
+        return self._target(key)[1]
 
     def _target(self, key: str) -> tuple[set[int], int, torch.Tensor | None]:
         """(its parameters, whose optimizer they are in, where new values go: None of a slice)."""

@@ -258,10 +258,13 @@ class ServerExchange(TableSteps):
                 )
 
     rounds = False
+    """Whether servers keep the sums of a body's backward passes, and show its steps before its end."""
+
+    again = False
     """Whether a body may have several backward passes, and see values that its steps have made."""
 
     def begin_round(self) -> None:
-        """Another backward pass of the body begins; only where there are `rounds`."""
+        """Another backward pass of the body begins; only where that can be `again`."""
         raise NotImplementedError
 
     def stage(

@@ -40,7 +40,9 @@ _ROWS: Final = "rows"
 
 
 class GroupedRanges(AsynchronousExchange, GroupedExchange):
-    """As `AsynchronousExchange`, for a team; of one member, too."""
+    """As `AsynchronousExchange`, for a team; of one member, too. A body has one backward pass."""
+
+    again = False
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)

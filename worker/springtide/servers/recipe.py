@@ -125,6 +125,7 @@ class ServerOptimizers:
         multiplied by besides `scale`. Raise UsageError when it has made the step already.
         """
         number = self._number(optimizer)
+        self.skipped.discard(number)
         if number in self._staged:
             raise UsageError(
                 f"a second step of the same optimizer ({type(optimizer).__name__}) in one body takes "
@@ -141,6 +142,10 @@ class ServerOptimizers:
         """Of the sums of its gradients, as of the last `norm`; 0 before."""
         return self._norms[self._number(optimizer)] if self._norms else 0.0
 
+    def steps_again(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it has made a step in the running body."""
+        return self._number(optimizer) in self._stepped
+
     def has_stepped(self, index: int) -> bool:
         """Whether the optimizer of parameter `index` has made a step in the running body."""
         return self._owner.get(index) in self._stepped
@@ -150,8 +155,7 @@ class ServerOptimizers:
         if self.has_stepped(index):
             raise UsageError(
                 "rows of a table are looked up in the body whose optimizer.step() changes them: that takes "
-                "strategy.parameterServer.consistency Synchronous without workers.groupSize; otherwise look "
-                "them up before that step or in the next body"
+                "workers.groupSize 1; otherwise look them up before that step or in the next body"
             )
 
     def check_unstaged(self) -> None:
@@ -159,8 +163,7 @@ class ServerOptimizers:
         if self._staged:
             raise UsageError(
                 "new values are wanted within the body that makes them, by a model or an average of its "
-                "weights after optimizer.step(): that takes strategy.parameterServer.consistency Synchronous "
-                "without workers.groupSize, or strategy.type AllReduce"
+                "weights after optimizer.step(): that takes workers.groupSize 1, or strategy.type AllReduce"
             )
 
     @property

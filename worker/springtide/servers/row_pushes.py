@@ -21,11 +21,15 @@ class RowPushes(TableSteps):
     _outgoing: dict[str, Outgoing]
     _fetches: dict[str, tuple[Future[Answer], str]]
     _slices_of: Mapping[int, list[str]]
+    _ahead_of_end: set[str]
+    again: bool
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
         """Send all gradients of a table on their way, as `push`."""
         self.make_way()
         for key, rows in cut_rows(self.tables, index, ids, self.wire.shrunk(sums)).items():
+            if key in self._ahead_of_end:
+                continue  # it has the range
             self._outgoing[key] = rows
             if not len(rows.ids):
                 continue  # nothing that could leave earlier
@@ -35,9 +39,13 @@ class RowPushes(TableSteps):
                 raise ServerError(str(error)) from None
 
     def read_rows(self, index: int, ids: torch.Tensor, to_the_end: bool = False) -> torch.Tensor:
-        """As in `ServerExchange`: the newest ones, with this worker's own pushes."""
+        """As in `ServerExchange`: the newest ones, with this worker's own pushes and steps."""
+        if not self.again:
+            self.optimizers.check_rows(index)
+        elif self.optimizers.has_stepped(index):
+            self._push_staged()
         self._settle_rows([index], to_the_end)
-        return super().read_rows(index, ids, to_the_end)
+        return self._rows_now(index, ids, to_the_end)
 
     def all_rows(self, index: int, to_the_end: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         self._settle_rows([index], to_the_end)
@@ -59,6 +67,9 @@ class RowPushes(TableSteps):
         return self.links.answer(future, server, what, to_the_end=True)
 
     def _conclude(self) -> None:
+        raise NotImplementedError
+
+    def _push_staged(self) -> None:
         raise NotImplementedError
 
     def make_way(self) -> None:

@@ -52,6 +52,7 @@ class Switching(AsynchronousExchange):
     def _become(self, in_ranges: bool) -> None:
         self._kind = self.without if in_ranges else self.in_steps
         self.asynchronous, self.rounds = in_ranges, self._kind.rounds
+        self.again = self._kind.again
         self._owing.go_over(in_ranges)
 
     def _go_over(self, in_ranges: bool) -> None:
@@ -106,6 +107,23 @@ class Switching(AsynchronousExchange):
 
     def fetch_again(self) -> None:
         self._kind.fetch_again(self)
+
+    def begin_round(self) -> None:
+        self._kind.begin_round(self)
+
+    def stage(
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None,
+        scale: float,
+        inverse: float,
+        unused: Collection[int],
+        resting: Collection[int],
+    ) -> float:
+        return self._kind.stage(self, optimizer, clip_norm, scale, inverse, unused, resting)
+
+    def _see_within(self, parameters: Collection[int] | None) -> None:
+        self._kind._see_within(self, parameters)
 
     def push(self, gradients: torch.Tensor) -> Pushed:
         return self._kind.push(self, gradients)

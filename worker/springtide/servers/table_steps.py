@@ -52,9 +52,13 @@ class TableSteps:
 
         to_the_end: as in `settle`.
         """
+        if self._place is not None:
+            self.optimizers.check_rows(index)
+        return self._rows_now(index, ids, to_the_end)
+
+    def _rows_now(self, index: int, ids: torch.Tensor, to_the_end: bool) -> torch.Tensor:
         if self._place is None:
             return self.tables.handles[index].local.rows(ids)
-        self.optimizers.check_rows(index)
         result = self._patient if to_the_end else self.links.answer
         return rows.read(self.tables, index, ids, self._homes, self._step, self._ask, result)
 

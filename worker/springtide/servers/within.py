@@ -36,7 +36,7 @@ _LATE_SECONDS: Final = 10.0
 class WithinExchange(ServerExchange):
     """As `ServerExchange`; only where members step together, whatever `rounds` says."""
 
-    rounds = True
+    rounds = again = True
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -46,7 +46,7 @@ class WithinExchange(ServerExchange):
         self._seen: dict[str, Future[Answer]] = {}  # chunks whose values of this body were asked for
         self._sums: tuple[float, tuple[int, ...]] = (1.0, ())
         self._saw_within = self._open = False
-        self.on_within: Callable[[], object] = lambda: None  # called when a body has more than one part
+        self.on_within: Callable[[], object] = lambda: None  # called when an optimizer steps twice in a body
 
     def begin_generation(
         self, place: Place, group: Group, store: StreamStore, *, holds: bool, leader: int, fresh: bool
@@ -92,6 +92,8 @@ class WithinExchange(ServerExchange):
         clip_norm, scale, inverse, resting: as for `ServerOptimizers.stage`, whose result is returned. unused:
         parameters to which no worker had a gradient.
         """
+        if self.optimizers.steps_again(optimizer):
+            self.on_within()
         if self.rounds and self.optimizers.is_staged(optimizer):
             self._end_part()
         self._sums = scale, tuple(unused)
@@ -120,7 +122,6 @@ class WithinExchange(ServerExchange):
             return
         if len(self._made_parts) + 1 >= PARTS_LIMIT:
             raise UsageError(f"more than {PARTS_LIMIT} optimizer steps in one body, one after another")
-        self.on_within()
         scale, unused = self._sums
         self._made_parts.append(replace(self.optimizers.recipe(scale, unused, False), round=self._round))
         self._outdated |= {chunk.key for chunk in self.chunks if chunk.optimizer in staged}
