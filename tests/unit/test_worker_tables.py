@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import pytest
@@ -82,6 +83,17 @@ def test_bags_are_torch_s(mode: str, padding: int | None) -> None:
         torch.testing.assert_close(mine, their)
     torch.testing.assert_close(ours.to_dense(), theirs.weight.detach())
     assert ours(ids[:0], torch.tensor([0, 0])).shape == (2, 4)
+
+
+@pytest.mark.parametrize("name", ["Embedding", "EmbeddingBag"])
+def test_arguments_without_a_name_mean_what_they_mean_to_torch(name: str) -> None:
+    ours = [
+        parameter.name
+        for parameter in inspect.signature(getattr(springtide, name)).parameters.values()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    theirs = list(inspect.signature(getattr(torch.nn, name)).parameters)
+    assert ours == theirs[: theirs.index("sparse") + 1]
 
 
 def test_weights_of_samples_get_gradients_and_frozen_tables_none() -> None:
