@@ -22,15 +22,16 @@ import torch
 from springtide import faults
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
-from springtide.servers.books import BookLeader, Offer, books_of, rescue
+from springtide.servers.books import Offer, books_of
 from springtide.servers.exchange import ServerExchange
-from springtide.servers.leading import Leader, Place
+from springtide.servers.leading import Place
 from springtide.servers.lease import Audit, Lease
 from springtide.servers.links import ServerError
 from springtide.servers.offering import Offering, Outgoing
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.range_rounds import RangeRounds
 from springtide.servers.range_rows import Rows, slices_by_table
+from springtide.servers.rescued import RescuedChunks
 from springtide.servers.row_pushes import RowPushes
 from springtide.servers.tables import PlannedSlice
 from springtide.servers.wire import Pushed, RangeWire
@@ -47,7 +48,7 @@ log = logging.getLogger("springtide")
 _LATE_SECONDS: Final = 10.0
 
 
-class AsynchronousExchange(RangeRounds, RowPushes, ServerExchange):
+class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange):
     """As `ServerExchange`, from which it has chunks, places and waits. `interrupt` is for any thread."""
 
     asynchronous = True
@@ -120,70 +121,6 @@ class AsynchronousExchange(RangeRounds, RowPushes, ServerExchange):
                     self._take(key, future.result())
             elif key in self._pulled and not isinstance(error, RefusedError):
                 self._pulled[key] = replace(self._pulled[key], torn=True)
-
-    def _make_leader(self, place: Place) -> Leader:
-        return BookLeader(self.links, place, self._replication, self._rescue)
-
-    def _hear(self, store: StreamStore, leader: int) -> dict[str, Any]:
-        """As another member than the leader: give what is asked of this one's pulled values."""
-        lost = json.loads(store.get(f"lost/{leader}"))
-        if lost:
-            assert self._meeting is not None
-            rank = self._meeting[1]
-            offers = {key: self._pulled[key].rank() for key in lost if key in self._pulled}
-            store.set(f"pulls/{rank}", json.dumps(offers).encode())
-            chosen = json.loads(store.get(f"rescue/{leader}"))
-            own = {key: server for key, (giver, server) in chosen.items() if giver == rank}
-            self._give(own)
-            store.set(f"rescued/{rank}", b"")
-        return super()._hear(store, leader)
-
-    def _rescue(self, lost: list[str], loads: dict[str, int]) -> dict[str, str]:
-        """As the leader: have chunks that no server holds made again from newest pulls; server by chunk.
-
-        Chunks of which nobody has a pull are left out; all of them, when rows are lost, which nobody has.
-        """
-        assert self._meeting is not None
-        store, rank, _ = self._meeting
-        if rows := [key for key in lost if key in self._slices]:
-            log.warning(
-                "%d slices of tables are on no server any more: no worker has their rows, so nothing is made "
-                "again from what workers have pulled; replication 2 keeps a copy of each",
-                len(rows),
-            )
-            lost = []
-        store.set(f"lost/{rank}", json.dumps(lost).encode())
-        if not lost:
-            return {}
-        others = [other for other in range(len(self._entered.members)) if other != rank]
-        offers = {rank: {key: self._pulled[key].rank() for key in lost if key in self._pulled}}
-        offers |= {other: json.loads(store.get(f"pulls/{other}")) for other in others}
-        sizes = {key: self._chunks[key].nbytes for key in lost}
-        chosen = rescue(offers, sizes, loads)
-        store.set(f"rescue/{rank}", json.dumps(chosen).encode())
-        self._give({key: server for key, (giver, server) in chosen.items() if giver == rank})
-        for other in others:
-            store.get(f"rescued/{other}")
-        return {key: server for key, (_, server) in chosen.items()}
-
-    def _give(self, keys: dict[str, str]) -> None:
-        """Have servers hold chunks as this worker pulled them last; their optimizers' state begins anew."""
-        asked = []
-        for key, server in keys.items():
-            planned, offer = self._chunks[key], self._pulled[key]
-            chunk = self.optimizers.make(self._values(planned), planned.pieces, planned.optimizer)
-            chunk.book = Book(RangeSet.from_json(offer.ranges), offer.applied, offer.skipped)
-            meta, payload = chunk.dump()
-            about = {**meta, "k": key, "s": 0}
-            asked.append((server, self.links.ask(server, Kind.LOAD, self._entered.token, about, payload)))
-        for server, future in asked:
-            self.links.answer(future, server, "values that this worker has pulled")
-        if keys:
-            log.warning(
-                "%d chunks that no server held begin again from what this worker pulled last, without their "
-                "optimizer's state; ranges that came later are done again",
-                len(keys),
-            )
 
     def _new_chunk(self, planned: PlannedChunk | PlannedSlice) -> Chunk | Slice:
         chunk = super()._new_chunk(planned)
