@@ -93,6 +93,22 @@ def test_the_end_does_not_wait_for_a_coordinator_that_is_not_there(why: str) -> 
     assert world.status["state"] == "Succeeded"
 
 
+def test_a_coordinator_that_did_not_answer_before_the_end_is_asked_once_more_after_it() -> None:
+    """It was slow to listen, or its node to say that it runs; then the job trained and ended at once."""
+    world = World(job=job_object(1))
+    world.settle()
+    world.unreachable_since = world.now
+    world.coordinators()[0]["status"] = {"phase": "Pending"}
+    world.now += 30
+    world.end(world.workers()[0], 0, finished_message(1))
+    world.round()
+    assert world.status["state"] == "Starting"
+    world.unreachable_since = None
+    world.reports(restored="/volume/step-30", restored_step=30, told_living=frozenset())
+    world.round()
+    assert (world.status["state"], world.status["restored"]) == ("Succeeded", "/volume/step-30")
+
+
 def test_a_worker_that_still_runs_gets_time_and_the_coordinator_goes_last() -> None:
     world = started()
     done, saving, pending = world.workers()

@@ -51,17 +51,19 @@ def awaits_last_word(outcome: Outcome, observation: Observation, ledger: Ledger,
     """Whether the coordinator of a job that succeeded is still to be asked, once, what it knows of the end.
 
     A job may have trained and ended between two calls: then nothing of it (what it was restored from, what it
-    lost) has been heard. One that cannot be reached for some time is not waited for; the last call may have
-    come before it listened.
+    lost) has been heard. One that cannot be reached for some time after the end is not waited for; calls
+    before the end may have come before it listened. Its node may be late to say that it runs: who finished
+    under it proves that it did.
     """
     at, since = finished_at(observation), observation.unreachable_since
-    unreachable = since is not None and now - since >= UNREACHABLE_SECONDS
-    if outcome.finished is None or unreachable or at is None:
+    if outcome.finished is None or at is None or abs(now - at) > LAST_WORD_SECONDS:
         return False
-    if abs(now - at) > LAST_WORD_SECONDS:
+    if since is not None and now - max(since, at) >= UNREACHABLE_SECONDS:
         return False
     coordinator = next((c for c in observation.coordinators if c.incarnation == ledger.incarnation), None)
-    if coordinator is None or not coordinator.live or coordinator.running_since is None:
+    if coordinator is None or not coordinator.live:
+        return False
+    if coordinator.running_since is None and outcome.finished.incarnation != ledger.incarnation:
         return False
     report = observation.report_of(ledger.incarnation)
     if report is None:
