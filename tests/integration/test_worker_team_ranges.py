@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_members_are_killed_at_every_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
     """Also those that speak for their team, and with what they had been told by another one."""
-    points = ["backward", "gradients", "prepared", "reduced", "stepped", "committed"]
+    points = ["leasing", "backward", "reduced", "stepped", "committed", "meeting"]
     cluster = make_cluster(CLOSE, scaler=True, infinite=77, environment={"SPRINGTIDE_COMPRESSION": "BF16"})
     # The bound keeps the others from getting to the end before all of them are gone.
     faults = {number: f"{point}:*:kill" for number, point in enumerate(points, start=1)}
@@ -186,6 +187,32 @@ def test_workers_come_and_go(
     assert set(commits(cluster)) == set(range(1, STEPS + 1))
     # Nobody is cut off from the word of another one of its team.
     assert not any("REDUCTION_FAILED" in since(4, worker) for worker in cluster.workers), cluster.logs()
+
+
+def test_other_teams_go_on_from_a_checkpoint_of_an_epochs_end(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    """All of four are killed in the fourth epoch, and three go on."""
+    (tmp_path / "volume").mkdir()
+    place = {"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "volume"), "SPRINGTIDE_CHECKPOINT_SECONDS": "0.05"}
+    held = gate(tmp_path / "gate", 28)
+    cluster = make_cluster(FREE, environment=place, model="norm", scaler=True, infinite=77)
+    first = cluster.start(4, faults=dict.fromkeys(range(4), held))
+    cluster._minimum, now = 3, time.monotonic()  # those who come later begin together
+    cluster.until(lambda: cluster.asked_at > now, "the operator's next call")
+    cluster.until(lambda: bool([*(tmp_path / "volume").rglob("manifest.json")]), "a checkpoint")
+    for worker in first:
+        worker.kill()
+    again = [cluster.add() for _ in range(3)]
+    cluster.until_done()
+    assert [worker.code for worker in first] == [-9] * 4
+    check(cluster, again, reference, "norm")
+    later = {step for worker in again for step in steps(worker)}
+    assert len(later) < STEPS
+    assert (STEPS - len(later)) % 8 == 0
+    assert later == set(range(STEPS - len(later) + 1, STEPS + 1))
+    # Those before the checkpoint are in it.
+    assert [result["audit"]["skipped"] for worker in again if (result := worker.result())] == [2] * 3
 
 
 def test_common_steps_end_and_begin_again_while_a_server_is_killed(
