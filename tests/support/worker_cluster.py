@@ -243,9 +243,21 @@ class WorkerCluster:
         )
 
     def until_done(self, *workers: Worker, seconds: float = 90.0) -> None:
+        """Until they have ended; when nobody is left, until the coordinator has told what it knows then."""
         chosen = workers or tuple(self.workers)
+        ended_at = 0.0
+
+        def over() -> bool:
+            nonlocal ended_at
+            if any(worker.running for worker in chosen):
+                return False
+            if not self._asks() or any(worker.running for worker in self.workers):
+                return True
+            ended_at = ended_at or time.monotonic()
+            return self.asked_at > ended_at
+
         self.until(
-            lambda: not any(worker.running for worker in chosen),
+            over,
             f"the end of {[worker.name for worker in chosen if worker.running]}",
             seconds,
             slowly=False,
@@ -280,6 +292,12 @@ class WorkerCluster:
         )
 
     # ---- the operator's part
+
+    def _asks(self) -> bool:
+        """Whether there is somebody who asks, and somebody who answers."""
+        if self._operator.ident is None or (self.over_when_finished and self.finished()):
+            return False
+        return self._coordinator is not None and self._coordinator.poll() is None
 
     def _set_pace(self) -> None:
         """Hold the job for the test and for those not ready yet; slow it down for what takes long."""
