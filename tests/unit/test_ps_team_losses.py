@@ -23,6 +23,7 @@ from springtide.servers.lease import Lease, heard, nothing_told, told
 from springtide.servers.links import ServerError
 from springtide.servers.team_rows import gather
 from springtide.servers.wire import RangeWire
+from springtide_ps.selected import Selected
 from springtide_ps.server import Server
 
 torch.set_num_threads(1)
@@ -222,6 +223,51 @@ def test_the_word_of_the_first_member_ends_what_the_others_wait_for() -> None:
         together(fails, hears)
         a.part()  # nobody is there any more
         b.part()
+
+
+def owed(member: Team) -> dict[str, torch.Tensor]:
+    residuals = member.own.wire.residuals
+    assert residuals is not None
+    return {key: rest.clone() for key, rest in residuals._kept.items()}
+
+
+def test_what_a_member_owes_goes_with_the_sum_of_a_team_in_which_another_one_pushes() -> None:
+    with job("TopK") as one:
+        a, b = one.members["a"], one.members["b"]
+        one.begin("a", "b")
+        one.bodies("a", "b")
+        one.commit("a", "b")
+        together(a.own.settle, b.own.settle)
+        before = owed(a)
+        assert before
+        assert not owed(b)
+        one.begin("b", "a")
+        one.bodies("b", "a")
+        one.begin("b", "a")  # the body is left
+        assert owed(a).keys() == before.keys()
+        assert all(torch.equal(rest, before[key]) for key, rest in owed(a).items())
+        # Without gradients of this range's own there is nothing but what is owed.
+        for member in (a, b):
+            member.gradients = nothing
+        one.bodies("b", "a")
+        sent = dict(b.own._outgoing)
+        one.commit("b", "a")
+        together(a.own.settle, b.own.settle)
+        assert not owed(a)
+        left = owed(b)
+        for key, rest in before.items():
+            outgoing = sent[key]
+            if isinstance(outgoing, Selected):
+                whole = left[key].clone()
+                whole[outgoing.indices.long()] += outgoing.values
+            else:
+                whole = outgoing
+            assert torch.equal(whole, rest)
+
+
+def nothing(model: torch.nn.Module, *where: int) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
 
 
 @pytest.mark.parametrize("who", ["a", "b"])

@@ -54,18 +54,24 @@ class Model(torch.nn.Module):
 
 
 def train(
-    size: int, tables: bool = False, scaled: bool = False, **settings: Any
+    size: int, tables: bool = False, scaled: bool = False, two: bool = False, **settings: Any
 ) -> tuple[list[list[torch.Tensor]], list[list[int]]]:
     """By rank: the model at the end, and the ranges that it had a part in."""
     store = Store()
 
     def script(rank: Rank) -> tuple[list[torch.Tensor], list[int]]:
         model = Model(tables)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.0 if tables else 0.9)
+        own = list(model.parameters())
+        own, rest = (own[:2], own[2:]) if two else (own, [])
+        optimizer = torch.optim.SGD(own, lr=0.1, momentum=0.0 if tables else 0.9)
+        others = [torch.optim.Adam(rest, lr=0.01)] if two else []
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
         # Of each rank its own, until the members of a team agree.
         scaler = torch.amp.GradScaler("cpu", 2.0 ** (8 + rank.rank), growth_interval=9, enabled=scaled)
-        rank.distribute(model, optimizer, clip_norm=0.5, schedule=schedule, scaler=scaler)
+        all_of_them = [optimizer, *others] if two else optimizer
+        rank.distribute(
+            [model] if two else model, all_of_them, clip_norm=0.5, schedule=schedule, scaler=scaler
+        )
         rank.enter_servers(names(running), store)
         assert isinstance(rank.trainer.servers, GroupedRanges) == ("group_size" in settings)
         ranges = []
@@ -73,10 +79,11 @@ def train(
             with rank.step():
                 number = rank.trainer._running().deal.number
                 scaler.scale((model(x, ids, number) - y).square().mean()).backward()
-                scaler.step(optimizer)
+                for each in (optimizer, *others):
+                    scaler.step(each)
                 scaler.update()
                 schedule.step()
-                optimizer.zero_grad()
+                model.zero_grad()
                 ranges.append(number)
         rank.runtime.settle(None)
         audit = rank.runtime.position.ledger.audit()
@@ -107,6 +114,14 @@ def test_one_team_makes_the_numbers_of_a_single_process(
     for values in found:
         for own, theirs in zip(values, expected, strict=True):
             torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_team_makes_the_steps_of_two_optimizers() -> None:
+    [expected], _ = train(1, two=True)
+    found, _ = train(2, two=True, scaled=True, group_size=2)
+    for values in found:
+        for own, theirs in zip(values, expected, strict=True):
+            torch.testing.assert_close(own, theirs, rtol=0, atol=2e-3)
 
 
 def test_a_server_without_room_for_offers_gets_each_sum_whole(
