@@ -114,6 +114,41 @@ def scaled(game: Game, ids: torch.Tensor, clip: Clip) -> None:
     game.scaler.update()
 
 
+def one_rests(game: Game, ids: torch.Tensor, clip: Clip) -> None:
+    """One optimizer makes no step, and the other's is looked at."""
+    (game.judge(X[ids], True) + game.judge(game.generator(WORDS[ids]), False)).backward()
+    clip(game.sgd)
+    game.sgd.step()
+    with torch.no_grad():
+        game.seen.append(game.critic(X[ids]).flatten())
+    game.sgd.zero_grad()
+    game.adagrad.zero_grad()
+
+
+def one_word(game: Game, ids: torch.Tensor, clip: Clip) -> None:
+    """The second round reaches a row of one slice; all others had gradients in the first one."""
+    (game.judge(X[ids], True) + game.judge(game.generator(WORDS[ids]), False)).backward()
+    clip(game.sgd)
+    game.sgd.step()
+    game.adagrad.zero_grad()
+    game.judge(game.generator(torch.full((2, 2), 3)), True).backward()
+    clip(game.adagrad)
+    game.adagrad.step()
+    game.sgd.zero_grad()
+    game.adagrad.zero_grad()
+
+
+def recovers(game: Game, ids: torch.Tensor, clip: Clip) -> None:
+    """What the scaler has left out in the first round steps in the second one."""
+    for number in range(2):
+        game.sgd.zero_grad()
+        loss = game.judge(X[ids], True)
+        game.scaler.scale(loss if number else loss * float("inf")).backward()
+        game.scaler.step(game.sgd)
+        game.scaler.update()
+    game.scaler.update(256.0)
+
+
 def closures(game: Game, ids: torch.Tensor, clip: Clip) -> None:
     def loss(optimizer: torch.optim.Optimizer) -> torch.Tensor:
         optimizer.zero_grad()
@@ -145,7 +180,7 @@ def play(
 ) -> tuple[Game, torch.Tensor, list[torch.Tensor], dict[str, int]]:
     game, order = Game(), list[torch.Tensor]()
     tracked: dict[str, Any] = {"schedule": game.schedule} if body is gan else {}
-    tracked |= {"scaler": game.scaler} if body is scaled else {}
+    tracked |= {"scaler": game.scaler} if body in (scaled, recovers) else {}
     rank.distribute(game.models, [game.adagrad, game.sgd], clip_norm=clip_norm, **tracked)
     rank.enter_servers(names(running), store)
     for batch in rank.batches(torch.arange(SAMPLES), batch_size=BATCH, epochs=EPOCHS, seed=0):
@@ -166,6 +201,9 @@ def play(
         (looked_at, "Asynchronous", 0.05),
         (looked_at, "BoundedStaleness", None),
         (scaled, "Asynchronous", None),
+        (one_rests, "Asynchronous", 0.05),
+        (one_word, "Asynchronous", None),
+        (recovers, "Asynchronous", None),
         (closures, "Asynchronous", 0.05),
     ],
 )

@@ -127,6 +127,20 @@ def rows_alone(script: Tables, ids: torch.Tensor, clip: Clip) -> None:
     script.adagrad.zero_grad()
 
 
+def left_alone(script: Tables, ids: torch.Tensor, clip: Clip) -> None:
+    """Two steps with the same gradients; others are left by a round and not reached by the next one."""
+    (script.models[0](X[ids, 0]) + script.models[1](X[ids, 1]) - Y[ids]).square().mean().backward()
+    for _ in range(2):
+        clip(script.sgd)
+        script.sgd.step()
+    script.sgd.zero_grad()
+    (script.models[0](X[ids, 1]) - Y[ids]).square().mean().backward()
+    clip(script.adagrad)
+    script.adagrad.step()
+    for optimizer in script.optimizers:
+        optimizer.zero_grad()
+
+
 def closures(script: Tables, ids: torch.Tensor, clip: Clip) -> None:
     """Each optimizer twice, each time with what the rows are then."""
 
@@ -199,6 +213,8 @@ def tracked(script: Tables, body: Body) -> dict[str, Any]:
         (looked_up, "Hybrid", 3, None),
         (looked_up, "Hybrid", 2, 0.05),
         (rows_alone, "Hybrid", 2, 0.05),
+        (left_alone, "Hybrid", 2, 0.05),
+        (left_alone, "ParameterServer", 2, 0.05),
         (closures, "Hybrid", 2, None),
         (closures, "ParameterServer", 2, None),
         (twice_scaled, "Hybrid", 2, None),
@@ -238,6 +254,7 @@ def test_the_numbers_of_plain_torch(body: Body, strategy: str, size: int, clip_n
         (two_rounds, 0.05),
         (looked_up, 0.05),
         (rows_alone, None),
+        (left_alone, 0.05),
         (closures, None),
         (twice_scaled, None),
     ],

@@ -244,6 +244,49 @@ def test_the_numbers_of_one_process(
         torch.testing.assert_close(values, expected, rtol=0, atol=2e-5)
 
 
+def two_rounds(net: Net, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> None:
+    """Gradients of two passes, each divided by counts of its own, are added up in one step."""
+    for number in range(2):
+        loss_of(net, ids.flip(0)[: 8 - 2 * number], False).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("strategy", ["Hybrid", "ParameterServer", ""])
+def test_counts_of_two_backward_passes_are_not_added_up(strategy: str) -> None:
+    plain = Net(plain=True)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.2)
+    plan, cursor = plan_loop(IDS, batch_size=BATCH, epochs=1, seed=0), Cursor()
+    while not plan.ended(cursor):
+        two_rounds(plain, optimizer, plan.global_ids(cursor))
+        cursor = plan.advance(cursor)
+
+    def run(rank: Rank) -> torch.Tensor:
+        net = Net(plain=False)
+        own = torch.optim.SGD(net.parameters(), lr=0.2)
+        rank.distribute(net, [own])
+        rank.enter_servers(names(running), Store())
+        for batch in rank.batches(IDS, batch_size=BATCH, epochs=1, seed=0):
+            with rank.step():
+                two_rounds(net, own, batch.data)
+        rank.runtime.settle(None)
+        return net.values()
+
+    if strategy:
+        with servers(2) as running:
+            [values] = on_ranks(1, run, token=TOKEN, strategy=strategy)
+    else:
+        with library():
+            net = Net(plain=False)
+            own = torch.optim.SGD(net.parameters(), lr=0.2)
+            springtide.distribute(net, [own])
+            for batch in springtide.batches(IDS, batch_size=BATCH, epochs=1, seed=0):
+                with springtide.step():
+                    two_rounds(net, own, batch.data)
+            values = net.values()
+    torch.testing.assert_close(values, plain.values(), rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("clip_norm", [None, 0.1])
 def test_the_numbers_of_one_process_without_a_job(clip_norm: float | None) -> None:
     with library():
