@@ -6,6 +6,7 @@ the ranges; what it knows of them lives as long as a generation (`leases` says w
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from springtide_ps import early_ranges
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.desk import Answer, Counters
 from springtide_ps.frames import DTYPES, NO_REPLY, Frame, FrameError, Header, Kind, memory
@@ -26,7 +28,7 @@ from springtide_ps.selected import unpack
 from springtide_ps.slices import Slice
 from springtide_ps.steps import Reply, Steps, key_in, number_in, token_in
 
-_OFFERS: Final = (Kind.OFFER, Kind.COPY_OFFER)
+_OFFERS: Final = (Kind.OFFER, Kind.OFFER_EARLY, Kind.COPY_OFFER)
 KINDS: Final = frozenset(
     {*(kind for kind in Kind if Kind.PUSH_RANGE <= kind <= Kind.LEASE), *_OFFERS, Kind.FINISHED}
 )
@@ -57,6 +59,7 @@ class Asynchronous:
     def __init__(self, steps: Steps, counters: Counters, offered: Callable[[], int]) -> None:
         self._steps, self._shards, self._counters = steps, steps.shards, counters
         self._offered = offered
+        self._early = itertools.count(1)
         self._lock = threading.Lock()
         self._token: Token | None = None
         self._leases: Leases | None = None
@@ -88,6 +91,15 @@ class Asynchronous:
                 self._offer(header.kind, token, meta, payload.clone(), offers)
                 if number != NO_REPLY:
                     reply(Answer(Frame(Kind.DONE, number)))
+            case Kind.OFFER_EARLY:
+                if number == NO_REPLY:
+                    raise FrameError("an offer whose values are wanted early has a number")
+                made = self._offer(header.kind, token, meta, payload.clone(), offers)
+                if made is None:
+                    reply(Answer(Frame(Kind.DONE, number, {"late": True})))
+                else:
+                    frame = Frame(Kind.VALUES, number, _about(made[0]), made[1].nbytes)
+                    reply(Answer(frame, memory(made[1])))
             case Kind.PUSH_RANGE | Kind.COPY_RANGE:
                 self._push(header.kind, token, number, meta, payload, reply, offers)
             case Kind.PULL_CHUNK:
@@ -114,16 +126,24 @@ class Asynchronous:
 
     def _offer(
         self, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor, offers: Offers
-    ) -> None:
-        key = key_in(meta)
-        offer = Offer(number_in(meta, "o"), {name: meta[name] for name in _FORM if name in meta}, payload)
-        if kind is Kind.OFFER:
+    ) -> tuple[Book, torch.Tensor] | None:
+        """Set it aside; what is sent early of it, if anything is."""
+        key, early, made = key_in(meta), kind is Kind.OFFER_EARLY, None
+        form: dict[str, Any] = {name: meta[name] for name in _FORM if name in meta}
+        offer = Offer(number_in(meta, "o"), form, payload, next(self._early) if early else 0)
+        if kind is not Kind.COPY_OFFER:
             with self._shards.borrowed(token, key) as held:
                 # In the lock, which a copy in the making is sent in as well: that comes there first.
                 for address in held.forward:
                     about = {"k": key, "o": offer.number, "me": meta["me"], **offer.form}
                     offer.passed[address] = self._tell(address, Kind.COPY_OFFER, token, about, payload)
+                if early and self._steps.has_room_twice(self._offered()):
+                    recipe, of_range = Recipe.from_json(meta.get("recipe")), number_in(meta, "r")
+                    made = early_ranges.make_early(
+                        held, offer.early, of_range, recipe, lambda chunk: _gradient(chunk, meta, payload)
+                    )
         offers.put(token, _owner(kind, meta), key, offer)
+        return made
 
     def _push(
         self,
@@ -161,9 +181,12 @@ class Asynchronous:
                 if fresh:
                     # Before the update, which uses the gradient up; in the lock, for copies keep the order.
                     copies = self._copies(held.forward, token, meta, payload, offer)
-                    chunk.apply(gradient, recipe)
+                    number_early = 0 if offer is None else offer.early
+                    early_ranges.apply(held, number_early, before, recipe, gradient)
+                    chunk = held.chunk
                 about = {**_about(chunk.book), "already": not fresh, "before": before}
-                values = _values(chunk).clone() if kind is Kind.PUSH_RANGE else _NONE
+                bare = kind is Kind.COPY_RANGE or bool(meta.get("bare")) or isinstance(chunk, Slice)
+                values = _NONE if bare else _values(chunk).clone()
         except Exception:
             if fresh:
                 self._shards.give_up(key)  # half an update may be in it
@@ -172,9 +195,9 @@ class Asynchronous:
             self._counters.ranges += 1
         else:
             self._counters.repeated += 1
-        frame = Frame(Kind.DONE, number, about)
-        if kind is Kind.PUSH_RANGE and isinstance(chunk, Chunk):
-            frame = Frame(Kind.VALUES, number, about, values.nbytes)
+        if meta.get("bare"):
+            about["bare"] = True
+        frame = Frame(Kind.DONE if bare else Kind.VALUES, number, about, values.nbytes)
         _when_all(copies, lambda error: reply(_answered(frame, values, error)))
 
     def _copies(

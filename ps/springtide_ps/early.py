@@ -37,11 +37,14 @@ class Foresight:
 
 @dataclass(slots=True)
 class Early:
-    """The second copy of one chunk. waiting: who wants the values after a step before it is decided."""
+    """The second copy of one chunk. waiting: who wants the values after a step before it is decided. offer:
+    where ranges are counted instead of steps, which one it was made from (`early_ranges`); 0: none.
+    """
 
     chunk: Chunk | None = None
     step: int = -1
     recipe: Recipe | None = None
+    offer: int = 0
     waiting: list[tuple[int, Done]] = field(default_factory=list)
 
     def holds(self, step: int, recipe: Recipe | None) -> bool:
@@ -86,7 +89,7 @@ class Early:
         """The step is decided: the second copy becomes the chunk, and the chunk the next second copy."""
         assert self.chunk is not None
         now, self.chunk = self.chunk, chunk
-        self.step, self.recipe = -1, None
+        self.step, self.recipe, self.offer = -1, None, 0
         return now
 
     def take_waiting(self, step: int) -> list[Done]:
@@ -97,7 +100,7 @@ class Early:
 
     def forget(self) -> list[Done]:
         """The generation is over: nobody foresees anything. Return who waits."""
-        self.step, self.recipe = -1, None
+        self.step, self.recipe, self.offer = -1, None, 0
         waiting, self.waiting = [done for _, done in self.waiting], []
         return waiting
 

@@ -89,6 +89,9 @@ class Kind(IntEnum):
     OPEN = 74  # {"t", "ranges", "clocks", "bound"}: these are finished, the others may be given out
     LEASE = 75  # {"t", "me", "first", "stop", "sent"}; answered with {"range"} if any, "finished", "waited"
     OFFER = 55  # {"t", "me", "k", "o", "d"} + gradient, with "sel" as in STAGE_SELECTED: set it aside as "o"
+    # As OFFER with "r" and "recipe" of its push; answered with {"applied", "ranges"} + what the
+    # values are with it then, or {"late": True}. A push with "bare" is answered without values.
+    OFFER_EARLY = 80
     COPY_OFFER = 56  # as OFFER, from the chunk's first server to the others
     FINISHED = 54  # {"t", "me", "done"}: every chunk has these ranges, which the member worked on
 

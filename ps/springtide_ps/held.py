@@ -106,7 +106,16 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """A chunk that nobody else changes. forward: addresses of the servers that hold copies."""
+    """A chunk that nobody else changes, which is here."""
 
-    chunk: Chunk | Slice
-    forward: list[str]
+    held: Held
+
+    @property
+    def chunk(self) -> Chunk | Slice:
+        assert self.held.chunk is not None
+        return self.held.chunk
+
+    @property
+    def forward(self) -> list[str]:
+        """Addresses of the servers that hold copies."""
+        return self.held.forward

@@ -37,11 +37,11 @@ class LentShards(EarlyShards):
         """A chunk that nobody else changes meanwhile, or reads, but for rows of a slice."""
         with self._lock:
             self._rounds.check_token(token)
-            chunk = self._chunk(key)
+            self._chunk(key)
             held = self._held[key]
             held.lock.acquire()
         try:
-            yield Borrowed(chunk, held.forward)
+            yield Borrowed(held)
         finally:
             held.lock.release()
 

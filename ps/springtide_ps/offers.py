@@ -23,12 +23,14 @@ from springtide_ps.rounds import Token
 @dataclass(frozen=True, slots=True)
 class Offer:
     """number: the owner's own, of the body that it belongs to. form: what a push says about its tensor.
-    payload: uint8, memory of its own.
+    payload: uint8, memory of its own. early: its number among those whose values were sent early; 0: it is
+    none.
     """
 
     number: int
     form: Mapping[str, Any]
     payload: torch.Tensor
+    early: int = 0
     passed: dict[str, Any] = field(default_factory=dict)
     """By address of a copy: the answer to it there (a Future)."""
 

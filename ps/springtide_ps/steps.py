@@ -83,6 +83,10 @@ class Steps:
                 f"{what} ({nbytes} bytes) does not fit: {taken} of {self._memory_limit} bytes are taken"
             )
 
+    def has_room_twice(self, besides: int = 0) -> bool:
+        """Whether second copies of the chunks fit as well. besides: as in `check_room`."""
+        return not self._memory_limit or 2 * self.shards.held_bytes + besides <= self._memory_limit
+
     def answer(self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply) -> None:
         """Carry a checked request out; `reply` gets the answer now or later, from any thread."""
         number, shards, token = header.request, self.shards, token_in(meta)

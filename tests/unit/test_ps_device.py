@@ -13,6 +13,7 @@ from ps_servers import TOKEN, names, servers
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from worker_ranks import Rank, on_ranks, seeded
 
+from springtide.servers.early import EarlyExchange, EarlyValues
 from springtide.servers.memory import CudaCopier, Memory
 from springtide.servers.wire import Wire
 
@@ -267,9 +268,10 @@ def test_without_common_steps_values_go_over_the_device_s_copies(device: str, ho
         model, optimizer, scaler = parts()
         rank.distribute(model, optimizer, scaler=scaler, clip_norm=clip_norm)
         exchange = rank.trainer.servers
-        assert exchange is not None
+        assert isinstance(exchange, EarlyExchange)
         if device == "cpu":
             exchange._memory = Memory(exchange._parameters, exchange._layout, copier := MakeBelieve())
+            exchange._early = EarlyValues(exchange._memory.values)
         rank.enter_servers(names(running), store)
         for batch in rank.batches(torch.arange(24), batch_size=8, epochs=2, seed=0):
             with rank.step():

@@ -29,7 +29,7 @@ RECIPE = Recipe(1.0, False, ({"lr": 1.0},)).to_json()
 
 
 def offer(number: int, size: int = 4, answers: dict[str, Any] | None = None) -> Offer:
-    return Offer(number, {"d": "float32"}, torch.zeros(size, dtype=torch.uint8), answers or {})
+    return Offer(number, {"d": "float32"}, torch.zeros(size, dtype=torch.uint8), 0, answers or {})
 
 
 class Connection(RuleBasedStateMachine):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from ps_members import Member, Store
+from ps_loose import Loose, arrived, cut, undisturbed, until
+from ps_members import Store
 from ps_servers import TOKEN, names, servers
 from worker_ranks import Rank, on_ranks, seeded
 
 from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.wire import RangeWire
-from springtide_ps.server import Server
+from springtide.servers.early_ranges import EarlyRanges
 
 X = torch.randn(48, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(48, 2, generator=torch.Generator().manual_seed(2))
@@ -34,7 +32,10 @@ def exchange_of(rank: Rank) -> AsynchronousExchange:
     return servers_here
 
 
-def test_the_next_body_begins_before_all_values_are_there_and_each_layer_waits_for_its_own() -> None:
+@pytest.mark.parametrize("early", [True, False])
+def test_the_next_body_begins_before_all_values_are_there_and_each_layer_waits_for_its_own(
+    early: bool,
+) -> None:
     """In the first body the server's chunk with the last layer is locked until the second body's first layer
     was used: whoever waits for more than that waits in vain.
     """
@@ -61,7 +62,8 @@ def test_the_next_body_begins_before_all_values_are_there_and_each_layer_waits_f
                         locked = False
                     loss = (model(x) - y).square().mean()
                     if number == 3:
-                        assert not exchange._fetches  # all layers are used
+                        assert len(exchange._clean) == len(exchange.chunks)  # all layers are used
+                        assert early or not exchange._fetches
                     loss.backward()
                     if number == 2:
                         # Else an offer would wait for the lock, and the question for a range behind it.
@@ -77,7 +79,7 @@ def test_the_next_body_begins_before_all_values_are_there_and_each_layer_waits_f
         return under_way
 
     with servers(1) as running:
-        [[under_way]] = on_ranks(1, script, **HOW)
+        [[under_way]] = on_ranks(1, script, **HOW, early_values=early)
     assert under_way > 0
 
 
@@ -112,87 +114,20 @@ def test_gradients_leave_during_backward_and_the_push_brings_none() -> None:
     assert received == gradients
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.002)
-
-
 # ---- what becomes of offers
 
-
-class Loose:
-    """A worker by hand: generations, ranges, bodies; on servers over which the test has power."""
-
-    def __init__(self, running: list[Server], compression: str = "None", replication: int = 1) -> None:
-        def kind(*args: Any, **named: Any) -> AsynchronousExchange:
-            return AsynchronousExchange(*args, **named)
-
-        self.running, self.generation, self.store = running, 0, Store()
-        self.member = Member(
-            "m0",
-            lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-            kind=kind,
-            replication=replication,
-            wire=lambda: RangeWire(compression, 0.2),
-        )
-        exchange = self.member.exchange
-        assert isinstance(exchange, AsynchronousExchange)
-        self.exchange = exchange
-
-    def begin(self) -> None:
-        """The next generation."""
-        self.generation += 1
-        self.store = Store()
-        fresh = self.generation == 1
-        self.member.begin(self.generation, ["m0"], self.running, self.store, fresh=fresh)
-        self.exchange.resolve()
-
-    def body(self) -> None:
-        """Take a range; its gradients leave."""
-        lease = self.exchange.lease(0, 100)
-        assert lease.number is not None
-        self.member.step = lease.number
-        self.member.push(0, 1)
-
-    def books(self) -> set[tuple[int, ...]]:
-        return {tuple(book.ranges.to_json()) for book in self.exchange._books().values()}
-
-    def values(self) -> torch.Tensor:
-        return torch.cat([value.flatten() for value in self.member.values()])
-
-
-def undisturbed(bodies: int, compression: str) -> torch.Tensor:
-    with servers(2) as running:
-        loose = Loose(running, compression)
-        loose.begin()
-        for _ in range(bodies):
-            loose.body()
-            loose.exchange.commit(1.0, ())
-        values = loose.values()
-        loose.exchange.close()
-        return values
-
-
-def cut(loose: Loose) -> None:
-    """The worker's connections break, and servers see that."""
-    for server in loose.running:
-        for client in list(server._clients.values()):
-            client.stream.abort()
-    links = loose.exchange.links
-    until(lambda: all(links[server].broken for server in links), "the connections' end")
-    until(lambda: not any(server.offered_bytes for server in loose.running), "the offers' end")
+KINDS = pytest.mark.parametrize("kind", [AsynchronousExchange, EarlyRanges])
 
 
 @pytest.mark.parametrize("compression", ["None", "BF16", "TopK"])
 @pytest.mark.parametrize("event", ["cut", "generation", "no room"])
+@KINDS
 def test_whatever_happens_between_offer_and_push_the_numbers_are_the_same(
-    event: str, compression: str
+    kind: type[AsynchronousExchange], event: str, compression: str
 ) -> None:
     wanted = undisturbed(4, compression)
     with servers(2) as running:
-        loose = Loose(running, compression)
+        loose = Loose(running, compression, kind)
         loose.begin()
         for body in range(4):
             loose.body()
@@ -215,17 +150,11 @@ def test_whatever_happens_between_offer_and_push_the_numbers_are_the_same(
         loose.exchange.close()
 
 
-def arrived(loose: Loose, server: Server) -> bool:
-    """Whether the server has everything that the open body has offered to it."""
-    name = f"s{server.port}"
-    here = {key for client in list(server._clients.values()) for _, key in list(client.offers._held)}
-    return here == {key for key, homes in loose.exchange._homes.items() if homes[0] == name}
-
-
-def test_a_body_that_is_left_counts_nothing_and_owes_nothing() -> None:
+@KINDS
+def test_a_body_that_is_left_counts_nothing_and_owes_nothing(kind: type[AsynchronousExchange]) -> None:
     wanted = undisturbed(3, "TopK")
     with servers(2) as running:
-        loose = Loose(running, "TopK")
+        loose = Loose(running, "TopK", kind)
         loose.begin()
         for body in range(3):
             loose.body()

@@ -59,8 +59,9 @@ class ParameterServer(ApiModel):
     )
     early_values: bool = Field(
         default=True,
-        description="Synchronous: servers send a step's values while its other gradients are still computed,"
-        " where nothing needs all gradients first. Takes twice the memory on the servers. Immutable.",
+        description="Synchronous and Asynchronous: servers send a step's values while its other gradients are"
+        " still computed, where nothing needs all gradients first. Takes twice the memory on the servers."
+        " Immutable.",
         json_schema_extra={
             "x-kubernetes-validations": [
                 rule(

@@ -74,6 +74,7 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
         self._pending: set[str] = set()
         self._done: list[int] = []
         self._pulled: dict[str, Offer] = {}
+        self._based: dict[str, int] = {}  # updates in the values that a push was computed on
         self._stop: Future[None] = Future()
         self._meeting: tuple[StreamStore, int, int] | None = None  # store, rank, leader
         self._behind: list[int] = []
@@ -94,7 +95,7 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
         if self._sent is None:
             self._pending = set()  # of a body that was left: whoever takes its range over pushes it
         if fresh:
-            self._clock, self._sent, self._pending, self._pulled = 0, None, set(), {}
+            self._clock, self._sent, self._pending, self._pulled, self._based = 0, None, set(), {}, {}
             self._owing.forget()
             if group.rank == leader:
                 store.set(f"lost/{leader}", b"{}")
@@ -119,8 +120,12 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
             if error is None:
                 if not future.result().meta.get("whole"):
                     self._take(key, future.result())
-            elif key in self._pulled and not isinstance(error, RefusedError):
+            elif key in self._pulled and self._lands(key) and not isinstance(error, RefusedError):
                 self._pulled[key] = replace(self._pulled[key], torn=True)
+
+    def _lands(self, key: str) -> bool:
+        """Whether what is asked for of a chunk lands where its values are."""
+        return True
 
     def _new_chunk(self, planned: PlannedChunk | PlannedSlice) -> Chunk | Slice:
         chunk = super()._new_chunk(planned)
@@ -249,7 +254,7 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
         ServerError.
         """
         self.make_way()
-        token, chunks = self._entered.token, self._by_bucket[self._pushed]
+        chunks = self._by_bucket[self._pushed]
 
         def offer(gradients: torch.Tensor) -> None:
             for chunk in chunks:
@@ -258,7 +263,7 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
                 gradient = gradients[chunk.start : chunk.stop]
                 outgoing = self.wire.outgoing(chunk, gradient)
                 self._gradients[chunk.key], self._outgoing[chunk.key] = gradient, outgoing
-                self._offering.offer(self.links[self._homes[chunk.key][0]], token, chunk.key, outgoing)
+                self._offer(chunk, outgoing)
 
         try:
             self._memory.send(self._pushed, gradients, offer)
@@ -266,6 +271,11 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
             raise ServerError(str(error)) from None
         self._pushed += 1
         return Pushed(self.wire.nbytes(len(gradients), gradients.dtype))
+
+    def _offer(self, chunk: PlannedChunk, gradient: Outgoing) -> None:
+        """Send what travels of a chunk's gradient. Raise ConnectionError."""
+        client = self.links[self._homes[chunk.key][0]]
+        self._offering.offer(client, self._entered.token, chunk.key, gradient)
 
     def prepare(self) -> float | None:
         """The norm of this worker's own gradients if there is to be one; it is finite exactly when they are.
@@ -317,6 +327,7 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
         self._clean = self._chunks.keys() & self._ahead_of_end
         self._again = set()
         self._memory.mark()
+        self._decided()
         try:
             # Before the pushes, or its answer would come behind all values.
             self._next_lease = self._ask_range([self._sent])
@@ -327,11 +338,18 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
             # The step stays committed: the rest of it leaves in the next generation.
             self.links.over(str(error))
 
+    def _decided(self) -> None:
+        """The body is committed, and its pushes are about to leave."""
+
     def settle(self, parameters: Collection[int] | None = None, to_the_end: bool = False) -> None:
         super().settle(parameters, to_the_end)
         if parameters is None:
             self._take_rows(self._slices_of, to_the_end)
+            self._take_answers(to_the_end)
         self._conclude()
+
+    def _take_answers(self, to_the_end: bool) -> None:
+        """Wait for what pushes are answered when their values are here already. Raise ServerError."""
 
     def _conclude(self) -> None:
         """Say which ranges are done, if any are."""
@@ -351,14 +369,12 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
 
     def _send(self, keys: Iterable[str]) -> None:
         for key in keys:
-            own, optimizer, values = self._target(key)
-            skip = self._recipe.skip or optimizer in self._skipping
+            recipe, values = self._own(self._recipe, key), self._target(key)[2]
             number = self._leased if self._sent is None else self._sent
-            recipe = replace(self._recipe, unused=self._recipe.unused & own, skip=skip)
             form, gradient = self._offering.push(key, self._outgoing[key])
-            about = {"k": key, "r": number, "recipe": recipe.to_json(), **form}
-            if key in self._ranks:
-                about["rank"] = self._ranks[key]
+            about = {"k": key, "r": number, "recipe": recipe.to_json(), **form, **self._wanted(key)}
+            if key in self._pulled and key not in self._fetches:
+                self._based[key] = self._pulled[key].applied
             server, token = self._homes[key][0], self._entered.token
             asked = self.links.ask(server, Kind.PUSH_RANGE, token, about, gradient, values)
             self._fetches[key] = (asked, server)
@@ -366,6 +382,16 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
     def _keys_in_order(self) -> list[str]:
         # Rows first: the next forward pass begins with them.
         return [*self._slices, *self._chunks]
+
+    def _own(self, recipe: Recipe, key: str) -> Recipe:
+        """What of it is about this chunk or slice."""
+        own, optimizer, _ = self._target(key)
+        skip = recipe.skip or optimizer in self._skipping
+        return replace(recipe, unused=recipe.unused & own, skip=skip)
+
+    def _wanted(self, key: str) -> dict[str, Any]:
+        """What a push says of its answer."""
+        return {"rank": self._ranks[key]} if key in self._ranks else {}
 
     def _owner_of(self, key: str) -> int:
         return self._target(key)[1]
@@ -379,27 +405,24 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
         return {piece[0] for piece in planned.pieces}, planned.optimizer, self._values(planned)
 
     def _receive(self, key: str, to_the_end: bool) -> None:
-        asked = self._fetches.get(key)
-        if asked is None:
-            raise ServerError(f"the values of chunk {key} are not here")
-        future, server = asked
-        answer = self.links.answer(future, server, "the newest values", to_the_end)
-        if answer.meta.get("whole"):
+        while True:
+            asked = self._fetches.get(key)
+            if asked is None:
+                raise ServerError(f"the values of chunk {key} are not here")
+            answer = self.links.answer(*asked, "the newest values", to_the_end)
+            if not answer.meta.get("whole"):
+                break
             # The server had no room for what was offered.
             self._offering.forget([key])
             self._send([key])
-            self._receive(key, to_the_end)
-            return
         self._take(key, answer)
         del self._fetches[key]
 
     def _take(self, key: str, answer: Answer) -> None:
-        """Values have landed, or the answer of a slice."""
-        said, before = answer.meta, self._pulled.get(key)
-        if key in self._chunks:
-            self._pulled[key] = Offer(
-                int(said["applied"]), said["ranges"], skipped=int(said.get("skipped", 0))
-            )
+        """Values have landed, or an answer without any."""
+        said = answer.meta
+        if key in self._chunks and not said.get("bare"):
+            self._note_pulled(key, said)
         if "already" not in said or key not in self._pending:
             return
         self._pending.discard(key)
@@ -407,8 +430,12 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
         # when it is sent first is that of a worker which had the range before.
         applied = not self._recipe.skip and (not said["already"] or key in self._again)
         self._owing.landed(key, self._recipe.unused, applied)
-        if not said["already"] and before is not None:
-            self._behind.append(int(said["before"]) - before.applied)
+        if not said["already"] and key in self._based:
+            self._behind.append(max(0, int(said["before"]) - self._based[key]))
+
+    def _note_pulled(self, key: str, said: dict[str, Any]) -> None:
+        """What the values of a chunk are that are here."""
+        self._pulled[key] = Offer(int(said["applied"]), said["ranges"], skipped=int(said.get("skipped", 0)))
 
     def _count(self) -> None:
         """A range that every chunk has answered is done."""

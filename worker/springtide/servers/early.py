@@ -60,28 +60,38 @@ class EarlyValues:
         self._options = options
         self._rest = max(0, self._rest - 1)
 
+    def expect(self, chunk: PlannedChunk) -> tuple[Recipe, torch.Tensor] | None:
+        """How the step is expected to be made, and where the chunk's values may land; None: nothing is to be
+        asked for.
+        """
+        still = self._abandoned.get(chunk.key)
+        if self._last is None or (still is not None and not still.done()):
+            return None
+        if self._expected is None:
+            self._expected = replace(self._last, groups=self._options())
+        self._abandoned.pop(chunk.key, None)
+        if not self._landing:
+            self._landing = [torch.empty_like(value) for value in self._values]
+        return self._expected, self._landing[chunk.bucket][chunk.start : chunk.stop]
+
+    def asked(self, key: str, server: str, future: Future[Answer]) -> None:
+        """The values of a chunk, which land where `expect` said, are asked for."""
+        self._asked[key] = future, server
+
     def ask(self, server: str, chunk: PlannedChunk, me: str, ask: Ask) -> None:
         """This chunk's gradient is about to leave for the server: ask for what becomes of the chunk.
 
         Raise ServerError.
         """
-        still = self._abandoned.get(chunk.key)
-        if self._last is None or (still is not None and not still.done()):
+        if (expected := self.expect(chunk)) is None:
             return
-        if self._expected is None:
-            self._expected = replace(self._last, groups=self._options())
-        self._abandoned.pop(chunk.key, None)
+        recipe, out = expected
         if server not in self._told:
             self._told.add(server)
-            about = {"s": self._step, "me": me, "recipe": self._expected.to_json()}
+            about = {"s": self._step, "me": me, "recipe": recipe.to_json()}
             ask(server, Kind.FORESEE, about, None)
-        if not self._landing:
-            self._landing = [torch.empty_like(value) for value in self._values]
-        out = self._landing[chunk.bucket][chunk.start : chunk.stop]
-        self._asked[chunk.key] = (
-            ask(server, Kind.FETCH_EARLY, {"s": self._step, "k": chunk.key}, out),
-            server,
-        )
+        about = {"s": self._step, "k": chunk.key}
+        self.asked(chunk.key, server, ask(server, Kind.FETCH_EARLY, about, out))
 
     def commit(self, step: int, made: Recipe) -> dict[str, Asked]:
         """The step is committed, made like this: the values by chunk, here or under way, and their server."""
@@ -106,6 +116,11 @@ class EarlyValues:
         """An answer that is not waited for any more may still land."""
         if not asked.done():
             self._abandoned[key] = asked
+
+    def stop(self) -> None:
+        """Nothing more is asked for in this body, and what was is not needed."""
+        self._last = None
+        self.abandon()
 
     def abandon(self) -> None:
         """What was asked for is not needed. Its memory is used again when nothing can land there."""
@@ -139,10 +154,14 @@ class EarlyExchange(WithinExchange):
 
     def begin_step(self) -> None:
         super().begin_step()
+        self._early.begin(self._step + 1, self._last_made(), lambda: self.optimizers.options)
+
+    def _last_made(self) -> Recipe | None:
+        """How the last step was made; None: nothing is to be asked for early in the next one."""
         last = self.recipe if self._wants_early and not self._saw_within else None
         if last is not None and last.before:
-            last = None  # what is seen within a body comes then
-        self._early.begin(self._step + 1, last, lambda: self.optimizers.options)
+            return None  # what is seen within a body comes then
+        return last
 
     def push(self, gradients: torch.Tensor) -> Pushed:
         self._await_commits()

@@ -6,19 +6,22 @@ bringing them. In another generation, and where a server has not kept one, the p
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 
 from springtide.servers.range_rows import Rows
-from springtide_ps.client import ServerClient
+from springtide_ps.client import Answer, ServerClient
 from springtide_ps.frames import DTYPE_NAMES
 from springtide_ps.rounds import Token
 from springtide_ps.selected import Selected, pack
 
 Outgoing = torch.Tensor | Selected | Rows
 """What travels of a gradient: of a chunk (flat), of some of its elements, or of rows of a slice."""
+Ask = Callable[[dict[str, Any], torch.Tensor], Future[Answer]]
+"""(what, what travels): a request."""
 
 
 class Offering:
@@ -46,6 +49,13 @@ class Offering:
         form, tensor = travelling(gradient)
         client.offer(token, self._me, key, self._number, form, tensor)
         self._keys.add(key)
+
+    def ask_early(self, ask: Ask, key: str, gradient: Outgoing, count: Mapping[str, Any]) -> Future[Answer]:
+        """As `offer`, for an answer. count: how the push will have it. Raise what `ask` does."""
+        form, tensor = travelling(gradient)
+        answer = ask({"k": key, "me": self._me, "o": self._number, **form, **count}, tensor)
+        self._keys.add(key)
+        return answer
 
     def push(self, key: str, gradient: Outgoing) -> tuple[dict[str, Any], torch.Tensor | None]:
         """What the push of a chunk says of its gradient, and what it brings: None where that was offered."""

@@ -18,6 +18,7 @@ from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.early import EarlyExchange
+from springtide.servers.early_ranges import EarlyRanges
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.grouped import GroupedExchange
 from springtide.servers.grouped_ranges import GroupedRanges
@@ -41,7 +42,7 @@ class Switching(AsynchronousExchange):
 
     in_steps: ClassVar[type[ServerExchange]]
     """What it is where members step together."""
-    without: ClassVar[type[AsynchronousExchange]] = AsynchronousExchange
+    without: ClassVar[type[AsynchronousExchange]]
     """What it is where they do not."""
 
     def __init__(self, *args: Any, in_ranges: bool, **named: Any) -> None:
@@ -153,10 +154,10 @@ class Switching(AsynchronousExchange):
         self._kind._receive(self, key, to_the_end)
 
 
-class SwitchingExchange(Switching, EarlyExchange):
+class SwitchingExchange(Switching, EarlyRanges):
     """Of a worker that speaks to the servers for itself."""
 
-    in_steps = EarlyExchange
+    in_steps, without = EarlyExchange, EarlyRanges
 
 
 class SwitchingTeams(Switching, GroupedRanges):

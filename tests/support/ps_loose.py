@@ -1,0 +1,102 @@
+"""A worker that trains in ranges, by hand, on servers in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from ps_members import Member, Store
+from ps_servers import servers
+
+from springtide.servers.asynchronous import AsynchronousExchange
+from springtide.servers.wire import RangeWire
+from springtide_ps.server import Server
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.002)
+
+
+class Loose:
+    """A worker by hand: generations, ranges, bodies; on servers over which the test has power."""
+
+    def __init__(
+        self,
+        running: list[Server],
+        compression: str = "None",
+        kind: type[AsynchronousExchange] = AsynchronousExchange,
+        name: str = "m0",
+        bound: int | None = None,
+    ) -> None:
+        self.running, self.generation, self.store, self.bound = running, 0, Store(), bound
+        self.member = Member(
+            name,
+            lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            kind=kind,
+            wire=lambda: RangeWire(compression, 0.2),
+        )
+        exchange = self.member.exchange
+        assert isinstance(exchange, AsynchronousExchange)
+        self.exchange = exchange
+
+    def begin(self) -> None:
+        """The next generation."""
+        self.generation += 1
+        self.store = Store()
+        fresh = self.generation == 1
+        self.member.begin(
+            self.generation, [self.member.name], self.running, self.store, fresh=fresh, bound=self.bound
+        )
+        self.exchange.resolve()
+
+    def body(self) -> None:
+        """Take a range; its gradients leave."""
+        lease = self.exchange.lease(0, 100)
+        assert lease.number is not None
+        self.member.step = lease.number
+        self.member.push(0, 1)
+
+    def books(self) -> set[tuple[int, ...]]:
+        return {tuple(book.ranges.to_json()) for book in self.exchange._books().values()}
+
+    def values(self) -> torch.Tensor:
+        return torch.cat([value.flatten() for value in self.member.values()])
+
+    def held(self) -> torch.Tensor:
+        """The newest values on the servers."""
+        self.exchange.settle()
+        self.exchange.refresh()
+        return self.values()
+
+
+def undisturbed(bodies: int, compression: str) -> torch.Tensor:
+    with servers(2) as running:
+        loose = Loose(running, compression)
+        loose.begin()
+        for _ in range(bodies):
+            loose.body()
+            loose.exchange.commit(1.0, ())
+        values = loose.values()
+        loose.exchange.close()
+        return values
+
+
+def cut(loose: Loose) -> None:
+    """The worker's connections break, and servers see that."""
+    for server in loose.running:
+        for client in list(server._clients.values()):
+            client.stream.abort()
+    links = loose.exchange.links
+    until(lambda: all(links[server].broken for server in links), "the connections' end")
+    until(lambda: not any(server.offered_bytes for server in loose.running), "the offers' end")
+
+
+def arrived(loose: Loose, server: Server) -> bool:
+    """Whether the server has everything that the open body has offered to it."""
+    name = f"s{server.port}"
+    here = {key for client in list(server._clients.values()) for _, key in list(client.offers._held)}
+    return here == {key for key, homes in loose.exchange._homes.items() if homes[0] == name}

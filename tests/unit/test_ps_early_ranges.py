@@ -1,0 +1,333 @@
+"""Values of a range that are sent before it is pushed: when they are used, and who sees them."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, wait
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from ps_loose import Loose, undisturbed, until
+from ps_members import Store, together
+from ps_servers import TOKEN, names, servers
+from ps_snapshots import states_on
+
+from springtide.servers.early_ranges import EarlyRanges
+from springtide_ps import early_ranges
+from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.client import RefusedError
+from springtide_ps.frames import Frame, Kind
+from springtide_ps.held import Borrowed, Held
+from springtide_ps.ranges import Book
+from springtide_ps.server import Server
+from springtide_ps.stream import PeerClosedError, connect, parse_address
+
+torch.set_num_threads(1)
+
+
+def early_of(loose: Loose) -> list[Future[Any]]:
+    """What the open body has asked for early."""
+    exchange = loose.exchange
+    assert isinstance(exchange, EarlyRanges)
+    return [future for future, _ in exchange._early._asked.values()]
+
+
+def offered(loose: Loose) -> list[Future[Any]]:
+    """A body whose gradients, and what was asked for early, are answered for."""
+    loose.body()
+    early = early_of(loose)
+    wait(early, 60.0)
+    return early
+
+
+def test_values_are_there_before_the_push_and_count_from_the_commit_on() -> None:
+    wanted = [undisturbed(bodies, "None") for bodies in range(5)]
+    with servers(2) as running:
+        loose = Loose(running, kind=EarlyRanges)
+        loose.begin()
+        for body in range(4):
+            before, states = loose.values(), states_on(loose.exchange) if body else {}
+            early = offered(loose)
+            assert len(early) == (len(loose.exchange.chunks) if body else 0)
+            assert all(future.result().meta["applied"] == body + 1 for future in early)
+            assert torch.equal(loose.values(), before)
+            assert body == 0 or loose.books() == {(0, body)}
+            after = states_on(loose.exchange) if body else {}
+            assert all(torch.equal(after[k][n], states[k][n]) for k in states for n in states[k])
+            loose.exchange.commit(1.0, ())
+            assert torch.equal(loose.values(), wanted[body + 1])
+        assert torch.equal(loose.held(), wanted[4])
+        assert loose.books() == {(0, 4)}
+        loose.exchange.close()
+
+
+def bytes_out(server: Server) -> int:
+    """Of all that has been answered: a client may have an answer before the server has counted it."""
+    until(lambda: all(c.outgoing.unsent == 0 for c in list(server._clients.values())), "the last count")
+    return server.counters.bytes_out
+
+
+def test_values_travel_once() -> None:
+    with servers(1) as running:
+        loose = Loose(running, kind=EarlyRanges)
+        loose.begin()
+        loose.body()
+        loose.exchange.commit(1.0, ())
+        loose.values()
+        sent = bytes_out(running[0])
+        for _ in range(3):
+            loose.body()
+            loose.exchange.commit(1.0, ())
+            loose.values()
+        assert bytes_out(running[0]) - sent == 3 * sum(c.nbytes for c in loose.exchange.chunks)
+        loose.exchange.close()
+
+
+def test_another_workers_range_in_between_is_in_the_next_values() -> None:
+    with servers(2) as running:
+        first, second = (Loose(running, kind=EarlyRanges, name=name) for name in ("m0", "m1"))
+        begin_together(first, second)
+        for loose in (first, second):
+            loose.body()
+            loose.exchange.commit(1.0, ())
+            loose.values()
+        both = first.held()
+        assert torch.equal(second.held(), both)
+        assert offered(first)
+        second.body()
+        second.exchange.commit(1.0, ())
+        second.exchange.settle()
+        first.exchange.staleness(), second.exchange.staleness()
+        first.exchange.commit(1.0, ())
+        own = first.values()
+        assert first.exchange.staleness() == 1.0
+        assert all(offer.applied == 3 for offer in first.exchange._pulled.values())
+        newest = first.held()
+        assert torch.equal(second.held(), newest)
+        assert not torch.equal(own, newest), "the other one's range is not in what came early"
+        assert first.books() == {(0, 4)}
+        assert {book.applied for book in first.exchange._books().values()} == {4}
+        for loose in (first, second):
+            loose.exchange.close()
+
+
+def begin_together(*workers: Loose) -> None:
+    """The first generation of several; the first one leads."""
+    store, members = Store(), [loose.member.name for loose in workers]
+    for loose in workers:
+        loose.store = store
+    together(
+        *(
+            lambda loose=loose, number=number: loose.member.begin(
+                1, members, loose.running, store, fresh=True, holds=number == 0
+            )
+            for number, loose in enumerate(workers)
+        )
+    )
+    together(*(loose.exchange.resolve for loose in workers))
+
+
+def test_with_a_bound_on_staleness_nothing_comes_early() -> None:
+    with servers(1) as running:
+        loose = Loose(running, kind=EarlyRanges, bound=4)
+        loose.begin()
+        for _ in range(3):
+            assert not offered(loose)
+            loose.exchange.commit(1.0, ())
+        assert torch.equal(loose.values(), undisturbed(3, "None"))
+        loose.exchange.close()
+
+
+def test_a_range_that_counts_otherwise_brings_its_values_and_the_next_one_rests() -> None:
+    scales, asked = (1.0, 1.0, 0.5, 0.5, 0.5, 0.5), []
+    with servers(1) as running, servers(1) as others:
+        loose, plain = Loose(running, kind=EarlyRanges), Loose(others)
+        loose.begin()
+        plain.begin()
+        for scale in scales:
+            asked.append(bool(offered(loose)))
+            plain.body()
+            for one in (loose, plain):
+                one.exchange.commit(scale, ())
+            assert torch.equal(loose.values(), plain.values())
+        loose.exchange.close()
+        plain.exchange.close()
+    #               first  as before  missed  rests  as before
+    assert asked == [False, True, True, False, True, True]
+
+
+def test_options_of_now_are_foreseen() -> None:
+    with servers(1) as running, servers(1) as others:
+        loose, plain = Loose(running, kind=EarlyRanges), Loose(others)
+        loose.begin()
+        plain.begin()
+        for body in range(4):
+            for one in (loose, plain):
+                one.member.optimizer.param_groups[0]["lr"] *= 0.7
+                one.body()
+            assert bool(early_of(loose)) is (body > 0)
+            for one in (loose, plain):
+                one.exchange.commit(1.0, ())
+            assert torch.equal(loose.values(), plain.values())
+        loose.exchange.close()
+        plain.exchange.close()
+
+
+def test_without_room_for_second_copies_values_come_after_the_push() -> None:
+    with servers(1) as running:
+        loose = Loose(running, kind=EarlyRanges)
+        loose.begin()
+        loose.body()
+        loose.exchange.commit(1.0, ())
+        loose.values()
+        running[0].steps._memory_limit = int(1.5 * running[0].steps.shards.held_bytes)
+        for body in range(1, 4):
+            early = offered(loose)
+            refused = [future for future in early if future.exception() is not None]
+            assert all(isinstance(future.exception(), RefusedError) for future in refused)
+            assert all(future.result().meta["late"] for future in early if future not in refused)
+            assert 0 < len(refused) < len(early)
+            loose.exchange.commit(1.0, ())
+            assert torch.equal(loose.values(), undisturbed(body + 1, "None"))
+        assert loose.books() == {(0, 4)}
+        loose.exchange.close()
+
+
+def test_a_lost_server_is_made_again_from_values_that_came_early() -> None:
+    with servers(2) as running:
+        loose = Loose(running, kind=EarlyRanges)
+        loose.begin()
+        for _ in range(3):
+            loose.body()
+            loose.exchange.commit(1.0, ())
+        loose.exchange.settle(range(len(list(loose.member.model.parameters()))))
+        assert not loose.exchange._came_early  # type: ignore[attr-defined]
+        running[0].close(30.0)
+        loose.running = running[1:]
+        loose.begin()
+        assert torch.equal(loose.values(), undisturbed(3, "None"))
+        assert loose.books() == {(0, 3)}
+        loose.exchange.close()
+
+
+def test_an_early_offer_without_a_number_ends_the_connection() -> None:
+    with servers(1) as running:
+        loose = Loose(running, kind=EarlyRanges)
+        loose.begin()
+        chunk = loose.exchange.chunks[0]
+        stream, _ = connect(parse_address(names(running)[0]), TOKEN, 30.0)
+        try:
+            about = {"t": [1, 0, 1], "me": "m0", "k": chunk.key, "o": 1, "d": "float32", "r": 0}
+            payload = memoryview(bytes(chunk.nbytes))
+            stream.send(Frame(Kind.OFFER_EARLY, 0, {**about, "recipe": {}}, chunk.nbytes), payload)
+            with pytest.raises(PeerClosedError):
+                stream.receive()
+        finally:
+            stream.close()
+        loose.exchange.close()
+
+
+# ---- the second copy
+
+GROUPS = ({"lr": 0.1},)
+RECIPES = (Recipe(1.0, False, GROUPS), Recipe(0.5, False, GROUPS), Recipe(1.0, True, GROUPS))
+
+
+class Ranges(RuleBasedStateMachine):
+    """Offers and pushes of two workers on one chunk, in any order, with another optimizer that only gets the
+    pushes: the chunk always has its bits, and what is sent early is what it would have with the range.
+    """
+
+    owners, recipes = st.sampled_from(["a", "b"]), st.sampled_from(RECIPES)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held, self.reference = Held(chunk=self.make()), self.make()
+        self.offers: dict[str, tuple[int, int, Recipe, torch.Tensor]] = {}
+        self.number = 0
+
+    @staticmethod
+    def make() -> Chunk:
+        values = torch.arange(6, dtype=torch.float32)
+        chunk = Chunk(values, [(0, 0, 0, 4), (1, 0, 4, 6)], "adam", GROUPS)
+        chunk.book = Book()
+        return chunk
+
+    @rule(owner=owners, of_range=st.integers(0, 40), recipe=recipes)
+    def offer(self, owner: str, of_range: int, recipe: Recipe) -> None:
+        self.number += 1
+        gradient = torch.full((6,), float(self.number % 7) - 2.5)
+        book = self.reference.book
+        assert book is not None
+        made = early_ranges.make_early(
+            Borrowed(self.held), self.number, of_range, recipe, lambda chunk: gradient
+        )
+        assert torch.equal(gradient, torch.full((6,), float(self.number % 7) - 2.5))
+        assert (made is None) is (of_range in book.ranges)
+        if made is not None:
+            would = self.reference.again(*self.reference.dump())
+            would.apply(gradient.clone(), recipe)
+            assert torch.equal(made[1], would.values)
+            assert (made[0].applied, len(made[0].ranges)) == (book.applied + 1, len(book.ranges) + 1)
+        self.offers[owner] = self.number, of_range, recipe, gradient
+
+    @rule(owner=owners, recipe=st.one_of(st.none(), recipes))
+    def push(self, owner: str, recipe: Recipe | None) -> None:
+        if owner not in self.offers:
+            return
+        number, of_range, foreseen, gradient = self.offers.pop(owner)
+        recipe = recipe or foreseen
+        chunk, book = self.held.chunk, self.reference.book
+        assert chunk is not None
+        assert chunk.book is not None
+        assert book is not None
+        before = chunk.book.applied
+        fresh = chunk.book.enter(of_range, recipe.skip)
+        assert fresh is book.enter(of_range, recipe.skip)
+        if fresh:
+            self.reference.apply(gradient.clone(), recipe)
+            early_ranges.apply(Borrowed(self.held), number, before, recipe, gradient)
+
+    @rule(owner=owners)
+    def leave(self, owner: str) -> None:
+        self.offers.pop(owner, None)
+
+    @rule()
+    def generation(self) -> None:
+        self.held.early.forget()
+        self.offers = {}
+
+    @invariant()
+    def same_bits(self) -> None:
+        chunk = self.held.chunk
+        assert isinstance(chunk, Chunk)
+        assert torch.equal(chunk.values, self.reference.values)
+        assert chunk.book is not None
+        assert self.reference.book is not None
+        assert chunk.book.to_json() == self.reference.book.to_json()
+        for piece in range(2):
+            mine, wanted = chunk.state_of(piece), self.reference.state_of(piece)
+            assert mine.keys() == wanted.keys()
+            assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
+
+
+TestRanges = Ranges.TestCase
+TestRanges.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_the_second_copy_takes_the_chunks_place_when_nothing_came_between() -> None:
+    held, recipe = Held(chunk=Ranges.make()), RECIPES[0]
+    for number in range(1, 4):
+        gradient = torch.full((6,), float(number))
+        early_ranges.make_early(Borrowed(held), number, number, recipe, lambda chunk, g=gradient: g)
+        second, chunk = held.early.chunk, held.chunk
+        assert isinstance(chunk, Chunk)
+        assert chunk.book is not None
+        before = chunk.book.applied
+        chunk.book.enter(number)
+        early_ranges.apply(Borrowed(held), number, before, recipe, gradient)
+        assert held.chunk is second
+        assert held.early.chunk is chunk
