@@ -55,6 +55,7 @@ class LateWorld(World):
     told: list[Event] = field(default_factory=list)
     members: set[str] = field(default_factory=set)  # uids of the workers that train
     generation: int = 0
+    made_by: int = 0  # the incarnation of the coordinator that made it
     over: bool = False  # all members were told that the last loop has ended
     said_finished: set[str] = field(default_factory=set)
     decided: Plan | None = None  # written to status and not carried out yet
@@ -184,7 +185,7 @@ class LateWorld(World):
         """A new generation of all workers that run."""
         running = {pod["metadata"]["uid"] for pod in self.running_workers() if not self.deleting(pod)}
         if self.incarnation and not self.over and running != self.members:
-            self.members, self.generation = running, self.generation + 1
+            self.members, self.generation, self.made_by = running, self.generation + 1, self.incarnation
 
     def _report(self, number: int) -> Report:
         members = tuple(
@@ -204,7 +205,7 @@ class LateWorld(World):
             at=self.now,
             phase=("AFTER_LOOP" if self.over else "RUNNING") if trains else "WAITING",
             generation=self.generation or None,
-            generation_incarnation=number if self.generation else None,
+            generation_incarnation=self.made_by or None,
             step=10 * self.generation,
             members=members,
             data={"epoch": 1, "seen": 3, "totalSeen": 3},
@@ -226,12 +227,19 @@ class LateWorld(World):
         if self.incarnation and self.members & {p["metadata"]["uid"] for p in self.running_workers()}:
             self.over = True
 
-    def say_finished(self, pod: Object) -> None:
-        self.said_finished.add(pod["metadata"]["uid"])
-        self.end(pod, 0, finished_message(self.incarnation or self.status["coordinator"]["incarnation"]))
+    def end_with_the_job(self, pod: Object) -> None:
+        """Its own end, or that of a newcomer once nobody needs it any more."""
+        if pod["metadata"]["uid"] in self.members:
+            self.said_finished.add(pod["metadata"]["uid"])
+            self.end(pod, 0, finished_message(self.made_by))
+        elif self.said_finished:
+            self.end(pod, 0, SURPLUS)
 
     def restart_in_vain(self) -> None:
-        """All whose word would count are gone before the operator could read it: the job begins anew."""
+        """All who said that they finished are gone before the operator could read it, and all who would have
+        said so: the job begins anew.
+        """
         there = {pod["metadata"]["uid"] for pod in self.workers(live=False)}
-        if self.over and not there & (self.members | self.said_finished):
+        running = {pod["metadata"]["uid"] for pod in self.running_workers()}
+        if self.over and not (running & self.members or there & self.said_finished):
             self.over, self.members = False, set()

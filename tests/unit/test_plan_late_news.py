@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from operator_late_world import LEFT, SURPLUS, LateWorld
+from operator_late_world import LEFT, LateWorld
 from operator_world import job_object
 
 from springtide_operator.api import names, reasons
@@ -134,14 +134,9 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.world.over)
     @rule(index=INDEX)
     def a_worker_ends_after_the_job(self, index: int) -> None:
-        """Its own end, or that of a newcomer that nobody needs any more."""
-        world, running = self.world, self.world.running_workers()
+        running = self.world.running_workers()
         if running:
-            pod = running[index % len(running)]
-            if pod["metadata"]["uid"] in world.members:
-                world.say_finished(pod)
-            else:
-                world.end(pod, 0, SURPLUS)
+            self.world.end_with_the_job(running[index % len(running)])
 
     @rule(replicas=st.integers(1, 4))
     def scale(self, replicas: int) -> None:
@@ -213,8 +208,7 @@ class Life(RuleBasedStateMachine):
             world.kubelet()
             world.restart_in_vain()
             for pod in world.running_workers() if world.over else []:
-                mine = pod["metadata"]["uid"] in world.members
-                world.say_finished(pod) if mine else world.end(pod, 0, SURPLUS)
+                world.end_with_the_job(pod)
             world.train()
             world.deliver()
             world.ask()
