@@ -65,14 +65,14 @@ class Handle:
         """Whether gradients are divided by how often their row was looked up."""
         return self.local.spec.by_frequency
 
-    def lookup(self, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    def lookup(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """The rows of these ids (each once) as a model uses them, with gradients that go to the table.
 
-        counts: int64 [n], how often each is looked up.
+        places: int64 [lookups], which of them each lookup is.
         """
         spec, heads = self.local.spec, ids
         if spec.by_frequency and torch.is_grad_enabled() and self.weight.requires_grad:
-            heads = heads_of(ids, counts, self.calls)
+            heads = heads_of(ids, torch.bincount(places, minlength=len(ids)), self.calls)
             self.calls += 1
         found = bounded(self.rows(ids), spec.max_norm, spec.norm_type)
         rows: torch.Tensor = _Gather.apply(self.weight, found.to(self.weight.device), self, heads)  # type: ignore[no-untyped-call]

@@ -71,7 +71,7 @@ class _TableModule(torch.nn.Module):
         """(rows of the ids, each once, where each id's row is, where the padding's row is)."""
         if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
             raise UsageError(f"{type(self).__name__}: ids are integers, got {ids.dtype}")
-        unique, inverse, counts = torch.unique(as_ids(ids), return_inverse=True, return_counts=True)
+        unique, inverse = torch.unique(as_ids(ids), return_inverse=True)
         if self.num_embeddings is not None and len(unique):
             low, high = int(unique[0]), int(unique[-1])
             if low < 0 or high >= self.num_embeddings:
@@ -82,7 +82,7 @@ class _TableModule(torch.nn.Module):
         padding = None
         if self.padding_idx is not None and bool((found := unique == self.padding_idx).any()):
             padding = int(found.nonzero()[0])
-        return self.table.lookup(unique, counts), inverse.to(self.weight.device).view(ids.shape), padding
+        return self.table.lookup(unique, inverse), inverse.to(self.weight.device).view(ids.shape), padding
 
     def export(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids int64 [n] in order, rows float32 [n, dim]): all rows that were trained and not let go.
