@@ -29,10 +29,32 @@ from springtide_ps.server import Server
 torch.set_num_threads(1)
 
 
+class Device:
+    """Memory beside the host's, from which nothing is copied before somebody waits for it."""
+
+    class Copy:
+        def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+            self._source, self._target = source, target
+
+        def synchronize(self) -> None:
+            self._target.copy_(self._source)
+
+    def host(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype)
+
+    def to_host(self, source: torch.Tensor, target: torch.Tensor) -> Copy:
+        return self.Copy(source, target)
+
+    def mark(self) -> None: ...
+
+    def to_device(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        target.copy_(source)
+
+
 class Team(Member):
     """A member of teams of two. What it may wait for ends with the test."""
 
-    def __init__(self, name: str, address: str, compression: str) -> None:
+    def __init__(self, name: str, address: str, compression: str, device: Device | None = None) -> None:
         def kind(*args: Any, **named: Any) -> GroupedRanges:
             more = {"group_size": 2, "address": address, "collective_seconds": 60.0}
             return GroupedRanges(*args, **more, **named)
@@ -42,6 +64,7 @@ class Team(Member):
             lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
             kind=kind,
             wire=lambda: RangeWire(compression, 0.2),
+            copier=device,
         )
 
     @property
@@ -62,11 +85,13 @@ class Team(Member):
 class Job:
     """Members by name on two servers, generation after generation."""
 
-    def __init__(self, running: list[Server], compression: str = "None") -> None:
+    def __init__(self, running: list[Server], compression: str = "None", device: bool = False) -> None:
         self.running, self.generation = running, 0
         # Of each its own, or one would take another's listening socket for its own.
         places = zip("abc", addresses(3), strict=True)
-        self.members = {name: Team(name, address, compression) for name, address in places}
+        self.members = {
+            name: Team(name, address, compression, Device() if device else None) for name, address in places
+        }
 
     def begin(self, *names: str, bound: int | None = None) -> None:
         """The next generation, of these members."""
@@ -130,9 +155,9 @@ class Job:
 
 
 @contextmanager
-def job(compression: str = "None") -> Iterator[Job]:
+def job(compression: str = "None", device: bool = False) -> Iterator[Job]:
     with servers(2) as running:
-        made = Job(running, compression)
+        made = Job(running, compression, device)
         try:
             yield made
         finally:
@@ -196,6 +221,8 @@ def test_who_has_pushed_sends_the_rest_whatever_it_is_in_the_next_generation(
             assert one.applied == 2 * chunks
             found.append(one.values(first[0]))
             assert torch.equal(one.values(first[1]), found[-1])
+            # Who only receives knows not which ranges are in its values, and offers none for lost chunks.
+            assert [len(one.members[name].own._pulled) for name in first] == [chunks, 0]
     assert torch.equal(*found)
 
 
@@ -223,6 +250,20 @@ def test_the_word_of_the_first_member_ends_what_the_others_wait_for() -> None:
         together(fails, hears)
         a.part()  # nobody is there any more
         b.part()
+
+
+def test_a_team_with_a_device_makes_the_numbers_of_one_without() -> None:
+    found = []
+    for device in (False, True):
+        with job(device=device) as one:
+            one.begin("a", "b")
+            for number in range(3):
+                assert one.bodies("a", "b") == {number}
+                one.commit("a", "b")
+            together(*(one.members[name].exchange.settle for name in "ab"))
+            assert one.books() == {((0, 3), 3)}
+            found += [one.values(name) for name in "ab"]
+    assert all(torch.equal(values, found[0]) for values in found)
 
 
 def owed(member: Team) -> dict[str, torch.Tensor]:
