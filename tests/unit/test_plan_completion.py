@@ -9,6 +9,7 @@ from operator_world import World, finished_message, job_object
 
 from springtide_operator.api import reasons
 from springtide_operator.plan.actions import DeletePod, DeleteService
+from springtide_operator.plan.completion import LAST_CALLS_SECONDS
 from springtide_operator.plan.refused import refuse
 
 
@@ -81,7 +82,7 @@ def test_the_end_does_not_wait_for_a_coordinator_that_is_not_there(why: str) -> 
     assert world.status["state"] == "Starting"
     if why == "it does not answer":
         world.unreachable_since = world.now
-        world.now += 4
+        world.now += LAST_CALLS_SECONDS - 1
         world.round()
         assert world.status["state"] == "Starting", "it may not have listened yet when it was called"
         world.now += 1

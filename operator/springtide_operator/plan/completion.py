@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import deadline, hangs, restarts, template
-from springtide_operator.plan.coordinator import UNREACHABLE_SECONDS
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Finished, Observation, WorkerPod
 
 LAST_WORD_SECONDS = 60.0
+LAST_CALLS_SECONDS = 15.0  # of failed calls after the end, until the coordinator is given up
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def awaits_last_word(outcome: Outcome, observation: Observation, ledger: Ledger,
     at, since = finished_at(observation), observation.unreachable_since
     if outcome.finished is None or at is None or abs(now - at) > LAST_WORD_SECONDS:
         return False
-    if since is not None and now - max(since, at) >= UNREACHABLE_SECONDS:
+    if since is not None and now - max(since, at) >= LAST_CALLS_SECONDS:
         return False
     coordinator = next((c for c in observation.coordinators if c.incarnation == ledger.incarnation), None)
     if coordinator is None or not coordinator.live:
