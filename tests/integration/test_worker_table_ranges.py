@@ -168,11 +168,15 @@ def test_rows_without_a_copy_are_lost_and_the_job_goes_back_to_the_last_epochs_e
 
 
 def test_a_running_job_goes_over_and_back(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+    make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
 ) -> None:
+    """Its bodies have two backward passes, and a step of each optimizer."""
+    (tmp_path / "alone").mkdir()
+    two: dict[str, Any] = {"two": True, "rounds": True}
+    reference = train_alone(zygote, tmp_path / "alone", OPTIONS | two)
     gates = {step: tmp_path / f"gate-{step}" for step in (6, 12)}
     held = ";".join(hold(path, f"body:{step}") for step, path in gates.items())
-    cluster = make_cluster("Synchronous", replication=2)
+    cluster = make_cluster("Synchronous", replication=2, **two)
     workers = cluster.start(2, faults={0: held, 1: held})
     cluster.until_step(5)
     cluster.consistency = FREE
