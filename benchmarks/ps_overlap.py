@@ -8,7 +8,7 @@ values takes as long as forward and backward do. The ideal is the longer of the 
 `bound_without_early_values` is what a step can reach whose values come after the last gradient, so that only
 the forward pass hides them (backward, then the longer of forward and receiving);
 `ratio_without_early_values` is what it does reach. `asynchronous` has the figures of a worker that waits for
-no other one: its values come after the push, too.
+no other one: its values come early, too.
 """
 
 from __future__ import annotations
