@@ -160,10 +160,15 @@ class Api:
             self.url + path, params={"watch": "true", **query}, timeout=aiohttp.ClientTimeout(None)
         ) as response:
             buffer = b""
-            async for chunk in response.content.iter_any():
-                *lines, buffer = (buffer + chunk).split(b"\n")
-                for line in lines:
-                    yield json.loads(line)
+            try:
+                async for chunk in response.content.iter_any():
+                    *lines, buffer = (buffer + chunk).split(b"\n")
+                    for line in lines:
+                        yield json.loads(line)
+            finally:
+                connection = response.connection
+                if connection is not None and connection.transport is not None:
+                    connection.transport.abort()  # TLS's polite end would outlast the event loop
 
     async def used(self) -> dict[str, int]:
         """Requests of the operator so far: on pods, and all, both without watches."""
