@@ -24,6 +24,7 @@ STEPS = 40
 NOTHING_LEARNT = 1.1  # log 3
 TOGETHER, FREE = pb.Consistency(mode="Synchronous"), pb.Consistency(mode="Asynchronous")
 CLOSE = pb.Consistency(mode="BoundedStaleness", staleness=1)
+TOP_K = {"SPRINGTIDE_COMPRESSION": "TopK", "SPRINGTIDE_TOP_K_RATIO": "0.4"}
 ENDS = "asked to stop at the end of the epoch"
 
 pytestmark = pytest.mark.timeout(300)
@@ -79,6 +80,23 @@ def commits(cluster: WorkerCluster) -> Counter[int]:
 def reply(cluster: WorkerCluster) -> pb.SyncReply:
     """The coordinator's last word; at first one that says nothing."""
     return cluster.reply or pb.SyncReply()
+
+
+def since(size: int, worker: Worker) -> str:
+    """What it has written since it was in a generation of so many."""
+    return worker.log().rpartition(f" of {size}, state")[2]
+
+
+def knows(log: str) -> bool:
+    """That all stop now: from the coordinator, or from the one that speaks for its team."""
+    return "asked to stop" in log or "waiting for the next generation" in log
+
+
+def put(held: Path) -> None:
+    """Have those who wait for this file to go find it whole."""
+    new = held.with_suffix(".new")
+    new.write_text("120")
+    new.rename(held)
 
 
 def gate(path: Path, step: int) -> str:
@@ -148,6 +166,30 @@ def test_no_team_is_further_ahead_than_the_bound(
         ahead.append(count[a.name] - count[c.name])
     assert max(ahead) == 1
     assert min(ahead) >= -1
+
+
+def test_workers_come_and_go(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    """Teams are made anew: the one that is alone gets a member, and who speaks for the first one leaves."""
+    held = tmp_path / "held"
+    standing = f"body:*:hold={held}"  # while that file is there
+    cluster = make_cluster(CLOSE, model="norm", environment=TOP_K)
+    a, b, c = cluster.start(3, faults=dict.fromkeys(range(3), standing))
+    cluster.until(lambda: bool(commits(cluster)[4]), "some ranges")
+    put(held)
+    d = cluster.add(fault=standing)
+    cluster.until(lambda: all(knows(since(3, w)) for w in (a, b, c)), "the word to three")
+    held.unlink()
+    cluster.until(lambda: bool(d.commits()), "the joiner's first range")
+    put(held)
+    a.terminate()
+    cluster.until(lambda: all(knows(since(4, w)) for w in (a, b, c, d)), "the word to four")
+    held.unlink()
+    cluster.until_done()
+    assert isinstance(a.outcome(), outcome.Left), cluster.logs()
+    check(cluster, [b, c, d], reference, "norm")
+    assert set(commits(cluster)) == set(range(1, STEPS + 1))
 
 
 def test_other_teams_go_on_from_a_checkpoint_of_an_epochs_end(
