@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from worker_cluster import Worker, WorkerCluster
+from worker_cluster import WorkerCluster
 from worker_reference import Reference
-from worker_script import make_data, make_model
+from worker_results import check_as_good, commits, reply
 
 from springtide import outcome
 from springtide_coordinator import coordinator_pb2 as pb
 
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 5, "pace": 0.01, "clip_norm": 0.5}
 STEPS = 40
-NOTHING_LEARNT = 1.1  # log 3
 TOGETHER, FREE = pb.Consistency(mode="Synchronous"), pb.Consistency(mode="Asynchronous")
 TOP_K = {"SPRINGTIDE_TOP_K_RATIO": "0.4"}
 BOUNDED = pb.Consistency(mode="BoundedStaleness", staleness=2)
@@ -37,41 +35,6 @@ def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[.
         return new_server_cluster(OPTIONS | options, 2, replication, environment=environment)
 
     return make
-
-
-def check(cluster: WorkerCluster, members: list[Worker], reference: Reference, kind: str = "plain") -> None:
-    """They finished with one model, with each sample once an epoch, and it is about as good."""
-    results = []
-    for member in members:
-        assert isinstance(member.outcome(), outcome.Finished), cluster.logs()
-        result = member.result()
-        assert result is not None
-        results.append(result)
-        audit = result["audit"]
-        found = (result["step"], audit["epoch"], audit["totalSeen"], audit["repeated"], audit["lost"])
-        assert found == (STEPS, 5, 5 * OPTIONS["samples"], 0, 0), cluster.logs()
-    for name in ("parameters", "buffers", "rate_at_end"):
-        assert len({result[name] for result in results}) == 1, name
-    ours, theirs = loss_of(results[0]["values"], kind), loss_of(reference.values)
-    assert ours < theirs + 0.25 * (NOTHING_LEARNT - theirs), (ours, theirs)
-
-
-def loss_of(values: list[float], kind: str = "plain") -> float:
-    """Of the model with these parameters, over all samples."""
-    model = make_model(kind)
-    torch.nn.utils.vector_to_parameters(torch.tensor(values), model.parameters())
-    x, y = make_data(OPTIONS["samples"])
-    return float(F.cross_entropy(model(x), y).detach())
-
-
-def commits(cluster: WorkerCluster) -> Counter[int]:
-    """How often each step or range was committed, by any worker."""
-    return Counter(commit["step"] for worker in cluster.workers for commit in worker.commits())
-
-
-def reply(cluster: WorkerCluster) -> pb.SyncReply:
-    """The coordinator's last word; at first one that says nothing."""
-    return cluster.reply or pb.SyncReply()
 
 
 def gate(path: Path, step: int) -> str:
@@ -98,7 +61,7 @@ def test_common_steps_end_in_the_middle_of_an_epoch(
     (tmp_path / "gate").unlink()
     cluster.until(lambda: reply(cluster).consistency == wanted, "the change")
     cluster.until_done()
-    check(cluster, workers, reference, "norm")
+    check_as_good(cluster, workers, reference, OPTIONS, "norm")
     # Each step was made by both up to the boundary, and each range once after it.
     assert commits(cluster) == Counter({step: 2 if step <= 12 else 1 for step in range(1, STEPS + 1)})
     assert len(cluster.workers) == 2
@@ -133,7 +96,7 @@ def test_a_worker_and_the_coordinator_are_killed_while_common_steps_end(
     third.kill()
     cluster.until(lambda: reply(cluster).consistency == BOUNDED, "the change")
     cluster.until_done()
-    check(cluster, [first, second], reference)
+    check_as_good(cluster, [first, second], reference, OPTIONS)
     assert all(commits(cluster)[step] == 1 for step in range(14, STEPS + 1))
 
 
@@ -180,7 +143,7 @@ def test_common_steps_begin_at_the_end_of_an_epoch(
     (tmp_path / "gate").unlink()
     cluster.until(lambda: reply(cluster).consistency == TOGETHER, "the change")
     cluster.until_done()
-    check(cluster, workers, reference, "norm")
+    check_as_good(cluster, workers, reference, OPTIONS, "norm")
     assert commits(cluster) == Counter({step: 1 if step <= 16 else 2 for step in range(1, STEPS + 1)})
     assert [result["audit"]["skipped"] for worker in workers if (result := worker.result())] == [2, 2]
     assert reply(cluster).consistency_pending == ""
@@ -201,7 +164,7 @@ def test_the_numbers_after_it_are_those_of_common_steps(
     second = cluster.add()
     (tmp_path / "later").unlink()
     cluster.until_done()
-    check(cluster, [first, second], reference)
+    check_as_good(cluster, [first, second], reference, OPTIONS)
     for worker in (first, second):
         result = worker.result()
         assert result is not None
@@ -239,7 +202,7 @@ def test_a_worker_and_the_coordinator_are_killed_before_common_steps_begin(
     (tmp_path / "again").unlink()
     cluster.until(lambda: reply(cluster).consistency == TOGETHER, "the change")
     cluster.until_done()
-    check(cluster, [first, second], reference)
+    check_as_good(cluster, [first, second], reference, OPTIONS)
     found = commits(cluster)
     assert all(found[step] == 2 for step in range(25, STEPS + 1))
 
@@ -259,7 +222,7 @@ def test_the_first_worker_is_killed_while_common_steps_begin(
     (tmp_path / "gate").unlink()
     cluster.until_done()
     assert first.code == -9
-    check(cluster, [second, third], reference, "norm")
+    check_as_good(cluster, [second, third], reference, OPTIONS, "norm")
     assert commits(cluster) == Counter({step: 1 if step <= 16 else 2 for step in range(1, STEPS + 1)})
     assert reply(cluster).consistency == TOGETHER
 
@@ -286,7 +249,7 @@ def test_to_and_fro_while_a_server_is_killed(
     cluster.until(lambda: not cluster.servers[0].running, "the server's death")
     gates[20].unlink()
     cluster.until_done()
-    check(cluster, workers, reference)
+    check_as_good(cluster, workers, reference, OPTIONS)
     twice = [*range(1, 7), *range(17, STEPS + 1)]
     assert commits(cluster) == Counter({step: 1 + (step in twice) for step in range(1, STEPS + 1)})
     assert [worker.code for worker in workers] == [0, 0]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from worker_cluster import Worker, WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
+from worker_results import check_equal, commits, reply
 
-from springtide import outcome
 from springtide_coordinator import coordinator_pb2 as pb
 
 OPTIONS: dict[str, Any] = {
@@ -42,16 +42,6 @@ def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[.
     return make
 
 
-def commits(cluster: WorkerCluster) -> Counter[int]:
-    """How often each step or range was committed, by any worker."""
-    return Counter(commit["step"] for worker in cluster.workers for commit in worker.commits())
-
-
-def reply(cluster: WorkerCluster) -> pb.SyncReply:
-    """The coordinator's last word; at first one that says nothing."""
-    return cluster.reply or pb.SyncReply()
-
-
 def check(
     cluster: WorkerCluster, members: list[Worker], reference: Reference, skips: bool = False
 ) -> list[dict[str, Any]]:
@@ -59,17 +49,7 @@ def check(
     the last epoch are about those of a single process, which has learnt something. skips: some ranges changed
     nothing. Their results.
     """
-    results = []
-    for member in members:
-        assert isinstance(member.outcome(), outcome.Finished), cluster.logs()
-        result = member.result()
-        assert result is not None
-        results.append(result)
-        audit = result["audit"]
-        found = (result["step"], audit["epoch"], audit["totalSeen"], audit["repeated"], audit["lost"])
-        assert found == (STEPS, 5, 5 * OPTIONS["samples"], 0, 0), cluster.logs()
-    for name in ("parameters", "buffers", "rate_at_end"):
-        assert len({result[name] for result in results}) == 1, name
+    results = check_equal(cluster, members, OPTIONS)
     if not skips:
         assert len(results[0]["values"]) == len(reference.values)  # the same rows
     losses = {

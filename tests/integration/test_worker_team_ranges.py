@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
 from halt import Halt
 from worker_cluster import Worker, WorkerCluster
 from worker_reference import Reference
-from worker_script import make_data, make_model
+from worker_results import check_as_good, commits
 
 from springtide import outcome
 from springtide_coordinator import coordinator_pb2 as pb
 
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 5, "pace": 0.005, "clip_norm": 0.5}
 STEPS = 40
-NOTHING_LEARNT = 1.1  # log 3
 TOGETHER, FREE = pb.Consistency(mode="Synchronous"), pb.Consistency(mode="Asynchronous")
 CLOSE = pb.Consistency(mode="BoundedStaleness", staleness=1)
 TOP_K = {"SPRINGTIDE_COMPRESSION": "TopK", "SPRINGTIDE_TOP_K_RATIO": "0.4"}
@@ -43,43 +40,8 @@ def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[.
     return make
 
 
-def check(cluster: WorkerCluster, members: list[Worker], reference: Reference, kind: str = "plain") -> None:
-    """They finished with one model, in whose chunks every range is once, and which is about as good."""
-    results = []
-    for member in members:
-        assert isinstance(member.outcome(), outcome.Finished), cluster.logs()
-        result = member.result()
-        assert result is not None
-        results.append(result)
-        audit = result["audit"]
-        found = (result["step"], audit["epoch"], audit["totalSeen"], audit["repeated"], audit["lost"])
-        assert found == (STEPS, 5, 5 * OPTIONS["samples"], 0, 0), cluster.logs()
-    for name in ("parameters", "buffers", "rate_at_end"):
-        assert len({result[name] for result in results}) == 1, name
-    ours, theirs = loss_of(results[0]["values"], kind), loss_of(reference.values)
-    assert ours < theirs + 0.25 * (NOTHING_LEARNT - theirs), (ours, theirs)
-
-
-def loss_of(values: list[float], kind: str = "plain") -> float:
-    """Of the model with these parameters, over all samples."""
-    model = make_model(kind)
-    torch.nn.utils.vector_to_parameters(torch.tensor(values), model.parameters())
-    x, y = make_data(OPTIONS["samples"])
-    return float(F.cross_entropy(model(x), y).detach())
-
-
 def steps(worker: Worker) -> list[int]:
     return [commit["step"] for commit in worker.commits()]
-
-
-def commits(cluster: WorkerCluster) -> Counter[int]:
-    """How often each step or range was committed, by any worker."""
-    return Counter(step for worker in cluster.workers for step in steps(worker))
-
-
-def reply(cluster: WorkerCluster) -> pb.SyncReply:
-    """The coordinator's last word; at first one that says nothing."""
-    return cluster.reply or pb.SyncReply()
 
 
 def since(size: int, worker: Worker) -> str:
@@ -113,7 +75,7 @@ def test_two_teams_share_the_ranges_out(
     cluster.until(lambda: halt.reached() and len(c.commits()) > 2, "ranges of both teams")
     halt.go()
     cluster.until_done()
-    check(cluster, [a, b, c, d], reference, "norm")
+    check_as_good(cluster, [a, b, c, d], reference, OPTIONS, "norm")
     assert steps(a) == steps(b)
     assert steps(c) == steps(d)
     assert sorted(steps(a) + steps(c)) == list(range(1, STEPS + 1))
@@ -132,7 +94,7 @@ def test_members_are_killed_at_every_point_of_a_step(
     steady, *victims = cluster.start(1 + len(points), faults=faults)
     cluster.until_done()
     assert [worker.code for worker in victims] == [-9] * len(points), cluster.logs()
-    check(cluster, [steady], reference)
+    check_as_good(cluster, [steady], reference, OPTIONS)
 
 
 @pytest.mark.parametrize("replication", [1, 2])
@@ -144,7 +106,7 @@ def test_who_speaks_for_a_team_is_killed_between_its_pushes(
     a, b, c, d = cluster.start(4, faults={2: "pushing:*:kill"})
     cluster.until_done()
     assert [worker.code for worker in (a, b, c, d)] == [0, 0, -9, 0], cluster.logs()
-    check(cluster, [a, b, d], reference)
+    check_as_good(cluster, [a, b, d], reference, OPTIONS)
     # Its team-mate may have written that range down, and so have those that did it again.
     assert set(steps(a)) | set(steps(d)) == set(range(1, STEPS + 1))
 
@@ -158,7 +120,7 @@ def test_no_team_is_further_ahead_than_the_bound(
     cluster.until(lambda: halt.reached() and bool(a.commits()), "the other team's step", slowly=False)
     halt.go()
     cluster.until_done()
-    check(cluster, [a, b, c, d], reference)
+    check_as_good(cluster, [a, b, c, d], reference, OPTIONS)
     made = sorted((commit["time"], worker.name) for worker in (a, c) for commit in worker.commits())
     count, ahead = Counter[str](), []
     for _, name in made:
@@ -188,7 +150,7 @@ def test_workers_come_and_go(
     held.unlink()
     cluster.until_done()
     assert isinstance(a.outcome(), outcome.Left), cluster.logs()
-    check(cluster, [b, c, d], reference, "norm")
+    check_as_good(cluster, [b, c, d], reference, OPTIONS, "norm")
     assert set(commits(cluster)) == set(range(1, STEPS + 1))
 
 
@@ -209,7 +171,7 @@ def test_other_teams_go_on_from_a_checkpoint_of_an_epochs_end(
     again = [cluster.add() for _ in range(3)]
     cluster.until_done()
     assert [worker.code for worker in first] == [-9] * 4
-    check(cluster, again, reference, "norm")
+    check_as_good(cluster, again, reference, OPTIONS, "norm")
     later = {step for worker in again for step in steps(worker)}
     assert len(later) < STEPS
     assert (STEPS - len(later)) % 8 == 0
@@ -240,7 +202,7 @@ def test_common_steps_end_and_begin_again_while_a_server_is_killed(
     cluster.until(lambda: not cluster.servers[0].running, "the server's death")
     gates[20].unlink()
     cluster.until_done()
-    check(cluster, workers, reference)
+    check_as_good(cluster, workers, reference, OPTIONS)
     together = [*range(1, 7), *range(17, STEPS + 1)]
     assert commits(cluster) == Counter({step: 4 if step in together else 2 for step in range(1, STEPS + 1)})
     assert [worker.code for worker in workers] == [0] * 4
