@@ -33,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,8 @@ def _act(action: str, point: str, step: int) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # One to the process would be taken by the main thread, and this one might go on for a moment.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif action == "term":
         os.kill(os.getpid(), signal.SIGTERM)
     elif action == "raise":
