@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import standstill
 import yaml
 from chart_installation import ACCOUNT, NAMESPACE, CommandError, Installation, installed, scrape, until
 from chart_metrics import names_in, server_series, worker_series
@@ -166,7 +167,7 @@ def test_a_leader_that_was_stopped_wakes_up_and_does_nothing(place: Installation
     # Whoever takes over sees to all that a job must have.
     until(60, "nothing more to do", lambda: rests(done))
     actions = done()
-    old.send(signal.SIGSTOP)
+    standstill.stop(old.pid)
     try:
         # From now on nobody renews it.
         renewed = parse_time(place.read("lease", "springtide-operator", "-n", NAMESPACE)["spec"]["renewTime"])

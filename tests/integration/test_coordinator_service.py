@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import standstill
 from coordinator_process import ROOT, TOKEN, CoordinatorProcess, Member, until
 
 from springtide_coordinator import coordinator_pb2 as pb
@@ -128,7 +129,7 @@ def test_a_stopped_process_is_cut_off(stack: ExitStack, tmp_path: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "parked\n"
         first.wait("start")
-        other.send_signal(signal.SIGSTOP)
+        standstill.stop(other.pid)
         # Without a heartbeat it would be for ever.
         until(lambda: bool(first.all("prepare")), "w1 is cut off")
         assert "w1 is lost" in first.all("prepare")[0].prepare.reason

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import standstill
 from local_cluster import EXTERNAL, FIXTURES, Kube, alive, pid_of, until
 from typer.testing import CliRunner
 
@@ -98,7 +99,7 @@ def test_what_two_killed_processes_left_is_cleaned_up_at_the_next_start(own: Clu
     family = _family(client, own)
     client.close()
     state = own.state
-    os.kill(state["reaper"], signal.SIGSTOP)
+    standstill.stop(state["reaper"])
     os.kill(state["pid"], signal.SIGKILL)
     os.kill(state["reaper"], signal.SIGKILL)
     until(lambda: not own.running, "the folder to be free")

@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import standstill
 import torch
 from ps_servers import TOKEN, RealServer, names, servers
 
@@ -185,7 +186,7 @@ def test_a_killed_server_is_named_and_a_stopped_one_times_out(tmp_path: Path) ->
                 lines = answer.read().decode().splitlines()
             assert "springtide_ps_pushes_total 1.0" in lines
             assert "springtide_ps_value_bytes 32.0" in lines
-            server.process.send_signal(signal.SIGSTOP)
+            standstill.stop(server.process.pid)
             with pytest.raises(
                 TimeoutError, match=rf"pull\('w'\): no answer within 0.2 s from 127.0.0.1:{port}"
             ):

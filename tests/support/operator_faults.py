@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import standstill
 from e2e_cluster import OPERATOR_LABELS, OPERATOR_NAMESPACE, E2ECluster
 from operator_fake_worker import FakeJob
 
@@ -39,7 +40,10 @@ def kill_process(pod: Object, number: int = signal.SIGKILL) -> int | None:
     if pid is None:
         return None
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+        if number == signal.SIGSTOP:
+            standstill.stop(pid)
+        else:
+            os.kill(pid, number)
         return pid
     return None
 

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import standstill
+
 from springtide import outcome
 
 LONG_SECONDS = 0.5  # a wait that makes steps slow
@@ -105,7 +107,9 @@ class Forked:
         self.signal(signal.SIGKILL)
 
     def stop(self) -> None:
-        self.signal(signal.SIGSTOP)
+        with contextlib.suppress(ProcessLookupError):  # it may end at this moment
+            if self.running:
+                standstill.stop(self.pid)
 
     def wake(self) -> None:
         self.signal(signal.SIGCONT)

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+import standstill
+
 # Threads come to a point one after the other; each says so before and behind it.
 SCRIPT = """
 import threading
@@ -20,6 +22,18 @@ for _ in range(30):
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
+"""
+
+
+SPINS = """
+import threading
+def spin():
+    while True:
+        pass
+for _ in range(3):
+    threading.Thread(target=spin, daemon=True).start()
+print(flush=True)
+spin()
 """
 
 
@@ -42,3 +56,17 @@ def test_a_thread_that_stops_its_process_does_not_go_on_for_a_moment() -> None:
         child.kill()
         child.wait(30)
         child.stdout.close()
+
+
+def test_a_stopped_process_stands_still_with_all_its_threads() -> None:
+    with subprocess.Popen([sys.executable, "-c", SPINS], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            for _ in range(20):
+                standstill.stop(child.pid)
+                assert set(standstill.states(child.pid)) == {"T"}
+                os.kill(child.pid, signal.SIGCONT)
+        finally:
+            child.kill()
+    assert standstill.stands_still(child.pid)
