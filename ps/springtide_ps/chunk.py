@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from springtide_ps.frames import DTYPE_NAMES, DTYPES, joined
+from springtide_ps.fused import stepper
 from springtide_ps.ranges import Book
 from springtide_ps.selected import Selected, count_selected
 from springtide_ps.updates import Update, UpdateError
@@ -146,6 +147,7 @@ class Chunk:
                 for number in used
             ]
         )
+        self._make_step = stepper(self._optimizer)
 
     @property
     def nbytes(self) -> int:
@@ -194,7 +196,7 @@ class Chunk:
             group.update(options_of(self._groups[number]))
         for tensor, (parameter, _, start, stop) in zip(self._tensors, self.pieces, strict=True):
             tensor.grad = None if parameter in recipe.unused else total[start:stop]
-        self._optimizer.step()
+        self._make_step()
         for tensor in self._tensors:
             tensor.grad = None
 

@@ -23,6 +23,7 @@ from springtide_ps.stream import PeerClosedError, Stream, connect
 from springtide_ps.tables import TableSpec
 
 _QUEUED_LIMIT: Final = 4096
+_EMPTY: Final = memoryview(b"")
 
 
 class ServerLostError(ConnectionError):
@@ -45,7 +46,7 @@ class Answer:
 @dataclass(slots=True)
 class _Pending:
     future: Future[Answer]
-    out: torch.Tensor | None
+    out: memoryview | None
     any_size: bool = False
 
 
@@ -68,8 +69,8 @@ class ServerClient:
         self._unsent: set[Future[None]] = set()
         self.refusal = ""
         """Why the server refused what has no answer of its own; the request that counts it fails."""
-        self._outbox: queue.Queue[tuple[Frame, torch.Tensor | None, Future[None] | None] | None] = (
-            queue.Queue(_QUEUED_LIMIT)
+        self._outbox: queue.Queue[tuple[Frame, memoryview, Future[None] | None] | None] = queue.Queue(
+            _QUEUED_LIMIT
         )
         self._threads = [
             threading.Thread(target=target, name=f"springtide-ps-{what}-{self.address}", daemon=True)
@@ -193,13 +194,13 @@ class ServerClient:
         return self._send_unanswered(Kind.STAGE_ROWS, about, records)
 
     def _send_unanswered(self, kind: Kind, about: dict[str, Any], gradient: torch.Tensor) -> Future[None]:
-        memory(gradient)
+        payload = memory(gradient)
         sent: Future[None] = Future()
         with self._lock:
             if self._broken is not None:
                 raise ServerLostError(f"parameter server {self.address}: {self._broken}")
             self._unsent.add(sent)
-        self._outbox.put((Frame(kind, NO_REPLY, about, gradient.nbytes), gradient, sent))
+        self._outbox.put((Frame(kind, NO_REPLY, about, len(payload)), payload, sent))
         return sent
 
     def status(self) -> Future[Answer]:
@@ -228,16 +229,16 @@ class ServerClient:
         out: torch.Tensor | None = None,
         any_size: bool = False,
     ) -> Future[Answer]:
-        for tensor in (payload, out):
-            if tensor is not None:
-                memory(tensor)  # a tensor that cannot travel is refused here, where the caller sees it
+        # A tensor that cannot travel is refused here, where the caller sees it.
+        sent = _EMPTY if payload is None else memory(payload)
+        target = None if out is None else memory(out)
         future: Future[Answer] = Future()
         number = next(self._numbers)
         with self._lock:
             if self._broken is not None:
                 raise ServerLostError(f"parameter server {self.address}: {self._broken}")
-            self._pending[number] = _Pending(future, out, any_size)
-        self._outbox.put((Frame(kind, number, meta, 0 if payload is None else payload.nbytes), payload, None))
+            self._pending[number] = _Pending(future, target, any_size)
+        self._outbox.put((Frame(kind, number, meta, len(sent)), sent, None))
         return future
 
     # ---- threads
@@ -248,7 +249,7 @@ class ServerClient:
             if self._broken is not None:
                 continue
             try:
-                self._stream.send(frame, memoryview(b"") if payload is None else memory(payload))
+                self._stream.send(frame, payload)
                 if sent is not None:
                     self._has_left(sent)
             except OSError as error:
@@ -291,17 +292,17 @@ class ServerClient:
         if header.kind is Kind.VALUES:
             out = pending.out
             if pending.any_size:
-                out = torch.empty(header.payload_bytes, dtype=torch.uint8)
-            if out is None or out.nbytes != header.payload_bytes:
+                payload = torch.empty(header.payload_bytes, dtype=torch.uint8)
+                out = memory(payload)
+            if out is None or len(out) != header.payload_bytes:
                 stream.skip(header.payload_bytes)
-                size = "nowhere to put them" if out is None else f"room for {out.nbytes}"
+                size = "nowhere to put them" if out is None else f"room for {len(out)}"
                 pending.future.set_exception(
                     ValueError(f"the server sent {header.payload_bytes} bytes, and there is {size}")
                 )
                 return
-            payload = out if pending.any_size else None
             try:
-                stream.receive_into(memory(out))
+                stream.receive_into(out)
             except (OSError, PeerClosedError) as error:
                 # The caller's memory holds half of the values now: this future must not be lost.
                 pending.future.set_exception(ServerLostError(f"parameter server {self.address}: {error}"))

@@ -122,7 +122,9 @@ class Desk:
             lease = entry.lease()
         else:
             self._counters.pushes += 1
-            pushed = payload.view(entry.dtype).reshape(entry.shape)
+            pushed = payload.view(entry.dtype)
+            if pushed.shape != entry.shape:
+                pushed = pushed.reshape(entry.shape)
             if kind is Kind.PUSH:
                 return Answer(Frame(Kind.DONE, number, {"version": entry.push(pushed)}))
             lease = entry.push_pull(pushed)

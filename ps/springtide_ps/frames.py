@@ -23,6 +23,7 @@ META_LIMIT: Final = 64 * 1024
 PAYLOAD_LIMIT: Final = 256 * 1024 * 1024
 NO_REPLY: Final = 0  # request number of frames that answer nothing and want no answer
 
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 DTYPES: Final[dict[str, torch.dtype]] = {
     name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32")
 }
@@ -126,7 +127,7 @@ class Frame:
 
 def pack(frame: Frame) -> bytes:
     """Header and JSON of a frame. Raise FrameError when they are over the limits."""
-    meta = json.dumps(frame.meta, separators=(",", ":")).encode() if frame.meta else b""
+    meta = _encode(frame.meta).encode() if frame.meta else b""
     if len(meta) > META_LIMIT:
         raise FrameError(
             f"{frame.kind.name} has {len(meta)} bytes beside its tensor, {META_LIMIT} are the limit"
@@ -174,11 +175,15 @@ def unpack_meta(raw: bytes | bytearray | memoryview) -> dict[str, Any]:
 
 def memory(tensor: torch.Tensor) -> memoryview:
     """The tensor's own memory as bytes: contiguous, on the CPU, dense. Raise ValueError for another."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.layout is not torch.strided:
+    if not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
         raise ValueError("a tensor on the wire must be contiguous, dense and on the CPU")
     if tensor.numel() == 0:
         return memoryview(b"")
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.dtype is torch.bfloat16:  # numpy has none
+        tensor = tensor.view(torch.int16)
+    return memoryview(tensor.numpy()).cast("B")  # type: ignore[arg-type]
 
 
 def joined(*tensors: torch.Tensor) -> torch.Tensor:

@@ -50,6 +50,7 @@ class _Client:
     outgoing: Outgoing = field(default_factory=Outgoing)
     offers: Offers = field(default_factory=Offers)
     scratch: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    scratch_memory: memoryview = field(default_factory=lambda: memoryview(b""))
 
 
 class Server:
@@ -223,11 +224,11 @@ class Server:
     def _payload(self, client: _Client, nbytes: int) -> torch.Tensor:
         if client.scratch.numel() < nbytes:
             client.scratch = torch.empty(nbytes, dtype=torch.uint8)
-        payload = client.scratch[:nbytes]
+            client.scratch_memory = memory(client.scratch)
         if nbytes:
-            client.stream.receive_into(memory(payload))
+            client.stream.receive_into(client.scratch_memory[:nbytes])
             self.counters.bytes_in += nbytes
-        return payload
+        return client.scratch if client.scratch.numel() == nbytes else client.scratch[:nbytes]
 
 
 def _held_by(header: Header) -> int:

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import torch
 
+from springtide_ps.fused import stepper
+
 Step = Callable[[torch.Tensor], None]
 
 # name -> (class, options that may be given, extra arguments)
@@ -85,11 +87,11 @@ class Update:
             return lambda pushed: _add(values, pushed)
         if not values.is_floating_point():
             raise UpdateError(f"{self.name} needs floating point values, not {values.dtype}")
-        optimizer = self.make([{"params": [values]}])
+        make_step = stepper(self.make([{"params": [values]}]))
 
         def step(pushed: torch.Tensor) -> None:
             values.grad = pushed
-            optimizer.step()
+            make_step()
             values.grad = None
 
         return step

@@ -1,0 +1,133 @@
+"""A step of an optimizer's kernel alone is its own step: values and state are equal bit for bit."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+
+from springtide_ps.fused import stepper
+
+SIZES = (1, 7, 1000, 4099)
+CASES: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
+    (torch.optim.SGD, {"lr": 0.1}),
+    (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.01, "maximize": True}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.1}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    (torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1}),
+    (torch.optim.Adam, {"lr": 0.01, "betas": (0.8, 0.95), "amsgrad": True, "eps": 1e-6}),
+    (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    (torch.optim.AdamW, {"lr": 0.01, "amsgrad": True, "maximize": True}),
+    (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.01, "weight_decay": 0.1}),
+    (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5, "maximize": True}),
+]
+NAMES = [f"{kind.__name__}-{'-'.join(options)}" for kind, options in CASES]
+
+
+def tensors(seed: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, generator=generator).to(dtype) for size in SIZES]
+
+
+def make(
+    kind: Any, options: dict[str, Any], dtype: torch.dtype = torch.float32
+) -> tuple[torch.optim.Optimizer, list[torch.Tensor]]:
+    """Two parameter groups: the first three tensors, and the last one with another learning rate."""
+    values = tensors(0, dtype)
+    groups = [{"params": values[:3]}, {"params": values[3:], "lr": options["lr"] / 3}]
+    return kind(groups, **options, fused=True), values
+
+
+def give(values: list[torch.Tensor], seed: int, without: tuple[int, ...] = ()) -> None:
+    for number, (value, gradient) in enumerate(zip(values, tensors(seed, values[0].dtype), strict=True)):
+        value.grad = None if number in without else gradient
+
+
+def check_equal(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
+    mine, its = ours.state_dict(), theirs.state_dict()
+    assert mine["param_groups"] == its["param_groups"]
+    assert mine["state"].keys() == its["state"].keys()
+    for number, state in its["state"].items():
+        assert mine["state"][number].keys() == state.keys()
+        for name, held in state.items():
+            assert held is mine["state"][number][name] is None or torch.equal(
+                held, mine["state"][number][name]
+            )
+    for a, b in zip(ours.param_groups, theirs.param_groups, strict=True):
+        for x, y in zip(a["params"], b["params"], strict=True):
+            assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES, ids=NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_are_the_optimizers_own(kind: Any, options: dict[str, Any], dtype: torch.dtype) -> None:
+    (ours, mine), (theirs, its) = make(kind, options, dtype), make(kind, options, dtype)
+    step = stepper(ours)
+    for number in range(1, 6):
+        for optimizer in (ours, theirs):
+            optimizer.param_groups[0]["lr"] = options["lr"] / number
+        give(mine, number)
+        give(its, number)
+        step()
+        theirs.step()
+        check_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES, ids=NAMES)
+def test_tensors_without_gradients_stay_as_they_are(kind: Any, options: dict[str, Any]) -> None:
+    (ours, mine), (theirs, its) = make(kind, options), make(kind, options)
+    step = stepper(ours)
+    # Only from the second step on: torch's fused SGD cannot begin with half of its momentum.
+    for number, without in enumerate([(), (1,), (), (0, 1, 2), (3,), ()], start=1):
+        give(mine, number, without)
+        give(its, number, without)
+        step()
+        theirs.step()
+        check_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES, ids=NAMES)
+def test_a_state_that_was_put_in_is_used(kind: Any, options: dict[str, Any]) -> None:
+    (ours, mine), (theirs, its) = make(kind, options), make(kind, options)
+    step = stepper(ours)
+    for number in (1, 2):
+        give(mine, number)
+        give(its, number)
+        step()
+        theirs.step()
+    for values, optimizer in ((mine, ours), (its, theirs)):
+        state = optimizer.state[values[1]]
+        optimizer.state[values[1]] = {
+            name: None if held is None else held.clone() * 2 for name, held in state.items()
+        }
+        give(values, 3)
+    step()
+    theirs.step()
+    check_equal(ours, theirs)
+
+
+def test_the_kernel_is_called_without_the_optimizers_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all of the above would hold, and nothing would be won."""
+    optimizer, values = make(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
+    step = stepper(optimizer)
+    give(values, 1)
+    step()  # makes the momentum
+    monkeypatch.setattr(importlib.import_module("torch.optim.sgd"), "sgd", None)
+    give(values, 2)
+    before = [value.clone() for value in values]
+    step()
+    assert not any(torch.equal(a, b) for a, b in zip(before, values, strict=True))
+
+
+def test_an_optimizer_without_a_fused_kernel_makes_its_own_step() -> None:
+    values, other = tensors(0), tensors(0)
+    ours, theirs = torch.optim.RMSprop(values, lr=0.1), torch.optim.RMSprop(other, lr=0.1)
+    step = stepper(ours)
+    for number in (1, 2, 3):
+        give(values, number)
+        give(other, number)
+        step()
+        theirs.step()
+    check_equal(ours, theirs)
