@@ -196,8 +196,9 @@ def test_the_fastest_worker_is_never_too_far_ahead(
     assert max(ahead) == 3
 
 
+@pytest.mark.parametrize("hears", ["before it meets nobody", "after it met nobody"])
 def test_a_worker_stops_while_another_waits_for_it_at_the_epochs_end(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path, hears: str
 ) -> None:
     """One of two hears that all shall stop, while it waits for a range; the other one, which hears of it
     later, finishes the epoch's last range, and finds the epoch over and nobody to meet.
@@ -226,9 +227,12 @@ def test_a_worker_stops_while_another_waits_for_it_at_the_epochs_end(
     cluster.until(lambda: "(BOUNDARY: " in second.log(), "the second one's stop")
     last_range.unlink()
     cluster.until(at_the_end.exists, "the first one at the epoch's end")
+    if hears == "after it met nobody":
+        unmet.unlink()
+        cluster.until(lambda: "why a peer has gone" in first.log(), "the first one to miss the second one")
     unheard.unlink()
     cluster.until(lambda: "asked to stop" in first.log(), "the first one to hear of it")
-    unmet.unlink()
+    unmet.unlink(missing_ok=True)
     cluster.until_done()
     assert isinstance(second.outcome(), outcome.Left)
     check(cluster, [first], reference)

@@ -9,10 +9,11 @@ samples that each worker has computed in the epoch, and a checkpoint may be take
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -29,12 +30,15 @@ from springtide.names import StateName
 from springtide.scaling import agree
 from springtide.schedules import Schedules
 from springtide.servers.asynchronous import AsynchronousExchange
+from springtide.servers.links import ServerError
 from springtide.training import Trainer
 
 if TYPE_CHECKING:
     from springtide.runtime import Runtime
 
 log = logging.getLogger("springtide")
+
+_WORD_SECONDS: Final = 10.0
 
 
 class Leasing:
@@ -51,6 +55,7 @@ class Leasing:
         self._samples = 0  # that this worker has computed in the epoch
         self._told: StateName | None = None
         self._finished = 0  # ranges, as of `_told`
+        self._asked = threading.Event()
 
     def begin_anew(self) -> None:
         """The members step together no more, or again, or go back: what they hold is equal."""
@@ -63,6 +68,7 @@ class Leasing:
 
     def interrupt(self) -> None:
         """A new generation is wanted: wait for a range no longer."""
+        self._asked.set()
         self._servers.interrupt()
 
     def deal(self, trainer: Trainer, plan: LoopPlan, cursor: Cursor, stage: int) -> list[Deal]:
@@ -85,6 +91,8 @@ class Leasing:
                 self._servers.refresh()
             team = self._agreed_team()
         except RuntimeError as error:
+            if not isinstance(error, ServerError):
+                self._await_word(trainer, error)
             if trainer.reduction.change_wanted:
                 runtime.boundary = True  # another worker has stopped before
             else:
@@ -96,6 +104,22 @@ class Leasing:
         own = Cursor(stage, cursor.epoch, (number - first) * plan.batch_size, number)
         batch = plan.batch(own, team.rank, team.size)
         return [Deal(batch, team, number + 1, plan.seed, stage, cursor.epoch, team.rank)]
+
+    def _await_word(self, trainer: Trainer, error: RuntimeError) -> None:
+        """A peer has gone: return when the coordinator has asked this member to stop, too, or has ended the
+        generation, or has said neither in ten seconds.
+
+        A peer that stops at a boundary shuts its group, and others may learn of that first.
+        """
+        self._asked.clear()
+        self._runtime.group.on_shut(self._asked.set)
+        if trainer.reduction.change_wanted or self._runtime.group.is_shut:
+            return
+        log.info(
+            "waiting up to %g s for the coordinator to say why a peer has gone: %s", _WORD_SECONDS, error
+        )
+        if not self._asked.wait(_WORD_SECONDS):
+            log.warning("the coordinator does not say why a peer has gone")
 
     def _agreed_team(self) -> Group:
         """Who works on a range together; in a new one scales may differ. Raise RuntimeError."""
