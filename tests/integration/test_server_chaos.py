@@ -1,73 +1,71 @@
-"""Real workers, parameter servers and a real coordinator under faults from a seed, in all three kinds of job
-with servers: whatever survives has the numbers of an undisturbed run, and each sample counts once.
+"""Real workers, parameter servers and a real coordinator under faults from a seed, in all kinds of job with
+servers, also in groups and while the consistency changes: whatever survives has the numbers of an undisturbed
+run, and each sample counts once.
 
 Seeds that once found something are kept in tests/support/server_chaos_seeds.txt.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chaos_seeds import Seed, each_seed, seconds
 from server_chaos import ServerChaos
+from server_chaos_jobs import ROUNDING, SUMS, Job, job_of
 from worker_checks import check
 from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
-
-from springtide import outcome
+from worker_results import check_equal
 
 SECONDS = seconds(60)
 SEEDS = Path(__file__).resolve().parents[1] / "support" / "server_chaos_seeds.txt"
-DENSE: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 14, "pace": 0.015, "split": 2}
-TABLES: dict[str, Any] = {
-    "samples": 230,
-    "batch": 32,
-    "epochs": 14,
-    "pace": 0.015,
-    "model": "tables",
-    "momentum": 0.0,
-}
-KINDS: list[tuple[str, str, int, dict[str, Any]]] = [
-    ("ParameterServer", "Synchronous", 2, DENSE),
-    ("Hybrid", "Synchronous", 2, TABLES),
-    ("ParameterServer", "BoundedStaleness", 2, {**DENSE, "split": 1}),
-    # Without copies the job goes back to a checkpoint.
-    ("ParameterServer", "Synchronous", 1, DENSE),
-]
 
 pytestmark = pytest.mark.timeout(int(600 + 2 * SECONDS))
 
 
+class References:
+    """Undisturbed runs of the jobs that were drawn, each made once."""
+
+    def __init__(self, zygote: Zygote, folder: Path) -> None:
+        self._zygote, self._folder = zygote, folder
+        self._found: dict[str, Reference] = {}
+
+    def of(self, job: Job) -> Reference:
+        key = json.dumps(job.options)
+        if key not in self._found:
+            folder = self._folder / str(len(self._found))
+            folder.mkdir()
+            self._found[key] = train_alone(self._zygote, folder, job.options)
+        return self._found[key]
+
+
 @pytest.fixture(scope="module")
-def references(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> list[Reference]:
-    folder = tmp_path_factory.mktemp("alone")
-    found = []
-    for number, (_, _, _, options) in enumerate(KINDS):
-        (folder / str(number)).mkdir()
-        found.append(train_alone(zygote, folder / str(number), options))
-    return found
+def references(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> References:
+    return References(zygote, tmp_path_factory.mktemp("alone"))
 
 
-def survive(zygote: Zygote, folder: Path, references: list[Reference], seed: Seed) -> str:
+def survive(zygote: Zygote, folder: Path, references: References, seed: Seed) -> str:
     """One job under the faults of this seed; what happened, in a line."""
-    strategy, consistency, copies, options = KINDS[seed.number % len(KINDS)]
+    job = job_of(seed)
+    reference = references.of(job)
     environment = {
-        "SPRINGTIDE_STRATEGY": strategy,
-        "SPRINGTIDE_CONSISTENCY": consistency,
-        "SPRINGTIDE_REPLICATION": str(copies),
+        "SPRINGTIDE_STRATEGY": job.strategy,
+        "SPRINGTIDE_CONSISTENCY": job.consistency,
+        "SPRINGTIDE_REPLICATION": str(job.copies),
+        "SPRINGTIDE_GROUP_SIZE": str(job.group),
     }
-    if copies == 1:
+    if job.copies == 1:
         (folder / "volume").mkdir()
         environment |= {
             "SPRINGTIDE_CHECKPOINT_URI": str(folder / "volume"),
             "SPRINGTIDE_CHECKPOINT_SECONDS": "0.2",
         }
-    cluster = WorkerCluster(zygote, folder, options, environment=environment)
+    cluster = WorkerCluster(zygote, folder, job.options, environment=environment)
     cluster.servers_wanted = 2
-    chaos = ServerChaos(cluster, seed, copies)
+    chaos = ServerChaos(cluster, seed, job.copies, job.switches)
     try:
         chaos.begin()
         cluster.until(lambda: bool(chaos.anchor.commits()), "the anchor's first commit")
@@ -76,42 +74,31 @@ def survive(zygote: Zygote, folder: Path, references: list[Reference], seed: See
             time.sleep(chaos.random.choice((0.02, 0.1, 0.4, 0.8)))
             chaos.strike()
         chaos.heal()
-        cluster.until(chaos.is_over, "the anchor's end", 60.0)
+        cluster.until(chaos.is_over, "the anchor's end", 60.0, slowly=False)
         chaos.end()
         finished = cluster.finished()
         assert chaos.anchor in finished, cluster.logs()
-        if consistency == "Synchronous":
-            check(cluster, references[seed.number % len(KINDS)], finished)
+        if job.exact:
+            check(cluster, reference, finished)
         else:
-            counted(cluster)
+            [result, *_] = check_equal(cluster, finished, job.options)
+            if job.options is SUMS:
+                close = pytest.approx(reference.values, abs=ROUNDING)
+                assert result["values"] == close, f"{cluster.logs()}\nnot each range once in each chunk"
         assert cluster.reply is not None
         number, lost = cluster.reply.generation.number, cluster.reply.states_lost
-        assert not lost or copies == 1, cluster.logs()
-        what = f"{strategy} {consistency}, {copies} copies"
-        return f"{what}, {len(chaos.log)} deeds, generation {number}, {lost} states lost"
+        assert not lost or job.copies == 1, cluster.logs()
+        switches = sum("consistency" in deed for deed in chaos.log)
+        return f"{job}, {len(chaos.log)} deeds, {switches} switches, generation {number}, {lost} states lost"
     except AssertionError as error:
         story = "\n".join(chaos.log)
-        raise AssertionError(
-            f"seed {seed} (kept in {SEEDS.name}), {strategy} {consistency}:\n{story}\n{error}"
-        ) from error
+        raise AssertionError(f"seed {seed} (kept in {SEEDS.name}), {job}:\n{story}\n{error}") from error
     finally:
         chaos.close()
 
 
-def counted(cluster: WorkerCluster) -> None:
-    """Each sample counts once in the parameters, which are the same everywhere."""
-    results = []
-    for worker in cluster.finished():
-        end = worker.outcome()
-        assert isinstance(end, outcome.Finished)
-        assert (end.data["repeated"], end.data["lost"]) == (0, 0)
-        assert end.data["totalSeen"] == DENSE["samples"] * DENSE["epochs"]
-        results.append(worker.result())
-    assert len({result["parameters"] for result in results if result is not None}) == 1
-
-
 def test_whatever_happens_to_servers_and_workers_nothing_is_lost(
-    zygote: Zygote, references: list[Reference], tmp_path: Path
+    zygote: Zygote, references: References, tmp_path: Path
 ) -> None:
     def one(seed: Seed) -> str:
         folder = tmp_path / str(seed).replace(":", "-")

@@ -1,7 +1,8 @@
 """The named points at which faults from a seed break a worker, by the kind of chaos and the seed's version.
 
 A seed means what its version says, for ever: a new point gets a new version, and the lists of the old ones
-stay as they are. Then kept seeds go on to draw the deeds that once found something.
+stay as they are. Then kept seeds go on to draw the deeds that once found something. What else a seed draws
+(the kind of job with servers, and whether it changes its consistency) has its version, too.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ CHECKPOINTS_1 = tuple(
     sorted((*WORKERS_1, "manifest", "pruned", "restore", "saved", "share", "shared", "staged"))
 )
 _ALSO_2 = ("asked", "receiving", "sending")
+WORKERS_2 = tuple(sorted((*WORKERS_1, *_ALSO_2)))
+CHECKPOINTS_2 = tuple(sorted((*CHECKPOINTS_1, *_ALSO_2)))
+SERVERS_2 = tuple(sorted((*WORKERS_2, "leasing", "meeting")))
 
 VERSIONS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "workers": (WORKERS_1, tuple(sorted((*WORKERS_1, *_ALSO_2)))),
-    "checkpoints": (CHECKPOINTS_1, tuple(sorted((*CHECKPOINTS_1, *_ALSO_2)))),
-    "servers": (WORKERS_1, tuple(sorted((*WORKERS_1, *_ALSO_2, "leasing", "meeting")))),
+    "workers": (WORKERS_1, WORKERS_2, WORKERS_2),
+    "checkpoints": (CHECKPOINTS_1, CHECKPOINTS_2, CHECKPOINTS_2),
+    "servers": (WORKERS_1, SERVERS_2, tuple(sorted((*SERVERS_2, "pushing")))),
 }
-"""By kind: the sorted points of version 1, 2, ..."""
+"""By kind: the sorted points of version 1, 2, ... A version may be a new one for some kinds only."""
 
-NEWEST = 2
+NEWEST = 3
 
 SELDOM = frozenset(["asked", "leasing", "meeting", "receiving", "restore", "sending", "transfer"])
 """From version 2 on: points that few steps have, so that more of their faults are of any step."""

@@ -2,7 +2,8 @@
 
 Where each part of the parameters is on two servers, one server at a time may be killed, stopped, replaced or
 taken away; the next one only when the coordinator has said, after that, that all copies are there. Without
-copies there has to be a checkpoint.
+copies there has to be a checkpoint. From version 3 of the seeds on, the manifest of some jobs changes its
+consistency meanwhile.
 """
 
 from __future__ import annotations
@@ -14,19 +15,27 @@ from chaos_seeds import Seed
 from worker_chaos import Chaos
 from worker_cluster import ServerPod, Worker, WorkerCluster
 
+from springtide_coordinator import coordinator_pb2 as pb
+
 MOST_SERVERS = 3
 _HEARD_SECONDS = 0.5
 """What the coordinator says is believed when it was asked so long after the last deed."""
+_CONSISTENCIES = (
+    pb.Consistency(mode="Synchronous", staleness=4),
+    pb.Consistency(mode="BoundedStaleness", staleness=1),
+    pb.Consistency(mode="BoundedStaleness", staleness=4),
+    pb.Consistency(mode="Asynchronous", staleness=4),
+)
 
 
 class ServerChaos(Chaos):
-    """As `Chaos`, with deeds on servers in between."""
+    """As `Chaos`, with deeds on servers in between. switches: changes of consistency, too."""
 
     kind = "servers"
 
-    def __init__(self, cluster: WorkerCluster, seed: Seed, copies: int = 2) -> None:
+    def __init__(self, cluster: WorkerCluster, seed: Seed, copies: int = 2, switches: bool = False) -> None:
         super().__init__(cluster, seed)
-        self._copies = copies
+        self._copies, self._switches = copies, switches
         self._last_deed = time.monotonic()
         self._wake_server: tuple[float, ServerPod] | None = None
         self._replace: tuple[float, int] | None = None
@@ -36,6 +45,8 @@ class ServerChaos(Chaos):
         super().strike()
         if self.cluster.finished():
             return
+        if self._switches and self.random.random() < 0.2:
+            self._switch()
         self._mend_servers(time.monotonic())
         if self._whole():
             self._bury()
@@ -55,6 +66,12 @@ class ServerChaos(Chaos):
         """Not the anchor: once the others have gone on without it, their death would lose the state."""
         if victim is not self.anchor:
             super()._cut(victim)
+
+    def _switch(self) -> None:
+        wanted = self.cluster.consistency
+        chosen = self.random.choice([other for other in _CONSISTENCIES if other.mode != wanted.mode])
+        self.cluster.train_in(chosen)
+        self._say(f"consistency {chosen.mode} {chosen.staleness}")
 
     def _whole(self) -> bool:
         """Whether all copies are there, by a word that is newer than the last deed."""

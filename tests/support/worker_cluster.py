@@ -131,6 +131,14 @@ class WorkerCluster:
         self._coordinator.kill()
         self._coordinator.wait(10)
 
+    def train_in(self, consistency: pb.Consistency) -> None:
+        """The manifest says this from now on; pods that are made later have it in their environment."""
+        self.consistency = consistency
+        self._environment |= {
+            "SPRINGTIDE_CONSISTENCY": consistency.mode,
+            "SPRINGTIDE_STALENESS": str(consistency.staleness or 4),
+        }
+
     def add_server(self, slot: int) -> ServerPod:
         """Start a parameter server in a new pod of that slot."""
         number = len(self.servers)

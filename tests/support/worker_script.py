@@ -62,9 +62,28 @@ class Wide(torch.nn.Module):
         return out
 
 
+class Sums(torch.nn.Module):
+    """Linear in its parameters; with a loss that is linear, too, gradients are those of the data alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(12, 33) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum(
+            (
+                number * layer(x).view(len(x), -1, 3).sum(1)
+                for number, layer in enumerate(self.layers, start=1)
+            ),
+            start=x.new_zeros(len(x), 3),
+        )
+
+
 def make_model(kind: str, hidden: int = 32) -> torch.nn.Module:
     if kind == "tables":
         return Wide()
+    if kind == "sums":
+        return Sums()
     layers: list[torch.nn.Module] = [torch.nn.Linear(12, hidden)]
     if kind == "norm":
         layers += [torch.nn.BatchNorm1d(hidden), Moody()]
@@ -117,6 +136,7 @@ def main() -> None:
     # Members that have not received the first member's state must be seen to differ.
     torch.manual_seed(0 if options.get("same_start") else int(os.environ.get("SPRINGTIDE_SLOT", "0")))
     model = make_model(options.get("model", "plain"), options.get("hidden", 32))
+    criterion = F.nll_loss if options.get("model") == "sums" else F.cross_entropy
     kind = torch.optim.Adam if options.get("optimizer") == "adam" else torch.optim.SGD
     arguments: dict[str, Any] = {} if kind is torch.optim.Adam else {"momentum": options.get("momentum", 0.9)}
     own, rest = list(model.parameters()), list[torch.nn.Parameter]()
@@ -124,7 +144,7 @@ def main() -> None:
         own, rest = own[:3], own[3:]
     optimizer = kind(own, lr=options.get("lr", 0.1), **arguments)
     others = [torch.optim.Adam(rest, lr=0.01)] if rest else []
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.995)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, options.get("decay", 0.995))
     springtide.init()
     # Powers of two: scaled gradients have the bits of plain ones. Small enough, so that nothing overflows.
     scaler = torch.amp.GradScaler("cpu", 256.0, growth_interval=9, enabled="scaler" in options)
@@ -164,7 +184,7 @@ def main() -> None:
                 for micro in batch.split(options.get("split", 1)):
                     inputs, labels = micro
                     scheduler_before = optimizer.param_groups[0]["lr"]
-                    loss = F.cross_entropy(model(inputs), labels)
+                    loss = criterion(model(inputs), labels)
                     scaler.scale(loss * float("inf") if broken else loss).backward()
                     springtide.report(loss=loss)
                 if options.get("pace"):

@@ -7,9 +7,13 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 from chaos_points import NEWEST, SELDOM, VERSIONS, chance_of_any_step, points
 from chaos_seeds import Seed, each_seed, keep, kept, parse
+from server_chaos_jobs import ROUNDING, SUMS, Job, job_of
 from worker_chaos import Chaos
+from worker_script import make_data, make_model
 
 from springtide import faults
 
@@ -17,6 +21,7 @@ from springtide import faults
 def test_each_named_point_is_drawn_somewhere() -> None:
     drawn = {point for kind in VERSIONS for point in points(kind, NEWEST)}
     everything = faults.POINTS | faults.TRANSFER_POINTS | faults.CHECKPOINT_POINTS | faults.WAITING_POINTS
+    everything |= faults.PUSH_POINTS
     assert drawn == everything, "a new point gets a new version of chaos_points.VERSIONS"
     assert drawn > SELDOM
 
@@ -27,7 +32,7 @@ def test_versions_only_grow(kind: str) -> None:
     assert len(lists) == NEWEST
     assert [list(names) for names in lists] == [sorted(set(names)) for names in lists]
     for older, newer in itertools.pairwise(lists):
-        assert set(older) < set(newer)
+        assert set(older) <= set(newer)
     with pytest.raises(ValueError, match="versions 1 to"):
         points(kind, NEWEST + 1)
 
@@ -101,3 +106,41 @@ def test_kept_seeds_come_first_and_a_failure_is_kept(tmp_path: Path, monkeypatch
     seen.clear()
     each_seed(path, -1.0, survive)
     assert seen == [Seed(9, 1)]
+
+
+def kind_of(job: Job) -> tuple[str, str, int, int, bool]:
+    return job.strategy, job.consistency, job.copies, job.group, job.switches
+
+
+def test_jobs_with_servers_stay_those_of_the_seeds_version() -> None:
+    for version in (1, 2):
+        assert [kind_of(job_of(Seed(number, version))) for number in range(4, 8)] == [
+            ("ParameterServer", "Synchronous", 2, 1, False),
+            ("Hybrid", "Synchronous", 2, 1, False),
+            ("ParameterServer", "BoundedStaleness", 2, 1, False),
+            ("ParameterServer", "Synchronous", 1, 1, False),
+        ]
+
+
+def test_newer_seeds_draw_each_consistency_in_groups_and_without_them() -> None:
+    jobs = [job_of(Seed(number)) for number in range(10)]
+    switching = {(job.consistency, job.group) for job in jobs if job.switches}
+    modes = ("Synchronous", "BoundedStaleness", "Asynchronous")
+    assert switching == {(mode, group) for mode in modes for group in (1, 2)}
+    assert all(job.options is SUMS for job in jobs if job.switches or job.consistency != "Synchronous")
+    assert {kind_of(job_of(Seed(number, 2))) for number in (0, 1, 3)} <= {kind_of(job) for job in jobs}
+
+
+def test_a_range_that_counts_twice_or_never_is_seen_in_each_layer_of_the_sums() -> None:
+    """Whatever the parameters are, it moves them by the same, and by far more than they are compared to."""
+    x, y = make_data(SUMS["samples"])
+    model, other = make_model("sums"), make_model("sums")
+    for ids in torch.randperm(len(x)).split(SUMS["batch"]):
+        for one in (model, other):
+            one.zero_grad()
+            F.nll_loss(one(x[ids]), y[ids]).backward()
+        for layer, same in zip(model.parameters(), other.parameters(), strict=True):
+            assert layer.grad is not None
+            assert same.grad is not None
+            assert torch.equal(layer.grad, same.grad)
+            assert float(layer.grad.abs().max()) * SUMS["lr"] > 5 * ROUNDING

@@ -1,0 +1,94 @@
+"""The kinds of job with servers that seeds of random faults draw, by the seed's version.
+
+What old versions draw stays as it is, so that their seeds go on to tell the same stories.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from chaos_seeds import Seed
+
+DENSE: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 14, "pace": 0.015, "split": 2}
+TABLES: dict[str, Any] = {
+    "samples": 230,
+    "batch": 32,
+    "epochs": 14,
+    "pace": 0.015,
+    "model": "tables",
+    "momentum": 0.0,
+}
+SUMS: dict[str, Any] = {
+    "samples": 230,
+    "batch": 32,
+    "epochs": 28,
+    "pace": 0.015,
+    "split": 2,
+    "model": "sums",
+    "lr": 0.01,
+    "decay": 1.0,
+    "momentum": 0.0,
+}
+"""Of a model whose parameters at the end are a sum over ranges, whatever their order: each counts once in
+each chunk, or the numbers are others. The rate does not move, since a range that is taken over late is
+computed with that of then.
+"""
+ROUNDING = 1e-4
+"""Of the sums' parameters at the end, between orders of the ranges; each range moves each layer by more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """copies: of each part of the parameters. group: workers in one. switches: its consistency may change."""
+
+    strategy: str
+    consistency: str
+    options: dict[str, Any]
+    copies: int = 2
+    group: int = 1
+    switches: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether all losses and learning rates are those of an undisturbed run."""
+        return self.consistency == "Synchronous" and not self.switches
+
+    def __str__(self) -> str:
+        groups = f", groups of {self.group}" if self.group > 1 else ""
+        return f"{self.strategy} {self.consistency}{groups}, {self.copies} copies"
+
+
+TOGETHER = Job("ParameterServer", "Synchronous", DENSE)
+HYBRID = Job("Hybrid", "Synchronous", TABLES)
+RESTORED = Job("ParameterServer", "Synchronous", DENSE, copies=1)
+"""Without copies the job goes back to a checkpoint."""
+
+
+def _sums(consistency: str, group: int) -> Job:
+    return Job("ParameterServer", consistency, SUMS, group=group, switches=True)
+
+
+_FIRST = (TOGETHER, HYBRID, Job("ParameterServer", "BoundedStaleness", {**DENSE, "split": 1}), RESTORED)
+JOBS: dict[int, tuple[Job, ...]] = {
+    1: _FIRST,
+    2: _FIRST,
+    3: (
+        TOGETHER,
+        _sums("Asynchronous", 2),
+        _sums("Synchronous", 1),
+        HYBRID,
+        _sums("BoundedStaleness", 2),
+        _sums("Asynchronous", 1),
+        RESTORED,
+        _sums("Synchronous", 2),
+        _sums("BoundedStaleness", 1),
+        Job("ParameterServer", "Synchronous", DENSE, group=2),
+    ),
+}
+"""By version of the seed."""
+
+
+def job_of(seed: Seed) -> Job:
+    jobs = JOBS[seed.version]
+    return jobs[seed.number % len(jobs)]
