@@ -45,7 +45,7 @@ def test_one_finished_worker_is_success_and_its_numbers_are_kept() -> None:
     assert status["data"]["totalSeen"] == 431100
     assert status["values"] == {"test_accuracy": "0.978"}
     assert "completionTime" in status
-    assert [e.reason for e in decided.events] == [reasons.SUCCEEDED]
+    assert [e.reason for e in decided.events] == [reasons.TRAINING, reasons.SUCCEEDED]
     conditions = {c["type"]: c["status"] for c in status["conditions"]}
     assert conditions == {"Running": "False", "Rescaling": "False", "Degraded": "False", "Succeeded": "True"}
 
@@ -70,7 +70,34 @@ def test_a_job_that_ended_between_two_calls_is_told_of_by_its_coordinator() -> N
     assert world.status["restored"] == "/volume/step-30"
     assert world.status["step"] == 2400, "the worker's own last word is newer"
     told = [e.reason for e in decided.events]
-    assert told == [reasons.EVENT_RESTORED, reasons.STATE_LOST, reasons.SUCCEEDED]
+    assert told == [reasons.EVENT_RESTORED, reasons.STATE_LOST, reasons.TRAINING, reasons.SUCCEEDED]
+    assert decided.events[2].message == "the workers have trained in generation 7, up to step 2400"
+
+
+def test_training_is_told_once_however_it_ends() -> None:
+    """Seen while it went on, and then not any more; or never before the job failed."""
+    world = started(2)
+    assert [e.reason for e in world.round().events] == [reasons.TRAINING]
+    world.reports(phase="WAITING", members=(), step=2400, generation=7)
+    world.now += 60
+    world.round()
+    assert not any(c["status"] == "True" for c in world.status["conditions"] if c["type"] == "Running")
+    for pod in world.workers():
+        world.end(pod, 0, finished_message(1))
+    assert [e.reason for e in world.round().events] == [reasons.SUCCEEDED]
+
+    world = World(job=job_object(1))
+    world.job["spec"]["failurePolicy"]["backoffLimit"] = 0
+    world.settle()
+    world.reports(step=3)
+    world.end(world.workers()[0], 1)
+    assert [e.reason for e in world.round().events][-2:] == [reasons.TRAINING, reasons.FAILED]
+    world = World(job=job_object(1))
+    world.job["spec"]["failurePolicy"]["backoffLimit"] = 0
+    world.settle()
+    world.end(world.workers()[0], 1)
+    assert reasons.TRAINING not in [e.reason for e in world.round().events], "it never trained"
+    assert world.status["state"] == "Failed"
 
 
 @pytest.mark.parametrize("why", ["it does not answer", "it is gone", "it said nothing for a minute"])

@@ -275,6 +275,15 @@ def _reported(old: Status, new: Status, observation: Observation) -> list[Event]
     return events
 
 
+def _trained_unseen(old: Status, new: Status) -> list[Event]:
+    """The event of a training that began after the last look and is over: no condition has shown it."""
+    again = new.get("generation") != old.get("generation") and conditions.is_true(new, reasons.SUCCEEDED)
+    if conditions.is_true(old, reasons.RUNNING) or not (again or new.get("step", 0) > old.get("step", 0)):
+        return []
+    upto = f", up to step {new['step']}" if "step" in new else ""
+    return [Event(reasons.TRAINING, f"the workers have trained in generation {new.get('generation')}{upto}")]
+
+
 def _ended(status: Status) -> bool | None:
     """True: succeeded; False: failed; None: goes on."""
     if conditions.is_true(status, reasons.SUCCEEDED):
@@ -309,6 +318,7 @@ def _end(
         "progressTime": timestamp(now),
     }
     events += _reported(old, status, observation)
+    events += _trained_unseen(old, status)
     events = [*events, Event(final, outcome.message, warning=not outcome.succeeded)]
     actions, wake_at = cleanup.after_the_end(job, observation, outcome.succeeded, now, now)
     if job.spec.ttl_seconds_after_finished is not None:
