@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import torch
@@ -15,7 +15,7 @@ from springtide_ps.tables import TableSpec
 from springtide_ps.updates import Update
 
 _RANK_LIMIT: Final = 16
-_SPEC: Final = ("dim", "optimizer", "options", "init", "scale", "seed", "max_rows", "max_age")
+_SPEC: Final = tuple(field.name for field in fields(TableSpec))
 _EMPTY: Final = memoryview(b"")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -66,6 +67,43 @@ def test_workers_share_a_table() -> None:
                 store.table("t", 3)
             with pytest.raises(kv.TableError, match="no optimizer 'lamb'"):
                 store.table("u", 3, optimizer="lamb")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_norm": 0.5},
+        {"max_norm": 0.8, "norm_type": float("inf")},
+        {"scale_grad_by_freq": True},
+        {"max_norm": 0.5, "norm_type": 1.0, "scale_grad_by_freq": True},
+    ],
+)
+def test_bounds_and_frequencies_are_those_of_torch(count: int, options: dict[str, Any]) -> None:
+    """Rows, looked up and after steps, beside torch's Embedding with the same first rows."""
+    generator = torch.Generator().manual_seed(4)
+    with servers(count) as running, kv.connect(names(running), TOKEN) as store:
+        table = store.table("t", 3, optimizer="adagrad", lr=0.1, seed=5, **options)
+        first = store.table("first", 3, seed=5).lookup(torch.arange(12))
+        alone = torch.nn.Embedding(12, 3, **options)
+        with torch.no_grad():
+            alone.weight.copy_(first)
+        optimizer = torch.optim.Adagrad(alone.parameters(), lr=0.1)
+        for _ in range(4):
+            ids = torch.randint(12, (3, 5), generator=generator)
+            rows = table.lookup(ids)
+            expected = alone(ids)
+            torch.testing.assert_close(rows, expected)
+            gradients = torch.randn(3, 5, 3, generator=generator)
+            optimizer.zero_grad()
+            expected.backward(gradients)
+            optimizer.step()
+            table.push(ids, gradients).wait()
+        torch.testing.assert_close(table.lookup(torch.arange(12)), alone(torch.arange(12)))
+        with pytest.raises(kv.RefusedError, match="table 't' is there as"):
+            store.table("t", 3, optimizer="adagrad", lr=0.1, seed=5)
+        with pytest.raises(kv.TableError, match="max_norm is -1"):
+            store.table("u", 3, max_norm=-1)
 
 
 def test_requests_for_tables_that_cannot_be_are_refused() -> None:

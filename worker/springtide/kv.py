@@ -149,6 +149,9 @@ class KVStore:
         seed: int = 0,
         max_rows: int = 0,
         max_age: int = 0,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
         timeout: float = 60.0,
         **options: Any,
     ) -> Table:
@@ -157,10 +160,25 @@ class KVStore:
         optimizer: "sgd", "adagrad" or "adam", with `lr` and the other options of torch's. init, scale, seed:
         the first values of a row ("normal", "uniform" or "zeros"), the same on any number of servers.
         max_rows (of all servers together), max_age (in pushes): rows that were touched longest ago go; 0
-        keeps all. Raises TableError for what cannot be, RefusedError when the table is there as another.
+        keeps all. max_norm, norm_type: rows that are looked up have at most this norm, as those of torch's
+        Embedding. scale_grad_by_freq: a push divides a row's gradient by how often it names the row; each
+        push is a step of its own, so other workers' pushes are not counted. Raises TableError for what
+        cannot be, RefusedError when the table is there as another.
         """
         per_server = -(-max_rows // len(self._clients))
-        spec = TableSpec(dim, optimizer, options, init, scale, seed, per_server, max_age)
+        spec = TableSpec(
+            dim,
+            optimizer,
+            options,
+            init,
+            scale,
+            seed,
+            per_server,
+            max_age,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            by_frequency=scale_grad_by_freq,
+        )
         parts = [(client.table(name, spec), client.address) for client in self._clients]
         settle(f"table({name!r})", parts, timeout)
         return Table(name, spec, self._clients)

@@ -9,6 +9,7 @@ import torch
 
 from springtide_ps.client import Answer, ServerClient
 from springtide_ps.idmap import mix
+from springtide_ps.rownorms import bounded
 from springtide_ps.tables import TableSpec
 
 _PAGE_ROWS = 65_536
@@ -20,12 +21,13 @@ class Lookup:
     def __init__(
         self,
         name: str,
+        spec: TableSpec,
         parts: Sequence[tuple[Future[Answer], str]],
         unique: torch.Tensor,
         inverse: torch.Tensor,
         shape: torch.Size,
     ) -> None:
-        self._name, self._parts = name, parts
+        self._name, self._spec, self._parts = name, spec, parts
         self._unique, self._inverse, self._shape = unique, inverse, shape
 
     def result(self, timeout: float = 60.0) -> torch.Tensor:
@@ -34,7 +36,8 @@ class Lookup:
         Raises TimeoutError that names the servers that did not answer, ServerLostError, RefusedError.
         """
         settle(f"lookup in {self._name!r}", self._parts, timeout)
-        return self._unique.index_select(0, self._inverse).reshape(*self._shape, self._unique.shape[1])
+        rows = bounded(self._unique, self._spec.max_norm, self._spec.norm_type)
+        return rows.index_select(0, self._inverse).reshape(*self._shape, self._spec.dim)
 
 
 class Push:
@@ -80,10 +83,11 @@ class Table:
                 future = client.lookup(self.name, unique[start:stop], rows[start:stop])
                 parts.append((future, client.address))
                 start = stop
-        return Lookup(self.name, parts, rows, place[inverse], ids.shape)
+        return Lookup(self.name, self.spec, parts, rows, place[inverse], ids.shape)
 
     def push(self, ids: torch.Tensor, gradients: torch.Tensor) -> Push:
-        """One step of the table's optimizer; gradients of a repeated id are summed. Returns at once.
+        """One step of the table's optimizer; gradients of a repeated id are summed, or with
+        scale_grad_by_freq averaged. Returns at once.
 
         gradients: float32 [*ids.shape, dim]. Raise ValueError for another shape.
         """
@@ -99,6 +103,8 @@ class Table:
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order))
         summed = torch.zeros(len(unique), self.spec.dim).index_add_(0, place[inverse], values)
+        if self.spec.by_frequency:
+            summed /= torch.bincount(place[inverse], minlength=len(unique))[:, None]
         unique, parts, start = unique[order], [], 0
         for client, count in zip(self._clients, counts, strict=True):
             stop = start + count
@@ -108,7 +114,10 @@ class Table:
         return Push(self.name, parts)
 
     def export(self, timeout: float = 60.0) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids int64 [n] in order, rows float32 [n, dim]) of all servers. Let no worker push meanwhile."""
+        """(ids int64 [n] in order, rows float32 [n, dim]) of all servers. Let no worker push meanwhile.
+
+        With max_norm a row is bounded here from its next step on, not from its next lookup.
+        """
         pages = [page for client in self._clients for page in self._pages(client, timeout)]
         ids = torch.cat([page[0] for page in pages])
         rows = torch.cat([page[1] for page in pages])
