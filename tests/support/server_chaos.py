@@ -62,6 +62,12 @@ class ServerChaos(Chaos):
         self._mend_servers(time.monotonic())
         return not self.anchor.running
 
+    def _fault(self) -> str:
+        """Where ranges are pushed, often in the middle of one: some chunks have it then, others do not."""
+        if self._switches and self.random.random() < 0.3:
+            return f"pushing:*:{self.random.choice(('kill', 'kill', 'raise', 'sleep=0.4'))}"
+        return super()._fault()
+
     def _cut(self, victim: Worker) -> None:
         """Not the anchor: once the others have gone on without it, their death would lose the state."""
         if victim is not self.anchor:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from chaos_points import NEWEST, SELDOM, VERSIONS, chance_of_any_step, points
 from chaos_seeds import Seed, each_seed, keep, kept, parse
+from server_chaos import ServerChaos
 from server_chaos_jobs import ROUNDING, SUMS, Job, job_of
 from worker_chaos import Chaos
 from worker_script import make_data, make_model
@@ -144,3 +145,15 @@ def test_a_range_that_counts_twice_or_never_is_seen_in_each_layer_of_the_sums() 
             assert same.grad is not None
             assert torch.equal(layer.grad, same.grad)
             assert float(layer.grad.abs().max()) * SUMS["lr"] > 5 * ROUNDING
+
+
+def test_workers_of_the_sums_often_break_in_the_middle_of_a_push() -> None:
+    chaos = object.__new__(ServerChaos)
+    chaos.random, chaos._version, chaos._switches = random.Random(3), NEWEST, True
+    made = [chaos._fault() for _ in range(300)]
+    pushing = {entry for entry in made if entry.startswith("pushing:*:")}
+    assert sum(entry in pushing for entry in made) > 75
+    for entry in made:
+        faults.parse(entry)
+    chaos._switches, chaos._version, chaos.random = False, 2, random.Random(3)
+    assert not any(chaos._fault().startswith("pushing") for _ in range(300))
