@@ -23,6 +23,7 @@ def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     """What does `optimizer.step()`, with the same results, where no hooks are and nothing is profiled.
 
     All tensors of a parameter group have one dtype, are dense, on the CPU, and need no gradient themselves.
+    Their gradients may be taken away.
     """
     whole = inspect.unwrap(type(optimizer).step)
     kernel = _KERNELS.get(type(optimizer))
@@ -30,6 +31,8 @@ def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     def step() -> None:
         ready = kernel and _ready(optimizer)
         if not ready or kernel is None:
+            if kernel is _sgd:
+                _begin_apart(optimizer)
             whole(optimizer)
             return
         for group, tensors, gradients, states in ready:
@@ -54,7 +57,30 @@ def _ready(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], _Tens
     return ready
 
 
-def _sgd(group: dict[str, Any], tensors: _Tensors, gradients: _Tensors, states: _States) -> None:
+def _begin_apart(optimizer: torch.optim.Optimizer) -> None:
+    """Make the step of tensors that have no momentum yet, where others of their group have one.
+
+    torch's fused SGD begins the momentum of all tensors that have a gradient, or fails; without the kernel it
+    begins each one's with its first gradient.
+    """
+    for group in optimizer.param_groups:
+        if not (group.get("fused") and group["momentum"]):
+            continue
+        tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
+        fresh = [t for t in tensors if optimizer.state.get(t, {}).get("momentum_buffer") is None]
+        if not 0 < len(fresh) < len(tensors):
+            continue
+        for tensor in fresh:
+            optimizer.state[tensor]["momentum_buffer"] = torch.empty_like(tensor)
+        gradients = [tensor.grad for tensor in fresh]
+        _sgd(group, fresh, gradients, [optimizer.state[tensor] for tensor in fresh], first=True)
+        for tensor in fresh:
+            tensor.grad = None
+
+
+def _sgd(
+    group: dict[str, Any], tensors: _Tensors, gradients: _Tensors, states: _States, first: bool = False
+) -> None:
     torch._fused_sgd_(
         tensors,
         gradients,
@@ -65,7 +91,7 @@ def _sgd(group: dict[str, Any], tensors: _Tensors, gradients: _Tensors, states: 
         dampening=group["dampening"],
         nesterov=group["nesterov"],
         maximize=group["maximize"],
-        is_first_step=False,
+        is_first_step=first,
     )
 
 

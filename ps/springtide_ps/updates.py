@@ -104,6 +104,9 @@ class Update:
         if self.name in _DIRECT:
             raise UpdateError(f"{self.name} is no optimizer: choose one of {', '.join(_OPTIMIZERS)}")
         kind, _, extra = _OPTIMIZERS[self.name]
+        if kind is torch.optim.SGD and any(t.itemsize < 4 for group in groups for t in group["params"]):
+            # Its fused kernel leaves whole vectors of 16-bit values as they are (pytorch/pytorch#191763).
+            extra = {}
         options: dict[str, Any] = {k: tuple(v) if k == "betas" else v for k, v in self.options.items()}
         try:
             return kind(groups, **{**options, **extra})

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from springtide_ps.fused import stepper
+from springtide_ps.updates import Update
 
 SIZES = (1, 7, 1000, 4099)
 CASES: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
@@ -79,13 +80,51 @@ def test_steps_are_the_optimizers_own(kind: Any, options: dict[str, Any], dtype:
 def test_tensors_without_gradients_stay_as_they_are(kind: Any, options: dict[str, Any]) -> None:
     (ours, mine), (theirs, its) = make(kind, options), make(kind, options)
     step = stepper(ours)
-    # Only from the second step on: torch's fused SGD cannot begin with half of its momentum.
+    # Only from the second step on: torch's own fused SGD cannot begin with half of its momentum.
     for number, without in enumerate([(), (1,), (), (0, 1, 2), (3,), ()], start=1):
         give(mine, number, without)
         give(its, number, without)
         step()
         theirs.step()
         check_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES, ids=NAMES)
+def test_tensors_whose_first_gradients_come_late_begin_then(kind: Any, options: dict[str, Any]) -> None:
+    """As without the kernel; with it, torch's SGD fails."""
+    (ours, mine), (theirs, its) = make(kind, options), make(kind, options)
+    for group in theirs.param_groups:
+        group["fused"] = False
+    step = stepper(ours)
+    for number, without in enumerate([(0, 1, 2), (1, 3), (), (2,), ()], start=1):
+        give(mine, number, without)
+        give(its, number, without)
+        step()
+        theirs.step()
+        for a, b in zip(mine, its, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+            assert ours.state.get(a, {}).keys() == theirs.state.get(b, {}).keys()
+            for name, held in theirs.state.get(b, {}).items():
+                torch.testing.assert_close(ours.state[a][name], held, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adagrad", "rmsprop"])
+def test_steps_in_other_dtypes_are_those_in_float32_within_their_rounding(
+    name: str, dtype: torch.dtype
+) -> None:
+    """Also of elements that a kernel takes many at a time (pytorch/pytorch#191763)."""
+    update = Update(name, {"lr": 0.01, **({"momentum": 0.9} if name == "sgd" else {"eps": 1e-3})})
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(100, generator=generator).to(dtype)
+    wide = values.float()
+    step, expected = update.bind(values), update.bind(wide)
+    for _ in range(4):
+        gradient = torch.randn(100, generator=generator).to(dtype)
+        step(gradient.clone())
+        expected(gradient.float())
+    rounding = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    torch.testing.assert_close(values.double(), wide.double(), rtol=8 * rounding, atol=8 * rounding)
 
 
 @pytest.mark.parametrize(("kind", "options"), CASES, ids=NAMES)
