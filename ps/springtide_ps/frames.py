@@ -126,8 +126,11 @@ class Frame:
 
 
 def pack(frame: Frame) -> bytes:
-    """Header and JSON of a frame. Raise FrameError when they are over the limits."""
-    meta = _encode(frame.meta).encode() if frame.meta else b""
+    """Header and JSON of a frame. Raise FrameError when they are over the limits, or cannot be JSON."""
+    try:
+        meta = _encode(frame.meta).encode() if frame.meta else b""
+    except (TypeError, ValueError) as error:
+        raise FrameError(f"{frame.kind.name} says what cannot be sent: {error}") from None
     if len(meta) > META_LIMIT:
         raise FrameError(
             f"{frame.kind.name} has {len(meta)} bytes beside its tensor, {META_LIMIT} are the limit"

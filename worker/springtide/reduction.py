@@ -144,6 +144,8 @@ class Reduction:
         body.sums_began = body.sums_began or time.perf_counter()
         try:
             pushed = self._home.push(tensor)
+        except SpringtideError:
+            raise
         except RuntimeError as error:
             self._fail(error)
         body.reduced_bytes += pushed.nbytes

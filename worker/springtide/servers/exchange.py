@@ -245,7 +245,8 @@ class ServerExchange(TableSteps):
     # ---- a step
 
     def begin_step(self) -> None:
-        """Raise UsageError when the script has changed a parameter since the last step."""
+        """Raise UsageError when the script has changed a parameter since the last step, or its optimizers."""
+        self.optimizers.check_unchanged(self.dense)
         self._memory.drop()
         self.optimizers.begin()
         self._pushed, self._counts = 0, {}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from springtide.errors import UsageError
@@ -34,6 +35,7 @@ class ServerOptimizers:
     ) -> None:
         self.all = list(optimizers)
         self._names = [optimizer_name(optimizer) for optimizer in self.all]
+        self._sizes = [_sizes(optimizer) for optimizer in self.all]
         self._firsts, self._among = [], 0
         for optimizer in self.all:
             self._firsts.append(self._among)
@@ -53,6 +55,9 @@ class ServerOptimizers:
         self.skipped: set[int] = set()
         """Numbers of those whose step of the body a GradScaler has left out."""
         self._norms: list[float] = []
+        self._trains = self._loaded = False
+        for optimizer in self.all:
+            optimizer.register_load_state_dict_post_hook(self._note_loaded)
         self._owner = {index: self.owners.get(name) for index, name in enumerate(parameters)}
 
     def square(self, number: int, value: float) -> dict[str, float]:
@@ -81,6 +86,32 @@ class ServerOptimizers:
         for optimizer in self.all:
             for parameter in parameters:
                 optimizer.state.pop(parameter, None)
+
+    def check_unchanged(self, dense: bool) -> None:
+        """Before a step. dense: all states are the servers'.
+
+        Raise UsageError when the script has changed what the servers do not hear of.
+        """
+        self._check_groups()
+        self._trains = True
+        if dense and self._loaded:
+            raise UsageError(
+                "load_state_dict() of an optimizer after training began: its state lives on the parameter "
+                "servers. Call it before the first batch, or set options in optimizer.param_groups"
+            )
+
+    def _check_groups(self) -> None:
+        """Raise UsageError when the script has changed which parameters the optimizers have."""
+        for optimizer, sizes in zip(self.all, self._sizes, strict=True):
+            if _sizes(optimizer) != sizes:
+                raise UsageError(
+                    f"the parameter groups of {type(optimizer).__name__} were changed after distribute(), "
+                    "and the parameter servers have them as they were then: add all groups before "
+                    "distribute(), and call requires_grad_(False) after it for what is not trained yet"
+                )
+
+    def _note_loaded(self, optimizer: torch.optim.Optimizer) -> None:
+        self._loaded = self._trains
 
     def begin(self) -> None:
         """A body begins, or has been committed."""
@@ -168,11 +199,13 @@ class ServerOptimizers:
 
     @property
     def options(self) -> tuple[dict[str, Any], ...]:
-        """The groups' options of all optimizers, as the script has set them."""
+        """The groups' options of all optimizers, as the script has set them. Raise UsageError."""
+        self._check_groups()
         return tuple(group for optimizer in self.all for group in group_options(optimizer))
 
     def recipe(self, scale: float, unused: Collection[int], skip: bool) -> Recipe:
-        """How the servers make the step of all optimizers, or of those that are staged."""
+        """How the servers make the step of all optimizers, or of those that are staged. Raise UsageError."""
+        self._check_groups()
         if not self._staged:
             return Recipe(scale, skip, self.options, frozenset(unused))
         now = [group_options(optimizer) for optimizer in self.all]
@@ -211,12 +244,19 @@ def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
 
 
 def group_options(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], ...]:
-    """The options of each parameter group as they are now, in JSON's types."""
+    """The options of each parameter group as they are now, in JSON's types.
+
+    Raise UsageError for what is no number.
+    """
     allowed = allowed_options(_NAMES[type(optimizer)])
     return tuple(
-        {name: _plain(value) for name, value in group.items() if name in allowed}
+        {name: _plain(name, value) for name, value in group.items() if name in allowed}
         for group in optimizer.param_groups
     )
+
+
+def _sizes(optimizer: torch.optim.Optimizer) -> list[int]:
+    return [len(group["params"]) for group in optimizer.param_groups]
 
 
 def group_numbers(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -229,9 +269,16 @@ def group_numbers(optimizer: torch.optim.Optimizer, parameters: Mapping[str, tor
     return {name: owner[id(item)] for name, item in parameters.items() if id(item) in owner}
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(name, item) for item in value]
     if isinstance(value, torch.Tensor):
         return float(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, int | float):
+        return value
+    raise UsageError(
+        f"the optimizer's option {name} is {value!r}: on parameter servers it has to be a number, or a "
+        "tensor of one"
+    )
