@@ -36,17 +36,17 @@ _ROOT = Path(__file__).resolve().parents[1]
 _FORMED = re.compile(r"generation .* rank \d+ of \d+, .*transfer ([\d.]+) s")
 
 
-def build() -> tuple[Any, Any]:
+def build(width: int) -> tuple[Any, Any]:
     """(model, optimizer)."""
     import torch
     from torch import nn
 
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
     return model, torch.optim.Adam(model.parameters(), lr=1e-6)
 
 
-def work(folder: str, baseline: int) -> None:
+def work(folder: str, baseline: int, width: int) -> None:
     """One worker: a line of JSON for each wait between two bodies, and for each torch.save."""
     import torch
 
@@ -55,9 +55,9 @@ def work(folder: str, baseline: int) -> None:
 
     torch.set_num_threads(1)
     springtide.init()
-    model, optimizer = build()
+    model, optimizer = build(width)
     model, optimizer = springtide.distribute(model, optimizer)
-    samples = torch.randn(64, WIDTH)
+    samples = torch.randn(64, width)
     runtime = api._runtime
     assert runtime is not None
     saved, ended, before = None, 0.0, 0.0
@@ -89,7 +89,9 @@ class Job:
     run: a number of its own; the state's folder is the same for all.
     """
 
-    def __init__(self, folder: Path, count: int, run: int, baseline: int = 0, servers: int = 0) -> None:
+    def __init__(
+        self, folder: Path, count: int, run: int, baseline: int = 0, servers: int = 0, width: int = WIDTH
+    ) -> None:
         self.folder, self.run, self.count = folder, run, count
         self._closing = threading.Event()
         with socket.socket() as probe:
@@ -145,6 +147,7 @@ class Job:
                     "--worker",
                     str(folder),
                     str(baseline),
+                    str(width),
                 ]
                 self.processes.append(
                     subprocess.Popen(command, env=environment, cwd=_ROOT, stdout=out, stderr=err)
@@ -224,13 +227,17 @@ class Job:
             process.wait()
 
 
-def measure(folder: Path, checkpoints: int, saves: int, run: int = 1, servers: int = 0) -> dict[str, Any]:
+def measure(
+    folder: Path, checkpoints: int, saves: int, run: int = 1, servers: int = 0, width: int = WIDTH
+) -> dict[str, Any]:
     """Stalls, throughput, and torch.save if it is to be made."""
-    job = Job(folder, WORKERS, run, saves, servers)
+    job = Job(folder, WORKERS, run, saves, servers, width)
+
+    def taken_by(rank: int) -> int:
+        return sum(line.get("taken", False) for line in job.lines(rank))
+
     try:
-        job.until(
-            "checkpoints", lambda: sum(line.get("taken", False) for line in job.lines(0)) >= checkpoints + 1
-        )
+        job.until("checkpoints", lambda: min(map(taken_by, range(WORKERS))) >= checkpoints + 1)
         ranks = [job.lines(rank) for rank in range(WORKERS)]
         written = re.findall(r"checkpoint step-\S+: (\d+) bytes in ([\d.]+) s", job.log(0))
     finally:
@@ -258,9 +265,9 @@ def measure(folder: Path, checkpoints: int, saves: int, run: int = 1, servers: i
     }
 
 
-def restore(folder: Path, count: int, run: int) -> float:
+def restore(folder: Path, count: int, run: int, width: int = WIDTH) -> float:
     """Seconds until all of `count` workers hold the state."""
-    job = Job(folder, count, run)
+    job = Job(folder, count, run, width=width)
     try:
         found: list[str] = []
 
@@ -317,10 +324,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer checkpoints")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--folder", type=Path, help="write checkpoints below this folder; default: a new one")
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        work(arguments.worker[0], int(arguments.worker[1]))
+        folder, baseline, width = arguments.worker
+        work(folder, int(baseline), int(width))
         return
     folder = Path(tempfile.mkdtemp(prefix="springtide-checkpoint-", dir=arguments.folder))
     try:

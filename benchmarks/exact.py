@@ -186,17 +186,35 @@ def scale_up_and_down(cluster: Any) -> list[Any]:
     return others[2:]
 
 
+def of_size(size: int) -> Callable[[Any], list[Any]]:
+    def run(cluster: Any) -> list[Any]:
+        cluster.start(size)
+        cluster.until_done(seconds=200)
+        return list(cluster.workers)
+
+    return run
+
+
+def hash_of(zygote: Any, name: str, run: Callable[[Any], list[Any]], pace: float, steps: int) -> str:
+    """Of the states at the end of one schedule; several where they differ. Raise RuntimeError."""
+    from worker_cluster import WorkerCluster
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"samples": 211, "batch": 64, "epochs": steps // 4, "pace": pace}
+        cluster = WorkerCluster(zygote, Path(folder), options, script=SCRIPT, environment=EXACT, maximum=8)
+        try:
+            results = [worker.result() for worker in run(cluster)]
+            if not all(results):
+                raise RuntimeError(f"{name}: a worker did not finish\n{cluster.logs()}")
+        finally:
+            cluster.close()
+    seen = {" ".join(result[key] for key in ("parameters", "buffers", "optimizer")) for result in results}
+    return " | ".join(sorted(seen))
+
+
 def equality(steps: int) -> dict[str, str]:
     """Hash by schedule."""
-    from worker_cluster import WorkerCluster, Zygote
-
-    def of_size(size: int) -> Callable[[Any], list[Any]]:
-        def run(cluster: Any) -> list[Any]:
-            cluster.start(size)
-            cluster.until_done(seconds=200)
-            return list(cluster.workers)
-
-        return run
+    from worker_cluster import Zygote
 
     schedules: dict[str, tuple[Callable[[Any], list[Any]], float]] = {
         f"{size} workers": (of_size(size), 0.0) for size in (1, 2, 3, 5, 8)
@@ -207,21 +225,7 @@ def equality(steps: int) -> dict[str, str]:
     hashes = {}
     try:
         for name, (run, pace) in schedules.items():
-            with tempfile.TemporaryDirectory() as folder:
-                options = {"samples": 211, "batch": 64, "epochs": steps // 4, "pace": pace}
-                cluster = WorkerCluster(
-                    zygote, Path(folder), options, script=SCRIPT, environment=EXACT, maximum=8
-                )
-                try:
-                    results = [worker.result() for worker in run(cluster)]
-                    if not all(results):
-                        raise RuntimeError(f"{name}: a worker did not finish\n{cluster.logs()}")
-                finally:
-                    cluster.close()
-            seen = {
-                " ".join(result[key] for key in ("parameters", "buffers", "optimizer")) for result in results
-            }
-            hashes[name] = " | ".join(sorted(seen))
+            hashes[name] = hash_of(zygote, name, run, pace, steps)
             print(f"{name:28} {hashes[name][:16]}", flush=True)
     finally:
         zygote.close()

@@ -46,6 +46,7 @@ NODES = 4
 MEAN_SECONDS = 10.0
 PAUSE_SECONDS = 0.05
 CALIBRATION_SECONDS = 8.0
+SETTLING_SECONDS = 2.0
 
 
 def until(seconds: float, what: str, attempt: Callable[[], Any]) -> Any:
@@ -151,7 +152,7 @@ def rates(kube: Any, history: Callable[[], Any]) -> dict[int, float]:
     for size in range(1, SIZE + 1):
         kube.scale(NAMESPACE, JOB, size)
         until(120, f"{size} workers to train", partial(_trains, history, size))
-        time.sleep(2.0)
+        time.sleep(SETTLING_SECONDS)
         start = time.time()
         time.sleep(CALIBRATION_SECONDS)
         found[size] = samples_per_second([c for c in history().curve() if c.unix_time >= start])
@@ -238,34 +239,53 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
             print(trouble, flush=True)
         watch.look()
         final = status()
-        commits = [c for c in history().curve() if start <= c.unix_time <= end]
-        done = sum(commit.samples for commit in commits)
         innocent = watch.innocent()
         for text in innocent:
             print(f"ended although nobody aimed at it: {text}", flush=True)
-        after = lost_seconds(final)
-        gaps = [b.unix_time - a.unix_time for a, b in pairwise(commits)]
         return {
-            "goodput": min(1.0, sum(commit.step_seconds for commit in commits) / (end - start)),
-            "throughput_ratio": done / expected_samples(commits, history().members, rate, start, end)
-            if commits
-            else 0.0,
-            "lost_seconds_by_cause": {c: round(after[c] - before.get(c, 0.0), 3) for c in sorted(after)},
-            "samples_repeated": None if trouble else final["data"]["repeated"],
-            "samples_lost": None if trouble else final["data"]["lost"],
-            "reason": trouble,
+            **figures(history(), rate, start, end, before, final, trouble),
             "survivor_restarts": len(innocent),
-            "seconds": end - start,
             "seed": seed,
             "events": dict(events),
             "restarts": {
                 kind: (final.get("restarts") or {}).get(kind, 0) - restarts.get(kind, 0)
                 for kind in ("failures", "preemptions")
             },
-            "longest_pause_seconds": max(gaps, default=0.0),
-            "median_step_seconds": statistics.median(gaps) if gaps else 0.0,
-            "samples_per_second_by_workers": {str(size): value for size, value in rate.items()},
         }
+
+
+def figures(
+    history: Any,
+    rate: dict[int, float],
+    start: float,
+    end: float,
+    before: dict[str, float],
+    final: Object,
+    trouble: str | None,
+) -> Object:
+    """What the steps between start and end (unix seconds) come to.
+
+    rate: as `rates`. before: lost seconds at the start. final: status at the end. trouble: why that is too
+    old, or None.
+    """
+    commits = [c for c in history.curve() if start <= c.unix_time <= end]
+    done = sum(commit.samples for commit in commits)
+    after = lost_seconds(final)
+    gaps = [b.unix_time - a.unix_time for a, b in pairwise(commits)]
+    return {
+        "goodput": min(1.0, sum(commit.step_seconds for commit in commits) / (end - start)),
+        "throughput_ratio": done / expected_samples(commits, history.members, rate, start, end)
+        if commits
+        else 0.0,
+        "lost_seconds_by_cause": {c: round(after[c] - before.get(c, 0.0), 3) for c in sorted(after)},
+        "samples_repeated": None if trouble else final["data"]["repeated"],
+        "samples_lost": None if trouble else final["data"]["lost"],
+        "reason": trouble,
+        "seconds": end - start,
+        "longest_pause_seconds": max(gaps, default=0.0),
+        "median_step_seconds": statistics.median(gaps) if gaps else 0.0,
+        "samples_per_second_by_workers": {str(size): value for size, value in rate.items()},
+    }
 
 
 def _trains(history: Callable[[], Any], size: int) -> bool:

@@ -28,8 +28,6 @@ from typing import Any
 
 CHUNK_BYTES = 4 * 1024 * 1024
 CHUNKS = 16
-ELEMENTS = CHUNK_BYTES // 4
-ROUND_BYTES = 2 * CHUNKS * CHUNK_BYTES
 OPTIONS = {"lr": 0.01, "momentum": 0.9}
 WAYS = ("springtide", "raw_tcp", "torch_rpc", "grpc")
 TOKEN = "benchmark"
@@ -39,26 +37,26 @@ _GRPC_LIMITS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message
 Round = Callable[[], None]
 
 
-def steps(count: int = CHUNKS) -> tuple[list[Any], list[Callable[[Any], None]]]:
+def steps(elements: int) -> tuple[list[Any], list[Callable[[Any], None]]]:
     """(values, update) of each chunk: what every server here holds."""
     import torch
 
     from springtide_ps.updates import Update
 
-    values = [torch.zeros(ELEMENTS) for _ in range(count)]
+    values = [torch.zeros(elements) for _ in range(CHUNKS)]
     return values, [Update("sgd", OPTIONS).bind(chunk) for chunk in values]
 
 
 # ---- servers, each in a process of its own
 
 
-def serve_raw_tcp(port: int) -> None:
+def serve_raw_tcp(port: int, elements: int) -> None:
     """Plain sockets, full duplex: one thread receives and updates, one sends back."""
     import torch
 
     from springtide_ps.frames import memory
 
-    values, update = steps()
+    values, update = steps(elements)
     listener = socket.create_server(("127.0.0.1", port))
     connection, _ = listener.accept()
     tune(connection)
@@ -69,7 +67,7 @@ def serve_raw_tcp(port: int) -> None:
             connection.sendall(memory(values[ready.get()]))
 
     threading.Thread(target=send, daemon=True).start()
-    gradient = torch.empty(ELEMENTS)
+    gradient = torch.empty(elements)
     while True:
         for chunk in range(CHUNKS):
             if not receive(connection, memory(gradient)):
@@ -88,10 +86,10 @@ def rpc_step(chunk: int, gradient: Any) -> Any:
     return values[chunk]
 
 
-def serve_torch_rpc(port: int) -> None:
+def serve_torch_rpc(port: int, elements: int) -> None:
     from torch.distributed import rpc
 
-    _rpc_state[:] = steps()
+    _rpc_state[:] = steps(elements)
     options = rpc.TensorPipeRpcBackendOptions(
         _transports=["uv"], _channels=["basic"], init_method=f"tcp://127.0.0.1:{port}"
     )
@@ -99,14 +97,14 @@ def serve_torch_rpc(port: int) -> None:
     rpc.shutdown()
 
 
-def serve_grpc(port: int) -> None:
+def serve_grpc(port: int, elements: int) -> None:
     """Raw bytes over a bidirectional stream, without protobuf."""
     from concurrent.futures import ThreadPoolExecutor
 
     import grpc
     import torch
 
-    values, update = steps()
+    values, update = steps(elements)
 
     def exchange(requests: Iterator[bytes], _: Any) -> Iterator[bytes]:
         for number, raw in enumerate(requests):
@@ -126,14 +124,14 @@ def serve_grpc(port: int) -> None:
 # ---- workers
 
 
-def raw_tcp(stack: ExitStack, port: int) -> Round:
+def raw_tcp(stack: ExitStack, port: int, elements: int) -> Round:
     import torch
 
     from springtide_ps.frames import memory
 
     connection = stack.enter_context(connected(port))
     tune(connection)
-    gradient, values = torch.ones(CHUNKS * ELEMENTS), torch.empty(CHUNKS * ELEMENTS)
+    gradient, values = torch.ones(CHUNKS * elements), torch.empty(CHUNKS * elements)
 
     def one() -> None:
         sender = threading.Thread(target=lambda: connection.sendall(memory(gradient)))
@@ -145,7 +143,7 @@ def raw_tcp(stack: ExitStack, port: int) -> Round:
     return one
 
 
-def torch_rpc(stack: ExitStack, port: int) -> Round:
+def torch_rpc(stack: ExitStack, port: int, elements: int) -> Round:
     import torch
     from torch.distributed import rpc
 
@@ -154,7 +152,7 @@ def torch_rpc(stack: ExitStack, port: int) -> Round:
     )
     rpc.init_rpc("worker", rank=1, world_size=2, rpc_backend_options=options)
     stack.callback(rpc.shutdown)
-    gradient, values = torch.ones(CHUNKS, ELEMENTS), torch.empty(CHUNKS, ELEMENTS)
+    gradient, values = torch.ones(CHUNKS, elements), torch.empty(CHUNKS, elements)
 
     def one() -> None:
         waiting = [rpc.rpc_async("server", rpc_step, args=(i, gradient[i])) for i in range(CHUNKS)]
@@ -164,7 +162,7 @@ def torch_rpc(stack: ExitStack, port: int) -> Round:
     return one
 
 
-def grpc_stream(stack: ExitStack, port: int) -> Round:
+def grpc_stream(stack: ExitStack, port: int, elements: int) -> Round:
     import grpc
     import torch
 
@@ -173,7 +171,7 @@ def grpc_stream(stack: ExitStack, port: int) -> Round:
     exchange: Any = channel.stream_stream("/raw/x")
     answers: Iterator[bytes] = exchange(iter(outbox.get, None), wait_for_ready=True)
     stack.callback(outbox.put, None)
-    gradient, values = torch.ones(CHUNKS, ELEMENTS), torch.empty(CHUNKS, ELEMENTS)
+    gradient, values = torch.ones(CHUNKS, elements), torch.empty(CHUNKS, elements)
 
     def one() -> None:
         for chunk in range(CHUNKS):
@@ -184,14 +182,14 @@ def grpc_stream(stack: ExitStack, port: int) -> Round:
     return one
 
 
-def springtide_kv(stack: ExitStack, ports: list[int], key: str = "w") -> Round:
+def springtide_kv(stack: ExitStack, ports: list[int], elements: int, key: str = "w") -> Round:
     import torch
 
     from springtide import kv
 
     servers = [f"127.0.0.1:{port}" for port in ports]
-    store = stack.enter_context(kv.connect(servers, TOKEN, chunk_bytes=CHUNK_BYTES))
-    gradient, values = torch.ones(CHUNKS * ELEMENTS), torch.zeros(CHUNKS * ELEMENTS)
+    store = stack.enter_context(kv.connect(servers, TOKEN, chunk_bytes=4 * elements))
+    gradient, values = torch.ones(CHUNKS * elements), torch.zeros(CHUNKS * elements)
     store.init(key, values)
     return lambda: store.push_pull(key, gradient, values).wait()
 
@@ -239,8 +237,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(stack: ExitStack, way: str, port: int) -> None:
-    """Start the server of one way; it is killed at the end."""
+def start(stack: ExitStack, way: str, port: int, elements: int = 0) -> None:
+    """Start the server of one way; it is killed at the end.
+
+    elements: of a chunk, for those whose workers do not say it.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if way == "springtide":
         command = [sys.executable, "-m", "springtide_ps"]
@@ -252,7 +253,8 @@ def start(stack: ExitStack, way: str, port: int) -> None:
             "SPRINGTIDE_PS_THREADS": "1",
         }
     else:
-        command = [sys.executable, "-m", "benchmarks.ps_throughput", "--serve", way, str(port)]
+        command = [sys.executable, "-m", "benchmarks.ps_throughput", "--serve", way]
+        command += [str(port), str(elements)]
     process = subprocess.Popen(command, env=environment, cwd=_ROOT, stderr=subprocess.DEVNULL)
     stack.callback(process.wait)
     stack.callback(process.kill)
@@ -268,7 +270,7 @@ def start_springtide(stack: ExitStack, count: int) -> list[int]:
     return ports
 
 
-def work(way: str, port: int, rounds: int) -> None:
+def work(way: str, port: int, rounds: int, elements: int) -> None:
     """The worker of one way; prints the seconds of its rounds as JSON."""
     with ExitStack() as stack:
         if way == "springtide":
@@ -278,9 +280,10 @@ def work(way: str, port: int, rounds: int) -> None:
                 pass
             with kv.connect([f"127.0.0.1:{port}"], TOKEN) as store:
                 store.set_update("sgd", **OPTIONS)
-            one = springtide_kv(stack, [port])
+            one = springtide_kv(stack, [port], elements)
         else:
-            one = {"raw_tcp": raw_tcp, "torch_rpc": torch_rpc, "grpc": grpc_stream}[way](stack, port)
+            ways = {"raw_tcp": raw_tcp, "torch_rpc": torch_rpc, "grpc": grpc_stream}
+            one = ways[way](stack, port, elements)
         seconds = []
         for _ in range(rounds + 2):
             began = time.perf_counter()
@@ -289,12 +292,13 @@ def work(way: str, port: int, rounds: int) -> None:
         print(json.dumps(seconds[2:]), flush=True)
 
 
-def measure_block(way: str, rounds: int) -> list[float]:
+def measure_block(way: str, rounds: int, chunk_bytes: int = CHUNK_BYTES) -> list[float]:
     """Seconds of `rounds` rounds of one way, in two fresh processes. Raises RuntimeError: what went wrong."""
     with ExitStack() as stack:
         port = free_port()
-        start(stack, way, port)
-        arguments = ["--work", way, str(port), str(rounds)]
+        elements = chunk_bytes // 4
+        start(stack, way, port, elements)
+        arguments = ["--work", way, str(port), str(rounds), str(elements)]
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.ps_throughput", *arguments],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -326,18 +330,22 @@ def measure_ways(rounds: int, blocks: int) -> dict[str, Any]:
                 results[f"{way}_reason"] = str(error)
     for way, seconds in times.items():
         usable = seconds and f"{way}_reason" not in results
-        results[f"{way}_gb_per_s"] = ROUND_BYTES / statistics.median(seconds) / 1e9 if usable else None
+        results[f"{way}_gb_per_s"] = gb_per_s(seconds) if usable else None
     for peer in ("raw_tcp", "torch_rpc", "grpc"):
         ours, theirs = results["springtide_gb_per_s"], results[f"{peer}_gb_per_s"]
         results[f"ratio_to_{peer}"] = ours / theirs if ours and theirs else None
     return results
 
 
-def measure_size(workers: int, servers: int, rounds: int) -> float:
+def gb_per_s(seconds: list[float], chunk_bytes: int = CHUNK_BYTES) -> float:
+    return 2 * CHUNKS * chunk_bytes / statistics.median(seconds) / 1e9
+
+
+def measure_size(workers: int, servers: int, rounds: int, chunk_bytes: int = CHUNK_BYTES) -> float:
     """GB/s of all workers together, each with a tensor of its own, one thread of this process for each."""
     with ExitStack() as stack:
         ports = start_springtide(stack, servers)
-        runs = [springtide_kv(stack, ports, f"w{worker}") for worker in range(workers)]
+        runs = [springtide_kv(stack, ports, chunk_bytes // 4, f"w{worker}") for worker in range(workers)]
         seconds = []
         for number in range(rounds + 1):
             threads = [threading.Thread(target=one) for one in runs]
@@ -348,7 +356,7 @@ def measure_size(workers: int, servers: int, rounds: int) -> float:
                 thread.join()
             if number:
                 seconds.append(time.perf_counter() - began)
-    return workers * ROUND_BYTES / statistics.median(seconds) / 1e9
+    return workers * gb_per_s(seconds, chunk_bytes)
 
 
 def main() -> None:
@@ -357,15 +365,16 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     import torch
 
     torch.set_num_threads(1)
     if arguments.serve:
-        way, port = arguments.serve
-        {"raw_tcp": serve_raw_tcp, "torch_rpc": serve_torch_rpc, "grpc": serve_grpc}[way](int(port))
+        way, *numbers = arguments.serve
+        serve = {"raw_tcp": serve_raw_tcp, "torch_rpc": serve_torch_rpc, "grpc": serve_grpc}[way]
+        serve(*(int(number) for number in numbers))
         return
     if arguments.work:
         way, *numbers = arguments.work

@@ -68,6 +68,8 @@ def work(name: str, bucket_mib: int, steps: int, rank: int, port: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORKERS)
     native_model, samples, labels, batch_size = build(name)
+    # Whole passes are made, so there are no more samples than the steps need.
+    samples, labels = samples[: steps * batch_size], labels[: steps * batch_size]
     native = DistributedDataParallel(native_model, bucket_cap_mb=bucket_mib)
     native_optimizer = torch.optim.SGD(native.parameters(), lr=0.01, momentum=0.9)
 
@@ -96,7 +98,7 @@ def work(name: str, bucket_mib: int, steps: int, rank: int, port: int) -> None:
         theirs.append(ended - middle)
         dist.barrier()
         started = time.perf_counter()
-    print(json.dumps({"ours": ours[WARM_UP:], "theirs": theirs[WARM_UP:]}))
+    print(json.dumps({"ours": ours, "theirs": theirs}))
     dist.destroy_process_group()
 
 
@@ -171,8 +173,10 @@ def measure(name: str, bucket_mib: int, steps: int) -> dict[str, float]:
                 if process.poll() is None:
                     process.kill()
                 process.wait()
-    ours = [max(pair) for pair in zip(*(result["ours"] for result in results), strict=True)]
-    theirs = [max(pair) for pair in zip(*(result["theirs"] for result in results), strict=True)]
+    ours, theirs = (
+        [max(pair) for pair in zip(*(result[side] for result in results), strict=True)][WARM_UP:]
+        for side in ("ours", "theirs")
+    )
     return {
         "springtide_step_seconds": statistics.median(ours),
         "ddp_step_seconds": statistics.median(theirs),

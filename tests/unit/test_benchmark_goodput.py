@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import goodput
-from springtide_demo.commits import Commit, Generation
+from springtide_demo.commits import Commit, Generation, History
+from springtide_operator.api.job import Job
 
 ONE, TWO = Generation(1, 0, 1), Generation(1, 0, 2)
 
@@ -22,6 +24,46 @@ def test_each_second_counts_by_the_size_of_the_group_that_commits_next() -> None
     commits = [commit(1, ONE, 101.0), commit(2, ONE, 102.0), commit(3, TWO, 105.0)]
     rates = {1: 10.0, 2: 100.0}
     assert goodput.expected_samples(commits, members, rates, 100.0, 106.0) == pytest.approx(200 + 30 + 10)
+
+
+def test_figures_are_of_the_steps_of_the_trace_alone() -> None:
+    history = History()
+    history.add([commit(step, ONE, 99.0 + step) for step in range(1, 5)])
+    final = {"data": {"repeated": 0, "lost": 3}, "lostSeconds": {"WorkerLost": "2.5"}}
+    found = goodput.figures(history, {1: 10.0}, 101.0, 103.0, {"WorkerLost": 0.5}, final, None)
+    assert found["goodput"] == pytest.approx(3 * 0.1 / 2)
+    assert found["throughput_ratio"] == pytest.approx(30 / 20)
+    assert found["lost_seconds_by_cause"] == {"WorkerLost": 2.0}
+    assert (found["samples_repeated"], found["samples_lost"], found["reason"]) == (0, 3, None)
+    assert (found["median_step_seconds"], found["longest_pause_seconds"]) == (1.0, 1.0)
+    late = goodput.figures(history, {1: 10.0}, 200.0, 201.0, {}, {}, "no step came")
+    assert (late["goodput"], late["throughput_ratio"], late["samples_lost"]) == (0.0, 0.0, None)
+
+
+def test_every_size_is_measured_undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goodput, "SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr(goodput, "CALIBRATION_SECONDS", 0.0)
+    history = History()
+
+    class Scaled:
+        def scale(self, namespace: str, name: str, replicas: int) -> None:
+            """So many workers train at once, and steps come a second apart, from long after now on."""
+            first, made = history.last_step + 1, Generation(1, 0, replicas)
+            for step in (first, first + 1):
+                for pod in range(replicas):
+                    history.add([Commit(step, made, 1e12 + step, 0.1, 10 * replicas, None, f"p{pod}")])
+
+    found = goodput.rates(Scaled(), lambda: history)
+    assert list(found) == [1, 2, 3]
+    assert found[1] == 10.0
+
+
+def test_the_job_is_one_of_ours(tmp_path: Path) -> None:
+    made = goodput.manifest(tmp_path)
+    made["metadata"] |= {"namespace": goodput.NAMESPACE, "uid": "uid", "generation": 1}
+    job = Job.parse(made)
+    assert job.name == goodput.JOB
+    assert (job.spec.workers.replicas, job.spec.workers.min_replicas) == (goodput.SIZE, 1)
 
 
 class Kube:

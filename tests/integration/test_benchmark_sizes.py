@@ -1,0 +1,99 @@
+"""Benchmarks do their work at the smallest sizes: what they measure is no matter here."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from worker_cluster import Zygote
+
+from benchmarks import checkpoint, exact, ps_embedding, ps_throughput, steady_state
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(autouse=True)
+def modules_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `make bench` does it: what benchmarks start are modules below the repository's root."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+
+
+def check_measured(figures: dict[str, Any], names: set[str]) -> None:
+    """Exactly these keys, each of them measured."""
+    assert set(figures) == names
+    assert all(math.isfinite(figure) and figure >= 0 for figure in figures.values()), figures
+
+
+@pytest.mark.parametrize("way", ps_throughput.WAYS)
+def test_every_way_to_push_and_pull_does_its_rounds(way: str) -> None:
+    seconds = ps_throughput.measure_block(way, 1, chunk_bytes=4096)
+    assert len(seconds) == 1
+    assert seconds[0] > 0
+
+
+def test_several_workers_and_servers_do_their_rounds() -> None:
+    assert ps_throughput.measure_size(2, 2, 1, chunk_bytes=4096) > 0
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+def test_embedding_lookups_and_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ps_embedding, "BATCH", 8)
+    monkeypatch.setattr(ps_embedding, "IDS", 100)
+    given = ps_embedding.batches(2)
+    assert [tuple(ids.shape) for ids in given] == [(8, ps_embedding.BAG)] * 2
+    sides = {"lookups_per_second", "updates_per_second"}
+    check_measured(ps_embedding.measure_table(given), {f"table_{side}" for side in sides})
+    others = {"local_ids_per_second", "ids_per_second", "ratio_to_local"}
+    check_measured(ps_embedding.measure_service(given), sides | {f"{side}_wall" for side in sides} | others)
+
+
+def test_checkpoints_beside_torch_save_and_the_way_back(tmp_path: Path) -> None:
+    figures = checkpoint.measure(tmp_path, 1, 1, width=16)
+    assert figures["checkpoints"] == 1
+    assert figures["state_bytes"] > 3 * 4 * checkpoint.LAYERS * 16**2
+    assert figures["torch_save_seconds_p50"] > 0
+    assert math.isfinite(figures["stall_ratio_to_torch_save"])
+    assert checkpoint.restore(tmp_path, 1, 2, width=16) >= 0
+
+
+def test_checkpoints_of_what_a_server_holds(tmp_path: Path) -> None:
+    figures = checkpoint.measure(tmp_path, 1, 0, servers=1, width=16)
+    assert figures["state_bytes"] > 3 * 4 * checkpoint.LAYERS * 16**2
+    assert figures["stall_ratio_to_torch_save"] is None
+
+
+@pytest.mark.parametrize("name", steady_state.MODELS)
+def test_every_model_is_the_same_on_every_call(name: str) -> None:
+    model, samples, labels, batch_size = steady_state.build(name)
+    assert len(samples) == len(labels) >= batch_size
+    again = steady_state.build(name)[0].state_dict()
+    assert all(torch.equal(value, again[key]) for key, value in model.state_dict().items())
+    assert model(samples[:2]).shape == (2, 10)
+
+
+def test_steps_beside_those_of_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steady_state, "WARM_UP", 1)
+    figures = steady_state.measure("transformer", 1, 3)
+    check_measured(figures, {"springtide_step_seconds", "ddp_step_seconds", "ratio_to_ddp", "steps"})
+    assert figures["steps"] >= 2
+
+
+def test_steps_with_and_without_exact_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "WARM_UP", 1)
+    figures = exact.overhead("transformer", 2)
+    times = {"exact_step_seconds", "plain_step_seconds", "overhead_ratio"}
+    check_measured(figures, times | {"steps", "steps_done_again"})
+    assert figures["steps"] == 3
+
+
+def test_the_hash_of_an_exact_job() -> None:
+    zygote = Zygote(**exact.EXACT)
+    try:
+        found = {exact.hash_of(zygote, f"{size} workers", exact.of_size(size), 0.0, 4) for size in (1, 2)}
+    finally:
+        zygote.close()
+    assert len(found) == 1
+    assert all(len(hashed) == 64 for hashed in found.pop().split(" "))
