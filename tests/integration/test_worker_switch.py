@@ -12,17 +12,15 @@ import torch
 from worker_cluster import WorkerCluster
 from worker_reference import Reference
 from worker_results import check_as_good, commits, reply
+from worker_switches import ENDS, FREE, TOGETHER, gate, to_and_fro
 
 from springtide import outcome
 from springtide_coordinator import coordinator_pb2 as pb
 
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 5, "pace": 0.01, "clip_norm": 0.5}
 STEPS = 40
-TOGETHER, FREE = pb.Consistency(mode="Synchronous"), pb.Consistency(mode="Asynchronous")
 TOP_K = {"SPRINGTIDE_TOP_K_RATIO": "0.4"}
 BOUNDED = pb.Consistency(mode="BoundedStaleness", staleness=2)
-
-ENDS = "asked to stop at the end of the epoch"
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -35,12 +33,6 @@ def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[.
         return new_server_cluster(OPTIONS | options, 2, replication, environment=environment)
 
     return make
-
-
-def gate(path: Path, step: int) -> str:
-    """A fault: whoever comes to this step's body waits there as long as the file exists."""
-    path.write_text("120")
-    return f"body:{step}:hold={path}"
 
 
 @pytest.mark.parametrize(("replication", "wanted"), [(1, FREE), (2, BOUNDED)])
@@ -230,26 +222,6 @@ def test_the_first_worker_is_killed_while_common_steps_begin(
 def test_to_and_fro_while_a_server_is_killed(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
-    gates = {step: tmp_path / f"gate-{step}" for step in (6, 12, 20)}
-    held = ";".join(gate(path, step) for step, path in gates.items())
     cluster = make_cluster(TOGETHER, 2, scaler=True, environment={"SPRINGTIDE_COMPRESSION": "BF16"})
-    workers = cluster.start(2, faults={0: held, 1: held})
-    cluster.until_step(5)
-    cluster.consistency = FREE
-    cluster.until(lambda: "asked to stop after the step" in workers[0].log(), "the boundary")
-    gates[6].unlink()
-    cluster.until(lambda: commits(cluster)[11] == 1, "ranges", slowly=False)
-    cluster.consistency = TOGETHER
-    cluster.until(lambda: ENDS in workers[0].log(), "the word")
-    gates[12].unlink()
-    cluster.until(lambda: commits(cluster)[19] == 2, "common steps", slowly=False)
-    cluster.until_settled()
-    cluster.servers[0].kill()
-    cluster.add_server(0)
-    cluster.until(lambda: not cluster.servers[0].running, "the server's death")
-    gates[20].unlink()
-    cluster.until_done()
+    workers = to_and_fro(cluster, tmp_path, 2, each=1, steps=STEPS)
     check_as_good(cluster, workers, reference, OPTIONS)
-    twice = [*range(1, 7), *range(17, STEPS + 1)]
-    assert commits(cluster) == Counter({step: 1 + (step in twice) for step in range(1, STEPS + 1)})
-    assert [worker.code for worker in workers] == [0, 0]

@@ -13,8 +13,7 @@ import pytest
 from worker_cluster import Worker, WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 from worker_results import check_equal, commits, reply
-
-from springtide_coordinator import coordinator_pb2 as pb
+from worker_switches import ENDS, FREE, TOGETHER
 
 OPTIONS: dict[str, Any] = {
     "samples": 230,
@@ -27,8 +26,6 @@ OPTIONS: dict[str, Any] = {
 }
 PER_EPOCH = 8
 STEPS = 40
-TOGETHER, FREE = pb.Consistency(mode="Synchronous"), pb.Consistency(mode="Asynchronous")
-ENDS = "asked to stop at the end of the epoch"
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -13,16 +13,15 @@ from halt import Halt
 from worker_cluster import Worker, WorkerCluster
 from worker_reference import Reference
 from worker_results import check_as_good, commits
+from worker_switches import FREE, TOGETHER, gate, to_and_fro
 
 from springtide import outcome
 from springtide_coordinator import coordinator_pb2 as pb
 
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 5, "pace": 0.005, "clip_norm": 0.5}
 STEPS = 40
-TOGETHER, FREE = pb.Consistency(mode="Synchronous"), pb.Consistency(mode="Asynchronous")
 CLOSE = pb.Consistency(mode="BoundedStaleness", staleness=1)
 TOP_K = {"SPRINGTIDE_COMPRESSION": "TopK", "SPRINGTIDE_TOP_K_RATIO": "0.4"}
-ENDS = "asked to stop at the end of the epoch"
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -59,12 +58,6 @@ def put(held: Path) -> None:
     new = held.with_suffix(".new")
     new.write_text("120")
     new.rename(held)
-
-
-def gate(path: Path, step: int) -> str:
-    """A fault: whoever comes to this step's body waits there as long as the file exists."""
-    path.write_text("120")
-    return f"body:{step}:hold={path}"
 
 
 def test_two_teams_share_the_ranges_out(
@@ -183,26 +176,6 @@ def test_other_teams_go_on_from_a_checkpoint_of_an_epochs_end(
 def test_common_steps_end_and_begin_again_while_a_server_is_killed(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
-    gates = {step: tmp_path / f"gate-{step}" for step in (6, 12, 20)}
-    held = ";".join(gate(path, step) for step, path in gates.items())
     cluster = make_cluster(TOGETHER, 2, scaler=True)
-    workers = cluster.start(4, faults=dict.fromkeys(range(4), held))
-    cluster.until_step(5)
-    cluster.consistency = FREE
-    cluster.until(lambda: "asked to stop after the step" in workers[0].log(), "the boundary")
-    gates[6].unlink()
-    cluster.until(lambda: commits(cluster)[11] == 2, "ranges", slowly=False)
-    cluster.consistency = TOGETHER
-    cluster.until(lambda: ENDS in workers[0].log(), "the word")
-    gates[12].unlink()
-    cluster.until(lambda: commits(cluster)[19] == 4, "common steps", slowly=False)
-    cluster.until_settled()
-    cluster.servers[0].kill()
-    cluster.add_server(0)
-    cluster.until(lambda: not cluster.servers[0].running, "the server's death")
-    gates[20].unlink()
-    cluster.until_done()
+    workers = to_and_fro(cluster, tmp_path, 4, each=2, steps=STEPS)
     check_as_good(cluster, workers, reference, OPTIONS)
-    together = [*range(1, 7), *range(17, STEPS + 1)]
-    assert commits(cluster) == Counter({step: 4 if step in together else 2 for step in range(1, STEPS + 1)})
-    assert [worker.code for worker in workers] == [0] * 4
