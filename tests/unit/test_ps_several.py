@@ -117,7 +117,12 @@ def global_batches() -> list[torch.Tensor]:
     return found
 
 
-def train(size: int, clip_norm: float | None, **how: Any) -> list[tuple[torch.Tensor, Any]]:
+Body = Callable[[Pair, torch.Tensor, int], None]
+
+
+def train(
+    size: int, clip_norm: float | None, body: Body = Pair.step, **how: Any
+) -> list[tuple[torch.Tensor, Any]]:
     """By worker: the values, and the state of all optimizers as a checkpoint has it."""
     store = Store()
 
@@ -127,7 +132,7 @@ def train(size: int, clip_norm: float | None, **how: Any) -> list[tuple[torch.Te
         rank.enter_servers(names(running), store)
         for batch in rank.batches(torch.arange(SAMPLES), batch_size=BATCH, epochs=EPOCHS, seed=0):
             with rank.step():
-                pair.step(batch.data, rank.step_number)
+                body(pair, batch.data, rank.step_number)
         rank.runtime.settle(None)
         assert not any(optimizer.state for optimizer in pair.optimizers)
         snapshot = rank.trainer.freeze("the end", size)
@@ -166,6 +171,24 @@ def test_each_optimizer_makes_its_own_steps(size: int, clip_norm: float | None, 
             assert ours.keys() == theirs.keys()
             for name, value in theirs.items():
                 torch.testing.assert_close(ours[name], value, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("how", [{}, {"group_size": 2}])
+def test_gradients_that_are_taken_away_after_another_s_step_are_not_used(how: dict[str, Any]) -> None:
+    """Weight decay and momentum stay as they were, too."""
+
+    def step(pair: Pair, ids: torch.Tensor, number: int) -> None:
+        def take_away(which: int) -> None:
+            if which == 1 and number == 3:
+                pair.body[2].weight.grad = None
+
+        pair.step(ids, number, take_away)
+
+    plain = Pair()
+    for number, ids in enumerate(global_batches(), start=1):
+        step(plain, ids, number)
+    for values, _ in train(2, None, step, **how):
+        torch.testing.assert_close(values, plain.values(), rtol=0, atol=2e-5)
 
 
 def test_a_state_from_a_checkpoint_is_each_optimizer_s_own() -> None:

@@ -124,9 +124,8 @@ class StagedSteps:
     def placed(self, reduced: Reduced) -> None:
         """The sums of the round are on the servers. Raise UsageError."""
         check_carried(self._carried, reduced.correction)
-        if self._servers.again:
-            # What may still have to leave must not be zeroed by the script.
-            self._gradients.show(reduced.result.used, copied=not self._servers.rounds)
+        # What may still have to leave must not be zeroed by the script.
+        self._gradients.show(reduced.result.used, copied=not self._servers.rounds)
 
     def stage(self, optimizer: torch.optim.Optimizer, reduced: Reduced, scalings: Scalings) -> None:
         """The script makes this optimizer's step. Raise UsageError where it cannot be made."""
@@ -135,11 +134,7 @@ class StagedSteps:
         inverse = scalings.inverse(optimizer) * self._inverses.get(id(optimizer), 1.0)
         self._inverses[id(optimizer)] = inverse
         unused = [index for index, used in enumerate(reduced.result.used) if not used]
-        resting = set[int]()
-        if self._servers.again:
-            resting = self._gradients.hide(indices)
-        else:
-            self._gradients.forget()  # what is in them may still have to leave
+        resting = self._gradients.hide(indices)
         factor = self._servers.stage(optimizer, self._clip_norm, reduced.correction, inverse, unused, resting)
         scalings.stepped(optimizer)
         self._after: Callable[[], None] = lambda: self._gradients.show_again(
