@@ -17,7 +17,7 @@ from springtide_ps.frames import DTYPE_NAMES, DTYPES, joined
 from springtide_ps.fused import stepper
 from springtide_ps.ranges import Book
 from springtide_ps.selected import Selected, count_selected
-from springtide_ps.updates import Update, UpdateError
+from springtide_ps.updates import Update, UpdateError, check_options
 
 PIECE_FIELDS: Final = 4
 ROUNDS_LIMIT: Final = 64
@@ -25,6 +25,8 @@ ROUNDS_LIMIT: Final = 64
 PARTS_LIMIT: Final = 256
 """Of optimizer steps, one after another, in one step."""
 _NAMES_LIMIT: Final = 16
+_OF_STATES: Final = ("initial_accumulator_value",)
+"""Options that count when an optimizer is made."""
 
 
 class ChunkError(ValueError):
@@ -134,19 +136,24 @@ class Chunk:
         used = sorted({group for _, group, _, _ in self.pieces})
         self._tensors = [values[start:stop] for _, _, start, stop in self.pieces]
         self._group_numbers = used
-        self._optimizer = Update(optimizer, self._groups[0]).make(
+        check_recipe(optimizer, self._groups)
+        # A script may have set options that torch takes in a step and not when an optimizer is made (nesterov
+        # while momentum rests, say): so they are set afterwards, but for those of a state that begins.
+        begun = {name: self._groups[0][name] for name in _OF_STATES if name in self._groups[0]}
+        self._optimizer = Update(optimizer, begun).make(
             [
                 {
-                    **self._groups[number],
                     "params": [
                         tensor
                         for tensor, (_, group, _, _) in zip(self._tensors, self.pieces, strict=True)
                         if group == number
-                    ],
+                    ]
                 }
                 for number in used
             ]
         )
+        for number, made in zip(used, self._optimizer.param_groups, strict=True):
+            made.update(options_of(self._groups[number]))
         self._make_step = stepper(self._optimizer)
 
     @property
@@ -353,4 +360,4 @@ def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
 def check_recipe(optimizer: str, groups: Collection[Mapping[str, Any]]) -> None:
     """Raise UpdateError for options that the optimizer does not have."""
     for group in groups:
-        Update(optimizer, group)
+        check_options(optimizer, group)

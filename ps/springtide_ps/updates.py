@@ -64,14 +64,7 @@ class Update:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            raise UpdateError(f"there is no update {self.name!r}: choose one of {', '.join(NAMES)}")
-        allowed = frozenset() if self.name in _DIRECT else _OPTIMIZERS[self.name][1]
-        if unknown := sorted(set(self.options) - allowed):
-            known = ", ".join(sorted(allowed)) or "none"
-            raise UpdateError(f"{self.name} has no option {', '.join(unknown)}: its options are {known}")
-        for key, value in self.options.items():
-            _check_option(self.name, key, value)
+        check_options(self.name, self.options)
         if self.name not in _DIRECT:
             # torch checks what belongs together (nesterov needs momentum, for example).
             self.bind(torch.zeros(1))
@@ -112,6 +105,21 @@ class Update:
             return kind(groups, **{**options, **extra})
         except (ValueError, TypeError, RuntimeError) as error:
             raise UpdateError(f"{self.name}: {error}") from None
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise UpdateError for an update that does not exist, or an option that it does not have or take.
+
+    What options have to be together, torch checks where an optimizer is made; a script may change them later.
+    """
+    if name not in NAMES:
+        raise UpdateError(f"there is no update {name!r}: choose one of {', '.join(NAMES)}")
+    allowed = frozenset() if name in _DIRECT else _OPTIMIZERS[name][1]
+    if unknown := sorted(set(options) - allowed):
+        known = ", ".join(sorted(allowed)) or "none"
+        raise UpdateError(f"{name} has no option {', '.join(unknown)}: its options are {known}")
+    for key, value in options.items():
+        _check_option(name, key, value)
 
 
 def allowed_options(name: str) -> frozenset[str]:

@@ -15,6 +15,7 @@ from worker_ranks import Rank, on_ranks, seeded
 from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
 from springtide.errors import UsageError
+from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import ServerClient
 from springtide_ps.frames import FrameError
 
@@ -172,6 +173,18 @@ def test_a_state_is_loaded_before_the_first_step() -> None:
 
     with servers(1) as running:
         on_ranks(1, run, strategy="ParameterServer", token=TOKEN)
+
+
+@pytest.mark.parametrize("options", [{"momentum": 0, "nesterov": True}, {"momentum": 0.9, "lr": -0.1}])
+def test_a_chunk_is_copied_whatever_a_script_has_set(options: dict[str, Any]) -> None:
+    """torch refuses these when an optimizer is made, and takes them in a step."""
+    chunk = Chunk(torch.ones(3), [(0, 0, 0, 3)], "sgd", [{"lr": 0.1, "momentum": 0.9, "nesterov": True}])
+    chunk.apply(torch.ones(3), Recipe(1.0, False, ({"lr": 0.1, "momentum": 0.9, "nesterov": True},)))
+    chunk.apply(torch.ones(3), Recipe(1.0, False, ({"lr": 0.1, "nesterov": True, **options},)))
+    other = Chunk.load(*chunk.dump())
+    for one in (chunk, other):
+        one.apply(torch.ones(3), Recipe(1.0, False, ({"lr": 0.1, "momentum": 0.9, "nesterov": True},)))
+    assert torch.equal(chunk.values, other.values)
 
 
 def test_a_request_that_cannot_be_said_fails_and_the_connection_goes_on() -> None:
