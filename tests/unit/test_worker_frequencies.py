@@ -16,6 +16,7 @@ from ps_members import Store
 from ps_servers import TOKEN, names, servers
 from torch.utils.checkpoint import checkpoint
 from worker_alone import library
+from worker_lookups import BATCH, Lookups, check_on_servers
 from worker_ranks import Rank, on_ranks, seeded
 
 import springtide
@@ -132,13 +133,13 @@ def test_an_embedding_trains_as_torch_s(padding: int | None) -> None:
 
 # ---- in a job
 
-SAMPLES, BATCH, EPOCHS, ROWS = 24, 8, 2, 5
+SAMPLES, EPOCHS, ROWS = 24, 2, 5
 X = torch.randint(0, ROWS, (SAMPLES, 3), generator=torch.Generator().manual_seed(1))
 Y = torch.randn(SAMPLES, 1, generator=torch.Generator().manual_seed(2))
 IDS = torch.arange(SAMPLES)
 
 
-class Net(torch.nn.Module):
+class Net(Lookups):
     """A table that is called twice in a pass, and one of bags. plain: of torch's own modules."""
 
     def __init__(self, plain: bool) -> None:
@@ -161,12 +162,6 @@ class Net(torch.nn.Module):
         both = (self.rows(ids[:, 0]), self.rows(ids[:, 1]), self.bags(ids))
         out: torch.Tensor = self.head(torch.cat(both, 1))
         return out
-
-    def values(self) -> torch.Tensor:
-        everything = torch.arange(ROWS)
-        with torch.no_grad():
-            seen = [self.rows(everything), self.bags(everything[:, None])]
-        return torch.cat([item.detach().reshape(-1) for item in (*seen, *self.head.parameters())]).clone()
 
 
 class Mean(torch.nn.Module):
@@ -217,31 +212,21 @@ def train(net: Net, optimizer: torch.optim.Optimizer, batch: Any, micro: int, ag
 def test_the_numbers_of_one_process(
     strategy: str, consistency: str, size: int, clip_norm: float | None, again: bool
 ) -> None:
-    store = Store()
+    def train_of(rank: Rank, net: Net, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        # Workers have other numbers of micro-batches.
+        train(net, optimizer, batch, 1 + rank.rank, again)
 
-    def run(rank: Rank) -> torch.Tensor:
-        net = Net(plain=False)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-        rank.distribute(net, optimizer, clip_norm=clip_norm)
-        rank.enter_servers(names(running), store)
-        dropped = False
-        for batch in rank.batches(IDS, batch_size=BATCH, epochs=EPOCHS, seed=0):
-            with rank.step():
-                if rank.step_number == 2 and not dropped and consistency == "Synchronous":
-                    dropped = True
-                    net(X[batch.data])  # these calls are not counted
-                    rank.drop()
-                # Workers have other numbers of micro-batches.
-                train(net, optimizer, batch, 1 + rank.rank, again)
-        rank.runtime.settle(None)
-        return net.values()
-
-    with servers(2) as running:
-        results = on_ranks(size, run, token=TOKEN, strategy=strategy, consistency=consistency)
-    expected = reference(clip_norm)
-    for values in results:
-        assert torch.equal(values, results[0])
-        torch.testing.assert_close(values, expected, rtol=0, atol=2e-5)
+    check_on_servers(
+        size,
+        lambda: Net(plain=False),
+        train_of,
+        reference(clip_norm),
+        X,
+        epochs=EPOCHS,
+        strategy=strategy,
+        consistency=consistency,
+        clip_norm=clip_norm,
+    )
 
 
 def two_rounds(net: Net, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> None:

@@ -8,9 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ps_members import Store
-from ps_servers import TOKEN, names, servers
-from worker_ranks import Rank, on_ranks, seeded
+from worker_lookups import BATCH, Lookups, check_on_servers
+from worker_ranks import Rank, seeded
 
 import springtide
 from springtide.data.cursor import Cursor
@@ -114,13 +113,13 @@ def test_modules_train_as_torch_s(name: str, bag: str, order: float) -> None:
 
 # ---- through servers
 
-SAMPLES, BATCH, EPOCHS, ROWS = 24, 8, 3, 9
+SAMPLES, EPOCHS, ROWS = 24, 3, 9
 X = torch.randint(0, ROWS, (SAMPLES, 3), generator=torch.Generator().manual_seed(1))
 Y = torch.randn(SAMPLES, 1, generator=torch.Generator().manual_seed(2))
 IDS = torch.arange(SAMPLES)
 
 
-class Net(torch.nn.Module):
+class Net(Lookups):
     """A table of rows and one of bags, and a layer; plain: of torch's own modules."""
 
     def __init__(self, plain: bool) -> None:
@@ -140,13 +139,6 @@ class Net(torch.nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.head(torch.cat((self.rows(ids[:, 0]), self.bags(ids)), 1))
         return out
-
-    def values(self) -> torch.Tensor:
-        """What the model makes of every id, and its layer."""
-        everything = torch.arange(ROWS)
-        with torch.no_grad():
-            seen = [self.rows(everything), self.bags(everything[:, None])]
-        return torch.cat([item.detach().reshape(-1) for item in (*seen, *self.head.parameters())]).clone()
 
 
 def train(net: Net, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> None:
@@ -183,30 +175,20 @@ def reference(clip_norm: float | None) -> torch.Tensor:
 def test_the_numbers_of_one_process(
     strategy: str, consistency: str, size: int, clip_norm: float | None
 ) -> None:
-    store = Store()
+    def train_of(rank: Rank, net: Net, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        train(net, optimizer, batch.data)
 
-    def run(rank: Rank) -> torch.Tensor:
-        net = Net(plain=False)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-        rank.distribute(net, optimizer, clip_norm=clip_norm)
-        rank.enter_servers(names(running), store)
-        dropped = False
-        for batch in rank.batches(IDS, batch_size=BATCH, epochs=EPOCHS, seed=0):
-            with rank.step():
-                if rank.step_number == 2 and not dropped and consistency == "Synchronous":
-                    dropped = True
-                    net(X[batch.data])  # rows that are over the bound were looked up, and that is all
-                    rank.drop()
-                train(net, optimizer, batch.data)
-        rank.runtime.settle(None)
-        return net.values()
-
-    with servers(2) as running:
-        results = on_ranks(size, run, token=TOKEN, strategy=strategy, consistency=consistency)
-    expected = reference(clip_norm)
-    for values in results:
-        assert torch.equal(values, results[0])
-        torch.testing.assert_close(values, expected, rtol=0, atol=2e-5)
+    check_on_servers(
+        size,
+        lambda: Net(plain=False),
+        train_of,
+        reference(clip_norm),
+        X,
+        epochs=EPOCHS,
+        strategy=strategy,
+        consistency=consistency,
+        clip_norm=clip_norm,
+    )
     unbounded = torch.nn.Embedding.from_pretrained(springtide.Embedding(ROWS, 3, seed=4).to_dense())
     assert bool((unbounded.weight.norm(dim=1) > 0.6).any())  # the bound is one that matters
 
