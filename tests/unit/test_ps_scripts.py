@@ -132,6 +132,10 @@ def add_group(script: Script, number: int) -> None:
         script.optimizer.add_param_group({"params": list(script.model.body.parameters())})
 
 
+def swap_groups(script: Script, number: int) -> None:
+    script.optimizer.param_groups.reverse()
+
+
 def load_state(script: Script, number: int) -> None:
     if number == 2:
         script.optimizer.load_state_dict(script.optimizer.state_dict())
@@ -148,10 +152,17 @@ def give_text(script: Script, number: int) -> None:
             {"edit": add_group, "parameters": lambda model: model.heads.parameters()},
             "parameter groups of SGD were changed after distribute",
         ),
+        (
+            {
+                "edit": swap_groups,
+                "parameters": lambda model: [{"params": [item]} for item in model.body.parameters()],
+            },
+            "parameter groups of SGD were changed after distribute",
+        ),
         ({"edit": load_state}, "load_state_dict.. of an optimizer after training began"),
         ({"edit": give_text}, "option weight_decay is '0.1'"),
     ],
-    ids=["group", "state", "text"],
+    ids=["group", "order", "state", "text"],
 )
 def test_what_servers_would_not_hear_of_is_refused(script: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -35,7 +35,7 @@ class ServerOptimizers:
     ) -> None:
         self.all = list(optimizers)
         self._names = [optimizer_name(optimizer) for optimizer in self.all]
-        self._sizes = [_sizes(optimizer) for optimizer in self.all]
+        self._held = [_held_by(optimizer) for optimizer in self.all]
         self._firsts, self._among = [], 0
         for optimizer in self.all:
             self._firsts.append(self._among)
@@ -102,8 +102,8 @@ class ServerOptimizers:
 
     def _check_groups(self) -> None:
         """Raise UsageError when the script has changed which parameters the optimizers have."""
-        for optimizer, sizes in zip(self.all, self._sizes, strict=True):
-            if _sizes(optimizer) != sizes:
+        for optimizer, held in zip(self.all, self._held, strict=True):
+            if _held_by(optimizer) != held:
                 raise UsageError(
                     f"the parameter groups of {type(optimizer).__name__} were changed after distribute(), "
                     "and the parameter servers have them as they were then: add all groups before "
@@ -255,8 +255,9 @@ def group_options(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], ...
     )
 
 
-def _sizes(optimizer: torch.optim.Optimizer) -> list[int]:
-    return [len(group["params"]) for group in optimizer.param_groups]
+def _held_by(optimizer: torch.optim.Optimizer) -> list[list[int]]:
+    """By parameter group: which parameters, by id()."""
+    return [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
 
 
 def group_numbers(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
