@@ -15,6 +15,7 @@ from worker_ranks import Rank, on_ranks, seeded
 from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
 from springtide.errors import UsageError
+from springtide.servers.waiting import ForwardWaits
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import ServerClient
 from springtide_ps.frames import FrameError
@@ -118,6 +119,19 @@ def rest_momentum(script: Script, number: int) -> None:
 )
 def test_the_numbers_are_those_of_one_process(script: dict[str, Any]) -> None:
     torch.testing.assert_close(on_servers(**script), alone(**script), rtol=0, atol=2e-5)
+
+
+def test_parts_of_a_model_wait_for_values_also_where_the_model_itself_is_never_called() -> None:
+    model = Branches()
+    waited: list[Any] = []
+    numbers = {id(item): number for number, item in enumerate(model.parameters())}
+    ForwardWaits(model, numbers, lambda parameters: waited.append(parameters))
+    model.body(X)
+    assert waited == [None]
+    model(X, 0)
+    waited.clear()
+    model.body(X)
+    assert waited == [[0, 1]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

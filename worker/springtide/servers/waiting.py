@@ -35,8 +35,7 @@ class ForwardWaits:
         def hook(module: torch.nn.Module, args: Any) -> None:
             if self._waits is None:
                 self._called.add(name)
-                if name == "":
-                    self._wait(None)
+                self._wait(None)  # a script may call parts of the model, and never the model itself
                 return
             self._wait(self._waits[name])
 
