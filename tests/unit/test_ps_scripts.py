@@ -48,9 +48,12 @@ class Script:
         head: Callable[[int], int] = lambda number: 0,
         parameters: Callable[[Branches], Any] = lambda model: model.parameters(),
         dtype: torch.dtype = torch.float32,
+        make: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.SGD(
+            p, lr=0.1, momentum=0.9, weight_decay=0.01
+        ),
     ) -> None:
         self.model = Branches().to(dtype)
-        self.optimizer = torch.optim.SGD(parameters(self.model), lr=0.1, momentum=0.9, weight_decay=0.01)
+        self.optimizer = make(parameters(self.model))
         self._edit, self._head, self._dtype = edit, head, dtype
 
     def step(self, ids: torch.Tensor, number: int) -> None:
@@ -159,6 +162,14 @@ def give_text(script: Script, number: int) -> None:
     script.optimizer.param_groups[0]["weight_decay"] = "0.1"
 
 
+def switch_on(name: str, value: Any) -> Any:
+    def edit(script: Script, number: int) -> None:
+        if number == 2:
+            script.optimizer.param_groups[0][name] = value
+
+    return edit
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [
@@ -175,12 +186,34 @@ def give_text(script: Script, number: int) -> None:
         ),
         ({"edit": load_state}, "load_state_dict.. of an optimizer after training began"),
         ({"edit": give_text}, "option weight_decay is '0.1'"),
+        (
+            {"edit": switch_on("amsgrad", True), "make": torch.optim.Adam},
+            "option amsgrad of Adam was switched",
+        ),
+        (
+            {"edit": switch_on("momentum", 0.9), "make": torch.optim.RMSprop},
+            "option momentum of RMSprop was switched on after training began",
+        ),
     ],
-    ids=["group", "order", "state", "text"],
+    ids=["group", "order", "state", "text", "amsgrad", "momentum"],
 )
 def test_what_servers_would_not_hear_of_is_refused(script: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         on_servers(size=1, **script)
+
+
+def test_who_saves_the_optimizers_state_is_told_that_it_is_elsewhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def save(script: Script, number: int) -> None:
+        assert not script.optimizer.state_dict()["state"]
+
+    on_servers(size=1, edit=save)
+    told = [record.message for record in caplog.records if "state_dict() of SGD" in record.message]
+    assert told == [
+        "state_dict() of SGD has its options only: its state lives on the parameter servers. spec.checkpoint "
+        "saves both"
+    ]
 
 
 def test_a_state_is_loaded_before_the_first_step() -> None:

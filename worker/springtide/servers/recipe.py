@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -13,6 +14,8 @@ from springtide.errors import UsageError
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.updates import UpdateError, allowed_options
 
+log = logging.getLogger("springtide")
+
 _NAMES: Final[dict[type[torch.optim.Optimizer], str]] = {
     torch.optim.SGD: "sgd",
     torch.optim.Adam: "adam",
@@ -20,6 +23,12 @@ _NAMES: Final[dict[type[torch.optim.Optimizer], str]] = {
     torch.optim.RMSprop: "rmsprop",
     torch.optim.Adagrad: "adagrad",
 }
+_FROM_THE_START: Final[dict[str, tuple[str, ...]]] = {
+    "adam": ("amsgrad",),
+    "adamw": ("amsgrad",),
+    "rmsprop": ("momentum", "centered"),
+}
+"""Options whose state torch makes in a parameter's first step only: it fails when they are set later."""
 
 
 class ServerOptimizers:
@@ -55,9 +64,11 @@ class ServerOptimizers:
         self.skipped: set[int] = set()
         """Numbers of those whose step of the body a GradScaler has left out."""
         self._norms: list[float] = []
-        self._trains = self._loaded = False
+        self._trains = self._loaded = self._dense = self._warned = False
+        self._without: list[list[tuple[str, ...]]] = []
         for optimizer in self.all:
             optimizer.register_load_state_dict_post_hook(self._note_loaded)
+            optimizer.register_state_dict_pre_hook(self._note_saved)
         self._owner = {index: self.owners.get(name) for index, name in enumerate(parameters)}
 
     def square(self, number: int, value: float) -> dict[str, float]:
@@ -93,7 +104,9 @@ class ServerOptimizers:
         Raise UsageError when the script has changed what the servers do not hear of.
         """
         self._check_groups()
-        self._trains = True
+        if not self._trains:
+            self._without = [_without(optimizer) for optimizer in self.all]
+        self._trains, self._dense = True, dense
         if dense and self._loaded:
             raise UsageError(
                 "load_state_dict() of an optimizer after training began: its state lives on the parameter "
@@ -109,6 +122,22 @@ class ServerOptimizers:
                     "and the parameter servers have them as they were then: add all groups before "
                     "distribute(), and call requires_grad_(False) after it for what is not trained yet"
                 )
+        for optimizer, groups in zip(self.all, self._without, strict=False):
+            for group, names in zip(optimizer.param_groups, groups, strict=True):
+                if now := [name for name in names if group[name]]:
+                    raise UsageError(
+                        f"option {now[0]} of {type(optimizer).__name__} was switched on after training "
+                        "began: torch has no state for it then. Set it before the first batch"
+                    )
+
+    def _note_saved(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._trains and self._dense and not self._warned:
+            self._warned = True
+            log.warning(
+                "state_dict() of %s has its options only: its state lives on the parameter servers. "
+                "spec.checkpoint saves both",
+                type(optimizer).__name__,
+            )
 
     def _note_loaded(self, optimizer: torch.optim.Optimizer) -> None:
         self._loaded = self._trains
@@ -253,6 +282,12 @@ def group_options(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], ...
         {name: _plain(name, value) for name, value in group.items() if name in allowed}
         for group in optimizer.param_groups
     )
+
+
+def _without(optimizer: torch.optim.Optimizer) -> list[tuple[str, ...]]:
+    """By parameter group: which of the options that have to be set from the start are not."""
+    names = _FROM_THE_START.get(optimizer_name(optimizer), ())
+    return [tuple(name for name in names if not group[name]) for group in optimizer.param_groups]
 
 
 def _held_by(optimizer: torch.optim.Optimizer) -> list[list[int]]:
