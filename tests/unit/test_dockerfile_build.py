@@ -24,7 +24,7 @@ _NO_INDEX = (
     "Temporary failure",
 )
 
-pytestmark = pytest.mark.timeout(480)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
