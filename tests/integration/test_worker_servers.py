@@ -100,14 +100,16 @@ def test_two_optimizers_make_one_step_through_kills_of_workers_and_a_server(
     check(cluster, reference, [steady])
 
 
+@pytest.mark.parametrize("group_size", [1, 2])
 def test_two_backwards_and_two_steps_are_one_through_kills_between_them(
-    make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
+    make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path, group_size: int
 ) -> None:
     """The second backward is through what the first step has made, and an average reads it meanwhile."""
     (tmp_path / "alone").mkdir()
     game: dict[str, Any] = {"two": True, "rounds": True, "average": True, "epochs": 3}
     reference = train_alone(zygote, tmp_path / "alone", OPTIONS | game)
-    cluster = make_cluster(2, replication=2, pace=0.02, **game)
+    groups = {"SPRINGTIDE_GROUP_SIZE": str(group_size)}
+    cluster = make_cluster(2, replication=2, environment=groups, pace=0.02, **game)
     points = ["stepped", "seen", "round-prepared", "round-reduced", "round-stepped"]
     faults = {number: f"{point}:{2 * number}:kill" for number, point in enumerate(points, start=1)}
     steady, *victims = cluster.start(1 + len(points), faults=faults)

@@ -82,6 +82,37 @@ def test_when_the_first_cannot_fetch_all_hear_of_it() -> None:
         assert all(value == [float(key)] * 3 for key, value in enumerate(values[0]) if value not in failed)
 
 
+def test_what_the_first_has_not_chosen_does_not_come() -> None:
+    groups = form_groups(3)
+    passings, fetched = [Passing(group) for group in groups], list[str]()
+    wanted = [frozenset({"1", "3"}), frozenset({"0", "1"}), frozenset[str]()]
+    memory = [[torch.full((2,), -1.0) for _ in range(4)] for _ in groups]
+
+    def member(rank: int) -> list[bool]:
+        def first(key: str) -> None:
+            fetched.append(key)
+            memory[0][int(key)].fill_(float(key))
+
+        pieces = {str(n): own for n, own in enumerate(memory[rank])}
+        came = [future.result(60) for future in passings[rank].begin(pieces, first, wanted[rank]).values()]
+        passings[rank].finish()
+        return came
+
+    try:
+        assert (
+            together([lambda rank=rank: member(rank) for rank in range(3)])
+            == [[False, True, False, True]] * 3
+        )
+        assert fetched == ["1", "3"]
+        assert [[own.tolist() for own in all_of_them] for all_of_them in memory] == [
+            [[-1, -1], [1, 1], [-1, -1], [3, 3]]
+        ] * 3
+    finally:
+        for passing, group in zip(passings, groups, strict=True):
+            passing.end()
+            group.release()
+
+
 def train(size: int, group_size: int) -> tuple[torch.Tensor, int]:
     """(values, bytes of tensors that servers have sent)."""
     store = Store()

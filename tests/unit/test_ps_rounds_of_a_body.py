@@ -199,24 +199,37 @@ def play(
 
 
 @pytest.mark.parametrize(
-    ("body", "size", "clip_norm"),
+    ("body", "size", "clip_norm", "group_size"),
     [
-        (gan, 1, None),
-        (gan, 3, None),
-        (gan, 2, 0.05),
-        (critics, 2, 0.05),
-        (critics, 3, None),
-        (carried, 2, None),
-        (carried, 2, 0.05),
-        (closures, 2, None),
-        (averages, 2, 0.05),
-        (averages, 3, None),
-        (scaled, 2, None),
-        (left_twice, 2, 0.05),
-        (scaled_twice, 2, None),
+        (gan, 1, None, 1),
+        (gan, 3, None, 1),
+        (gan, 2, 0.05, 1),
+        (critics, 2, 0.05, 1),
+        (critics, 3, None, 1),
+        (carried, 2, None, 1),
+        (carried, 2, 0.05, 1),
+        (closures, 2, None, 1),
+        (averages, 2, 0.05, 1),
+        (averages, 3, None, 1),
+        (scaled, 2, None, 1),
+        (left_twice, 2, 0.05, 1),
+        (scaled_twice, 2, None, 1),
+        # Of three, two are in one group and one is in another.
+        (gan, 3, None, 2),
+        (gan, 2, 0.05, 2),
+        (critics, 3, 0.05, 2),
+        (critics, 3, None, 3),
+        (carried, 3, 0.05, 2),
+        (carried, 2, None, 2),
+        (closures, 3, None, 2),
+        (averages, 3, 0.05, 2),
+        (averages, 3, None, 3),
+        (scaled, 3, None, 2),
+        (left_twice, 3, 0.05, 2),
+        (scaled_twice, 3, None, 2),
     ],
 )
-def test_the_numbers_of_plain_torch(body: Body, size: int, clip_norm: float | None) -> None:
+def test_the_numbers_of_plain_torch(body: Body, size: int, clip_norm: float | None, group_size: int) -> None:
     expected = plain(body, clip_norm)
     with servers(2) as running:
         store = Store()
@@ -225,6 +238,7 @@ def test_the_numbers_of_plain_torch(body: Body, size: int, clip_norm: float | No
             lambda rank: play(rank, body, clip_norm, running, store),
             strategy="ParameterServer",
             token=TOKEN,
+            group_size=group_size,
         )
     wanted = [expected.adam.state[p] for p in expected.generator.parameters()]
     wanted += [expected.sgd.state[p] for p in expected.critic.parameters()]
@@ -277,3 +291,66 @@ def test_a_body_says_when_it_needs_common_steps(body: Body, within: bool) -> Non
     with servers(1) as running:
         on_ranks(1, script, strategy="ParameterServer", token=TOKEN)
     assert bool(said) is within
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_what_one_member_of_a_group_looks_at_comes_to_the_others_as_well(who: int) -> None:
+    """It fetches that for itself; what else the step has made, the group passes on."""
+    store, seen = Store(), list[torch.Tensor]()
+
+    def script(rank: Rank) -> torch.Tensor:
+        game = Game()
+        rank.distribute(game.models, [game.adam, game.sgd])
+        rank.enter_servers(names(running), store)
+        for batch in rank.batches(IDS, batch_size=BATCH, epochs=EPOCHS, seed=0):
+            with rank.step():
+                plainly(game, batch.data, lambda optimizer: None)
+                if rank.rank == who:
+                    with torch.no_grad():
+                        seen.append(game.critic(X[:2]))
+        rank.runtime.settle(None)
+        return game.values()
+
+    with servers(2) as running:
+        results = on_ranks(3, script, strategy="ParameterServer", token=TOKEN, group_size=3)
+    expected, game = list[torch.Tensor](), Game()
+    for ids in batches():
+        game.adam.zero_grad()
+        game.sgd.zero_grad()
+        plainly(game, ids, lambda optimizer: None)
+        with torch.no_grad():
+            expected.append(game.critic(X[:2]))
+    for values in results:
+        assert torch.equal(values, results[0])
+        torch.testing.assert_close(values, game.values(), rtol=0, atol=2e-5)
+    for mine, theirs in zip(seen, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-5)
+
+
+def test_servers_send_what_is_not_looked_at_once_for_a_group() -> None:
+    """Each member of a group fetches the critic within the body; the generator is passed along."""
+
+    def sent(group_size: int) -> tuple[int, int]:
+        store = Store()
+
+        def script(rank: Rank) -> int:
+            game = Game()
+            rank.distribute(game.models, [game.adam, game.sgd])
+            rank.enter_servers(names(running), store)
+            for batch in rank.batches(IDS, batch_size=BATCH, epochs=EPOCHS, seed=0):
+                with rank.step():
+                    gan(game, batch.data, lambda optimizer: None)
+            rank.runtime.settle(None)
+            exchange = rank.trainer.servers
+            assert exchange is not None
+            return sum(chunk.nbytes for chunk in exchange.chunks if chunk.optimizer == 0)
+
+        with servers(2) as running:
+            how = {"strategy": "ParameterServer", "token": TOKEN, "early_values": False}
+            generator = on_ranks(4, script, group_size=group_size, **how)[0]
+        return sum(server.counters.bytes_out for server in running), generator
+
+    alone, generator = sent(1)
+    steps = EPOCHS * SAMPLES // BATCH
+    for size in (2, 4):
+        assert alone - sent(size)[0] == steps * (4 - 4 // size) * generator

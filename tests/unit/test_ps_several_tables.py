@@ -219,6 +219,12 @@ def tracked(script: Tables, body: Body) -> dict[str, Any]:
         (closures, "ParameterServer", 2, None),
         (twice_scaled, "Hybrid", 2, None),
         (twice_scaled, "ParameterServer", 2, None),
+        (two_rounds, "groups", 3, 0.05),
+        (looked_up, "groups", 3, None),
+        (rows_alone, "groups", 3, None),
+        (left_alone, "groups", 3, 0.05),
+        (closures, "groups", 3, None),
+        (twice_scaled, "groups", 3, None),
     ],
 )
 def test_the_numbers_of_plain_torch(body: Body, strategy: str, size: int, clip_norm: float | None) -> None:
@@ -234,7 +240,9 @@ def test_the_numbers_of_plain_torch(body: Body, strategy: str, size: int, clip_n
         rank.runtime.settle(None)
         return script.values()
 
-    how = {"strategy": strategy}
+    how: dict[str, Any] = {"strategy": strategy}
+    if strategy == "groups":
+        how = {"strategy": "ParameterServer", "group_size": 2}
     if strategy == "Asynchronous":
         how = {"strategy": "ParameterServer", "consistency": strategy}
     with servers(2) as running:

@@ -9,11 +9,11 @@ import torch
 from ps_servers import TOKEN
 
 from springtide.servers import grouped
-from springtide.servers.exchange import ServerExchange
 from springtide.servers.grouped import GroupedExchange, team_of
 from springtide.servers.links import Links
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.wire import Pushed, Wire
+from springtide.servers.within import WithinExchange
 
 CHUNK = PlannedChunk("1.0", 1, 0, 2, 8, ((0, 0, 0, 2),))
 
@@ -69,15 +69,15 @@ def test_only_the_first_of_a_team_sends_and_only_sums(
     sent: list[list[float]] = []
     prepared: list[int] = []
 
-    def push(self: ServerExchange, gradients: torch.Tensor) -> Pushed:
+    def push(self: WithinExchange, gradients: torch.Tensor) -> Pushed:
         sent.append(gradients.tolist())
         return Pushed(gradients.nbytes)
 
-    monkeypatch.setattr(ServerExchange, "__init__", lambda self, **_: None)
-    monkeypatch.setattr(ServerExchange, "begin_generation", lambda *_, **__: None)
-    monkeypatch.setattr(ServerExchange, "begin_step", lambda self: None)
-    monkeypatch.setattr(ServerExchange, "push", push)
-    monkeypatch.setattr(ServerExchange, "prepare", lambda self: prepared.append(len(sent)))
+    monkeypatch.setattr(WithinExchange, "__init__", lambda self, **_: None)
+    monkeypatch.setattr(WithinExchange, "begin_generation", lambda *_, **__: None)
+    monkeypatch.setattr(WithinExchange, "begin_step", lambda self: None)
+    monkeypatch.setattr(WithinExchange, "push", push)
+    monkeypatch.setattr(WithinExchange, "prepare", lambda self: prepared.append(len(sent)))
     teams: list[Team] = []
 
     def form(store: Any, own: int, size: int, address: str, **_: float) -> Team:

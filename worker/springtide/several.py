@@ -19,7 +19,7 @@ def check_backward(exact: bool, together: bool = True) -> None:
     if not together:
         raise UsageError(
             "a second backward() in the same body needs the values that optimizer.step() has made: it takes "
-            "workers.groupSize 1, or strategy.type AllReduce"
+            "workers.groupSize 1, consistency Synchronous, or strategy.type AllReduce"
         )
 
 

@@ -118,7 +118,7 @@ class StagedSteps:
         reduction.begin_round({index: self._gradients.factor(index) for index in left})
         self._buckets.begin(reduction.start_gradients)
         for index, gradient in left.items():
-            self._buckets.carry(index, gradient)
+            self._buckets.carry(index, gradient if self._servers.carries else torch.zeros_like(gradient))
         self._carried = reduced.correction if left else 0.0
 
     def placed(self, reduced: Reduced) -> None:

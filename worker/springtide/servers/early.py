@@ -141,14 +141,13 @@ class EarlyExchange(WithinExchange):
         self._early = EarlyValues(self._memory.values)
         self._came_early: dict[str, Future[Answer]] = {}
         self._coming: dict[str, Asked] | None = {}
-        self._ahead = False  # values of the last step may be here before the servers have made it
 
     def begin_generation(
         self, place: Place, group: Group, store: StreamStore, *, holds: bool, leader: int, fresh: bool
     ) -> None:
         for key, future in self._came_early.items():
             self._early.keep(key, future)
-        self._came_early, self._ahead = {}, False
+        self._came_early = {}
         self._early.abandon()
         super().begin_generation(place, group, store, holds=holds, leader=leader, fresh=fresh)
 
@@ -170,29 +169,6 @@ class EarlyExchange(WithinExchange):
                 # Before the gradients, or it would wait until all of the bucket's have left.
                 self._early.ask(self._homes[chunk.key][0], chunk, self._me, self._ask_early)
         return super().push(gradients)
-
-    def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
-        self._await_commits()
-        super().stage_rows(index, ids, sums)
-
-    def settle(self, parameters: Collection[int] | None = None, to_the_end: bool = False) -> None:
-        """As in `ServerExchange`; whoever wants all values has them when the servers have made the step."""
-        super().settle(parameters, to_the_end)
-        if parameters is not None or to_the_end or not self._ahead:
-            return
-        for future in self._commits:
-            try:
-                self.links.result(future, lambda: "the last step's commit")
-            except ServerError:
-                if not future.done():
-                    raise
-                # A server is lost, and its copy has the values: the next step will find that out.
-
-    def _await_commits(self) -> None:
-        """Values may have come before the last step was made, and servers take gradients of one step."""
-        for future in self._commits:
-            self.links.result(future, lambda: "the last step's commit")
-        self._commits = []
 
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
         self._coming = None

@@ -264,6 +264,11 @@ class ServerExchange(TableSteps):
     again = False
     """Whether a body may have several backward passes, and see values that its steps have made."""
 
+    @property
+    def carries(self) -> bool:
+        """Whether what a script leaves of a backward pass's gradients goes into this worker's next ones."""
+        return True
+
     def begin_round(self) -> None:
         """Another backward pass of the body begins; only where that can be `again`."""
         raise NotImplementedError

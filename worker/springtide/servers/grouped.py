@@ -6,6 +6,9 @@ send one copy of the values, which the team passes along (`passing`). Teams are 
 ranks of a generation; the last one may be smaller. All members still prepare and commit for themselves, so
 that the rules of a step are those of workers without teams. A team that lost a member is made anew with the
 next generation, like everything that knows ranks; what a member lacks then it fetches for itself.
+
+Values that a body looks at between its steps each member fetches for itself, as it looks: whether the others
+do, and at what, is their scripts' affair. With the commit the first member passes on what it has not seen.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from springtide.servers.links import ServerError
 from springtide.servers.passing import Passing, scratch_for
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.wire import Pushed
+from springtide.servers.within import WithinExchange
 
 log = logging.getLogger("springtide")
 
@@ -35,8 +39,8 @@ def team_of(rank: int, size: int, world: int) -> range:
     return range(first, min(first + size, world))
 
 
-class GroupedExchange(ServerExchange):
-    """As `ServerExchange`. group_size: workers in a team. address: IP of this process for the teams' sums."""
+class GroupedExchange(WithinExchange):
+    """As `WithinExchange`. group_size: workers in a team. address: IP of this process for the teams' sums."""
 
     def __init__(
         self, *args: Any, group_size: int, address: str, collective_seconds: float, **named: Any
@@ -48,13 +52,13 @@ class GroupedExchange(ServerExchange):
         self._summed: list[tuple[Work, torch.Tensor]] = []
         self._started = 0
         self._passing: Passing | None = None
-        self._arrived: dict[str, Future[None]] = {}
+        self._arrived: dict[str, Future[bool]] = {}
         self._scratch: list[torch.Tensor] = []
 
     def begin_generation(
         self, place: Place, group: Group, store: StreamStore, *, holds: bool, leader: int, fresh: bool
     ) -> None:
-        """As in `ServerExchange`; then the team's members meet."""
+        """As in `WithinExchange`; then the team's members meet."""
         self._leave_team()
         super().begin_generation(place, group, store, holds=holds, leader=leader, fresh=fresh)
         ranks = team_of(group.rank, self._size, group.size)
@@ -73,6 +77,15 @@ class GroupedExchange(ServerExchange):
     def begin_step(self) -> None:
         super().begin_step()
         self._summed, self._started = [], 0
+
+    def begin_round(self) -> None:
+        super().begin_round()
+        self._summed, self._started = [], 0
+
+    @property
+    def carries(self) -> bool:
+        """As in `ServerExchange`: every member has the team's sums."""
+        return self._team is None or self._team.rank == 0
 
     def push(self, gradients: torch.Tensor) -> Pushed:
         """Begin to sum the next bucket within the team, and send on what is summed. Raise RuntimeError."""
@@ -133,7 +146,15 @@ class GroupedExchange(ServerExchange):
             super()._fetch_made(chunks, lost)
         if passing is None:
             return
-        self._arrived = self._pass_on(passing, chunks, lambda key: ServerExchange._receive(self, key, False))
+        lacking = [chunk.key for chunk in chunks]
+        arrived = self._pass_on(
+            passing,
+            self.chunks,
+            lambda key: ServerExchange._receive(self, key, False),
+            chosen=frozenset(lacking),
+        )
+        # What comes besides, this one has seen within the body.
+        self._arrived = {key: arrived[key] for key in lacking}
 
     def _pass_on(
         self,
@@ -141,13 +162,14 @@ class GroupedExchange(ServerExchange):
         chunks: Collection[PlannedChunk],
         fetch: Callable[[str], None],
         first: Mapping[str, torch.Tensor] | None = None,
-    ) -> dict[str, Future[None]]:
+        chosen: Collection[str] | None = None,
+    ) -> dict[str, Future[bool]]:
         """Begin to pass values of chunks along the team, after what comes first; as `Passing.begin`."""
         if passing.receives and not self._scratch:
             self._scratch = scratch_for(self._memory.values)
         memory = self._scratch if passing.receives else self._memory.values
         pieces = {chunk.key: memory[chunk.bucket][chunk.start : chunk.stop] for chunk in chunks}
-        return passing.begin({**(first or {}), **pieces}, fetch)
+        return passing.begin({**(first or {}), **pieces}, fetch, chosen)
 
     def _receive(self, key: str, to_the_end: bool) -> None:
         """Wait for the values of a chunk, which come along the team."""
@@ -159,17 +181,20 @@ class GroupedExchange(ServerExchange):
     ) -> bool:
         """Wait for values that the team passes on. False: they come from the servers. Raise ServerError.
 
-        ask: asks servers for the values of these chunks, since the team is over.
+        ask: asks servers for the values of these chunks, which do not come, or since the team is over.
         """
         arrived, passing = self._arrived.pop(key, None), self._passing
         if arrived is None or passing is None:
             return False
         try:
-            self.links.result(arrived, lambda: "the step's values from this worker's team")
+            comes = self.links.result(arrived, lambda: "the step's values from this worker's team")
         except RuntimeError as error:
             if not to_the_end:
                 raise ServerError(str(error)) from None
         else:
+            if not comes:
+                ask([self._chunks[key]])
+                return False
             if passing.receives:
                 bucket, start, stop = self._chunks[key].span
                 self._memory.values[bucket][start:stop] = self._scratch[bucket][start:stop]
@@ -193,5 +218,5 @@ class GroupedExchange(ServerExchange):
         self._passing, self._arrived = None, {}
 
 
-def _has_come(future: Future[None]) -> bool:
-    return future.done() and future.exception() is None
+def _has_come(future: Future[bool]) -> bool:
+    return future.done() and future.exception() is None and future.result()

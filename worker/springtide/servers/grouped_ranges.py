@@ -42,7 +42,7 @@ _ROWS: Final = "rows"
 class GroupedRanges(AsynchronousExchange, GroupedExchange):
     """As `AsynchronousExchange`, for a team; of one member, too. A body has one backward pass."""
 
-    again = False
+    rounds = again = False
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)

@@ -7,10 +7,11 @@ member sends more than one copy, and servers send one for a whole team.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ class Passing:
     def __init__(self, team: Group) -> None:
         self._team = team
         self._thread = ThreadPoolExecutor(1, "springtide-team")
-        self._running: list[Future[None]] = []
+        self._running: list[Future[Any]] = []
 
     @property
     def receives(self) -> bool:
@@ -38,24 +39,37 @@ class Passing:
         return self._team.rank > 0
 
     def begin(
-        self, pieces: Mapping[str, torch.Tensor], fetch: Callable[[str], None]
-    ) -> dict[str, Future[None]]:
-        """Begin to pass a step's values on, in the order of `pieces`.
+        self,
+        pieces: Mapping[str, torch.Tensor],
+        fetch: Callable[[str], None],
+        chosen: Collection[str] | None = None,
+    ) -> dict[str, Future[bool]]:
+        """Begin to pass a step's values on, in the order of `pieces`, which all members name alike.
 
         pieces: memory by key, where they come to and go on from. fetch: at the first member, return when the
-        piece of this key is there, or raise RuntimeError. The result says of each key when it is there.
+        piece of this key is there, or raise RuntimeError. chosen: which pieces are passed on, as the first
+        member says, who tells the others; None, at all members: every one. The result says of each key when
+        it is there, or False: it does not come.
         """
-        arrived: dict[str, Future[None]] = {key: Future() for key in pieces}
+        arrived: dict[str, Future[bool]] = {key: Future() for key in pieces}
         self._running = [job for job in self._running if not job.done()]
-        self._running.append(self._thread.submit(self._pass, dict(pieces), fetch, dict(arrived)))
+        self._running.append(self._thread.submit(self._pass, dict(pieces), fetch, dict(arrived), chosen))
         return arrived
 
     def _pass(
-        self, pieces: dict[str, torch.Tensor], fetch: Callable[[str], None], arrived: dict[str, Future[None]]
+        self,
+        pieces: dict[str, torch.Tensor],
+        fetch: Callable[[str], None],
+        arrived: dict[str, Future[bool]],
+        chosen: Collection[str] | None,
     ) -> None:
         team, sent, coming = self._team, deque[Work](), deque[Work]()
         try:
             keys = list(pieces)
+            if chosen is not None:
+                keys = self._choose(keys, chosen, sent)
+                for key in pieces.keys() - set(keys):
+                    arrived[key].set_result(False)
             for number, key in enumerate(keys):
                 if team.rank == 0:
                     fetch(key)
@@ -69,7 +83,7 @@ class Passing:
                         sent[0].wait()
                         sent.popleft()
                     sent.append(team.start_send(pieces[key], team.rank + 1))
-                arrived[key].set_result(None)
+                arrived[key].set_result(True)
             for work in sent:
                 work.wait()
         except Exception as error:
@@ -79,6 +93,15 @@ class Passing:
             for future in arrived.values():
                 if not future.done():
                     future.set_exception(RuntimeError(f"a team passes values on: {error}"))
+
+    def _choose(self, keys: Sequence[str], chosen: Collection[str], sent: deque[Work]) -> list[str]:
+        """Those of the keys that the first member has chosen, which goes along the chain, too."""
+        team, mask = self._team, torch.tensor([key in chosen for key in keys], dtype=torch.uint8)
+        if team.rank:
+            team.start_receive(mask, team.rank - 1).wait()
+        if team.rank + 1 < team.size:
+            sent.append(team.start_send(mask, team.rank + 1))
+        return [key for key, wanted in zip(keys, mask.tolist(), strict=True) if wanted]
 
     def finish(self) -> None:
         """Wait until what has come is passed on. Other members' failures end that, too."""

@@ -55,8 +55,7 @@ class RangeRounds(ServerExchange):
         if self.optimizers.steps_again(optimizer):
             raise UsageError(
                 f"a second step of the same optimizer ({type(optimizer).__name__}) in one body takes "
-                "strategy.parameterServer.consistency Synchronous without workers.groupSize, or "
-                "strategy.type AllReduce"
+                "strategy.parameterServer.consistency Synchronous, or strategy.type AllReduce"
             )
         self._sums = scale, tuple(unused)
         factor = self.optimizers.stage(optimizer, clip_norm, scale, inverse, resting)

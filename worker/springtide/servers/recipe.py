@@ -189,8 +189,7 @@ class ServerOptimizers:
         if number in self._staged:
             raise UsageError(
                 f"a second step of the same optimizer ({type(optimizer).__name__}) in one body takes "
-                "strategy.parameterServer.consistency Synchronous without workers.groupSize, or "
-                "strategy.type AllReduce"
+                "strategy.parameterServer.consistency Synchronous, or strategy.type AllReduce"
             )
         norm = 0.0 if clip_norm is None else self._norms[number] * abs(scale * inverse)
         factor = 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
@@ -215,7 +214,8 @@ class ServerOptimizers:
         if self.has_stepped(index):
             raise UsageError(
                 "rows of a table are looked up in the body whose optimizer.step() changes them: that takes "
-                "workers.groupSize 1; otherwise look them up before that step or in the next body"
+                "workers.groupSize 1, or consistency Synchronous; otherwise look them up before that step or "
+                "in the next body"
             )
 
     def check_unstaged(self) -> None:
@@ -223,7 +223,8 @@ class ServerOptimizers:
         if self._staged:
             raise UsageError(
                 "new values are wanted within the body that makes them, by a model or an average of its "
-                "weights after optimizer.step(): that takes workers.groupSize 1, or strategy.type AllReduce"
+                "weights after optimizer.step(): that takes workers.groupSize 1, consistency Synchronous, or "
+                "strategy.type AllReduce"
             )
 
     @property

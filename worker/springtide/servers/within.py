@@ -25,6 +25,7 @@ from springtide.servers.exchange import ServerExchange
 from springtide.servers.leading import Place
 from springtide.servers.links import ServerError
 from springtide.servers.plan import PlannedChunk
+from springtide.servers.wire import Pushed
 from springtide_ps.chunk import PARTS_LIMIT, ROUNDS_LIMIT, Recipe
 from springtide_ps.client import Answer
 from springtide_ps.frames import Kind
@@ -46,6 +47,7 @@ class WithinExchange(ServerExchange):
         self._seen: dict[str, Future[Answer]] = {}  # chunks whose values of this body were asked for
         self._sums: tuple[float, tuple[int, ...]] = (1.0, ())
         self._saw_within = self._open = False
+        self._ahead = False  # values of the last step may be here before the servers have made it
         self.on_within: Callable[[], object] = lambda: None  # called when an optimizer steps twice in a body
 
     def begin_generation(
@@ -56,6 +58,7 @@ class WithinExchange(ServerExchange):
         self.links.connect(place.servers)
         wait(list(self._seen.values()), _LATE_SECONDS)
         self._clean -= self._seen.keys()
+        self._ahead = False
         self._forget_parts()
         super().begin_generation(place, group, store, holds=holds, leader=leader, fresh=fresh)
 
@@ -154,6 +157,41 @@ class WithinExchange(ServerExchange):
         about = {"parts": len(self._made_parts)}
         answer = self.links.answer
         return rows.read(self.tables, index, ids, self._homes, self._step + 1, self._ask, answer, about)
+
+    # ---- values that are here before the step is made
+
+    def push(self, gradients: torch.Tensor) -> Pushed:
+        self._await_commits()
+        return super().push(gradients)
+
+    def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
+        self._await_commits()
+        super().stage_rows(index, ids, sums)
+
+    def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
+        super().commit(scale, unused, skip)
+        self._ahead = bool(self._seen)
+
+    def settle(self, parameters: Collection[int] | None = None, to_the_end: bool = False) -> None:
+        """As in `ServerExchange`; whoever wants all values has them when the servers have made the step."""
+        super().settle(parameters, to_the_end)
+        if parameters is not None or to_the_end or not self._ahead:
+            return
+        for future in self._commits:
+            try:
+                self.links.result(future, lambda: "the last step's commit")
+            except ServerError:
+                if not future.done():
+                    raise
+                # A server is lost, and its copy has the values: the next step will find that out.
+
+    def _await_commits(self) -> None:
+        """Values may have come before the last step was made, and servers take gradients of one step."""
+        for future in self._commits:
+            self.links.result(future, lambda: "the last step's commit")
+        self._commits = []
+
+    # ---- what servers are asked within a body
 
     def _tell(self) -> None:
         """Say to the servers which parts the body has made."""
