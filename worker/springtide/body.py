@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from springtide.data.batch import Batch
@@ -39,8 +39,9 @@ class Body:
 
     round: of backward and reductions, from 0; more than one only where several optimizer steps were declared.
     reduced: the round's reductions are complete and its gradients are in place. result: of the last side
-    reduction. change: a member wants a new generation after this step. weight: with which this worker's
-    loss counted. steps: optimizer steps begun. told: reported values that a reduction has taken along.
+    reduction. zeros: parameters that have zeros for a gradient, without any backward. change: a member wants
+    a new generation after this step. weight: with which this worker's loss counted. steps: optimizer steps
+    begun. told: reported values that a reduction has taken along.
     """
 
     deal: Deal
@@ -49,6 +50,7 @@ class Body:
     round: int = 0
     reduced: bool = False
     result: side.Result | None = None
+    zeros: Sequence[int] = ()
     change: bool = False
     weight: float = 0.0
     steps: int = 0

@@ -13,6 +13,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from springtide.errors import UsageError
+from springtide.exchange.layout import Field, field_of
 
 
 class Buffers:
@@ -45,6 +46,11 @@ class Buffers:
                 raise KeyError(f"the model's buffer {full} is gone; buffers may change, but not disappear")
             found.append(buffer)
         return found
+
+    @property
+    def fields(self) -> list[Field]:
+        """Names, shapes and types, which all workers have to agree on."""
+        return [field_of(name, item) for name, item in zip(self.names, self.current(), strict=True)]
 
     @property
     def committed(self) -> list[torch.Tensor]:

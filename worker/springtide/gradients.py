@@ -28,16 +28,49 @@ class Gradients:
         self._aside: dict[int, torch.Tensor] = {}
         self._shown: dict[int, tuple[torch.Tensor, int]] = {}
         self._factors: dict[int, float] = {}
+        # What the library has left in .grad between two bodies, by parameter.
+        self._given: dict[int, torch.Tensor] = {}
+        self._empty: dict[int, torch.Tensor] = {}
+        self._begun: list[int] = []
+        self._forgotten: list[int] | None = None
+        self._left_of: tuple[list[torch.Tensor], bool] | None = None
+        self._left: list[torch.Tensor] = []
 
     def begin(self) -> None:
-        """A body begins."""
-        self._aside, self._shown = {}, {}
+        """A body begins, in which gradients that the last one has left stand for zeros: the script may take
+        them away, and those that are left count (`check_ours`).
+        """
+        self._aside, self._shown, self._begun = {}, {}, []
+        for index, parameter in enumerate(self.parameters):
+            if parameter.grad is None:
+                continue
+            if parameter.numel():
+                parameter.grad = self._nothing(index)
+                self._begun.append(index)
+            else:
+                parameter.grad = None  # it stands for the rows of a table
+
+    def put_back(self) -> None:
+        """After `Undo.put_back`: what stood for zeros when the body began does so again."""
+        for index in self._begun:
+            self.parameters[index].grad = self._nothing(index)
+
+    def _nothing(self, index: int) -> torch.Tensor:
+        """Zeros that take no memory, and that backward adds to without writing into them."""
+        found = self._empty.get(index)
+        if found is None:
+            like = self.parameters[index]
+            found = torch.zeros_like(like, layout=torch.sparse_coo, requires_grad=False)
+            self._empty[index] = found
+        return found
 
     def check_gone(self) -> None:
         """At a body's begin: raise UsageError when the script holds gradients that would be lost."""
         for index, parameter in enumerate(self.parameters):
             gradient = parameter.grad
-            if gradient is not None and gradient is not self._buckets.views[index] and not self.stands(index):
+            if gradient is None or gradient is self._given.get(index):
+                continue
+            if gradient is not self._empty.get(index):
                 raise UsageError(
                     f"{self.names[index]} has a gradient from outside of the step, which would be lost: "
                     "call optimizer.zero_grad() before `with springtide.step():`"
@@ -52,19 +85,26 @@ class Gradients:
                     "let everything that will ever be trained require gradients when calling distribute()"
                 )
 
-    def check_ours(self, last_round: int) -> None:
+    def check_ours(self, last_round: int) -> list[int]:
         """Before the sums are waited for: raise UsageError when the script replaced a gradient.
 
-        last_round: number of the last micro-batch.
+        last_round: number of the last micro-batch. Return which parameters have zeros without any backward,
+        as the script has zeroed an earlier body's gradient and not taken it away.
         """
+        zeros = []
         for index, parameter in enumerate(self.parameters):
             expected = self._buckets.views[index] if self._buckets.has(index, last_round) else None
-            if parameter.grad is not expected:
+            if parameter.grad is expected:
+                continue
+            if expected is None and parameter.grad is self._empty.get(index):
+                zeros.append(index)
+            else:
                 raise UsageError(
                     f"the gradient of {self.names[index]} was replaced between backward() and "
                     "optimizer.step(): call optimizer.zero_grad() after optimizer.step(), and give "
                     "distribute(..., clip_norm=) for clipping"
                 )
+        return zeros
 
     def set_aside(self) -> None:
         """Another backward begins in the same body: keep what the script has not zeroed, to be added to."""
@@ -90,6 +130,7 @@ class Gradients:
                 view = view.data
                 self._shown[index] = view, view._version
             parameter.grad = view if used[index] else None
+            self._given[index] = view
         for index, earlier in self._aside.items():
             if index in self._shown:
                 continue
@@ -101,6 +142,11 @@ class Gradients:
         """Whether the gradient of a parameter that stands for a table's rows is as it was placed."""
         shown, gradient = self._shown.get(index), self.parameters[index].grad
         return shown is not None and gradient is shown[0] and gradient._version == shown[1]
+
+    def show_zeros(self, indices: Iterable[int]) -> None:
+        """The sums are elsewhere: zeros without any backward are like all other gradients from here on."""
+        for index in indices:
+            self.parameters[index].grad = self._buckets.views[index]
 
     def show(self, used: list[bool], copied: bool = False) -> None:
         """The sums are elsewhere: let the script see what this worker has put into them, and take it away.
@@ -171,8 +217,38 @@ class Gradients:
 
     def forget(self) -> None:
         """Nothing is left for an optimizer of this process."""
-        for parameter in self.parameters:
-            parameter.grad = None
+        self._forgotten = [
+            index for index, parameter in enumerate(self.parameters) if parameter.grad is not None
+        ]
+        for index in self._forgotten:
+            self.parameters[index].grad = None
+
+    def leave(self, used: list[bool], needed: bool) -> None:
+        """After the one step of a body: where gradients were forgotten for it, the script sees again what it
+        may zero or take away, as in one process.
+
+        used: as for `place`. needed: this worker's gradients may still have to leave, so zeros are shown that
+        take no memory; otherwise the script sees what this worker has put in.
+        """
+        if self._forgotten is None:
+            return
+        self._forgotten = None
+        views = self._buckets.views
+        if self._left_of is None or self._left_of[0] is not views or self._left_of[1] != needed:
+            left = [view.new_zeros(()).expand(view.shape) if needed else view.data for view in views]
+            self._left_of, self._left = (views, needed), left
+        for index, parameter in enumerate(self.parameters):
+            if used[index] and parameter.numel():
+                parameter.grad = self._given[index] = self._left[index]
+
+    def leave_zeros(self) -> None:
+        """After a body that may have had several steps: what the script has left of forgotten gradients are
+        zeros in the next body.
+        """
+        for index in self._forgotten or ():
+            if self.parameters[index].numel():
+                self.parameters[index].grad = self._nothing(index)
+        self._forgotten = None
 
     def norm(self) -> float:
         """Of all placed gradients."""

@@ -268,6 +268,9 @@ class Reduction:
         ids = total_ids(parts)
         weight = math.fsum(part.weight for part in parts)
         body.samples = ids.samples
+        used = [used and not deal.batch.standin for used in self._buckets.used]
+        for index in body.zeros:
+            used[index] = True
         return side.Contribution(
             step=deal.number * _MOST_ROUNDS + body.round % _MOST_ROUNDS,
             weight=weight,
@@ -276,7 +279,7 @@ class Reduction:
             hash_hi=ids.hash_hi,
             change=self.change_wanted,
             seconds=time.perf_counter() - body.began,
-            used=[used and not deal.batch.standin for used in self._buckets.used],
+            used=used,
             changed=[any(flags) for flags in zip(*(part.moved for part in parts), strict=True)],
             values=body.values(),
             values_weight=weight,

@@ -123,16 +123,12 @@ class Trainer:
         self.reduction = self._reduction
         self._reduced: Reduced | None = None
         self._clip_norm = clip_norm
-        buffers = [
-            field_of(name, item)
-            for name, item in zip(self._buffers.names, self._buffers.current(), strict=True)
-        ]
         place = "" if self.servers is None else f" on servers {self.servers.described}"
         sums = describe(logical_workers, self.device)
         settings = f"{sums} {self.device.type} {exchange}{place} {compression}"
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
         agreed = f"{kinds} {clip_norm} {settings}{' several' if several else ''}"
-        self.layout_hash = layout_hash(layout, [*frozen, *buffers], agreed)
+        self.layout_hash = layout_hash(layout, [*frozen, *self._buffers.fields], agreed)
         self._body: Body | None = None
         self._earlier: Body | None = None
         self._handles: list[Any] = []
@@ -260,11 +256,13 @@ class Trainer:
                 "with the gradients: call report() before optimizer.step(), or after the body"
             )
         self._cross(body)
+        self._gradients.leave_zeros()
         self.transaction.finish_stepping()
 
     def end_dropped(self) -> None:
         """Put back what the dropped body moved. Raise UsageError when it cannot be."""
         self._undo.put_back()
+        self._gradients.put_back()
         self._body = self._earlier = None
         self._strangers.end()
         self.transaction.end()
@@ -275,6 +273,7 @@ class Trainer:
         Raise UsageError when it cannot be.
         """
         self._undo.put_back()
+        self._gradients.put_back()
         self._body, self._earlier = None, self._body
         self._strangers.end()
         self.transaction.end()
@@ -400,7 +399,7 @@ class Trainer:
         elif self._several:
             self._depth -= 1
         else:
-            self.transaction.finish_stepping()
+            self._end_step()
         faults.reach_in(self._running().round, "stepped", self._running().deal.number)
         if self._values_are_read:
             self.settle(None)
@@ -421,7 +420,7 @@ class Trainer:
         body.steps += 1
         if not self._several:
             self._cross(body)
-            self.transaction.finish_stepping()
+            self._end_step()
         elif self._staged is not None:
             self._staged.skip(optimizer)
 
@@ -435,7 +434,7 @@ class Trainer:
             self.transaction.drop("a rehearsal ends here")
             self.transaction.check_alive()
         self._undo.check_untouched()
-        self._gradients.check_ours(micro.index)
+        body.zeros = self._gradients.check_ours(micro.index)
         self._make_way()
         own = own_part(deal, self._buffers, self._exact is not None)
         parts = [own] if self._exact is None else self._exact.keep(own)
@@ -445,6 +444,8 @@ class Trainer:
         self._buffers.write(list(reduced.combined), reduced.combined)
         if self._dense_here:
             self._gradients.place(reduced.result.used, reduced.correction)
+        else:
+            self._gradients.show_zeros(body.zeros)
         self._reduced = reduced
         body.reduced = True
         (self._staged or self._here).placed(reduced)
@@ -470,6 +471,12 @@ class Trainer:
             if self._several:  # each optimizer's step was staged with its own
                 inverse, held, clip_norm, skip = 1.0, 1.0, None, not self._home.any_staged
             commit_on(self._home, self._reduced_now, self._gradients, clip_norm, inverse, skip, held)
+
+    def _end_step(self) -> None:
+        """The one step of the body is over."""
+        needed = self.servers is not None and self.servers.asynchronous
+        self._gradients.leave(self._reduced_now.result.used, needed)
+        self.transaction.finish_stepping()
 
     @property
     def _reduced_now(self) -> Reduced:

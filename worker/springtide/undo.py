@@ -106,8 +106,6 @@ class Undo:
         self._kept: dict[int, Kept] = {}
 
     def begin(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
         self._buffers.remember()
         self._groups = [
             [Snapshot(_hyperparameters(group)) for group in optimizer.param_groups]
