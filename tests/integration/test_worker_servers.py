@@ -122,13 +122,27 @@ def test_two_backwards_and_two_steps_are_one_through_kills_between_them(
     check(cluster, reference, [steady])
 
 
+@pytest.mark.parametrize("rounds", [False, True])
 def test_compressed_gradients_train_on_while_workers_die_and_leave(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference
+    make_cluster: Callable[..., WorkerCluster],
+    reference: Reference,
+    zygote: Zygote,
+    tmp_path: Path,
+    rounds: bool,
 ) -> None:
-    """The numbers are others than those of one process, but equal on all workers, and they train as well."""
+    """The numbers are others than those of one process, but equal on all workers, and they train as well.
+
+    rounds: with two optimizers, and a second backward through what the first one's step has made.
+    """
     topk = {"SPRINGTIDE_COMPRESSION": "TopK", "SPRINGTIDE_TOP_K_RATIO": "0.3"}
-    cluster = make_cluster(2, pace=0.03, environment=topk)
+    game: dict[str, Any] = {"two": True, "rounds": True} if rounds else {}
+    if rounds:
+        (tmp_path / "alone").mkdir()
+        reference = train_alone(zygote, tmp_path / "alone", OPTIONS | game)
+    cluster = make_cluster(2, pace=0.03, environment=topk, **game)
     faults = {1: "pushed:3:kill", 2: "reduced:6:kill", 3: "stepping:9:kill"}
+    if rounds:
+        faults = {1: "seen:3:kill", 2: "round-reduced:6:kill", 3: "round-stepped:9:kill"}
     steady, *victims, leaver = cluster.start(5, faults=faults)
     cluster.until_step(12)
     leaver.terminate()

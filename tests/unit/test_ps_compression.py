@@ -99,13 +99,16 @@ class Owing(RuleBasedStateMachine):
         self.stand((), False)
 
     def stand(self, unused: tuple[int, ...], skip: bool) -> None:
-        self.wire.stand_at(self.made, unused, skip)
+        self.wire.stand_at(self.made, [(0, unused)], skip)
 
     def body(self, data: st.DataObject) -> None:
         """Backward and the pushes of one body."""
         numbers = data.draw(st.lists(st.integers(-9, 9), min_size=ELEMENTS, max_size=ELEMENTS))
         self.gradient = torch.tensor(numbers, dtype=torch.float64)
         self.wire.begin(((1, 0, self.generation), self.step + 1))
+        self.push()
+
+    def push(self) -> None:
         out = self.wire.outgoing(CHUNK, self.gradient * self.scale)
         dense = torch.zeros(ELEMENTS, dtype=torch.float64)
         self.sent = (out.add_to(dense) if isinstance(out, Selected) else out) / self.scale
@@ -136,6 +139,36 @@ class Owing(RuleBasedStateMachine):
         if not skip:
             self.count(unused)
         self.stand(unused, skip)
+
+    @rule(
+        data=st.data(),
+        rounds=st.lists(
+            st.lists(st.sampled_from([(), (0,), (1,), (0, 1)]), max_size=3), min_size=1, max_size=3
+        ),
+        end=st.sampled_from(["committed", "committed by others", "dropped"]),
+    )
+    def several_backwards(self, data: st.DataObject, rounds: list[list[tuple[int, ...]]], end: str) -> None:
+        """By round: the optimizer steps with its sums, and who has no part in each."""
+        before = self.total.clone(), self.applied.clone()
+        for number, parts in enumerate(rounds):
+            if number:
+                self.wire.begin_round(rounds[number - 1])
+                numbers = data.draw(st.lists(st.integers(-9, 9), min_size=ELEMENTS, max_size=ELEMENTS))
+                self.gradient = torch.tensor(numbers, dtype=torch.float64)
+                self.push()
+            else:
+                self.body(data)
+            for unused in parts:
+                self.count(unused)
+        if end == "dropped":
+            self.total, self.applied = before
+            self.generation += 1
+        else:
+            self.advance(self.generation)
+        if end == "committed by others":
+            self.generation += 1
+        parts = [(number, unused) for number, own in enumerate(rounds) for unused in own]
+        self.wire.stand_at(self.made, parts, False)
 
     @rule(scale=st.sampled_from([0.25, 1.0, 1024.0]))
     def a_scaler_changes_its_scale(self, scale: float) -> None:
@@ -194,7 +227,25 @@ class Owing(RuleBasedStateMachine):
         self.stand((), False)
         assert torch.equal(self.applied, self.total)
         self.generation += 1
-        self.wire.closing = False
+        self.wire.reopen()
+
+    @rule(data=st.data())
+    def leaves_after_several_backwards(self, data: st.DataObject) -> None:
+        """All that is owed goes in a body that knows it from its first backward on."""
+        for last in (False, True):
+            for number in range(2):
+                if number:
+                    self.wire.begin_round([(1,)])
+                    self.push()
+                else:
+                    self.body(data)
+                assert self.wire.ends(not last) is last
+                self.count((1 - number,))
+            self.advance(self.generation)
+            self.wire.stand_at(self.made, [(0, (1,)), (1, (0,))], False)
+        assert torch.equal(self.applied, self.total)
+        self.generation += 1
+        self.wire.reopen()
 
     @invariant()
     def nothing_is_lost(self) -> None:

@@ -121,7 +121,7 @@ def test_what_16_bits_leave_out_is_kept_in_more() -> None:
         assert isinstance(out, Selected)
         assert out.indices.tolist() == [0]
         assert out.values.dtype is torch.float16
-        wire.stand_at(((1, 0, 1), step), (), False)
+        wire.stand_at(((1, 0, 1), step), [(0, ())], False)
         assert wire.residuals is not None
         kept = wire.residuals.kept("0.0")
         assert kept is not None

@@ -153,10 +153,10 @@ def _check_compression(compression: str, strategy: str, several: bool, tracked: 
         )
     if compression not in ("PowerSGD", "TopK"):
         return
-    if several:
+    if several and compression == "PowerSGD":
         raise UsageError(
-            f"distribute(): compression {compression} takes one optimizer, which makes one step per body: "
-            "give it without a list, or use compression BF16"
+            "distribute(): compression PowerSGD takes one optimizer, which makes one step per body: give it "
+            "without a list, or use compression BF16"
         )
     scalers = enabled_among(tracked)
     if compression == "PowerSGD" and scalers:

@@ -114,11 +114,13 @@ class StagedSteps:
         self._inverses = {}
         check_backward(exact=False, together=self._servers.again)
         left = self._gradients.left()
+        factors = {index: self._gradients.factor(index) for index in left}
+        carried = {index: self._servers.carried(index, left[index], factors[index]) for index in left}
         self._servers.begin_round()
-        reduction.begin_round({index: self._gradients.factor(index) for index in left})
+        reduction.begin_round(factors)
         self._buckets.begin(reduction.start_gradients)
-        for index, gradient in left.items():
-            self._buckets.carry(index, gradient if self._servers.carries else torch.zeros_like(gradient))
+        for index, gradient in carried.items():
+            self._buckets.carry(index, gradient)
         self._carried = reduced.correction if left else 0.0
 
     def placed(self, reduced: Reduced) -> None:

@@ -124,7 +124,8 @@ class ServerExchange(TableSteps):
         self._place = place
         self._fetches, self._commits = {}, []
         self.optimizers.begin()
-        self._leader, self.wire.closing = None, False
+        self._leader = None
+        self.wire.reopen()
         self.links.connect(place.servers)
         group.on_shut(lambda: self.links.over("the generation is over"))
         self._memory.drop()
@@ -264,10 +265,12 @@ class ServerExchange(TableSteps):
     again = False
     """Whether a body may have several backward passes, and see values that its steps have made."""
 
-    @property
-    def carries(self) -> bool:
-        """Whether what a script leaves of a backward pass's gradients goes into this worker's next ones."""
-        return True
+    def carried(self, index: int, gradient: torch.Tensor, factor: float) -> torch.Tensor:
+        """What the script leaves of a parameter's gradient goes into the next one: this worker's part of it.
+
+        gradient: as it is left, multiplied by `factor` since the sum was made.
+        """
+        return gradient
 
     def begin_round(self) -> None:
         """Another backward pass of the body begins; only where that can be `again`."""
@@ -460,7 +463,7 @@ class ServerExchange(TableSteps):
         if recipe is None:
             self.wire.stand_at(made, (), False)
         else:
-            self.wire.stand_at(made, recipe.unused, recipe.skip)
+            self.wire.stand_at(made, [(part.round, part.unused) for part in recipe.parts], recipe.skip)
 
     def _values(self, chunk: PlannedChunk) -> torch.Tensor:
         return self._memory.values[chunk.bucket][chunk.start : chunk.stop]

@@ -82,10 +82,20 @@ class GroupedExchange(WithinExchange):
         super().begin_round()
         self._summed, self._started = [], 0
 
-    @property
-    def carries(self) -> bool:
-        """As in `ServerExchange`: every member has the team's sums."""
-        return self._team is None or self._team.rank == 0
+    def carried(self, index: int, gradient: torch.Tensor, factor: float) -> torch.Tensor:
+        """As in `ServerExchange`. Every member has the team's sum, and one of them carries it."""
+        if self._team is None or self._team.rank == 0:
+            return gradient
+        own = torch.zeros_like(gradient)
+        for key in self._of_parameter.get(index, ()):
+            if (handed := self.wire.handed_over(key)) is None:
+                continue
+            # It is in the sum, and has been paid with it, or is handed over once more.
+            begin = self._chunks[key].start - self._layout.slots[index].offset
+            for number, _, start, stop in self._chunks[key].pieces:
+                if number == index:
+                    own.view(-1)[begin + start : begin + stop] -= factor * handed[start:stop]
+        return own
 
     def push(self, gradients: torch.Tensor) -> Pushed:
         """Begin to sum the next bucket within the team, and send on what is summed. Raise RuntimeError."""

@@ -165,11 +165,12 @@ class GroupedRanges(AsynchronousExchange, GroupedExchange):
         """As in `AsynchronousExchange`, by the first member; what others have owed went with the sum."""
         if self._follows:
             skipped = frozenset(self.optimizers.skipped)
+            recipe = self.optimizers.recipe(scale, unused, skip)
             self.optimizers.begin()
             self._memory.mark()
             self._clean = set()
             for key, planned in self._chunks.items():
-                self._owing.landed(key, unused, not skip and planned.optimizer not in skipped)
+                self._owing.landed(key, recipe.unused, not skip and planned.optimizer not in skipped)
         else:
             self._landed = {key: Future() for key in (*self._slices, *self._chunks)}
             super().commit(scale, unused, skip)

@@ -72,6 +72,7 @@ class RangeRounds(ServerExchange):
         Raise ServerError.
         """
         self._push_staged()
+        self.wire.begin_round(())
         self._pushed = 0
         self._offering.begin()
 

@@ -21,6 +21,8 @@ from springtide_ps.selected import INDEX_BYTES, Selected, worth_it
 Made = tuple[tuple[int, int, int], int]
 """A state that is in no other run: the generation that made it, and its step."""
 Spans = Sequence[tuple[int, int]]
+Parts = Sequence[Mapping[str, Spans]]
+"""Of optimizer steps with the same sums: by chunk that has a part in it, the elements that have none."""
 
 KINDS: Final = ("None", "BF16", "FP16", "TopK")
 _WIRE: Final = {"BF16": torch.bfloat16, "FP16": torch.float16}
@@ -40,66 +42,108 @@ class Pushed:
 
 
 class Residuals:
-    """By chunk: what this worker's gradients still owe. PURE."""
+    """By chunk: what this worker's gradients still owe. PURE.
+
+    A body may have several backward passes (*rounds*), and several optimizer steps (*parts*) with the sums of
+    each. What a round leaves out is owed if a part has taken its sums.
+    """
 
     def __init__(self) -> None:
         self._made: Made | None = None
         self._kept: dict[str, torch.Tensor] = {}
         self._next_made: Made | None = None
-        self._next: dict[str, torch.Tensor | None] = {}
+        self._next: dict[str, torch.Tensor | None] = {}  # what the running round has left out
+        self._since: dict[
+            str, torch.Tensor | None
+        ] = {}  # owed after the rounds before it of the running body
 
     def begin(self, made: Made) -> None:
         """A body begins that would make this state."""
-        self._next_made, self._next = made, {}
+        self._next_made, self._next, self._since = made, {}, {}
+
+    def begin_round(self, parts: Parts) -> None:
+        """Another round of the body begins. parts: those that have taken the sums of the last one."""
+        self._since |= self._after(parts)
+        self._next = {}
 
     def owed(self, key: str, gradient: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """The gradient with what was left out before; memory of its own. scale: as in `scaled`."""
-        kept = self._kept.get(key)
+        kept = self.kept(key)
         return gradient.clone() if kept is None else gradient + scaled(kept, scale, gradient.dtype)
 
     def kept(self, key: str) -> torch.Tensor | None:
         """What was left out before."""
-        return self._kept.get(key)
+        return self._since[key] if key in self._since else self._kept.get(key)
 
     def leave_out(self, key: str, rest: torch.Tensor | None) -> None:
         """What is not sent of it (None: nothing); the memory is kept."""
         self._next[key] = rest
 
-    def stand_at(self, made: Made | None, unused: Mapping[str, Spans], skip: bool) -> None:
+    def stand_at(self, made: Made | None, parts: Parts, skip: bool) -> None:
         """The worker holds this state now, whoever committed it.
 
-        unused: elements of chunks that had no part in its last step. skip: the step changed nothing.
+        parts: of its last step, those that have taken the last round's sums. skip: the step changed nothing.
         """
         if made == self._made:
             return
         if made is None or made != self._next_made:
             self._kept = {}  # this worker had no part in that step
         elif not skip:
-            for key, rest in self._next.items():
-                self._keep(key, rest, unused.get(key, ()))
-        self._made, self._next_made, self._next = made, None, {}
+            for key, rest in {**self._since, **self._after(parts)}.items():
+                self._keep(key, rest)
+        self._made, self._next_made, self._next, self._since = made, None, {}, {}
 
     def stand_anywhere(self) -> None:
         """What is owed stays owed, whatever state the worker holds: the kind of exchange changes."""
         self._made = self._next_made = None
-        self._next = {}
+        self._next, self._since = {}, {}
 
     def landed(self, key: str, unused: Spans, applied: bool) -> None:
         """A push of this chunk has been answered; unless it was applied, nothing of it is owed."""
         if key in self._next:
             rest = self._next.pop(key)
             if applied:
-                self._keep(key, rest, unused)
+                self._keep(key, _left(self.kept(key), rest, [unused]))
 
-    def _keep(self, key: str, rest: torch.Tensor | None, unused: Spans) -> None:
-        kept = self._kept.pop(key, None)
-        if rest is None and kept is not None and unused:
-            rest = torch.zeros_like(kept)
-        if rest is None:
-            return
-        for start, stop in unused:
-            rest[start:stop] = 0.0 if kept is None else kept[start:stop]
-        self._kept[key] = rest
+    def _after(self, parts: Parts) -> dict[str, torch.Tensor | None]:
+        """What is owed when these parts have taken the sums of the running round."""
+        found = {}
+        for key, rest in self._next.items():
+            if own := [part[key] for part in parts if key in part]:
+                found[key] = _left(self.kept(key), rest, own)
+        return found
+
+    def _keep(self, key: str, rest: torch.Tensor | None) -> None:
+        self._kept.pop(key, None)
+        if rest is not None:
+            self._kept[key] = rest
+
+
+def _left(
+    before: torch.Tensor | None, rest: torch.Tensor | None, parts: Sequence[Spans]
+) -> torch.Tensor | None:
+    """What is owed of a chunk after parts that take the same sums. None is nothing.
+
+    before: owed when the gradient was sent, which it was added to. rest: left out of both. parts: the
+    elements that each did not take.
+    """
+    now = before
+    for number, unused in enumerate(parts):
+        # Every further part takes the gradient again, and what it paid off with it.
+        then = rest if number == 0 else _sum(now, rest, None if before is None else -before)
+        if unused:
+            whole = then if then is not None else now
+            then = None if whole is None else torch.zeros_like(whole) if then is None else then.clone()
+        if then is not None:
+            for start, stop in unused:
+                then[start:stop] = 0.0 if now is None else now[start:stop]
+        now = then
+    return now
+
+
+def _sum(*tensors: torch.Tensor | None) -> torch.Tensor | None:
+    there = [tensor for tensor in tensors if tensor is not None]
+    return sum(there[1:], start=there[0]) if there else None
 
 
 def scaled(kept: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
@@ -117,8 +161,9 @@ def unscaled(rest: torch.Tensor, scale: float) -> torch.Tensor:
 class Wire:
     """What is sent of each chunk's gradient. ratio: of elements, with TopK.
 
-    closing: send everything that is owed, since this worker may leave after the step. loss_scale: asked at a
-    body's begin, what a GradScaler multiplies gradients by: residuals are kept without it, for it changes.
+    closing: from the next body on, send everything that is owed, since this worker may leave after it.
+    loss_scale: asked when a backward pass begins, what a GradScaler multiplies gradients by: residuals are
+    kept without it, for it changes.
     """
 
     def __init__(self, kind: str = "None", ratio: float = 0.01) -> None:
@@ -126,16 +171,36 @@ class Wire:
         self._scale = 1.0
         self.kind, self._dtype, self._ratio = kind, _WIRE.get(kind), ratio
         self.residuals = Residuals() if kind == "TopK" else None
-        self.closing = False
+        self.closing = self._sends_all = False
+        self._round = 0
         self._chunks: dict[str, PlannedChunk] = {}
+        self._handed: dict[str, torch.Tensor] = {}
 
     def begin(self, made: Made) -> None:
         """A body begins that would make this state."""
-        self._take_scale()
+        self._begin_body()
         if self.residuals is not None:
             self.residuals.begin(made)
 
+    def reopen(self) -> None:
+        """A generation begins, whose last step is not known."""
+        self.closing = self._sends_all = False
+
+    def _begin_body(self) -> None:
+        self._round, self._sends_all = 0, self.closing
+        self._take_scale()
+
+    def begin_round(self, parts: Sequence[Collection[int]]) -> None:
+        """Another backward pass of the body begins. parts: of each optimizer step with the sums of the last
+        one, parameters that had no part in it.
+        """
+        if self.residuals is not None:
+            self.residuals.begin_round([self._part(unused) for unused in parts])
+        self._round += 1
+        self._take_scale()
+
     def _take_scale(self) -> None:
+        self._handed = {}
         if self.residuals is not None:
             self._scale = self.loss_scale()
 
@@ -154,7 +219,7 @@ class Wire:
     def _selected(self, elements: int, dtype: torch.dtype) -> int:
         """How many elements are selected; 0: all travel as they are."""
         count = math.ceil(elements * self._ratio)
-        return 0 if self.closing or not worth_it(count, dtype, elements) else count
+        return 0 if self._sends_all or not worth_it(count, dtype, elements) else count
 
     def outgoing(self, chunk: PlannedChunk, gradient: torch.Tensor) -> torch.Tensor | Selected:
         """What travels of a chunk's gradient (flat)."""
@@ -182,16 +247,32 @@ class Wire:
             if kept is not None:
                 self._chunks[chunk.key] = chunk
                 # Not a change of the script's, so it is not to be seen as one.
-                more = scaled(kept, self._scale, gradients.dtype)
+                more = self._handed[chunk.key] = scaled(kept, self._scale, gradients.dtype)
                 gradients.data[chunk.start : chunk.stop] += more.to(gradients.device)
                 self.residuals.leave_out(chunk.key, None)
 
-    def stand_at(self, made: Made | None, unused: Collection[int], skip: bool) -> None:
-        """The worker holds this state now. unused: parameters without a gradient in its last step."""
+    def handed_over(self, key: str) -> torch.Tensor | None:
+        """What the last `hand_over` of this backward pass has added to a chunk's gradient."""
+        return self._handed.get(key)
+
+    def stand_at(self, made: Made | None, parts: Sequence[tuple[int, Collection[int]]], skip: bool) -> None:
+        """The worker holds this state now.
+
+        parts: of its last step's optimizer steps, the number of the backward pass, and the parameters that
+        had no part in it. skip: the step changed nothing.
+        """
         if self.residuals is None:
             return
-        spans = {key: self._spans(key, unused) for key in self._chunks}
-        self.residuals.stand_at(made, spans, skip)
+        # Who has not come to the last pass has prepared nothing that others could have committed.
+        own = [self._part(unused) for number, unused in parts if number == self._round]
+        self.residuals.stand_at(made, own, skip)
+
+    def _part(self, unused: Collection[int]) -> dict[str, Spans]:
+        return {
+            key: self._spans(key, unused)
+            for key, chunk in self._chunks.items()
+            if any(piece[0] not in unused for piece in chunk.pieces)
+        }
 
     def _spans(self, key: str, unused: Collection[int]) -> Spans:
         return [(start, stop) for index, _, start, stop in self._chunks[key].pieces if index in unused]
@@ -201,9 +282,9 @@ class Wire:
 
         With residuals it is the next one, in which they are sent.
         """
-        if self.residuals is None or self.closing:
-            return wanted or self.closing
-        self.closing = wanted
+        if self.residuals is None or self._sends_all:
+            return wanted or self._sends_all
+        self.closing = self.closing or wanted
         return False
 
 
@@ -226,9 +307,16 @@ class RangeWire(Wire):
     def begin(self, made: Made) -> None:
         """In ranges, what was pushed before may still be on its way."""
         if self.in_ranges:
-            self._take_scale()
+            self._begin_body()
         else:
             super().begin(made)
+
+    def begin_round(self, parts: Sequence[Collection[int]]) -> None:
+        """In ranges, what counts each push is answered."""
+        if self.in_ranges:
+            self._take_scale()
+        else:
+            super().begin_round(parts)
 
     def ends(self, wanted: bool) -> bool:
         return wanted if self.in_ranges else super().ends(wanted)

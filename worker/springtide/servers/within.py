@@ -78,6 +78,7 @@ class WithinExchange(ServerExchange):
             raise UsageError(
                 f"more than {ROUNDS_LIMIT} backward passes in one body: servers keep all their sums"
             )
+        self.wire.begin_round([part.unused for part in self._made_parts if part.round == self._round])
         self._round += 1
         self._pushed, self._counts = 0, {}
 
