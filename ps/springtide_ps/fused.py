@@ -26,7 +26,7 @@ def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     Their gradients may be taken away.
     """
     whole = inspect.unwrap(type(optimizer).step)
-    kernel = _KERNELS.get(type(optimizer))
+    kernel = _KERNELS.get(_kind(optimizer))
 
     def step() -> None:
         ready = kernel and _ready(optimizer)
@@ -41,9 +41,23 @@ def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     return step
 
 
+def without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The same optimizer, whose making does not import torch's compiler.
+
+    The first `add_param_group` of a process does, which takes as long as the import of torch itself: a server
+    that replaces a lost one would answer as much later.
+    """
+    return type(kind.__name__, (kind,), {"add_param_group": inspect.unwrap(kind.add_param_group)})
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+    """torch's own class of what may be one `without_compiler`."""
+    return next((kind for kind in type(optimizer).__mro__ if kind in _KERNELS), type(optimizer))
+
+
 def _ready(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], _Tensors, _Tensors, _States]]:
     """By parameter group, if every tensor has a gradient and a whole state; otherwise nothing."""
-    wanted = _STATES[type(optimizer)]
+    wanted = _STATES[_kind(optimizer)]
     ready = []
     for group in optimizer.param_groups:
         tensors = group["params"]

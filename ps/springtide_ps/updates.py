@@ -12,34 +12,34 @@ from typing import Any, Final
 
 import torch
 
-from springtide_ps.fused import stepper
+from springtide_ps.fused import stepper, without_compiler
 
 Step = Callable[[torch.Tensor], None]
 
 # name -> (class, options that may be given, extra arguments)
 _OPTIMIZERS: Final[dict[str, tuple[type[torch.optim.Optimizer], frozenset[str], dict[str, Any]]]] = {
     "sgd": (
-        torch.optim.SGD,
+        without_compiler(torch.optim.SGD),
         frozenset({"lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"}),
         {"fused": True},
     ),
     "adam": (
-        torch.optim.Adam,
+        without_compiler(torch.optim.Adam),
         frozenset({"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"}),
         {"fused": True},
     ),
     "adamw": (
-        torch.optim.AdamW,
+        without_compiler(torch.optim.AdamW),
         frozenset({"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"}),
         {"fused": True},
     ),
     "adagrad": (
-        torch.optim.Adagrad,
+        without_compiler(torch.optim.Adagrad),
         frozenset({"lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize"}),
         {"fused": True},
     ),
     "rmsprop": (
-        torch.optim.RMSprop,
+        without_compiler(torch.optim.RMSprop),
         frozenset({"lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize"}),
         {},
     ),
@@ -97,7 +97,7 @@ class Update:
         if self.name in _DIRECT:
             raise UpdateError(f"{self.name} is no optimizer: choose one of {', '.join(_OPTIMIZERS)}")
         kind, _, extra = _OPTIMIZERS[self.name]
-        if kind is torch.optim.SGD and any(t.itemsize < 4 for group in groups for t in group["params"]):
+        if self.name == "sgd" and any(t.itemsize < 4 for group in groups for t in group["params"]):
             # Its fused kernel leaves whole vectors of 16-bit values as they are (pytorch/pytorch#191763).
             extra = {}
         options: dict[str, Any] = {k: tuple(v) if k == "betas" else v for k, v in self.options.items()}

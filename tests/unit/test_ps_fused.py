@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -170,3 +172,23 @@ def test_an_optimizer_without_a_fused_kernel_makes_its_own_step() -> None:
         step()
         theirs.step()
     check_equal(ours, theirs)
+
+
+COMPILER = """
+import sys
+import torch
+from springtide_ps.updates import Update
+for name in ("sgd", "adam", "adamw", "adagrad", "rmsprop"):
+    values = torch.zeros(10)
+    step = Update(name, {"lr": 0.1}).bind(values)
+    for _ in range(2):
+        step(torch.ones(10))
+    assert values.sum() < 0, name
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_no_step_imports_the_compiler() -> None:
+    """It would take a server that starts as long as the import of torch itself."""
+    done = subprocess.run([sys.executable, "-c", COMPILER], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "False\n", done.stdout + done.stderr
