@@ -11,7 +11,7 @@ from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     zygote = Zygote()
     yield zygote

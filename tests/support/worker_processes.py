@@ -25,7 +25,7 @@ _ZYGOTE = Path(__file__).with_name("worker_zygote.py")
 
 
 class Zygote:
-    """Makes worker processes that have torch imported; one for all tests of a module."""
+    """Makes worker processes that have torch imported; one for all tests of a session."""
 
     def __init__(self, **environment: str) -> None:
         """environment: what must be set before torch is imported."""
@@ -78,6 +78,7 @@ class Zygote:
                 if "code" in message:
                     self._codes[message["pid"]] = message["code"]
                 else:
+                    self._codes.pop(message["pid"], None)  # the number may have been another's
                     self._made.append(message["pid"])
                 self._changed.notify_all()
 
