@@ -16,8 +16,6 @@ import itertools
 import json
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,7 +24,7 @@ from typing import Any
 
 import grpc
 from worker_brake import Brake
-from worker_processes import LONG_SECONDS, READY, ROOTS, ServerPod, Worker, Zygote
+from worker_processes import LONG_SECONDS, READY, Coordinator, ServerPod, Worker, Zygote
 
 from springtide import outcome
 from springtide_coordinator import coordinator_pb2 as pb
@@ -38,7 +36,7 @@ _HOLD_SECONDS = 120.0
 _SLOW_SECONDS = 0.25  # of a step
 _STOP_SECONDS = 2.0  # the same, of those from the one on that is waited for
 SCRIPT = Path(__file__).with_name("worker_script.py")
-_SERVER = Path(__file__).with_name("ps_process.py")
+_PROGRAM = Path(__file__).with_name("program.py")
 _TOKEN = "token-of-the-test"
 _SYNC_SECONDS = 0.1
 
@@ -83,7 +81,7 @@ class WorkerCluster:
             mode=self._environment.get("SPRINGTIDE_CONSISTENCY", ""),
             staleness=int(self._environment.get("SPRINGTIDE_STALENESS", "4")),
         )
-        self._coordinator: subprocess.Popen[bytes] | None = None
+        self._coordinator: Coordinator | None = None
         self._incarnation = 0
         self._closing = threading.Event()
         self.reply: pb.SyncReply | None = None
@@ -106,8 +104,7 @@ class WorkerCluster:
             self._incarnation += 1
         state = self._folder / f"coordinator-{self._incarnation}"
         state.mkdir(exist_ok=True)
-        env = os.environ | {
-            "PYTHONPATH": os.pathsep.join(ROOTS),
+        env = {
             "SPRINGTIDE_TOKEN": _TOKEN,
             "SPRINGTIDE_INCARNATION": str(self._incarnation),
             "SPRINGTIDE_STATE_DIR": str(state),
@@ -121,15 +118,14 @@ class WorkerCluster:
             "SPRINGTIDE_STALENESS": str(self.consistency.staleness or 4),
         }
         self._coordinator_since = time.monotonic()
-        with (self._folder / "coordinator.log").open("ab") as log:
-            self._coordinator = subprocess.Popen(
-                [sys.executable, "-m", "springtide_coordinator"], env=env, stdout=log, stderr=log
-            )
+        argv = [str(_PROGRAM), "springtide_coordinator"]
+        pid = self._zygote.fork(env, argv, self._folder / "coordinator.log")
+        self._coordinator = Coordinator(pid, self._zygote)
 
     def kill_coordinator(self) -> None:
         assert self._coordinator is not None
         self._coordinator.kill()
-        self._coordinator.wait(10)
+        self._coordinator.wait(10.0)
 
     def train_in(self, consistency: pb.Consistency) -> None:
         """The manifest says this from now on; pods that are made later have it in their environment."""
@@ -154,7 +150,7 @@ class WorkerCluster:
             "SPRINGTIDE_METRICS_PORT": "0",
         }
         path = self._folder / f"{name}.log"
-        pid = self._zygote.fork(env, [str(_SERVER)], path)
+        pid = self._zygote.fork(env, [str(_PROGRAM), "springtide_ps"], path)
         server = ServerPod(name, slot, f"uid-{name}", pid, path, self._zygote)
         self.servers.append(server)
         return server
@@ -305,7 +301,7 @@ class WorkerCluster:
         """Whether there is somebody who asks, and somebody who answers."""
         if self._operator.ident is None or (self.over_when_finished and self.finished()):
             return False
-        return self._coordinator is not None and self._coordinator.poll() is None
+        return self._coordinator is not None and self._coordinator.running
 
     def _set_pace(self) -> None:
         """Hold the job for the test and for those not ready yet; slow it down for what takes long."""
@@ -331,7 +327,7 @@ class WorkerCluster:
             return True
         if READY not in worker.log():
             return False
-        if self._coordinator is None or self._coordinator.poll() is not None:
+        if self._coordinator is None or not self._coordinator.running:
             return True
         members = [] if self.reply is None else self.reply.members
         return any(m.member.pod_name == worker.name and m.standing != pb.STARTING for m in members)

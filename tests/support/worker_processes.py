@@ -62,6 +62,13 @@ class Zygote:
         with self._changed:
             return self._codes.get(pid)
 
+    def wait(self, pid: int, seconds: float) -> int:
+        """The exit code, once it has ended. TimeoutError when it does not in time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: pid in self._codes, seconds):
+                raise TimeoutError(f"process {pid} did not end in {seconds:.0f} s")
+            return self._codes[pid]
+
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -106,6 +113,10 @@ class Forked:
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
+
+    def wait(self, seconds: float) -> int:
+        """Its exit code. TimeoutError when it does not end in time."""
+        return self.zygote.wait(self.pid, seconds)
 
     def stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):  # it may end at this moment
@@ -167,6 +178,14 @@ class Worker(Forked):
     def log(self) -> str:
         path = self.folder / f"{self.name}.log"
         return path.read_text() if path.exists() else ""
+
+
+@dataclasses.dataclass(slots=True)
+class Coordinator(Forked):
+    """The coordinator's process in its imagined pod."""
+
+    pid: int
+    zygote: Zygote
 
 
 @dataclasses.dataclass(slots=True)
