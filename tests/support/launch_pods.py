@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from worker_cluster import Worker
+from worker_cluster import PROGRAM, Worker
 
 ROOTS = [str(Path(__file__).parents[2] / root) for root in ("operator", "worker", "ps")]
 LAUNCH = [sys.executable, "-m", "springtide.launch"]
 
 
 class Launchers:
-    """Starts launchers; `options` are those of the command line, before `--`."""
+    """Starts launchers; `options` are those of the command line, before `--`. The coordinator needs none."""
 
     def __init__(self, *options: str) -> None:
         self._options = options
@@ -27,9 +27,10 @@ class Launchers:
             "SPRINGTIDE_METRICS_PORT": "0",
             **env,
         }
+        launcher = [] if argv[0] == str(PROGRAM) else [*LAUNCH, *self._options, "--"]
         with log.open("ab") as file:
             made = subprocess.Popen(
-                [*LAUNCH, *self._options, "--", sys.executable, *argv],
+                [*launcher, sys.executable, *argv],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -40,6 +41,9 @@ class Launchers:
 
     def code(self, pid: int) -> int | None:
         return self._made[pid].poll()
+
+    def wait(self, pid: int, seconds: float) -> int:
+        return self._made[pid].wait(seconds)
 
 
 def launched(worker: Worker) -> dict[int, int]:

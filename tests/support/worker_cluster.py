@@ -30,13 +30,13 @@ from springtide import outcome
 from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
 
-__all__ = ["READY", "SCRIPT", "ServerPod", "Worker", "WorkerCluster", "Zygote"]
+__all__ = ["PROGRAM", "READY", "SCRIPT", "ServerPod", "Worker", "WorkerCluster", "Zygote"]
 
 _HOLD_SECONDS = 120.0
 _SLOW_SECONDS = 0.25  # of a step
 _STOP_SECONDS = 2.0  # the same, of those from the one on that is waited for
 SCRIPT = Path(__file__).with_name("worker_script.py")
-_PROGRAM = Path(__file__).with_name("program.py")
+PROGRAM = Path(__file__).with_name("program.py")
 _TOKEN = "token-of-the-test"
 _SYNC_SECONDS = 0.1
 
@@ -118,7 +118,7 @@ class WorkerCluster:
             "SPRINGTIDE_STALENESS": str(self.consistency.staleness or 4),
         }
         self._coordinator_since = time.monotonic()
-        argv = [str(_PROGRAM), "springtide_coordinator"]
+        argv = [str(PROGRAM), "springtide_coordinator"]
         pid = self._zygote.fork(env, argv, self._folder / "coordinator.log")
         self._coordinator = Coordinator(pid, self._zygote)
 
@@ -150,7 +150,7 @@ class WorkerCluster:
             "SPRINGTIDE_METRICS_PORT": "0",
         }
         path = self._folder / f"{name}.log"
-        pid = self._zygote.fork(env, [str(_PROGRAM), "springtide_ps"], path)
+        pid = self._zygote.fork(env, [str(PROGRAM), "springtide_ps"], path)
         server = ServerPod(name, slot, f"uid-{name}", pid, path, self._zygote)
         self.servers.append(server)
         return server
