@@ -34,6 +34,8 @@ SUMS: dict[str, Any] = {
 each chunk, or the numbers are others. The rate does not move, since a range that is taken over late is
 computed with that of then.
 """
+ROWS: dict[str, Any] = {**SUMS, "model": "rows"}
+"""The same with tables beside the layers: each range counts once in each slice, too."""
 ROUNDING = 1e-4
 """Of the sums' parameters at the end, between orders of the ranges; each range moves each layer by more."""
 
@@ -69,23 +71,42 @@ def _sums(consistency: str, group: int) -> Job:
     return Job("ParameterServer", consistency, SUMS, group=group, switches=True)
 
 
+def _rows(consistency: str, group: int) -> Job:
+    return Job("ParameterServer", consistency, ROWS, group=group, switches=True)
+
+
 _FIRST = (TOGETHER, HYBRID, Job("ParameterServer", "BoundedStaleness", {**DENSE, "split": 1}), RESTORED)
-JOBS: dict[int, tuple[Job, ...]] = {
-    1: _FIRST,
-    2: _FIRST,
-    3: (
-        TOGETHER,
-        _sums("Asynchronous", 2),
-        _sums("Synchronous", 1),
-        HYBRID,
-        _sums("BoundedStaleness", 2),
-        _sums("Asynchronous", 1),
-        RESTORED,
-        _sums("Synchronous", 2),
-        _sums("BoundedStaleness", 1),
-        Job("ParameterServer", "Synchronous", DENSE, group=2),
-    ),
-}
+_THIRD = (
+    TOGETHER,
+    _sums("Asynchronous", 2),
+    _sums("Synchronous", 1),
+    HYBRID,
+    _sums("BoundedStaleness", 2),
+    _sums("Asynchronous", 1),
+    RESTORED,
+    _sums("Synchronous", 2),
+    _sums("BoundedStaleness", 1),
+    Job("ParameterServer", "Synchronous", DENSE, group=2),
+)
+_ALONE = "ParameterServer", "Asynchronous"  # where parts have one copy
+_FOURTH = (
+    RESTORED,
+    _rows("Asynchronous", 1),
+    _sums("BoundedStaleness", 2),
+    Job(*_ALONE, SUMS, copies=1),
+    _rows("BoundedStaleness", 2),
+    Job("Hybrid", "Synchronous", TABLES, group=2),
+    _sums("Asynchronous", 1),
+    _rows("Synchronous", 2),
+    Job(*_ALONE, ROWS, copies=1),
+    HYBRID,
+    _sums("Asynchronous", 2),
+    Job("ParameterServer", "Synchronous", DENSE, group=2),
+    _rows("Asynchronous", 2),
+    Job("ParameterServer", "BoundedStaleness", SUMS, copies=1, group=2),
+    TOGETHER,
+)
+JOBS: dict[int, tuple[Job, ...]] = {1: _FIRST, 2: _FIRST, 3: _THIRD, 4: _FOURTH}
 """By version of the seed."""
 
 

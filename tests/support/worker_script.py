@@ -79,11 +79,28 @@ class Sums(torch.nn.Module):
         )
 
 
+class SumsOfRows(Sums):
+    """The same with tables, in whose rows it is linear, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.some = springtide.EmbeddingBag(None, 3, mode="sum", seed=1, scale=0.1, slices=3)
+        self.few = springtide.Embedding(50, 3, seed=2, scale=0.3, slices=4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ids = (x * 3).round().long()
+        ids[:, 0] += 2**60
+        out = super().forward(x) + self.some(ids[:, :4], per_sample_weights=x[:, :4])
+        return out + 3 * self.few(ids[:, 9].abs() % 50)
+
+
 def make_model(kind: str, hidden: int = 32) -> torch.nn.Module:
     if kind == "tables":
         return Wide()
     if kind == "sums":
         return Sums()
+    if kind == "rows":
+        return SumsOfRows()
     layers: list[torch.nn.Module] = [torch.nn.Linear(12, hidden)]
     if kind == "norm":
         layers += [torch.nn.BatchNorm1d(hidden), Moody()]
@@ -136,7 +153,7 @@ def main() -> None:
     # Members that have not received the first member's state must be seen to differ.
     torch.manual_seed(0 if options.get("same_start") else int(os.environ.get("SPRINGTIDE_SLOT", "0")))
     model = make_model(options.get("model", "plain"), options.get("hidden", 32))
-    criterion = F.nll_loss if options.get("model") == "sums" else F.cross_entropy
+    criterion = F.nll_loss if options.get("model") in ("sums", "rows") else F.cross_entropy
     kind = torch.optim.Adam if options.get("optimizer") == "adam" else torch.optim.SGD
     arguments: dict[str, Any] = {} if kind is torch.optim.Adam else {"momentum": options.get("momentum", 0.9)}
     own, rest = list(model.parameters()), list[torch.nn.Parameter]()

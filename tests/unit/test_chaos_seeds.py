@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from chaos_points import NEWEST, SELDOM, VERSIONS, chance_of_any_step, points
 from chaos_seeds import Seed, each_seed, keep, kept, parse
 from server_chaos import ServerChaos
-from server_chaos_jobs import ROUNDING, SUMS, Job, job_of
+from server_chaos_jobs import ROUNDING, ROWS, SUMS, Job, job_of
 from worker_chaos import Chaos
 from worker_script import make_data, make_model
 
@@ -124,11 +124,22 @@ def test_jobs_with_servers_stay_those_of_the_seeds_version() -> None:
 
 
 def test_newer_seeds_draw_each_consistency_in_groups_and_without_them() -> None:
-    jobs = [job_of(Seed(number)) for number in range(10)]
+    jobs = [job_of(Seed(number, 3)) for number in range(10)]
     switching = {(job.consistency, job.group) for job in jobs if job.switches}
     modes = ("Synchronous", "BoundedStaleness", "Asynchronous")
     assert switching == {(mode, group) for mode in modes for group in (1, 2)}
     assert all(job.options is SUMS for job in jobs if job.switches or job.consistency != "Synchronous")
+    assert {kind_of(job_of(Seed(number, 2))) for number in (0, 1, 3)} <= {kind_of(job) for job in jobs}
+
+
+def test_the_newest_draw_tables_and_single_copies_without_common_steps_too() -> None:
+    jobs = [job_of(Seed(number)) for number in range(15)]
+    switching = {(job.options["model"], job.consistency) for job in jobs if job.switches}
+    assert switching >= {("rows", mode) for mode in ("Synchronous", "BoundedStaleness", "Asynchronous")}
+    assert {job.group for job in jobs if job.options is ROWS} == {1, 2}
+    alone = [job for job in jobs if job.copies == 1 and job.consistency != "Synchronous"]
+    assert [job.options for job in alone if job.options in (SUMS, ROWS)] == [SUMS, ROWS, SUMS]
+    assert any(job.strategy == "Hybrid" and job.group == 2 for job in jobs)
     assert {kind_of(job_of(Seed(number, 2))) for number in (0, 1, 3)} <= {kind_of(job) for job in jobs}
 
 
