@@ -36,8 +36,14 @@ class Job:
 
         async def call() -> pb.SyncReply:
             async with SyncClient(self.coordinator.address, TOKEN) as client:
-                return await client.sync(request, 30.0)
+                while True:  # as the operator does
+                    try:
+                        return await client.sync(request, 30.0)
+                    except SyncError as error:
+                        if not error.retry or time.monotonic() > deadline:
+                            raise
 
+        deadline = time.monotonic() + 30.0
         return asyncio.run(call())
 
     def real(self, slot: int) -> RealServer:
