@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from coordinator_process import TOKEN, CoordinatorProcess, Member, until
 from ps_servers import RealServer
 
 from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator.client import ServeClient, SyncClient
+from springtide_coordinator.client import ServeClient, SyncClient, SyncError
 from springtide_ps import registration
 
 KEEPALIVE = 30.0  # s: a loaded machine is no lost one; what ends here closes its sockets
