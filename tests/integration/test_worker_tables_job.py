@@ -68,13 +68,27 @@ def test_two_optimizers_and_their_tables_make_one_step_through_kills(
     check(cluster, reference, [steady])
 
 
+@pytest.mark.parametrize("rounds", [False, True])
 def test_compressed_gradients_train_on_while_workers_die(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference
+    make_cluster: Callable[..., WorkerCluster],
+    reference: Reference,
+    zygote: Zygote,
+    tmp_path: Path,
+    rounds: bool,
 ) -> None:
-    """The numbers are equal on all workers, and about those without compression."""
+    """The numbers are equal on all workers, and about those without compression.
+
+    rounds: with two optimizers, and a second backward through what the first one's step has made.
+    """
     how = {"SPRINGTIDE_COMPRESSION": "PowerSGD", "SPRINGTIDE_ROWS_COMPRESSION": "BF16"}
-    cluster = make_cluster("Hybrid", 2, replication=2, pace=0.02, epochs=2, environment=how)
+    game: dict[str, Any] = {"two": True, "rounds": True} if rounds else {}
+    if rounds:
+        (tmp_path / "alone").mkdir()
+        reference = train_alone(zygote, tmp_path / "alone", OPTIONS | game | {"epochs": 2})
+    cluster = make_cluster("Hybrid", 2, replication=2, pace=0.02, epochs=2, environment=how, **game)
     faults = {2: "prepared:3:kill", 3: "reduced:6:kill", 4: "stepping:9:kill"}
+    if rounds:
+        faults = {2: "stepped:3:kill", 3: "round-reduced:6:kill", 4: "stepping:9:kill"}
     *steady, _, _, _ = cluster.start(5, faults=faults)
     cluster.until_done()
     assert [worker.code for worker in cluster.workers] == [0, 0, -9, -9, -9], cluster.logs()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import celpy
@@ -122,7 +122,7 @@ class Owing(RuleBasedStateMachine):
         assert left is not None
         return left
 
-    def count(self, unused: tuple[int, ...]) -> None:
+    def count(self, unused: Collection[int]) -> None:
         for index, _, start, stop in CHUNK.pieces:
             if index not in unused:
                 self.total[start:stop] += self.gradient[start:stop]
@@ -158,8 +158,8 @@ class Owing(RuleBasedStateMachine):
                 self.push()
             else:
                 self.body(data)
-            for unused in parts:
-                self.count(unused)
+            if parts:  # what several take is owed once
+                self.count({0, 1}.intersection(*parts))
         if end == "dropped":
             self.total, self.applied = before
             self.generation += 1

@@ -84,8 +84,8 @@ def test_thin_matrices_converge_with_error_feedback() -> None:
     assert results[0]["loss"] < 1.2 * plain
 
     class Forgetful(LowRankBuckets):
-        def committed(self, used: Any) -> None:
-            super().committed(used)
+        def committed(self) -> None:
+            super().committed()
             self._residuals = {}
 
     def forget(rank: Rank) -> dict[str, Any]:
@@ -200,20 +200,22 @@ def test_what_travels_is_small() -> None:
 
 
 @pytest.mark.parametrize(
-    ("compression", "settings", "several", "scaler", "message"),
+    ("compression", "settings", "searches", "scaler", "message"),
     [
-        ("PowerSGD", {}, True, False, "takes one optimizer"),
+        ("PowerSGD", {}, True, False, "does not go with LBFGS"),
         ("PowerSGD", {}, False, True, "residuals cannot follow"),
         ("BF16", {"logical_workers": 2}, False, False, "exclude each other"),
     ],
 )
 def test_what_does_not_go_together(
-    compression: str, settings: dict[str, Any], several: bool, scaler: bool, message: str
+    compression: str, settings: dict[str, Any], searches: bool, scaler: bool, message: str
 ) -> None:
     def script(rank: Rank) -> None:
         net = Net()
         tracked = {"scaler": torch.amp.GradScaler("cpu")} if scaler else {}
-        rank.distribute(net.model, [net.optimizer] if several else net.optimizer, **tracked)
+        rank.distribute(
+            net.model, torch.optim.LBFGS(net.model.parameters()) if searches else net.optimizer, **tracked
+        )
 
     with pytest.raises(springtide.UsageError, match=message):
         on_ranks(1, script, compression=compression, **settings)

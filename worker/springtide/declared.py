@@ -62,7 +62,7 @@ def declare(
             "strategy.allReduce.compression to None, or exact to false"
         )
     several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
-    _check_compression(compression, strategy, several, tracked)
+    _check_compression(compression, strategy, optimizers, tracked)
     tables = _check_tables(models, strategy, exact)
     if tables and strategy == "Hybrid" and consistency != "Synchronous":
         raise UsageError(
@@ -144,7 +144,9 @@ def _check_parameters(parameters: Mapping[str, torch.nn.Parameter], *, in_job: b
         )
 
 
-def _check_compression(compression: str, strategy: str, several: bool, tracked: Mapping[str, Any]) -> None:
+def _check_compression(
+    compression: str, strategy: str, optimizers: Sequence[Any], tracked: Mapping[str, Any]
+) -> None:
     on_servers = strategy == "ParameterServer"
     if compression == ("PowerSGD" if on_servers else "TopK"):
         raise UsageError(
@@ -153,10 +155,10 @@ def _check_compression(compression: str, strategy: str, several: bool, tracked: 
         )
     if compression not in ("PowerSGD", "TopK"):
         return
-    if several and compression == "PowerSGD":
+    if compression == "PowerSGD" and any(isinstance(item, torch.optim.LBFGS) for item in optimizers):
         raise UsageError(
-            "distribute(): compression PowerSGD takes one optimizer, which makes one step per body: give it "
-            "without a list, or use compression BF16"
+            "distribute(): compression PowerSGD does not go with LBFGS, which compares a batch's gradients "
+            "with each other: use compression BF16"
         )
     scalers = enabled_among(tracked)
     if compression == "PowerSGD" and scalers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
@@ -106,13 +106,22 @@ class Gradients:
                 )
         return zeros
 
-    def set_aside(self) -> None:
-        """Another backward begins in the same body: keep what the script has not zeroed, to be added to."""
+    def present(self, parameters: Iterable[torch.Tensor]) -> list[int]:
+        """Numbers of those of the parameters that have a gradient."""
+        found = (self._index.get(id(item)) for item in parameters if item.grad is not None)
+        return [index for index in found if index is not None]
+
+    def set_aside(self) -> Collection[int]:
+        """Another backward begins in the same body: keep what the script has not zeroed, to be added to.
+
+        Return which parameters' it is.
+        """
         for index, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
                 ours = parameter.grad is self._buckets.views[index]
                 self._aside[index] = parameter.grad.clone() if ours else parameter.grad
                 parameter.grad = None
+        return self._aside.keys()
 
     def place(self, used: list[bool], correction: float) -> None:
         """The sums are complete: make them the parameters' gradients, multiplied by the correction.

@@ -124,6 +124,7 @@ class Recovery:
         self._lacking = ""
         # What comes from here on concerns the next generation.
         trainer.want_change(False)
+        trainer.buckets.reopen()
         trainer.transaction.allow()
         if not at_boundary and not runtime.group.release():
             trainer.buckets.allocate()

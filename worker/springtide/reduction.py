@@ -235,7 +235,8 @@ class Reduction:
         body.communication_seconds += ended - (body.sums_began or started)
         body.sums_began = 0.0
         body.weight, body.told = math.fsum(kept.weight for kept in parts), body.entries
-        ends = result.change if self._home is None else self._home.ends(result.change)
+        ends = self._buckets.ends(result.change)
+        ends = ends if self._home is None else self._home.ends(ends)
         body.result, body.change = result, body.change or ends
         faults.reach_in(body.round, "reduced", deal.number)
         return Reduced(result, correction, combined, norm)

@@ -348,8 +348,8 @@ class Runtime:
         if trainer.servers is not None and trainer.servers.copied():
             trainer.want_change(True)
         # The loop ends anyway: nobody waits for another step.
-        closing = trainer.servers is not None and trainer.servers.wire.closing and self.plan.ended(cursor)
-        self.boundary = self.boundary or body.change or closing
+        closing = trainer.buckets.closing or (trainer.servers is not None and trainer.servers.wire.closing)
+        self.boundary = self.boundary or body.change or (closing and self.plan.ended(cursor))
         self.checkpoints.committed(result.save, self.plan.ended(cursor))
         odd = [name for name, value in (result.values or {}).items() if not math.isfinite(value)]
         if odd and not self._warned_of_values:

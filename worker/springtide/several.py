@@ -23,7 +23,12 @@ def check_backward(exact: bool, together: bool = True) -> None:
         )
 
 
-def check_closure(exact: bool) -> None:
-    """Before optimizer.step(closure); as `check_backward`."""
+def check_closure(exact: bool, low_rank: bool = False) -> None:
+    """Before optimizer.step(closure); as `check_backward`. low_rank: sums leave something out."""
     if exact:
         raise UsageError("exact mode takes no optimizer.step(closure): set strategy.allReduce.exact to false")
+    if low_rank:
+        raise UsageError(
+            "compression PowerSGD takes no optimizer.step(closure): which of the closure's gradients change "
+            "the parameters is not known. Call backward() before step(), or use compression BF16"
+        )

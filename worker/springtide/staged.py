@@ -52,8 +52,7 @@ class HereSteps:
     def begin_round(self, reduced: Reduced, reduction: Reduction) -> None:
         """Another backward of the body begins."""
         left = self._left()
-        self._gradients.set_aside()
-        self._buckets.begin(reduction.start_sum)
+        self._buckets.begin_round(reduction.start_sum, self._gradients.set_aside())
         if self._home is not None:
             self._home.begin_round()
             reduction.begin_round(left)
@@ -77,6 +76,7 @@ class HereSteps:
     def stage(self, optimizer: torch.optim.Optimizer, reduced: Reduced, scalings: Scalings) -> None:
         """The optimizer makes its step: clip its gradients, and have its tables make theirs."""
         own, scale = parameters_of(optimizer), scale_of(optimizer)
+        self._buckets.take(self._gradients.present(own))
         if self._home is None:
             self._gradients.clip(own, scale)
             return
@@ -118,7 +118,7 @@ class StagedSteps:
         carried = {index: self._servers.carried(index, left[index], factors[index]) for index in left}
         self._servers.begin_round()
         reduction.begin_round(factors)
-        self._buckets.begin(reduction.start_gradients)
+        self._buckets.begin_round(reduction.start_gradients, carried)
         for index, gradient in carried.items():
             self._buckets.carry(index, gradient)
         self._carried = reduced.correction if left else 0.0

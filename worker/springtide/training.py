@@ -80,7 +80,7 @@ class Trainer:
             self.buckets: Buckets = (exact := ExactBuckets(layout, logical_workers, self.device))
             self._exact = ExactStep(exact, logical_workers)
         else:
-            self.buckets = make_buckets(compression, layout, self.device)
+            self.buckets = make_buckets(compression, layout, self.device, several)
         self._gradients = Gradients(named, self.buckets, clip_norm)
         self.tables = tables_among(self._gradients.parameters)
         self.servers: ServerExchange | None = None
@@ -330,10 +330,7 @@ class Trainer:
         """Several steps in a body: the first gradient of the next backward is about to be accumulated."""
         if self._body is not None and self._body.reduced and self.transaction.phase is Phase.OPEN:
             check_backward(self._exact is not None)
-            if self._staged is not None:
-                self._staged.begin_round(self._reduced_now, self._reduction)
-            else:
-                self._here.begin_round(self._reduced_now, self._reduction)
+            (self._staged or self._here).begin_round(self._reduced_now, self._reduction)
             self._body.round += 1
             self._body.reduced = False
 
@@ -378,7 +375,7 @@ class Trainer:
 
     def _evaluate(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Any:
         """The closure's loss, as the mean over all members, with the sums of its gradients in place."""
-        check_closure(self._exact is not None)
+        check_closure(self._exact is not None, isinstance(self.buckets, LowRankBuckets))
         body = self._running()
         loss = closure()
         self._complete(body)
@@ -464,7 +461,9 @@ class Trainer:
         faults.reach("stepping", body.deal.number)
         if self._exact is not None:
             self._exact.commit(body.deal.number)
-        self.buckets.committed(self._reduced_now.result.used)
+        if not self._several:
+            self.buckets.take(index for index, used in enumerate(self._reduced_now.result.used) if used)
+        self.buckets.committed()
         if self._home is not None:
             inverse, held = self._scalings.inverse(self._optimizers[0]), scale_of(self._optimizers[0])
             clip_norm, skip = self._clip_norm, self._scalings.found()

@@ -7,7 +7,7 @@ send in the same order and sending overlaps the rest of backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
@@ -53,6 +53,10 @@ class Buckets:
         self._missing = [len(indices) for indices in self.layout.members]
         self._versions = [flat._version for flat in self._flats]
         self._works: list[Work] = []
+
+    def begin_round(self, start_sum: StartSum, left: Collection[int]) -> None:
+        """Another backward pass of the step begins. left: parameters whose last sums are added to."""
+        self.begin(start_sum)
 
     @property
     def used(self) -> list[bool]:
@@ -149,8 +153,21 @@ class Buckets:
         Raise RuntimeError of the group's.
         """
 
-    def committed(self, used: Sequence[bool]) -> None:
-        """The step cannot be dropped any more. used: by parameter, whether any member has a gradient."""
+    closing = False
+    """Whether the next body is to be the last one before all members stop."""
+
+    def ends(self, wanted: bool) -> bool:
+        """All members agree whether to stop: whether this body is the last one, and not the next."""
+        return wanted
+
+    def reopen(self) -> None:
+        """Members have stopped: another generation begins."""
+
+    def take(self, indices: Iterable[int]) -> None:
+        """An optimizer's step takes the sums of these parameters."""
+
+    def committed(self) -> None:
+        """The step cannot be dropped any more."""
 
     def _outgoing(self, bucket: int) -> torch.Tensor:
         """What is summed over the members."""

@@ -9,7 +9,7 @@ that leaves takes nothing along. Those of a worker that is killed are lost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,10 @@ KINDS = ("None", "BF16", "FP16", "PowerSGD")
 _WIRE = {"BF16": torch.bfloat16, "FP16": torch.float16}
 
 
-def make_buckets(kind: str, layout: Layout, device: torch.device) -> Buckets:
-    """The buckets for one of KINDS."""
+def make_buckets(kind: str, layout: Layout, device: torch.device, several: bool = False) -> Buckets:
+    """The buckets for one of KINDS. several: a body may have more than one backward pass or step."""
     if kind == "PowerSGD":
-        return LowRankBuckets(layout, device)
+        return LowRankBuckets(layout, device, several)
     return Buckets(layout, device) if kind == "None" else CastBuckets(layout, device, _WIRE[kind])
 
 
@@ -84,10 +84,11 @@ class LowRankBuckets(Buckets):
     """PowerSGD with error feedback and warm start.
 
     A step: P = (gradient + residual) Q is summed during backward; `wait` makes its columns orthonormal, sums
-    (gradient + residual)^T P, and puts the product in the gradient's place. `committed` keeps what follows.
+    (gradient + residual)^T P, and puts the product in the gradient's place. What a sum leaves out is the
+    residual when an optimizer's step has taken that sum (`take`), and `committed` keeps it.
     """
 
-    def __init__(self, layout: Layout, device: torch.device | None) -> None:
+    def __init__(self, layout: Layout, device: torch.device | None, several: bool = False) -> None:
         self._matrices = {
             index: matrix
             for index, field in enumerate(layout.fields)
@@ -100,13 +101,34 @@ class LowRankBuckets(Buckets):
             start = torch.randn(matrix.columns, matrix.rank, generator=generator)
             self._bases[index] = start.to(device=device, dtype=layout.fields[index].dtype)
         self._residuals: dict[int, torch.Tensor] = {}
+        # Of the running body: as its steps have left them.
+        self._since: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # Of the running backward pass: what it leaves out, and the next basis.
         self._next: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # Of the last one, whose sum is added to: what was owed before is in that sum.
+        self._open: dict[int, torch.Tensor] = {}
         self._sent: dict[int, torch.Tensor] = {}
+        self._several = several
+        self._sends_all = False
         super().__init__(layout, device)
 
     def begin(self, start_sum: StartSum) -> None:
         super().begin(start_sum)
+        self._since, self._open, self._next, self._sent = {}, {}, {}, {}
+        self._sends_all = self.closing
+
+    def begin_round(self, start_sum: StartSum, left: Collection[int]) -> None:
+        self._open = {index: self._next[index][0] for index in left if index in self._next}
+        super().begin(start_sum)
         self._next, self._sent = {}, {}
+
+    def _residual(self, index: int) -> torch.Tensor | None:
+        if index in self._open:
+            return self._open[index]
+        return self._since[index][0] if index in self._since else self._residuals.get(index)
+
+    def _basis(self, index: int) -> torch.Tensor:
+        return self._since[index][1] if index in self._since else self._bases[index]
 
     def _outgoing(self, bucket: int) -> torch.Tensor:
         parts = []
@@ -115,9 +137,9 @@ class LowRankBuckets(Buckets):
             if matrix is None:
                 parts.append(view.reshape(-1))
                 continue
-            if index in self._residuals:
-                view.add_(self._residuals[index])
-            parts.append((view.reshape(matrix.rows, -1) @ self._bases[index]).reshape(-1))
+            if (residual := self._residual(index)) is not None:
+                view.add_(residual)
+            parts.append((view.reshape(matrix.rows, -1) @ self._basis(index)).reshape(-1))
         self._versions[bucket] = self._flats[bucket]._version
         self._sent[bucket] = torch.cat(parts)
         return self._sent[bucket]
@@ -158,8 +180,12 @@ class LowRankBuckets(Buckets):
             self._versions[bucket] = self._flats[bucket]._version
 
     def settle(self, last: bool) -> None:
-        """After the side reduction. last: all members stop after this step, so all residuals go in now."""
-        if not last or not self._next:
+        """After the side reduction. last: all members stop after this step, so all residuals go in now.
+
+        With several backward passes and steps in a body they go in the next body, which is the last one then:
+        of this one, some steps may have been made.
+        """
+        if not (self._sends_all if self._several else last) or not self._next:
             return
         rest = torch.cat([residual.reshape(-1) for residual, _ in self._next.values()])
         self._start_sum(rest).wait()
@@ -171,12 +197,25 @@ class LowRankBuckets(Buckets):
             self._next[index] = torch.zeros_like(residual), basis
         self._versions = [flat._version for flat in self._flats]
 
-    def committed(self, used: Sequence[bool]) -> None:
-        """The step cannot be dropped any more. A gradient that nobody used keeps its residual for later."""
-        for index, (residual, basis) in self._next.items():
-            if used[index]:
-                self._residuals[index], self._bases[index] = residual, basis
-        self._next = {}
+    def ends(self, wanted: bool) -> bool:
+        if not self._several or self._sends_all:
+            return wanted or self._sends_all
+        self.closing = self.closing or wanted
+        return False
+
+    def reopen(self) -> None:
+        self.closing = self._sends_all = False
+
+    def take(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            if index in self._next:
+                self._since[index] = self._next[index]
+
+    def committed(self) -> None:
+        """The step cannot be dropped any more. A gradient that no step took keeps its residual for later."""
+        for index, (residual, basis) in self._since.items():
+            self._residuals[index], self._bases[index] = residual, basis
+        self._since, self._next = {}, {}
 
     def state_dict(self) -> dict[str, Any]:
         """What all members have in common: the warm start. Residuals are each worker's own."""
@@ -191,7 +230,7 @@ class LowRankBuckets(Buckets):
             raise ValueError("PowerSGD: the job's state is of another model or rank")
         for index, basis in self._bases.items():
             self._bases[index] = bases[str(index)].to(basis.device, copy=True)
-        self._residuals, self._next = {}, {}
+        self._residuals, self._since, self._next = {}, {}, {}
 
 
 def _orthonormal(columns: torch.Tensor) -> torch.Tensor:

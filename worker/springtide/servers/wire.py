@@ -125,12 +125,12 @@ def _left(
     """What is owed of a chunk after parts that take the same sums. None is nothing.
 
     before: owed when the gradient was sent, which it was added to. rest: left out of both. parts: the
-    elements that each did not take.
+    elements that each did not take. What two have taken is owed once: the gradient that makes up for it is
+    taken as often, and to owe twice as much would swing ever wider.
     """
     now = before
-    for number, unused in enumerate(parts):
-        # Every further part takes the gradient again, and what it paid off with it.
-        then = rest if number == 0 else _sum(now, rest, None if before is None else -before)
+    for unused in parts:
+        then = rest
         if unused:
             whole = then if then is not None else now
             then = None if whole is None else torch.zeros_like(whole) if then is None else then.clone()
@@ -139,11 +139,6 @@ def _left(
                 then[start:stop] = 0.0 if now is None else now[start:stop]
         now = then
     return now
-
-
-def _sum(*tensors: torch.Tensor | None) -> torch.Tensor | None:
-    there = [tensor for tensor in tensors if tensor is not None]
-    return sum(there[1:], start=there[0]) if there else None
 
 
 def scaled(kept: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
