@@ -270,10 +270,34 @@ def plainly(game: Game, ids: torch.Tensor, clip: Clip) -> None:
     game.adam.step()
 
 
+def looks(game: Game, ids: torch.Tensor, clip: Clip) -> None:
+    plainly(game, ids, clip)
+    game.generator(NOISE[ids])
+
+
+def apart(game: Game, ids: torch.Tensor, clip: Clip) -> None:
+    """Two backward passes, of which none needs the other's step."""
+    real, fake = game.judge(X[ids], True), game.generator(NOISE[ids]).sum()
+    real.backward()
+    game.sgd.step()
+    fake.backward()
+    game.adam.step()
+
+
 @pytest.mark.parametrize(
-    ("body", "within"), [(plainly, False), (gan, False), (closures, True), (critics, True)]
+    ("body", "group_size", "call"),
+    [
+        (plainly, 1, ""),
+        (gan, 1, ""),
+        (averages, 1, ""),
+        (closures, 1, "the same optimizer's step() twice"),
+        (critics, 1, "the same optimizer's step() twice"),
+        (plainly, 2, ""),
+        (looks, 2, "a model after optimizer.step(), with workers.groupSize"),
+        (apart, 2, "backward() again, with workers.groupSize"),
+    ],
 )
-def test_a_body_says_when_it_needs_common_steps(body: Body, within: bool) -> None:
+def test_a_body_says_when_it_needs_common_steps(body: Body, group_size: int, call: str) -> None:
     """So that its job is never asked to go over to another consistency."""
     store, said = Store(), list[str]()
 
@@ -282,15 +306,16 @@ def test_a_body_says_when_it_needs_common_steps(body: Body, within: bool) -> Non
         rank.distribute(game.models, [game.adam, game.sgd])
         rank.enter_servers(names(running), store)
         servers_of: Any = rank.trainer.servers
-        servers_of.on_within = lambda: said.append("within")
+        servers_of.on_within = said.append
         for batch in rank.batches(IDS, batch_size=BATCH, epochs=1, seed=0):
             with rank.step():
                 body(game, batch.data, lambda optimizer: None)
         rank.runtime.settle(None)
 
     with servers(1) as running:
-        on_ranks(1, script, strategy="ParameterServer", token=TOKEN)
-    assert bool(said) is within
+        on_ranks(1, script, strategy="ParameterServer", token=TOKEN, group_size=group_size)
+    assert bool(said) is bool(call)
+    assert call in "".join(said[:1])
 
 
 @pytest.mark.parametrize("who", [0, 1])

@@ -87,7 +87,7 @@ def consistencies_of(
         problem = str(error)
     consistencies = Consistencies(runtime, leasing, problem)
     if isinstance(servers, WithinExchange):
-        servers.on_within = lambda: consistencies.needs_steps("the same optimizer's step() twice")
+        servers.on_within = consistencies.needs_steps
     return consistencies
 
 

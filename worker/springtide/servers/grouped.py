@@ -79,8 +79,14 @@ class GroupedExchange(WithinExchange):
         self._summed, self._started = [], 0
 
     def begin_round(self) -> None:
+        self.on_within("backward() again, with workers.groupSize,")
         super().begin_round()
         self._summed, self._started = [], 0
+
+    def _end_part(self) -> None:
+        if self._open and self.optimizers.staged:
+            self.on_within("a model after optimizer.step(), with workers.groupSize,")
+        super()._end_part()
 
     def carried(self, index: int, gradient: torch.Tensor, factor: float) -> torch.Tensor:
         """As in `ServerExchange`. Every member has the team's sum, and one of them carries it."""

@@ -48,7 +48,8 @@ class WithinExchange(ServerExchange):
         self._sums: tuple[float, tuple[int, ...]] = (1.0, ())
         self._saw_within = self._open = False
         self._ahead = False  # values of the last step may be here before the servers have made it
-        self.on_within: Callable[[], object] = lambda: None  # called when an optimizer steps twice in a body
+        # Called when a body does what there is in common steps only, with what it calls.
+        self.on_within: Callable[[str], object] = lambda call: None
 
     def begin_generation(
         self, place: Place, group: Group, store: StreamStore, *, holds: bool, leader: int, fresh: bool
@@ -97,7 +98,7 @@ class WithinExchange(ServerExchange):
         parameters to which no worker had a gradient.
         """
         if self.optimizers.steps_again(optimizer):
-            self.on_within()
+            self.on_within("the same optimizer's step() twice")
         if self.rounds and self.optimizers.is_staged(optimizer):
             self._end_part()
         self._sums = scale, tuple(unused)
