@@ -100,7 +100,8 @@ class GroupedExchange(WithinExchange):
             begin = self._chunks[key].start - self._layout.slots[index].offset
             for number, _, start, stop in self._chunks[key].pieces:
                 if number == index:
-                    own.view(-1)[begin + start : begin + stop] -= factor * handed[start:stop]
+                    paid = handed[start:stop].to(own.device, own.dtype)
+                    own.view(-1)[begin + start : begin + stop] -= factor * paid
         return own
 
     def push(self, gradients: torch.Tensor) -> Pushed:
