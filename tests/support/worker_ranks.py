@@ -26,7 +26,7 @@ from springtide.loop import deal_batches
 from springtide.runtime import Runtime
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.leading import Place
-from springtide.servers.wiring import exchange_for, wait_in_forward
+from springtide.servers.wiring import exchange_for, wait_for_values
 from springtide.training import Trainer
 
 _seeding = threading.Lock()
@@ -91,7 +91,7 @@ class Rank:
             handle.read = partial(self.runtime.rows, index)
             handle.read_all = partial(self.runtime.all_rows, index)
         if settings.strategy == "ParameterServer":
-            wait_in_forward(declared.models, self.runtime.settle)
+            wait_for_values(declared.models, self.runtime.settle, self.trainer.pending)
         if isinstance(servers := self.trainer.servers, AsynchronousExchange) and servers.asynchronous:
             self.runtime.leasing = Leasing(self.runtime, servers, tracked)
         # Bodies seed the process's generator: models have to be made before.

@@ -30,7 +30,7 @@ from springtide.loop import deal_batches
 from springtide.rehearsal import MOST
 from springtide.runtime import Runtime
 from springtide.servers.plan import bucket_bytes
-from springtide.servers.wiring import exchange_for, wait_in_forward
+from springtide.servers.wiring import exchange_for, wait_for_values
 from springtide.training import Trainer
 
 Models = TypeVar("Models", bound=torch.nn.Module | Sequence[torch.nn.Module])
@@ -118,7 +118,7 @@ def distribute(
             handle.read = partial(runtime.rows, index)
             handle.read_all = partial(runtime.all_rows, index)
     if on_servers:
-        wait_in_forward(declared.models, runtime.settle)
+        wait_for_values(declared.models, runtime.settle, runtime.trainer.pending)
         runtime.consistencies = consistencies_of(runtime, servers, tracked, check)
     runtime.trainer.on_save_wish(lambda rank: runtime.checkpoints.wish(rank == 0))
     if runtime.membership is not None:

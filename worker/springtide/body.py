@@ -78,6 +78,14 @@ class Body:
         """How many values have been reported."""
         return sum(len(entries) for entries in self.reports.values())
 
+    def check_told(self) -> None:
+        """At the body's end: raise UsageError for reported values that no reduction has taken along."""
+        if self.entries != self.told:
+            raise UsageError(
+                "report() after the last optimizer.step() of the body comes too late, because values travel "
+                "with the gradients: call report() before optimizer.step(), or after the body"
+            )
+
     def values(self) -> dict[str, float]:
         """By name: the mean of what was reported, by weight."""
         return {name: _mean(entries) for name, entries in self.reports.items()}

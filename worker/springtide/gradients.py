@@ -9,6 +9,7 @@ import torch
 
 from springtide.errors import UsageError
 from springtide.exchange.buckets import Buckets
+from springtide.pending import only_looks
 
 
 class Gradients:
@@ -19,6 +20,7 @@ class Gradients:
     ) -> None:
         trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         self._frozen = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
+        self.named = trained
         self.names = list(trained)
         self.parameters = list(trained.values())
         self._buckets = buckets
@@ -36,6 +38,7 @@ class Gradients:
         self._left_of: tuple[list[torch.Tensor], bool] | None = None
         self._left: list[torch.Tensor] = []
 
+    @only_looks
     def begin(self) -> None:
         """A body begins, in which gradients that the last one has left stand for zeros: the script may take
         them away, and those that are left count (`check_ours`).
@@ -50,6 +53,7 @@ class Gradients:
             else:
                 parameter.grad = None  # it stands for the rows of a table
 
+    @only_looks
     def put_back(self) -> None:
         """After `Undo.put_back`: what stood for zeros when the body began does so again."""
         for index in self._begun:
@@ -64,6 +68,7 @@ class Gradients:
             self._empty[index] = found
         return found
 
+    @only_looks
     def check_gone(self) -> None:
         """At a body's begin: raise UsageError when the script holds gradients that would be lost."""
         for index, parameter in enumerate(self.parameters):
@@ -85,6 +90,7 @@ class Gradients:
                     "let everything that will ever be trained require gradients when calling distribute()"
                 )
 
+    @only_looks
     def check_ours(self, last_round: int) -> list[int]:
         """Before the sums are waited for: raise UsageError when the script replaced a gradient.
 
@@ -157,6 +163,7 @@ class Gradients:
         for index in indices:
             self.parameters[index].grad = self._buckets.views[index]
 
+    @only_looks
     def show(self, used: list[bool], copied: bool = False) -> None:
         """The sums are elsewhere: let the script see what this worker has put into them, and take it away.
 
@@ -172,6 +179,7 @@ class Gradients:
             if own is not None:
                 self._shown[index] = own, own._version
 
+    @only_looks
     def hide(self, indices: Iterable[int]) -> set[int]:
         """Before an optimizer's step that is made elsewhere: have it find no gradients.
 
@@ -193,6 +201,7 @@ class Gradients:
                 parameter.grad = None
         return gone
 
+    @only_looks
     def show_again(self, indices: Iterable[int], factor: float) -> None:
         """After that step. factor: what it and earlier ones have multiplied these gradients by."""
         for index in indices:
@@ -204,6 +213,7 @@ class Gradients:
         """What steps of this round have multiplied the parameter's gradient by."""
         return self._factors.get(index, 1.0)
 
+    @only_looks
     def left(self) -> dict[int, torch.Tensor]:
         """Another backward begins in the same body: what the script has not taken away, by parameter.
 
@@ -224,6 +234,7 @@ class Gradients:
             parameter.grad = None
         return kept
 
+    @only_looks
     def forget(self) -> None:
         """Nothing is left for an optimizer of this process."""
         self._forgotten = [
@@ -232,6 +243,7 @@ class Gradients:
         for index in self._forgotten:
             self.parameters[index].grad = None
 
+    @only_looks
     def leave(self, used: list[bool], needed: bool) -> None:
         """After the one step of a body: where gradients were forgotten for it, the script sees again what it
         may zero or take away, as in one process.
@@ -250,6 +262,7 @@ class Gradients:
             if used[index] and parameter.numel():
                 parameter.grad = self._given[index] = self._left[index]
 
+    @only_looks
     def leave_zeros(self) -> None:
         """After a body that may have had several steps: what the script has left of forgotten gradients are
         zeros in the next body.

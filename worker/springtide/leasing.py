@@ -89,6 +89,7 @@ class Leasing:
             if lease.waited:
                 # Others went on: a bound on staleness is one on the values that a step is computed with.
                 self._servers.refresh()
+                trainer.pending.expect()
             team = self._agreed_team()
         except RuntimeError as error:
             if not isinstance(error, ServerError):

@@ -73,11 +73,13 @@ class Recovery:
         if self._awaited is not None and self._awaited[0] <= stage:
             # The script's code after earlier loops ran on this state and may have changed it.
             _, tree, state = self._awaited
+            trainer = self._runtime.ready("batches()")
+            trainer.pending.here(None)  # whatever they are
             state.write(tree)
             self._awaited = None
-            servers = self._runtime.ready("batches()").servers
-            if servers is not None:
-                servers.fetch_again()
+            if trainer.servers is not None:
+                trainer.servers.fetch_again()
+            trainer.pending.expect()
 
     def end_loop(self, stage: int) -> bool:
         """Whether all members have ended loop `stage`; otherwise a new generation has begun."""
@@ -125,6 +127,7 @@ class Recovery:
         # What comes from here on concerns the next generation.
         trainer.want_change(False)
         trainer.buckets.reopen()
+        trainer.pending.here(None)
         trainer.transaction.allow()
         if not at_boundary and not runtime.group.release():
             trainer.buckets.allocate()
@@ -206,6 +209,7 @@ class Recovery:
             if group.size > 1:
                 group.start_sum(torch.zeros(1)).wait()
             servers.resolve()
+            runtime.ready("batches()").pending.expect()
         now = time.monotonic()
         membership.formed(formed - began, now - formed, moved, restored)
         runtime.checkpoints.started()

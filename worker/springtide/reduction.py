@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -247,6 +247,14 @@ class Reduction:
         sums = torch.tensor([value * weight if weight > 0 else 0.0, weight], dtype=torch.float64)
         self._wait(self.start_sum(sums).wait)
         return float(sums[0] / sums[1])
+
+    def mean_loss(self, loss: Any, body: Body) -> Any:
+        """As `mean`, for what a closure returns: a number, a tensor of one, or None."""
+        if loss is None:
+            return None
+        if not isinstance(loss, torch.Tensor):
+            return self.mean(float(loss), body)
+        return torch.full_like(loss.detach(), self.mean(float(loss.detach()), body))
 
     def _combined(
         self, result: side.Result, expected: list[int], riders: torch.Tensor, deal: Deal

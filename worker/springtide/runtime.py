@@ -207,9 +207,8 @@ class Runtime:
 
         In a step, raise what leaves it when they do not come; between steps, wait for the next generation.
         """
-        if self.trainer is not None and (servers := self.trainer.servers) is not None:
-            stepped = self.trainer.transaction.stepped
-            self._ask(self.trainer, lambda: servers.settle(parameters, stepped))
+        if (trainer := self.trainer) is not None and trainer.servers is not None:
+            self._ask(trainer, lambda: trainer.take_values(parameters))
 
     def rows(self, index: int, ids: torch.Tensor) -> torch.Tensor:
         """Rows of a table from the servers, float32 [n, dim]; index: of the parameter that stands for it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 
@@ -143,9 +143,10 @@ class StagedSteps:
             [index for index in indices if index not in resting], factor
         )
 
-    def stepped(self) -> None:
-        """The optimizer's own step, which has found nothing to do, is over."""
+    def stepped(self, optimizer: torch.optim.Optimizer) -> Collection[int]:
+        """The optimizer's own step, which has found nothing to do, is over. Return whose values it makes."""
         self._after()
+        return self._servers.optimizers.parameters_of(optimizer)
 
     def skip(self, optimizer: torch.optim.Optimizer) -> None:
         """A GradScaler leaves its step out."""

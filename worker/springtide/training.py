@@ -25,6 +25,7 @@ from springtide.exchange.device import choose_backend
 from springtide.exchange.layout import field_of, layout_hash, plan_layout
 from springtide.gradients import Gradients
 from springtide.optimizers import closure_of, scale_of, with_closure
+from springtide.pending import Pending
 from springtide.randomness import seed_part
 from springtide.reduction import Reduced, Reduction, commit_on, own_part
 from springtide.scaling import Scalings, enabled_among
@@ -88,16 +89,17 @@ class Trainer:
         blind = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
         self._values_are_read = any(not isinstance(item, blind) for item in tracked.values())
         if make_servers is not None:
-            on_servers = {name: item for name, item in named.items() if item.requires_grad}
             with_norm = clip_norm is not None or bool(enabled_among(tracked))
-            self.servers = make_servers(on_servers, layout, optimizers, with_norm)
+            self.servers = make_servers(self._gradients.named, layout, optimizers, with_norm)
+        on_servers = self.servers is not None and self.servers.dense
+        self.pending = Pending(self._gradients.parameters if on_servers else [])
         self._home = self.servers or home_here(self.tables, self._gradients.names, optimizers)
         self._here = HereSteps(self._home, self.tables, self._gradients, self.buckets)
         self._dense_here = self._home is None or not self._home.dense
         if not self._dense_here:
             self.nccl_device = None  # its sums are the servers'
         self._staged: StagedSteps | None = None
-        if several and self.servers is not None and self.servers.dense:
+        if several and on_servers and self.servers is not None:
             self._staged = StagedSteps(self.servers, self._gradients, self.buckets, clip_norm)
         self._undo = Undo(self._gradients.parameters, self._buffers, optimizers, tracked, several)
         self._scalings = Scalings(
@@ -149,6 +151,7 @@ class Trainer:
         for handle in self._handles:
             handle.remove()
         self._strangers.close()
+        self.pending.close()
         if self.servers is not None:
             self.servers.close()
 
@@ -184,10 +187,13 @@ class Trainer:
 
     def settle(self, parameters: Collection[int] | None) -> str | None:
         """Wait for the values of these parameters (None: all) from the servers; as `ask`."""
-        servers = self.servers
-        if servers is None:
-            return None
-        return self.ask(lambda: servers.settle(parameters, self.transaction.stepped))
+        return None if self.servers is None else self.ask(partial(self.take_values, parameters))
+
+    def take_values(self, parameters: Collection[int] | None) -> None:
+        """As `settle`, for `ask`."""
+        if self.servers is not None:
+            self.servers.settle(parameters, self.transaction.stepped)
+            self.pending.here(parameters)
 
     def ask(self, wait: Callable[[], object]) -> str | None:
         """Wait for servers; see `Reduction.ask`."""
@@ -250,13 +256,10 @@ class Trainer:
         body = self._running()
         if not body.reduced or not body.steps:
             return  # end_stepped() tells
-        if body.entries != body.told:
-            raise UsageError(
-                "report() after the last optimizer.step() of the body comes too late, because values travel "
-                "with the gradients: call report() before optimizer.step(), or after the body"
-            )
+        body.check_told()
         self._cross(body)
         self._gradients.leave_zeros()
+        self.pending.expect()
         self.transaction.finish_stepping()
 
     def end_dropped(self) -> None:
@@ -383,16 +386,11 @@ class Trainer:
             self._here.stage(optimizer, self._reduced_now, self._scalings)
         else:
             self._stage(optimizer, body)
-        if loss is None:
-            return None
-        if not isinstance(loss, torch.Tensor):
-            return self._reduction.mean(float(loss), body)
-        mean = self._reduction.mean(float(loss.detach()), body)
-        return torch.full_like(loss.detach(), mean)
+        return self._reduction.mean_loss(loss, body)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._staged is not None:
-            self._staged.stepped()
+            self.pending.expect(self._staged.stepped(optimizer))
         elif self._several:
             self._depth -= 1
         else:
@@ -475,6 +473,7 @@ class Trainer:
         """The one step of the body is over."""
         needed = self.servers is not None and self.servers.asynchronous
         self._gradients.leave(self._reduced_now.result.used, needed)
+        self.pending.expect()
         self.transaction.finish_stepping()
 
     @property

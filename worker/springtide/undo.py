@@ -21,6 +21,7 @@ from torch.amp import GradScaler
 from springtide.buffers import Buffers
 from springtide.errors import UsageError
 from springtide.optimizers import parameters_of
+from springtide.pending import looking
 from springtide.scaling import ScalerState
 
 _SMALL_ELEMENTS = 1 << 16
@@ -116,7 +117,8 @@ class Undo:
         }
         for scaler in self._scalers:
             scaler.remember()
-        self._versions = {index: parameter._version for index, parameter in enumerate(self._parameters)}
+        with looking():
+            self._versions = {index: parameter._version for index, parameter in enumerate(self._parameters)}
         self._kept = {}
 
     def keep(self, optimizer: torch.optim.Optimizer) -> None:
@@ -135,7 +137,9 @@ class Undo:
 
     def check_untouched(self) -> None:
         """Before an optimizer step: raise UsageError if the body changed what cannot be put back."""
-        if any(self._parameters[index]._version != version for index, version in self._versions.items()):
+        with looking():
+            touched = [i for i, version in self._versions.items() if self._parameters[i]._version != version]
+        if touched:
             raise UsageError(
                 "a parameter was changed inside the step before optimizer.step(): change parameters after "
                 "optimizer.step(), or outside of the step"

@@ -20,6 +20,7 @@ from springtide.errors import UsageError
 from springtide.exchange.groups import Group
 from springtide.exchange.layout import Layout
 from springtide.exchange.store import StreamStore
+from springtide.pending import looking
 from springtide.servers.leading import Leader, Place
 from springtide.servers.links import Links, ServerError
 from springtide.servers.memory import Copier, Memory
@@ -252,12 +253,14 @@ class ServerExchange(TableSteps):
         self.optimizers.begin()
         self._pushed, self._counts = 0, {}
         self.wire.begin((self._entered.token, self._step + 1))
-        for name, parameter, version in zip(self._names, self._parameters, self._versions, strict=True):
-            if parameter._version != version:
-                raise UsageError(
-                    f"parameter {name} was changed outside of optimizer.step(), but it lives on the "
-                    "parameter servers: change it before distribute(), or use strategy.type AllReduce"
-                )
+        with looking():
+            versions = [parameter._version for parameter in self._parameters]
+        if versions != self._versions:
+            name = next(n for n, v, w in zip(self._names, versions, self._versions, strict=True) if v != w)
+            raise UsageError(
+                f"parameter {name} was changed outside of optimizer.step(), but it lives on the parameter "
+                "servers: change it before distribute(), or use strategy.type AllReduce"
+            )
 
     rounds = False
     """Whether servers keep the sums of a body's backward passes, and show its steps before its end."""

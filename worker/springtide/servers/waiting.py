@@ -1,4 +1,5 @@
-"""A forward pass waits layer by layer for the values that are on their way from the servers.
+"""A forward pass waits layer by layer for the values that are on their way from the servers (whoever looks at
+a parameter otherwise: `springtide.pending`).
 
 A module's own parameters are waited for when its forward begins. The first forward shows which modules have
 one: the parameters of those that have none (a projection that its parent uses directly) are waited for by the
@@ -26,13 +27,16 @@ class ForwardWaits:
         }
         self._waits: dict[str, list[int]] | None = None
         self._called: set[str] = set()
+        # Functions, which copy.deepcopy() of a model leaves as they are; a copy has nothing to wait for.
         for name, module in model.named_modules():
-            module.register_forward_pre_hook(self._before(name), prepend=True)
-        model.register_forward_hook(self._after_first)
+            module.register_forward_pre_hook(self._before(name, module), prepend=True)
+        model.register_forward_hook(lambda *_: self._after_first())
         model.register_state_dict_pre_hook(lambda *_: wait(None))  # type: ignore[no-untyped-call]
 
-    def _before(self, name: str) -> Callable[[torch.nn.Module, Any], None]:
+    def _before(self, name: str, own: torch.nn.Module) -> Callable[[torch.nn.Module, Any], None]:
         def hook(module: torch.nn.Module, args: Any) -> None:
+            if module is not own:
+                return
             if self._waits is None:
                 self._called.add(name)
                 self._wait(None)  # a script may call parts of the model, and never the model itself
@@ -41,7 +45,7 @@ class ForwardWaits:
 
         return hook
 
-    def _after_first(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+    def _after_first(self) -> None:
         if self._waits is None:
             self._waits = assign_waits(self._own, self._called)
 

@@ -9,6 +9,7 @@ import torch
 
 from springtide.environment import Settings
 from springtide.exchange.layout import Layout
+from springtide.pending import Pending
 from springtide.servers.exchange import MakeServers, ServerExchange
 from springtide.servers.switching import SwitchingExchange, SwitchingTeams
 from springtide.servers.waiting import ForwardWaits, Wait
@@ -59,8 +60,9 @@ def exchange_for(settings: Settings) -> MakeServers:
     return make
 
 
-def wait_in_forward(models: Sequence[torch.nn.Module], wait: Wait) -> None:
-    """Have each model's forward wait for what it needs."""
+def wait_for_values(models: Sequence[torch.nn.Module], wait: Wait, pending: Pending) -> None:
+    """Have each model's forward wait for what it needs, and whoever else looks at a parameter."""
+    pending.wait = wait
     trained = [item for item in torch.nn.ModuleList(models).parameters() if item.requires_grad]
     numbers = {id(item): number for number, item in enumerate(trained)}
     for model in models:
