@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,6 +28,8 @@ from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, StaleError, Token
 from springtide_ps.selected import unpack
 from springtide_ps.slices import Slice
 from springtide_ps.steps import Reply, Steps, key_in, number_in, token_in
+
+log = logging.getLogger("springtide.ps")
 
 _OFFERS: Final = (Kind.OFFER, Kind.OFFER_EARLY, Kind.COPY_OFFER)
 KINDS: Final = frozenset(
@@ -187,10 +190,11 @@ class Asynchronous:
                 about = {**_about(chunk.book), "already": not fresh, "before": before}
                 bare = kind is Kind.COPY_RANGE or bool(meta.get("bare")) or isinstance(chunk, Slice)
                 values = _NONE if bare else _values(chunk).clone()
-        except Exception:
-            if fresh:
-                self._shards.give_up(key)  # half an update may be in it
-            raise
+        except Exception as error:
+            if not fresh:
+                raise
+            log.exception("a chunk is given up: %s, range %d", key, of_range)
+            raise self._shards.give_up(key, error) from None  # half an update may be in it
         if fresh:
             self._counters.ranges += 1
         else:

@@ -202,9 +202,10 @@ class EarlyShards(Shards):
         for done in waiting:
             done(None, error)
 
-    def give_up(self, key: str) -> None:
+    def give_up(self, key: str, why: Exception) -> RoundError:
         with self._lock:
             held = self._held.get(key)
-        super().give_up(key)
+        told = super().give_up(key, why)
         for done in held.early.forget() if held is not None else ():
-            done(None, not_foreseen(self._rounds.version + 1))
+            done(None, told)
+        return told

@@ -20,6 +20,7 @@ from springtide_ps.frozen import Cuts
 from springtide_ps.gathered import Done, GatheredRows
 from springtide_ps.held import Fill, Forward, Held, Sum
 from springtide_ps.idmap import Ids
+from springtide_ps.lost import Lost
 from springtide_ps.rounds import Effect, RoundError, Rounds, StaleError, Token
 from springtide_ps.selected import Selected
 from springtide_ps.slices import Slice
@@ -38,6 +39,7 @@ class Shards:
         self._lock = threading.RLock()
         self._rounds = Rounds()
         self._held: dict[str, Held] = {}
+        self.lost = Lost()
         self.cuts = Cuts(time.monotonic)
         self._recipes: dict[int, Recipe] = {}
         self._prepares: list[tuple[bool, Done]] = []
@@ -70,19 +72,13 @@ class Shards:
         with self._lock:
             self._rounds.check_token(token)
             self._settle()
-            version, needed = self._rounds.version, self._rounds.unresolved
-            return [
-                key
-                for key, held in self._held.items()
-                if held.chunk is not None
-                and (
-                    (
-                        held.version == version
-                        and (needed is None or held.has_sums(needed, self._rounds.round))
-                    )
-                    or held.version == needed
-                )
-            ]
+            version, needed, number = self._rounds.version, self._rounds.unresolved, self._rounds.round
+
+            def can_be_had(held: Held) -> bool:
+                here = held.version == version and (needed is None or held.has_sums(needed, number))
+                return here or held.version == needed
+
+            return [k for k, held in self._held.items() if held.chunk is not None and can_be_had(held)]
 
     def check_gradient(self, key: str, nbytes: int, dtype: torch.dtype | None) -> None:
         """Raise RoundError when the chunk is not here, ChunkError for a gradient that does not fit it."""
@@ -137,7 +133,7 @@ class Shards:
                 elif effect is Effect.COUNT:
                     self._keep(lambda held: held.count_steps(self._rounds.version))
                 elif effect is Effect.FORGET:
-                    self._held, self._recipes = {}, {}
+                    self._held, self._recipes, self.lost = {}, {}, Lost()
             return self._rounds.version
 
     def resolve(self, token: Token, recipe: Recipe | None) -> None:
@@ -155,6 +151,7 @@ class Shards:
             with held.lock:
                 held.chunk, held.version, held.early = chunk, version, Early()
                 held.drop_sums(lambda step: step <= version)
+            self.lost.forget(key)
             self._todo.append((key, self._rounds.version, False))
             self._wake.notify_all()
 
@@ -323,7 +320,7 @@ class Shards:
     def _chunk(self, key: str) -> Chunk | Slice:
         held = self._held.get(key)
         if held is None or held.chunk is None:
-            raise RoundError(f"chunk {key!r} is not held here")
+            raise self.lost.of(key)
         return held.chunk
 
     def _fence(self, error: Exception) -> None:
@@ -422,10 +419,10 @@ class Shards:
                     aside()
                 elif copy is not None:
                     self._copy(*copy)
-            except Exception:
+            except Exception as error:
                 log.exception("a chunk is given up: %s", work or copy)
                 if work is not None:
-                    self.give_up(work[0])
+                    self.give_up(work[0], error)
             finally:
                 with self._lock:
                     self._busy = False
@@ -491,9 +488,10 @@ class Shards:
                 self._send_sum(address, which, key, total)
         wait()
 
-    def give_up(self, key: str) -> None:
-        """A chunk that cannot be brought to its step is held no more; the next generation finds that out."""
+    def give_up(self, key: str, why: Exception) -> RoundError:
+        """A chunk whose update failed is held no more; the next generation finds that out."""
         with self._lock:
-            held = self._held.pop(key, None)
+            held, told = self._held.pop(key, None), self.lost.add(key, why)
         for _, done in held.waiting if held is not None else ():
-            done(None, RoundError(f"chunk {key!r} was lost by a fault of this server; its log says more"))
+            done(None, told)
+        return told

@@ -109,7 +109,8 @@ class Steps:
                 done(Frame(Kind.DONE, number))
             case Kind.INVENTORY:
                 names = "\n".join(shards.inventory(token)).encode()
-                done(Frame(Kind.VALUES, number, {"version": shards.version}, len(names)), memoryview(names))
+                about = {"version": shards.version, "lost": shards.lost.told}
+                done(Frame(Kind.VALUES, number, about, len(names)), memoryview(names))
             case Kind.ARRANGE:
                 self._arrange(token, meta)
                 done(Frame(Kind.DONE, number))

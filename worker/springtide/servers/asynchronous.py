@@ -409,7 +409,7 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
             asked = self._fetches.get(key)
             if asked is None:
                 raise ServerError(f"the values of chunk {key} are not here")
-            answer = self.links.answer(*asked, "the newest values", to_the_end)
+            answer = self.links.answer(*asked, self._values_of(key), to_the_end)
             if not answer.meta.get("whole"):
                 break
             # The server had no room for what was offered.

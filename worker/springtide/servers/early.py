@@ -203,7 +203,7 @@ class EarlyExchange(WithinExchange):
         _, server = self._fetches.pop(key)
         result = self._patient if to_the_end else self.links.answer
         try:
-            result(future, server, "the step's values")
+            result(future, server, self._values_of(key))
         except ServerError as error:
             self._early.keep(key, future)
             self._fetch_where_it_is(key, error)

@@ -117,7 +117,7 @@ class EarlyRanges(AsynchronousExchange, EarlyExchange):
             return
         server = self._homes[key][0]
         try:
-            said = self.links.answer(early, server, "a range's values", to_the_end).meta
+            said = self.links.answer(early, server, self._values_of(key), to_the_end).meta
         except ServerError:
             if not early.done() or not isinstance(early.exception(), RefusedError):
                 raise

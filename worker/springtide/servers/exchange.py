@@ -24,7 +24,7 @@ from springtide.pending import looking
 from springtide.servers.leading import Leader, Place
 from springtide.servers.links import Links, ServerError
 from springtide.servers.memory import Copier, Memory
-from springtide.servers.plan import LackError, PlannedChunk, plan_chunks
+from springtide.servers.plan import LackError, PlannedChunk, described, plan_chunks
 from springtide.servers.recipe import ServerOptimizers
 from springtide.servers.saving import cut_states
 from springtide.servers.snapshot import Plan, Snapshot
@@ -89,6 +89,7 @@ class ServerExchange(TableSteps):
         self.chunks = plan_chunks(layout, own.groups, owners=own.owners) if dense else []
         self._planned: list[PlannedChunk | PlannedSlice] = [*self.chunks, *self.tables.slices]
         self._chunks = {chunk.key: chunk for chunk in self.chunks}
+        self._whose = {chunk.key: described(chunk, self._names) for chunk in self.chunks}
         self._ranks = {chunk.key: rank for rank, chunk in enumerate(self.chunks)}
         self._by_bucket: list[list[PlannedChunk]] = [[] for _ in layout.sizes]
         for chunk in self.chunks:
@@ -429,7 +430,7 @@ class ServerExchange(TableSteps):
         result = self._patient if to_the_end else self.links.answer
         future, first = asked
         try:
-            result(future, first, "the step's values")
+            result(future, first, self._values_of(key))
             return
         except ServerError as error:
             lost = error
@@ -438,11 +439,15 @@ class ServerExchange(TableSteps):
                 continue
             try:
                 self._fetch([self._chunks[key]], self._step, other)
-                result(self._fetches.pop(key)[0], other, "the step's values")
+                result(self._fetches.pop(key)[0], other, self._values_of(key))
                 return
             except ServerError as error:
                 lost = error
         raise lost
+
+    def _values_of(self, key: str) -> str:
+        """What is waited for of a chunk, or of a slice of a table."""
+        return f"the newest values of {self._whose.get(key, key)}"
 
     def _patient(self, future: Future[Answer], server: str, what: str) -> Answer:
         """The answer about a step that this member has committed, also when the generation is over."""

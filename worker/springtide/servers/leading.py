@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from springtide.servers.links import Links, ServerError
-from springtide.servers.plan import Arrangement, PlannedChunk, arrange, place_fresh
+from springtide.servers.plan import Arrangement, LackError, PlannedChunk, arrange, place_fresh
 from springtide.servers.tables import PlannedSlice
 from springtide_ps.chunk import Chunk
 from springtide_ps.client import Answer
@@ -51,6 +51,7 @@ class Leader:
         self._awaited: dict[str, set[str]] = {}
         self._asked: dict[str, Future[Answer]] | None = None
         self._ask_again = 0.0
+        self._lost: list[str] = []  # why servers have lost what they held
 
     def arrange(
         self,
@@ -73,7 +74,11 @@ class Leader:
             arrangement = place_fresh(sizes, staying, self._replication)
             self._create(chunks, arrangement, make)
         else:
-            arrangement = arrange(sizes, staying, self._holders(sizes), self._replication, place.leaving)
+            holders = self._holders(sizes)
+            try:
+                arrangement = arrange(sizes, staying, holders, self._replication, place.leaving)
+            except LackError as error:
+                raise LackError("; ".join([str(error), *self._lost])) from None
         self._tell(arrangement)
         for key, others in arrangement.fills.items():
             for other in others:
@@ -89,8 +94,11 @@ class Leader:
         """Who can serve each chunk."""
         holders: dict[str, list[str]] = {key: [] for key in sizes}
         for server, future in self._inventory(self._place.servers).items():
-            for key in _names_in(self._links.answer(future, server, "what it holds")) & set(sizes):
+            answer = self._links.answer(future, server, "what it holds")
+            for key in _names_in(answer) & set(sizes):
                 holders[key].append(server)
+            told = answer.meta.get("lost", [])
+            self._lost += [f"{text} at parameter server {self._links[server].address}" for text in told]
         return holders
 
     def copied(self) -> bool:

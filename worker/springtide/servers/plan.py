@@ -90,6 +90,12 @@ def plan_chunks(
     return chunks
 
 
+def described(chunk: PlannedChunk, names: Sequence[str]) -> str:
+    """Which parameters a chunk is of. names: of all parameters. PURE."""
+    own = [names[piece[0]] for piece in chunk.pieces]
+    return own[0] if len(own) == 1 else f"{own[0]} to {own[-1]}"
+
+
 def cut(first: int, end: int, itemsize: int, before: int, chunk_bytes: int) -> list[int]:
     """Where the chunks of elements first to end begin, the last one first. before: bytes needed earlier."""
     starts = []

@@ -1,0 +1,38 @@
+"""Chunks whose update has failed, and what is said to those who ask for them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from springtide_ps.rounds import RoundError
+
+_TOLD: Final = 3
+_TEXT_LIMIT: Final = 400
+
+
+class Lost:
+    """By chunk. Half of an update may be in it, so it counts as held nowhere here until it is loaded anew."""
+
+    def __init__(self) -> None:
+        self._why: dict[str, RoundError] = {}
+
+    def add(self, key: str, why: Exception) -> RoundError:
+        """Return what is said of it from now on."""
+        text = f"{type(why).__name__}: {why}"[:_TEXT_LIMIT]
+        self._why[key] = RoundError(
+            f"chunk {key!r} is lost, since the optimizer's step on it failed there: {text}; its log has more"
+        )
+        return self._why[key]
+
+    def forget(self, key: str) -> None:
+        """It is here again."""
+        self._why.pop(key, None)
+
+    def of(self, key: str) -> RoundError:
+        """What is said to who asks for a chunk that is not here."""
+        return self._why.get(key) or RoundError(f"chunk {key!r} is not held here")
+
+    @property
+    def told(self) -> list[str]:
+        """Of a few of them."""
+        return [str(self._why[key]) for key in sorted(self._why)[:_TOLD]]
