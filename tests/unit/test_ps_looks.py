@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from ps_loose import until
+from ps_late import Late
 from ps_members import Store
 from ps_servers import TOKEN, names, servers
 from torch.nn import functional as F
@@ -20,47 +19,10 @@ from worker_ranks import Rank, on_ranks, seeded
 
 from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
-from springtide.servers.exchange import ServerExchange
-from springtide_ps.server import Server
 
 SAMPLES, BATCH = 24, 4
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))
 Y = X[:, :2].sum(1, keepdim=True)
-
-
-class Late:
-    """Nothing of a step comes from the servers before somebody waits for it; but the last ones, at the end of
-    whose ranges the servers are waited for anyway.
-    """
-
-    def __init__(self, exchange: ServerExchange, running: list[Server]) -> None:
-        self._locks: list[threading.Lock] = []
-        self._steps = 0
-        self._offers = sum(chunk.nbytes for chunk in exchange.chunks) if exchange.asynchronous else 0
-        self._running, self._commit, self._settle = running, exchange.commit, exchange.settle
-        exchange.commit = self.commit  # type: ignore[method-assign]
-        exchange.settle = self.settle  # type: ignore[method-assign]
-
-    def commit(self, *args: Any, **named: Any) -> None:
-        self._steps += 1
-        if self._steps > SAMPLES // BATCH - 2:
-            self._commit(*args, **named)
-            return
-        # Else an offer would wait for the lock, and the question for a range behind it.
-        until(lambda: sum(server.offered_bytes for server in self._running) == self._offers, "all gradients")
-        for server in self._running:
-            for held in server.steps.shards._held.values():
-                assert held.lock.acquire(timeout=30)
-                self._locks.append(held.lock)
-        self._commit(*args, **named)
-
-    def settle(self, *args: Any, **named: Any) -> None:
-        self.let_go()
-        self._settle(*args, **named)
-
-    def let_go(self) -> None:
-        while self._locks:
-            self._locks.pop().release()
 
 
 class Net(torch.nn.Module):
@@ -183,7 +145,7 @@ def on_servers(look: Look, where: str, **how: Any) -> Script:
         rank.enter_servers(names(running), store)
         exchange = rank.trainer.servers
         assert exchange is not None
-        late = Late(exchange, running)
+        late = Late(exchange, running, SAMPLES // BATCH)
         with contextlib.ExitStack() as stack:
             stack.callback(late.let_go)
             for x, y in rank.batches((X, Y), batch_size=BATCH, epochs=1, seed=0):

@@ -4,6 +4,9 @@ a parameter otherwise: `springtide.pending`).
 A module's own parameters are waited for when its forward begins. The first forward shows which modules have
 one: the parameters of those that have none (a projection that its parent uses directly) are waited for by the
 nearest module around them that has. Until that is known the whole model is waited for.
+
+A hook in the middle of compiled code would cut it in pieces, a graph for each layer. There the wait is where
+the code begins: at the model, or at the part of it that was compiled.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 Wait = Callable[[Collection[int] | None], None]
 
@@ -34,19 +38,31 @@ class ForwardWaits:
         model.register_state_dict_pre_hook(lambda *_: wait(None))  # type: ignore[no-untyped-call]
 
     def _before(self, name: str, own: torch.nn.Module) -> Callable[[torch.nn.Module, Any], None]:
+        # Where compiled code begins elsewhere it waits as it looks; not at these (`springtide.pending`).
+        looked_at = all(type(item) is torch.nn.Parameter for item in own.parameters(recurse=False))
+        begins = not name or not looked_at
+
         def hook(module: torch.nn.Module, args: Any) -> None:
             if module is not own:
                 return
-            if self._waits is None:
-                self._called.add(name)
-                self._wait(None)  # a script may call parts of the model, and never the model itself
-                return
-            self._wait(self._waits[name])
+            if not torch.compiler.is_compiling():
+                self._enter(name)
+            elif begins or own._compiled_call_impl is not None:
+                self._enter_compiled(name)
 
         return hook
 
-    def _after_first(self) -> None:
+    def _enter(self, name: str) -> None:
         if self._waits is None:
+            self._called.add(name)
+            self._wait(None)  # a script may call parts of the model, and never the model itself
+        else:
+            self._wait(self._waits[name])
+
+    _enter_compiled = _disable_dynamo(_enter)
+
+    def _after_first(self) -> None:
+        if not torch.compiler.is_compiling() and self._waits is None:
             self._waits = assign_waits(self._own, self._called)
 
 
