@@ -24,6 +24,7 @@ from springtide.exchange.compression import LowRankBuckets, make_buckets
 from springtide.exchange.device import choose_backend
 from springtide.exchange.layout import field_of, layout_hash, plan_layout
 from springtide.gradients import Gradients
+from springtide.hooks import Hook
 from springtide.optimizers import closure_of, scale_of, with_closure
 from springtide.pending import Pending
 from springtide.randomness import seed_part
@@ -143,7 +144,7 @@ class Trainer:
             optimizer.register_step_pre_hook(self._before_step)
             optimizer.register_step_post_hook(self._after_step)
         for part in models:
-            part.register_forward_pre_hook(lambda *_: self.transaction.check_alive())
+            part.register_forward_pre_hook(Hook(lambda *_: self.transaction.check_alive()))
         self._strangers = Strangers(optimizers, self._scalings.scalers, self.transaction)
 
     def close(self) -> None:

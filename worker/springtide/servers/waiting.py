@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
+from springtide.hooks import Hook
+
 Wait = Callable[[Collection[int] | None], None]
 
 
@@ -31,11 +33,10 @@ class ForwardWaits:
         }
         self._waits: dict[str, list[int]] | None = None
         self._called: set[str] = set()
-        # Functions, which copy.deepcopy() of a model leaves as they are; a copy has nothing to wait for.
         for name, module in model.named_modules():
-            module.register_forward_pre_hook(self._before(name, module), prepend=True)
-        model.register_forward_hook(lambda *_: self._after_first())
-        model.register_state_dict_pre_hook(lambda *_: wait(None))  # type: ignore[no-untyped-call]
+            module.register_forward_pre_hook(Hook(self._before(name, module)), prepend=True)
+        model.register_forward_hook(Hook(lambda *_: self._after_first()))
+        model.register_state_dict_pre_hook(Hook(lambda *_: wait(None)))  # type: ignore[no-untyped-call]
 
     def _before(self, name: str, own: torch.nn.Module) -> Callable[[torch.nn.Module, Any], None]:
         # Where compiled code begins elsewhere it waits as it looks; not at these (`springtide.pending`).
@@ -43,8 +44,6 @@ class ForwardWaits:
         begins = not name or not looked_at
 
         def hook(module: torch.nn.Module, args: Any) -> None:
-            if module is not own:
-                return
             if not torch.compiler.is_compiling():
                 self._enter(name)
             elif begins or own._compiled_call_impl is not None:
