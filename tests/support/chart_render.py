@@ -32,7 +32,7 @@ class HelmError(Exception):
     """helm refused; the text is what it said."""
 
 
-class _NoDuplicates(yaml.SafeLoader):
+class _NoDuplicates(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML in which a key given twice is an error, as it is for the API server's strict decoding."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
