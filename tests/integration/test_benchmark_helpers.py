@@ -14,7 +14,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from required import starts_benchmarks
 
 from benchmarks import operator_scale, ps_consistency, ps_overlap, recovery
 from springtide_coordinator import coordinator_pb2 as pb
@@ -93,7 +92,6 @@ def test_a_job_of_forked_workers_trains_and_loses_its_coordinator(tmp_path: Path
         job.close()
 
 
-@starts_benchmarks
 def test_a_job_with_servers_and_a_slow_worker_trains() -> None:
     found = ps_consistency.run("Asynchronous", "steady", 1.0)
     assert found["updates_per_second"] > 0

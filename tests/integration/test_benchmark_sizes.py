@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from required import starts_benchmarks
 
 from benchmarks import checkpoint, exact, ps_embedding, ps_throughput, steady_state
 
@@ -34,12 +33,10 @@ def test_ways_to_push_and_pull_do_their_rounds(way: str) -> None:
     assert seconds[0] > 0
 
 
-@starts_benchmarks
 def test_several_workers_and_servers_do_their_rounds() -> None:
     assert ps_throughput.measure_size(2, 2, 1, chunk_bytes=4096) > 0
 
 
-@starts_benchmarks
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 def test_embedding_lookups_and_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ps_embedding, "BATCH", 8)
@@ -52,7 +49,6 @@ def test_embedding_lookups_and_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     check_measured(ps_embedding.measure_service(given), sides | {f"{side}_wall" for side in sides} | others)
 
 
-@starts_benchmarks
 def test_checkpoints_beside_torch_save_and_the_way_back(tmp_path: Path) -> None:
     figures = checkpoint.measure(tmp_path, 1, 1, width=16)
     assert figures["checkpoints"] == 1
@@ -71,7 +67,6 @@ def test_every_model_is_the_same_on_every_call(name: str) -> None:
     assert model(samples[:2]).shape == (2, 10)
 
 
-@starts_benchmarks
 def test_steps_beside_those_of_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steady_state, "WARM_UP", 1)
     figures = steady_state.measure("transformer", 1, 3)
@@ -79,7 +74,6 @@ def test_steps_beside_those_of_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures["steps"] >= 2
 
 
-@starts_benchmarks
 def test_steps_with_and_without_exact_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "WARM_UP", 1)
     figures = exact.overhead("transformer", 2)

@@ -31,10 +31,3 @@ def require_tool(tool: str) -> str:
     pytest.skip(
         f"{tool} is not on PATH (make tools brings helm and promtool; kubectl comes from your distribution)"
     )
-
-
-starts_benchmarks = pytest.mark.skipif(
-    "SPRINGTIDE_BENCHMARKS" not in os.environ,
-    reason="starts the processes of a benchmark: make chaos does, and SPRINGTIDE_BENCHMARKS=1",
-)
-"""For tests of what `make test` need not start each time; nothing of the product is tested there alone."""
