@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 
@@ -40,6 +41,9 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("springtide")
+
+# Python looks for garbage after every 700 new objects, which is a sixteenth of the suite's time.
+gc.set_threshold(20_000, 20, 20)
 
 pytest.register_assert_rewrite("worker_checks")
 

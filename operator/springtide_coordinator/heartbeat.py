@@ -15,6 +15,9 @@ LIMIT = 2.0
 MOST_RETURN = 0.5
 """A process that lost its connection has found the coordinator again within it."""
 
+RETURN_AFTER_STANDSTILL = 2.0
+"""Heartbeat limits within which all find a coordinator again that stood still: they try once a second."""
+
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
@@ -30,6 +33,11 @@ class Heartbeat:
     def limit(self) -> float:
         """From the last sign of life until the member is lost, at most."""
         return self.ping_every + self.answer_within + self.return_within
+
+    @property
+    def return_after_standstill(self) -> float:
+        """Of the coordinator: so long it holds nobody's broken stream against them."""
+        return RETURN_AFTER_STANDSTILL * self.limit
 
     @property
     def patience(self) -> float:

@@ -19,6 +19,7 @@ from .membership import (
     Phase,
     Received,
     ServerConnected,
+    StoodStill,
     Tick,
     describe,
     handle,
@@ -87,6 +88,7 @@ class Hub:
         self.server_streams: dict[int, ServerStream] = {}
         self._last_told = ("", "")
         self._last_session = 0
+        self._next_tick = math.inf
 
     # ---- streams ----
 
@@ -196,13 +198,24 @@ class Hub:
         self._take(wire.to_synced(request))
         return sync_reply(self, self.clock())
 
-    def tick(self) -> None:
+    def tick(self, every: float = 0.0) -> None:
+        """every: seconds until the next tick, at most; 0: nobody knows.
+
+        With it, anything that comes much later than the next tick should have shows that this process stood
+        still.
+        """
         self._take(Tick())
+        self._next_tick = self.clock() + every if every else math.inf
 
     # ---- inside ----
 
     def _take(self, event: Event) -> None:
         now = self.clock()
+        late = now - self._next_tick
+        if late > self.membership.settings.standstill:
+            self._next_tick = now
+            self._log(f"this process stood still for {late:.1f} s: broken streams may return", "StoodStill")
+            handle(self.membership, StoodStill(late), now)
         for effect in handle(self.membership, event, now):
             self._carry_out(effect, now)
         phase, status = describe(self.membership, now)

@@ -188,7 +188,7 @@ async def start_grpc(hub: Hub, options: Options) -> tuple[grpc.aio.Server, int]:
 async def tick_for_ever(hub: Hub, seconds: float) -> None:
     while True:
         await asyncio.sleep(seconds)
-        hub.tick()
+        hub.tick(seconds)
 
 
 async def serve(options: Options) -> None:
@@ -205,10 +205,10 @@ async def serve(options: Options) -> None:
     loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
-    ticker = asyncio.create_task(tick_for_ever(hub, options.tick))
     from .web import start_web  # aiohttp takes as long to import as all the rest
 
     web = await start_web(hub, options)
+    ticker = asyncio.create_task(tick_for_ever(hub, options.tick))
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((stopped, ticker), return_when=asyncio.FIRST_COMPLETED)

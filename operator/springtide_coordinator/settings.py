@@ -84,7 +84,12 @@ def read_options(env: Mapping[str, str]) -> Options:
         certificate=certificate,
         checkpoint_seconds=float(whole(env, "SPRINGTIDE_CHECKPOINT_SECONDS", 0)),
         heartbeat=heartbeat,
-        membership=Settings(grace=heartbeat.return_within, operator_silence=silence),
+        membership=Settings(
+            grace=heartbeat.return_within,
+            standstill=heartbeat.ping_every,
+            return_after_standstill=heartbeat.return_after_standstill,
+            operator_silence=silence,
+        ),
     )
 
 

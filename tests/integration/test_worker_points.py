@@ -4,6 +4,7 @@ ends of epochs, loops and jobs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,30 @@ def test_cut_off_at_every_point_of_a_step(
     check(cluster, reference, [steady, *(worker for worker in victims if worker in cluster.finished())])
     # A step past its sums is finished, whatever has become of the others.
     assert 6 in [commit["step"] for commit in victims[3].commits()]
+
+
+def test_a_coordinator_that_stands_still_loses_nobody(
+    make_cluster: Callable[..., WorkerCluster], proxies: Proxies, reference: Reference
+) -> None:
+    """For longer than the heartbeat limit, and the ways to it stay cut for twice the usual grace."""
+    cluster = make_cluster(OPTIONS | {"pace": 0.1})
+    cluster.coordinator_of = proxies.between
+    workers = cluster.start(2)
+    cluster.until_step(3)
+    cluster.stop_coordinator()
+    for worker in workers:
+        cluster.until(lambda one=worker: "lost the coordinator" in one.log(), "the word that it is silent")
+        proxies.cut(worker)
+    cluster.wake_coordinator()
+    cluster.until(lambda: "streams are broken" in cluster.logs(), "the end of the streams")
+    time.sleep(1.0)
+    for worker in workers:
+        proxies.heal(worker)
+    cluster.until_done()
+    check(cluster, reference, workers)
+    for worker in workers:
+        assert {commit["generation"] for commit in worker.commits()} == {1}, cluster.logs()
+        assert "is dropped" not in worker.log()
 
 
 def test_failures_during_a_recovery(

@@ -14,6 +14,7 @@ from springtide_coordinator.membership import (
     Rules,
     ServerConnected,
     Status,
+    StoodStill,
     Synced,
     Tick,
     describe,
@@ -146,6 +147,11 @@ class Room:
         return current.start.state
 
     # ---- what else happens
+
+    def stand_still(self, seconds: float) -> None:
+        """The coordinator does nothing for so long, and goes on."""
+        self.now += seconds
+        self.feed(StoodStill(seconds))
 
     def tick(self, seconds: float) -> None:
         self.now += seconds

@@ -24,6 +24,7 @@ from springtide_coordinator.membership import (
     Received,
     Rules,
     Settings,
+    StoodStill,
     Synced,
     Tick,
     describe,
@@ -232,6 +233,14 @@ class World:
     def delete_pod(self, pod: Pod, grace: float) -> None:
         if pod.living and not pod.leave_by:
             pod.leave_by = self.now + grace
+
+    def stand_still(self, seconds: float) -> None:
+        """All coordinators do; the streams of all that live are broken when they go on."""
+        self.now += seconds
+        for which in range(len(self.coordinators)):
+            self.feed(which, StoodStill(seconds))
+        for worker in self.workers.values():
+            self.break_stream(worker)
 
     def elapse(self, seconds: float) -> None:
         """Time passes: keepalive cuts stopped processes, the kubelet kills what is overdue, all tick."""

@@ -127,6 +127,14 @@ class WorkerCluster:
         self._coordinator.kill()
         self._coordinator.wait(10.0)
 
+    def stop_coordinator(self) -> None:
+        assert self._coordinator is not None
+        self._coordinator.stop()
+
+    def wake_coordinator(self) -> None:
+        assert self._coordinator is not None
+        self._coordinator.wake()
+
     def train_in(self, consistency: pb.Consistency) -> None:
         """The manifest says this from now on; pods that are made later have it in their environment."""
         self.consistency = consistency

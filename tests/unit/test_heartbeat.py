@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from coordinator_room import Room
@@ -11,8 +12,11 @@ from hypothesis import strategies as st
 
 from springtide_coordinator.channel import client_options, server_options
 from springtide_coordinator.heartbeat import LIMIT, MOST_RETURN, Heartbeat, of_coordinator, of_members
+from springtide_coordinator.hub import Hub
+from springtide_coordinator.membership import Settings
 from springtide_coordinator.membership import messages as say
-from springtide_coordinator.settings import read_options
+from springtide_coordinator.membership.names import Incarnation
+from springtide_coordinator.settings import Options, read_options
 
 LIMITS = st.floats(0.1, 300.0)
 
@@ -81,3 +85,31 @@ def test_the_limit_comes_from_the_environment() -> None:
         options = read_options(env | ({"SPRINGTIDE_KEEPALIVE_SECONDS": text} if text else {}))
         assert options.heartbeat == of_members(limit)
         assert options.membership.grace == options.heartbeat.return_within == MOST_RETURN
+        assert options.membership.standstill == limit / 4
+        assert options.membership.return_after_standstill == 2 * limit
+
+
+def test_whatever_comes_late_shows_that_the_coordinator_stood_still(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is taken in first when it goes on may be the end of a stream, and only then the tick."""
+    now = [1000.0]
+    options = Options(token="t", number=1, state_dir=tmp_path, membership=Settings(standstill=0.5))
+    hub = Hub(options, Incarnation(1), lambda: now[0])
+    stream = hub.new_stream()
+    now[0] += 60
+    hub.tick()
+    assert hub.membership.awake_since is None, "nobody had said when the tick should come"
+    for late in (0.0, 0.5):
+        hub.tick(0.05)
+        now[0] += 0.05 + late
+        hub.tick(0.05)
+        assert hub.membership.awake_since is None
+    with caplog.at_level("INFO", "springtide.coordinator"):
+        now[0] += 3.05
+        hub.closed(stream)
+        hub.tick(0.05)
+    assert (hub.membership.asleep_since, hub.membership.awake_since) == pytest.approx((now[0] - 3, now[0]))
+    assert [r.getMessage() for r in caplog.records if "stood still" in r.getMessage()] == [
+        "this process stood still for 3.0 s: broken streams may return"
+    ]

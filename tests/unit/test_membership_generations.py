@@ -161,6 +161,46 @@ def test_a_member_whose_stream_stays_broken_is_lost_after_the_grace() -> None:
     assert "pod-w2 is lost" in start.reason
 
 
+def test_a_coordinator_that_stood_still_gives_all_time_to_return() -> None:
+    """Their streams break at the moment that it goes on, or broke shortly before it stood still."""
+    room = Room(target=3)
+    room.train("w0", "w1", "w2")
+    room.lose("w2")
+    room.stand_still(3.0)
+    room.lose("w0")
+    room.lose("w1")
+    room.tick(3.9)
+    assert room.status.reason == "Reconnecting"
+    for member in ("w0", "w1", "w2"):
+        room.hello(member, Standing.ACTIVE, generation=generation(1), state=state(2))
+    room.tick(5)
+    assert (room.number, room.told("w0", say.Prepare)) == (1, 0)
+    # Who does not return is lost all the same, and what breaks later has the usual grace.
+    room.lose("w2")
+    room.tick(0.6)
+    assert room.told("w0", say.Prepare) == 1
+
+
+def test_who_does_not_return_after_a_standstill_is_lost() -> None:
+    room = Room(target=3)
+    room.train("w0", "w1", "w2")
+    room.lose("w2")
+    room.stand_still(3.0)
+    room.tick(3.9)
+    assert room.told("w0", say.Prepare) == 0
+    room.tick(0.11)
+    assert room.told("w0", say.Prepare) == room.told("w1", say.Prepare) == 1
+
+
+def test_who_was_lost_before_the_standstill_stays_lost() -> None:
+    room = Room(target=3)
+    room.train("w0", "w1", "w2")
+    room.lose("w2")
+    room.now += 0.6
+    room.stand_still(3.0)
+    assert room.told("w0", say.Prepare) == 1
+
+
 def test_a_failed_reduction_ends_the_grace() -> None:
     room = Room()
     room.train("w0", "w1")

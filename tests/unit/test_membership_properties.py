@@ -79,6 +79,10 @@ class LifeOfAJob(RuleBasedStateMachine):
     def wake(self, which: int) -> None:
         self.world.wake(self.pick(which))
 
+    @rule(seconds=st.floats(0.1, 8.0))
+    def coordinators_stand_still(self, seconds: float) -> None:
+        self.world.stand_still(seconds)
+
     @rule(which=WHICH)
     def break_stream(self, which: int) -> None:
         self.world.break_stream(self.pick(which))

@@ -175,6 +175,16 @@ def test_a_stream_that_comes_back_within_the_grace_ends_nothing() -> None:
     assert room.servers == ("s0", "s1")
 
 
+def test_servers_have_time_to_return_to_a_coordinator_that_stood_still() -> None:
+    room = trains()
+    room.lose("s1")
+    room.stand_still(3.0)
+    room.tick(3.0)
+    room.serve("s1")
+    room.tick(5)
+    assert not room.told("w0", say.Prepare)
+
+
 def test_a_server_that_was_lost_and_lives_serves_again() -> None:
     room = trains()
     room.lose("s1")

@@ -5,7 +5,17 @@ way in.
 """
 
 from .describe import Phase, describe
-from .events import Connected, Disconnected, Effect, Event, Received, ServerConnected, Synced, Tick
+from .events import (
+    Connected,
+    Disconnected,
+    Effect,
+    Event,
+    Received,
+    ServerConnected,
+    StoodStill,
+    Synced,
+    Tick,
+)
 from .machine import handle
 from .rules import Rules, Settings
 from .state import Membership, Status
@@ -22,6 +32,7 @@ __all__ = [
     "ServerConnected",
     "Settings",
     "Status",
+    "StoodStill",
     "Synced",
     "Tick",
     "describe",

@@ -68,11 +68,18 @@ class Synced:
 
 
 @dataclass(frozen=True, slots=True)
+class StoodStill:
+    """This process did nothing for so many seconds, up to now: it heard nobody, whoever spoke."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
 
-Event = Connected | ServerConnected | Disconnected | Received | Synced | Tick
+Event = Connected | ServerConnected | Disconnected | Received | Synced | StoodStill | Tick
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,11 +65,23 @@ def why_lost(m: Membership, generation: Generation, info: MemberInfo, now: float
         return ""
     if complaint_in(m, generation):
         return "its stream broke and a peer could not reach it"
-    if now - record.disconnected_at < m.settings.grace:
+    if may_return(m, record.disconnected_at, now):
         return ""
     if paused_without_operator(m, generation, now):
         return ""
     return "its stream broke"
+
+
+def may_return(m: Membership, broken_at: float, now: float) -> bool:
+    """Whether a stream that broke at that time still has time to come back.
+
+    Where this process itself stood still (its node did, or its share of the processor was used up), all
+    streams break at once, and whose grace had not ended before is given one anew that is long enough.
+    """
+    until = broken_at + m.settings.grace
+    if m.awake_since is not None and until > m.asleep_since:
+        until = max(until, m.awake_since + m.settings.return_after_standstill)
+    return now < until
 
 
 def paused_without_operator(m: Membership, generation: Generation, now: float) -> bool:

@@ -10,7 +10,18 @@ from .adoption import settle
 from .boundary import ask_for_boundary, dismiss
 from .closing import close_if_over, cut_off_hung, note_losses, tell_to_park
 from .ending import end_loop, reconsider_finish
-from .events import Connected, Cut, Disconnected, Effect, Event, Received, ServerConnected, Synced, Tick
+from .events import (
+    Connected,
+    Cut,
+    Disconnected,
+    Effect,
+    Event,
+    Received,
+    ServerConnected,
+    StoodStill,
+    Synced,
+    Tick,
+)
 from .greeting import SUSPENDED, greet, step_down
 from .inbox import receive
 from .liveness import proof_of_death
@@ -55,6 +66,8 @@ def handle(m: Membership, event: Event, now: float) -> list[Effect]:
                     drop_session(m, effect, now)
         case Synced():
             effects += hear_operator(m, event, now)
+        case StoodStill(seconds):
+            m.asleep_since, m.awake_since = now - seconds, now
         case Tick():
             pass
     return effects + decide(m, now)

@@ -14,6 +14,8 @@ class Settings:
     """Patience, in seconds."""
 
     grace: float = 0.5  # a broken stream may come back within it; a part of the heartbeat limit
+    standstill: float = 0.5  # a tick that is later than this shows that this process stood still
+    return_after_standstill: float = 4.0  # after that nobody's stream counts as broken for so long
     server_return: float = 10.0  # so long no other process takes the slot of a server whose stream broke
     first_start: float = 10.0  # from `minimum` reached until starting without the missing ones
     joiners: float = 1.0  # a joiner waits this long for others that are starting

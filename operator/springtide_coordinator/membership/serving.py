@@ -10,7 +10,7 @@ from .effects_once import once
 from .events import Cut, Effect, MemberLost, Send
 from .generation import Generation
 from .greeting import step_down
-from .liveness import complaint_in, paused_without_operator
+from .liveness import complaint_in, may_return, paused_without_operator
 from .messages import PROTOCOL_VERSION, Refused, ServerHello, ServerInfo, ServerLeave, Start, Welcome
 from .servers import ServerRecord
 from .state import Membership, Status
@@ -121,7 +121,7 @@ def why_lost(m: Membership, generation: Generation, info: ServerInfo, now: float
         return "it left"
     if complaint_in(m, generation):
         return "its stream broke and a worker could not reach it"
-    if now - record.disconnected_at < m.settings.grace or paused_without_operator(m, generation, now):
+    if may_return(m, record.disconnected_at, now) or paused_without_operator(m, generation, now):
         return ""
     return "its stream broke"
 

@@ -86,6 +86,8 @@ class Membership:
     save_seconds: float = 0.0  # that the last checkpoint took
     put_away_with: str = ""  # name of the checkpoint that holds all there was, when the job was put away
     resumes: str = ""  # the same, of the fresh start that is being made
+    asleep_since: float = 0.0  # this process stood still from then
+    awake_since: float | None = None  # until then; None: it never did
     minimum_since: float | None = None
     complaints: ComplaintRow = field(default_factory=ComplaintRow)
     excluded: dict[str, str] = field(default_factory=dict)
