@@ -31,7 +31,14 @@ class ServerLostError(ConnectionError):
 
 
 class RefusedError(ValueError):
-    """The server understood the request and cannot do it; the message says why."""
+    """The server understood the request and cannot do it; the message says why.
+
+    error: the class of the server's own error.
+    """
+
+    def __init__(self, message: str, error: str = "") -> None:
+        super().__init__(message)
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +292,8 @@ class ServerClient:
                 raise PeerClosedError(self._broken)
             raise FrameError(f"an answer to request {header.request}, which was never made")
         if header.kind is Kind.REFUSED:
-            error = RefusedError(f"parameter server {self.address}: {meta.get('message', 'refused')}")
+            message = f"parameter server {self.address}: {meta.get('message', 'refused')}"
+            error = RefusedError(message, str(meta.get("error", "")))
             pending.future.set_exception(error)
             return
         payload = None

@@ -53,7 +53,7 @@ class Kind(IntEnum):
     # A generation begins; answered with {"version"}. "books": its members do not step together, "s" is 0.
     ENTER = 40  # {"t", "me", "members", "s", "lineage"}, with "books" also "skipped"
     LOAD = 41  # {"t", "k", "s", ...what a chunk is} + its memory: this server holds it from now on
-    # {"t"}; answered with the names of the chunks that it holds, by lines; "lost": why not others
+    # {"t"}; answered with the names of the chunks that it holds, by lines; "lost": why not others, by name
     INVENTORY = 42
     ARRANGE = 43  # {"t", "forward", "fill", "drop"}: who gets copies of what
     STAGE = 44  # {"t", "s", "k", "me"} + gradient; "round" in it, and in others, of the step, if not 0

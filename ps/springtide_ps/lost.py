@@ -10,16 +10,20 @@ _TOLD: Final = 3
 _TEXT_LIMIT: Final = 400
 
 
+class StepFailedError(RoundError):
+    """The optimizer's step on a chunk failed, and the chunk is held no more."""
+
+
 class Lost:
     """By chunk. Half of an update may be in it, so it counts as held nowhere here until it is loaded anew."""
 
     def __init__(self) -> None:
-        self._why: dict[str, RoundError] = {}
+        self._why: dict[str, StepFailedError] = {}
 
-    def add(self, key: str, why: Exception) -> RoundError:
+    def add(self, key: str, why: Exception) -> StepFailedError:
         """Return what is said of it from now on."""
         text = f"{type(why).__name__}: {why}"[:_TEXT_LIMIT]
-        self._why[key] = RoundError(
+        self._why[key] = StepFailedError(
             f"chunk {key!r} is lost, since the optimizer's step on it failed there: {text}; its log has more"
         )
         return self._why[key]
@@ -33,6 +37,6 @@ class Lost:
         return self._why.get(key) or RoundError(f"chunk {key!r} is not held here")
 
     @property
-    def told(self) -> list[str]:
-        """Of a few of them."""
-        return [str(self._why[key]) for key in sorted(self._why)[:_TOLD]]
+    def told(self) -> dict[str, str]:
+        """Of a few of them, by chunk."""
+        return {key: str(self._why[key]) for key in sorted(self._why)[:_TOLD]}

@@ -64,7 +64,7 @@ class WorkerCluster:
         self._folder = folder
         self._options = options
         self.processes_per_pod = 1
-        self._net = f"127.{100 + os.getpid() % 100}.{next(self._numbers) % 250}"
+        self.net = f"127.{100 + os.getpid() % 100}.{next(self._numbers) % 250}"
         self._minimum, self._maximum = minimum, maximum
         self.target = 0
         # As the real operator: a job with a Finished worker is over, and nobody says whose pods are gone.
@@ -77,6 +77,7 @@ class WorkerCluster:
         self.workers: list[Worker] = []
         self.servers: list[ServerPod] = []
         self.servers_wanted = 0
+        self.server_programs: dict[int, Path] = {}  # by slot; others run `PROGRAM`
         self.consistency = pb.Consistency(
             mode=self._environment.get("SPRINGTIDE_CONSISTENCY", ""),
             staleness=int(self._environment.get("SPRINGTIDE_STALENESS", "4")),
@@ -108,7 +109,7 @@ class WorkerCluster:
             "SPRINGTIDE_TOKEN": _TOKEN,
             "SPRINGTIDE_INCARNATION": str(self._incarnation),
             "SPRINGTIDE_STATE_DIR": str(state),
-            "SPRINGTIDE_BIND": f"{self._net}.1",
+            "SPRINGTIDE_BIND": f"{self.net}.1",
             "SPRINGTIDE_PORT": "7070",
             "SPRINGTIDE_TARGET": str(self.target * self.processes_per_pod),
             "SPRINGTIDE_MINIMUM": str(self._minimum * self.processes_per_pod),
@@ -146,9 +147,9 @@ class WorkerCluster:
     def add_server(self, slot: int) -> ServerPod:
         """Start a parameter server in a new pod of that slot."""
         number = len(self.servers)
-        name, address = f"ps-{slot}-{number}", f"{self._net}.{200 + number}"
+        name, address = f"ps-{slot}-{number}", f"{self.net}.{200 + number}"
         env = {
-            "SPRINGTIDE_COORDINATOR": f"{self._net}.1:7070",
+            "SPRINGTIDE_COORDINATOR": f"{self.net}.1:7070",
             "SPRINGTIDE_TOKEN": _TOKEN,
             "SPRINGTIDE_POD_NAME": name,
             "SPRINGTIDE_POD_UID": f"uid-{name}",
@@ -158,7 +159,7 @@ class WorkerCluster:
             "SPRINGTIDE_METRICS_PORT": "0",
         }
         path = self._folder / f"{name}.log"
-        pid = self._zygote.fork(env, [str(PROGRAM), "springtide_ps"], path)
+        pid = self._zygote.fork(env, [str(self.server_programs.get(slot, PROGRAM)), "springtide_ps"], path)
         server = ServerPod(name, slot, f"uid-{name}", pid, path, self._zygote)
         self.servers.append(server)
         return server
@@ -166,10 +167,10 @@ class WorkerCluster:
     def add(self, fault: str = "", hold: bool = True, **options: Any) -> Worker:
         """Start a worker in a new pod; options override the script's. hold: a running job waits for it."""
         number = len(self.workers)
-        name, address = f"worker-{number}", f"{self._net}.{10 + number}"
+        name, address = f"worker-{number}", f"{self.net}.{10 + number}"
         env = {
             "SPRINGTIDE_JOB": "test",
-            "SPRINGTIDE_COORDINATOR": self.coordinator_of(name, f"{self._net}.1:7070"),
+            "SPRINGTIDE_COORDINATOR": self.coordinator_of(name, f"{self.net}.1:7070"),
             "SPRINGTIDE_TOKEN": _TOKEN,
             "SPRINGTIDE_POD_NAME": name,
             "SPRINGTIDE_POD_UID": f"uid-{number}",
@@ -343,7 +344,7 @@ class WorkerCluster:
     def _sync_for_ever(self) -> None:
         while not self._closing.is_set():
             channel = grpc.insecure_channel(
-                f"{self._net}.1:7070", options=[("grpc.max_reconnect_backoff_ms", 200)]
+                f"{self.net}.1:7070", options=[("grpc.max_reconnect_backoff_ms", 200)]
             )
             try:
                 stub = pb_grpc.CoordinatorStub(channel)

@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 
 from springtide import outcome
 from springtide.checkpoint.keeper import FLUSH_SECONDS
+from springtide.errors import ServerStepError
 from springtide.runtime import Runtime
 
 log = logging.getLogger("springtide")
@@ -28,7 +29,7 @@ def install(runtime: Runtime) -> None:
         if runtime.outcome is None:
             runtime.outcome = outcome.failed(error)
             # Files, network and memory: the same step may well succeed elsewhere or later.
-            runtime.failed_outside = isinstance(error, OSError | MemoryError)
+            runtime.failed_outside = isinstance(error, OSError | MemoryError | ServerStepError)
         previous(kind, error, trace)
 
     sys.excepthook = on_exception

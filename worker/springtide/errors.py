@@ -3,6 +3,7 @@
 SpringtideError(RuntimeError)     something that the user or the platform must act on; the message says
 what to do
     UsageError                    the script uses the library in a way that would break training
+    ServerStepError               the parameter servers fail to make a step, again and again
     GenerationChanged             members came, went or failed: the script's own collectives are to be run
 again, as springtide.retry() does
 Dropped(BaseException)            internal: leaves the body of a dropped step; `with springtide.step()`
@@ -20,6 +21,11 @@ class SpringtideError(RuntimeError):
 
 class UsageError(SpringtideError):
     """The script broke a rule of the library; the message names the rule and the remedy."""
+
+
+class ServerStepError(SpringtideError):
+    """The optimizer's step fails on the parameter servers whenever it is tried; the message names where, and
+    its error."""
 
 
 class GenerationChanged(SpringtideError):

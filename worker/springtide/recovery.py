@@ -18,7 +18,7 @@ from springtide import faults
 from springtide.answers import Begin, Depart, SaveAsked
 from springtide.consistency import staleness_bound
 from springtide.data.loop import LoopPlan
-from springtide.errors import SpringtideError
+from springtide.errors import ServerStepError, SpringtideError
 from springtide.exchange.groups import Group, form
 from springtide.exchange.store import StreamStore
 from springtide.handover import Handover
@@ -27,6 +27,7 @@ from springtide.names import StateName
 from springtide.places import Place
 from springtide.servers.exchange import ServerExchange, ServersLackState
 from springtide.servers.leading import Place as ServersPlace
+from springtide.servers.setbacks import Setbacks, told
 from springtide.state import Position, State
 from springtide_coordinator import coordinator_pb2 as pb
 
@@ -56,12 +57,14 @@ class Recovery:
         self._unformed = 0  # generations in a row that this process could not enter
         self._lacking = ""
         self._no_way_back = ""
+        self._setbacks = Setbacks()
         self._awaited: tuple[int, dict[str, object], State] | None = None
 
     def stand(self, stage: int) -> None:
         """Return when this process is an active member of a generation and holds its state.
 
-        Raise SystemExit when the coordinator lets the process go, SpringtideError when it was refused.
+        Raise SystemExit when the coordinator lets the process go, SpringtideError when it was refused,
+        ServerStepError when the servers fail again and again.
         """
         self._membership.check()
         runtime = self._runtime
@@ -112,6 +115,9 @@ class Recovery:
         trainer = runtime.ready("batches()")
         # Workers that do not step together stop one by one: another may wait for this one at an epoch's end,
         # unless all have met there.
+        if trainer.servers is not None and (failed := trainer.servers.links.failed_step):
+            trainer.servers.links.failed_step = ""
+            self._step_failed(failed, lost=False)
         at_boundary = reason == pb.BOUNDARY and (runtime.leasing is None or membership.cut)
         if at_boundary and trainer.servers is not None:
             trainer.servers.rest()
@@ -151,7 +157,12 @@ class Recovery:
         except ServersLackState as error:
             self._lacking = str(error)
             runtime.group.shut()
+            if error.failed and membership.state is not None:
+                self._step_failed(error.failed, lost=True)
         except NoWayBackError as error:
+            step = runtime.position.cursor.step
+            if failed := self._setbacks.last(step):
+                raise ServerStepError(told(failed, step)) from None
             self._no_way_back = f"StateLost: {error}"
             runtime.group.shut()
         except (RuntimeError, OSError, ValueError) as error:
@@ -163,6 +174,13 @@ class Recovery:
             if self._unformed >= CALM_TRIES:
                 # Whoever fails for a reason of its own would make generations as fast as it can.
                 time.sleep(min(CALM_LIMIT_SECONDS, 0.1 * 2.0 ** min(self._unformed - CALM_TRIES, 10)))
+
+    def _step_failed(self, failed: str, *, lost: bool) -> None:
+        """Raise ServerStepError when it is not to be tried again. failed: where and why."""
+        step = self._runtime.position.cursor.step
+        if self._setbacks.failed(step, failed, lost=lost, can_go_back=self._membership.storage):
+            self._runtime.group.shut()
+            raise ServerStepError(told(failed, step))
 
     def _form(self, begin: Begin, stage: int) -> None:
         runtime, membership = self._runtime, self._membership

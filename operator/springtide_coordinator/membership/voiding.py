@@ -34,6 +34,7 @@ def void(m: Membership, generation: Generation, said: Parked) -> None:
         f"StateLost: parameter server {who} took its parameters with it"
         if who
         else f"StateLost: the parameter servers do not hold {state}"
+        + (f": {said.detail}" if said.detail else "")
     )
     m.void, m.void_found_by = state, generation.name
     for record in m.members.values():

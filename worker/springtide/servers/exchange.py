@@ -39,7 +39,14 @@ from springtide_ps.slices import Slice
 
 
 class ServersLackState(Exception):
-    """The servers of this generation do not hold the state that it begins from."""
+    """The servers of this generation do not hold the state that it begins from.
+
+    failed: which steps have failed there, if that is why.
+    """
+
+    def __init__(self, message: str, failed: str = "") -> None:
+        super().__init__(message)
+        self.failed = failed
 
 
 MakeServers = Callable[
@@ -139,7 +146,7 @@ class ServerExchange(TableSteps):
         if group.rank != leader:
             told = self._hear(store, leader)
             if "lacks" in told:
-                raise ServersLackState(told["lacks"])
+                raise ServersLackState(told["lacks"], told["failed"])
             self.lineage, self.settled = told["lineage"], told["settled"]
             self._place = replace(place, step=told["step"])
             homes = [[told["ids"][number] for number in numbers] for numbers in told["homes"]]
@@ -154,8 +161,9 @@ class ServerExchange(TableSteps):
                 self._planned, self._me, self.lineage, self._new_chunk if fresh else None
             )
         except LackError as error:
-            store.set(f"servers/{leader}", json.dumps({"lacks": str(error)}).encode())
-            raise ServersLackState(str(error)) from None
+            failed = "; ".join(f"{self._whose.get(key, key)}: {told}" for key, told in self._leader.failed)
+            store.set(f"servers/{leader}", json.dumps({"lacks": str(error), "failed": failed}).encode())
+            raise ServersLackState(str(error), failed) from None
         self._homes, self.settled = arrangement.homes, arrangement.settled
         # The optimizer's state lives on the servers from now on.
         self.optimizers.forget(self._parameters)
@@ -250,6 +258,7 @@ class ServerExchange(TableSteps):
     def begin_step(self) -> None:
         """Raise UsageError when the script has changed a parameter since the last step, or its optimizers."""
         self.optimizers.check_unchanged(self.dense)
+        self.links.failed_step = ""
         self._memory.drop()
         self.optimizers.begin()
         self._pushed, self._counts = 0, {}

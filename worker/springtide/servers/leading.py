@@ -51,7 +51,8 @@ class Leader:
         self._awaited: dict[str, set[str]] = {}
         self._asked: dict[str, Future[Answer]] | None = None
         self._ask_again = 0.0
-        self._lost: list[str] = []  # why servers have lost what they held
+        self.failed: list[tuple[str, str]] = []
+        """(chunk, what its server says) of steps that failed, so that the chunk is held there no more."""
 
     def arrange(
         self,
@@ -78,7 +79,8 @@ class Leader:
             try:
                 arrangement = arrange(sizes, staying, holders, self._replication, place.leaving)
             except LackError as error:
-                raise LackError("; ".join([str(error), *self._lost])) from None
+                self.failed = [(key, told) for key, told in self.failed if not holders.get(key)]
+                raise LackError("; ".join([str(error), *(told for _, told in self.failed)])) from None
         self._tell(arrangement)
         for key, others in arrangement.fills.items():
             for other in others:
@@ -97,8 +99,8 @@ class Leader:
             answer = self._links.answer(future, server, "what it holds")
             for key in _names_in(answer) & set(sizes):
                 holders[key].append(server)
-            told = answer.meta.get("lost", [])
-            self._lost += [f"{text} at parameter server {self._links[server].address}" for text in told]
+            where = f"at parameter server {self._links[server].address}"
+            self.failed += [(key, f"{text} {where}") for key, text in answer.meta.get("lost", {}).items()]
         return holders
 
     def copied(self) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from springtide_ps.client import Answer, RefusedError, ServerClient, ServerLostError
 from springtide_ps.frames import Kind
+from springtide_ps.lost import StepFailedError
 from springtide_ps.stream import RejectedError, parse_address
 from springtide_ps.tls import client_context
 
@@ -35,6 +36,8 @@ class Links:
         self._tls = client_context(authority) if authority else None
         self._clients: dict[str, ServerClient] = {}
         self._over: Future[str] = Future()
+        self.failed_step = ""
+        """What a server said whose step on a chunk has failed; for others to forget."""
 
     def __getitem__(self, server: str) -> ServerClient:
         return self._clients[server]
@@ -85,7 +88,10 @@ class Links:
         try:
             return future.result()
         except (ServerLostError, RefusedError, ValueError) as error:
-            raise ServerError(f"{what()}: {error}") from None
+            told = f"{what()}: {error}"
+            if isinstance(error, RefusedError) and error.error == StepFailedError.__name__:
+                self.failed_step = told
+            raise ServerError(told) from None
 
     def outlived_by(self, future: Future[Any]) -> bool:
         """Wait for it as `result` does. True: it is still open, and the generation is over."""
