@@ -121,6 +121,8 @@ def test_fewer_are_wanted_the_rest_goes_when_a_generation_runs_without_it() -> N
     scale_servers(world, 2)
     world.reports()
     assert done(world.round()) == {"+s1-1"}
+    world.round()
+    assert condition(world)["reason"] == "Healthy"  # it is new, as the first one of its slot was
 
 
 def test_nobody_is_given_back_without_the_coordinators_word() -> None:
@@ -158,6 +160,26 @@ def test_a_server_that_is_driven_out_is_replaced_at_once_and_only_once() -> None
     assert condition(world)["reason"] == "Healthy"
 
 
+def test_a_server_that_is_lost_again_before_it_was_there_is_still_missing() -> None:
+    world = trains()
+    for attempt in (1, 2):
+        world.vanish(server(world, 1))
+        assert done(world.round()) == {f"+s1-{attempt}"}
+        world.die()
+        world.round()
+        assert condition(world)["message"] == "parameter server 1 is being replaced"
+
+
+def test_nothing_is_said_of_training_while_the_coordinator_is_not_heard() -> None:
+    """Workers train on without it."""
+    world = trains()
+    world.vanish(server(world, 1))
+    world.report = None
+    world.round()
+    assert condition(world)["message"].startswith("parameter server 1 is being replaced")
+    assert "training goes on when" not in condition(world)["message"]
+
+
 def test_an_operator_that_dies_between_status_and_creation_uses_no_name_twice() -> None:
     world = trains()
     world.vanish(server(world, 0))
@@ -191,6 +213,9 @@ def test_suspending_deletes_servers_after_the_workers_and_resuming_makes_them_ag
     world.round()
     assert world.status["parameterServers"] == {"desired": 0, "replicas": 0, "ready": 0, "summary": "0/0"}
     world.job["spec"]["suspend"] = False
+    world.reports(phase="WAITING", reason="WaitingForServers")
+    world.round()
+    assert condition(world)["reason"] != "ParameterServerMissing"
     world.settle()
     assert named(world) == ["digits-ps-0-1", "digits-ps-1-1"]
 

@@ -217,6 +217,9 @@ class SlotStatus(ApiModel):
         default=False,
         description="It takes part in training; of one that ended: its end was no part of a loop.",
     )
+    replaces: bool = Field(
+        default=False, description="A parameter server in the place of one that was not given back."
+    )
     avoid: Annotated[str, Field(max_length=253)] | None = Field(
         default=None, description="The node that its next pod must not be on, by a rule that says Replace."
     )

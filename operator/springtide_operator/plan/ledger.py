@@ -19,6 +19,7 @@ class Slot:
 
     `moves`: uid of the pod before it, which goes on until this one can take over (its node is cordoned).
     `healthy`: it takes part in training; of one that ended: its end was no part of a loop.
+    `replaces`: a parameter server in the place of one that was not given back.
     """
 
     attempt: int
@@ -27,6 +28,7 @@ class Slot:
     avoid: str | None = None
     moves: str | None = None
     healthy: bool = False
+    replaces: bool = False
 
     def to_status(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"attempt": self.attempt}
@@ -40,6 +42,8 @@ class Slot:
             entry["moves"] = self.moves
         if self.healthy:
             entry["healthy"] = True
+        if self.replaces:
+            entry["replaces"] = True
         return entry
 
     @classmethod
@@ -51,6 +55,7 @@ class Slot:
             entry.get("avoid"),
             entry.get("moves"),
             entry.get("healthy", False),
+            entry.get("replaces", False),
         )
 
 

@@ -58,7 +58,7 @@ def account(observation: Observation, ledger: Ledger, now: float) -> list[Event]
     for slot, pod in sorted(pods.items()):
         entry = ledger.servers.get(slot)
         if entry is None or pod.attempt > entry.attempt or (pod.attempt == entry.attempt and not entry.uid):
-            ledger.servers[slot] = Slot(pod.attempt, pod.uid)
+            ledger.servers[slot] = Slot(pod.attempt, pod.uid, replaces=entry is not None and entry.replaces)
     for slot, entry in sorted(ledger.servers.items()):
         if entry.uid is None or entry.ended is not None:
             continue
@@ -125,9 +125,16 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> li
         why = f"{wanted(job)} parameter servers are wanted"
         if before is not None and before.ended is not None:
             why = f"the last pod of slot {slot} ended: {before.ended}"
-        ledger.servers[slot] = Slot(attempt)
+        ledger.servers[slot] = Slot(attempt, replaces=_lost(before))
         actions.append(CreateServer(slot, attempt, address, why))
     return actions
+
+
+def _lost(entry: Slot | None) -> bool:
+    """Whether a slot had a server that was not given back."""
+    if entry is None:
+        return False
+    return entry.replaces if entry.ended is None else entry.ended != reasons.END_SCALED_DOWN
 
 
 def _budget(job: Job, observation: Observation, now: float) -> list[Action]:
@@ -213,18 +220,16 @@ def _missing(job: Job, observation: Observation, ledger: Ledger) -> list[Problem
         verb = "is" if len(missing) == 1 else "are"
         plural = "" if len(missing) == 1 else "s"
         text = f"parameter server{plural} {which} {verb} being replaced"
-        if report is None or not report.training:
+        if report is not None and not report.training:
             text += "; training goes on when all are there"
         result.append(Problem(reasons.SERVER_MISSING, text))
     return result
 
 
 def _served(slot: int, observation: Observation, ledger: Ledger) -> bool:
-    """Whether the slot had a server before: one that is new is only awaited."""
-    entry, pod = ledger.servers.get(slot), newest(observation).get(slot)
-    return (entry is not None and (entry.attempt > 0 or entry.ended is not None)) or (
-        pod is not None and pod.restarts > 0
-    )
+    """Whether the slot had a server before that was not given back: one that is new is only awaited."""
+    pod = newest(observation).get(slot)
+    return _lost(ledger.servers.get(slot)) or (pod is not None and pod.restarts > 0)
 
 
 def status(job: Job, observation: Observation, ledger: Ledger, over: bool = False) -> dict[str, object]:
