@@ -243,6 +243,30 @@ def test_what_leaves_a_server_is_read_from_it_as_it_was() -> None:
         assert equal(found["optimizer"], wanted)
 
 
+def test_a_server_that_has_handed_over_ends_in_the_middle_of_a_generation_and_no_step_hears_of_it() -> None:
+    with servers(3) as running, members(2, adam) as (a, b):
+        job = Job(running, a, b)
+        job.step()
+        leaving = frozenset([f"s{running[2].port}"])
+        number = 2
+        job.begin(number, step=1, leaving=leaving)
+        assert not leaving.isdisjoint(a.exchange.in_use)
+        assert set(leaving) <= set(a.exchange.links) & set(b.exchange.links)
+        while not leaving.isdisjoint(a.exchange.in_use):
+            for _ in range(2**number):
+                job.step()
+            number += 1
+            assert number < 12
+            job.begin(number, step=a.step, leaving=leaving)
+        job.step()
+        together(lambda: a.push(0, 2), lambda: b.push(1, 2))
+        running[2].close(30.0)
+        together(a.commit, b.commit)
+        for _ in range(3):
+            job.step()
+        assert leaving.isdisjoint([*a.exchange.links, *b.exchange.links])
+
+
 def test_a_server_that_is_gone_is_named() -> None:
     with servers(2) as running, members(2, adam) as (a, b):
         job = Job(running, a, b)

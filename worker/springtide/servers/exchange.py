@@ -151,6 +151,7 @@ class ServerExchange(TableSteps):
             self._place = replace(place, step=told["step"])
             homes = [[told["ids"][number] for number in numbers] for numbers in told["homes"]]
             self._homes = {planned.key: home for planned, home in zip(self._planned, homes, strict=True)}
+            self._rely_on_others_than_leavers()
             return
         if fresh:
             self.lineage = "-".join(str(number) for number in place.token)
@@ -177,6 +178,12 @@ class ServerExchange(TableSteps):
             "homes": [[numbers[server] for server in self._homes[planned.key]] for planned in self._planned],
         }
         store.set(f"servers/{leader}", json.dumps(told).encode())
+        self._rely_on_others_than_leavers()
+
+    def _rely_on_others_than_leavers(self) -> None:
+        """Servers that leave, and hold nothing that is used, may end at any moment."""
+        place = self._entered
+        self.links.rely_on(self.in_use | (place.servers.keys() - place.leaving))
 
     def _make_leader(self, place: Place) -> Leader:
         return Leader(self.links, place, self._replication)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ class Links:
         self._connect_seconds, self._answer_seconds = connect_seconds, answer_seconds
         self._tls = client_context(authority) if authority else None
         self._clients: dict[str, ServerClient] = {}
+        self._needed: list[str] = []
         self._over: Future[str] = Future()
         self.failed_step = ""
         """What a server said whose step on a chunk has failed; for others to forget."""
@@ -42,8 +43,9 @@ class Links:
     def __getitem__(self, server: str) -> ServerClient:
         return self._clients[server]
 
-    def __iter__(self) -> Any:
-        return iter(self._clients)
+    def __iter__(self) -> Iterator[str]:
+        """Those whom this generation's steps need."""
+        return iter(self._needed)
 
     def connect(self, servers: Mapping[str, str]) -> None:
         """Have connections to exactly these servers (address by id).
@@ -65,6 +67,11 @@ class Links:
                 )
             except (OSError, ValueError, RejectedError) as error:
                 raise ServerError(f"parameter server {address} cannot be reached: {error}") from None
+        self._needed = list(self._clients)
+
+    def rely_on(self, servers: Collection[str]) -> None:
+        """Whom this generation's steps need: others may end, but a checkpoint may still be read from them."""
+        self._needed = [server for server in self._clients if server in servers]
 
     def over(self, reason: str) -> None:
         """The generation is over: every wait ends."""
