@@ -37,6 +37,10 @@ class RoundError(ValueError):
     """A request that does not belong to the present step."""
 
 
+class NoRoomError(RoundError):
+    """More memory would be needed than the server may take."""
+
+
 class StaleError(RoundError):
     """The request comes from a generation that is over."""
 

@@ -16,7 +16,7 @@ from springtide_ps.desk import Answer
 from springtide_ps.frames import DTYPES, PAYLOAD_LIMIT, Frame, FrameError, Header, Kind, memory
 from springtide_ps.frozen_shards import FrozenShards
 from springtide_ps.held import Sum
-from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, Token
+from springtide_ps.rounds import MEMBERS_LIMIT, NoRoomError, RoundError, Token
 from springtide_ps.selected import unpack
 from springtide_ps.slices import ROW_DTYPES, SLICES_LIMIT, Slice
 from springtide_ps.store import KEY_LIMIT
@@ -76,10 +76,10 @@ class Steps:
             self.check_room(f"chunk {key!r}", nbytes)
 
     def check_room(self, what: str, nbytes: int, besides: int = 0) -> None:
-        """Raise RoundError when so many more bytes are too many. besides: held beside the chunks."""
+        """Raise NoRoomError when so many more bytes are too many. besides: held beside the chunks."""
         taken = self.shards.held_bytes + besides
         if self._memory_limit and taken + nbytes > self._memory_limit:
-            raise RoundError(
+            raise NoRoomError(
                 f"{what} ({nbytes} bytes) does not fit: {taken} of {self._memory_limit} bytes are taken"
             )
 

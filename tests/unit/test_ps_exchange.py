@@ -11,7 +11,7 @@ import torch
 from ps_members import Store, build, gradients_of, members, together
 from ps_servers import servers
 
-from springtide.errors import UsageError
+from springtide.errors import SpringtideError, UsageError
 from springtide.servers.early import EarlyExchange
 from springtide.servers.exchange import ServerExchange, ServersLackState
 from springtide.servers.links import ServerError
@@ -268,6 +268,14 @@ def test_copies_take_over_and_a_lack_is_told_to_all() -> None:
             torch.testing.assert_close(mine, expected.detach(), rtol=1e-4, atol=5e-5)
         with pytest.raises(ServersLackState, match="held by no server"):
             a.begin(202, ["m0"], running[:1], Store(), step=at)
+
+
+def test_a_model_that_servers_have_no_room_for_is_one_clear_error() -> None:
+    """No generation after it would be better: the worker ends, and says what to do."""
+    with servers(1, memory_limit=100) as running, members(1, OPTIMIZERS["momentum"]) as (a,):
+        told = r"parameter server 127.* does not fit: 0 of 100 .*raise SPRINGTIDE_PS_MEMORY_BYTES"
+        with pytest.raises(SpringtideError, match=told):
+            a.begin(1, ["m0"], running, Store(), fresh=True)
 
 
 def test_an_optimizer_that_servers_do_not_have_is_refused_by_name() -> None:

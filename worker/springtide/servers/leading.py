@@ -9,12 +9,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from springtide.errors import SpringtideError
 from springtide.servers.links import Links, ServerError
 from springtide.servers.plan import Arrangement, LackError, PlannedChunk, arrange, place_fresh
 from springtide.servers.tables import PlannedSlice
 from springtide_ps.chunk import Chunk
-from springtide_ps.client import Answer
+from springtide_ps.client import Answer, RefusedError
 from springtide_ps.frames import Kind
+from springtide_ps.rounds import NoRoomError
 from springtide_ps.slices import Slice
 
 Planned = PlannedChunk | PlannedSlice
@@ -43,6 +45,12 @@ class Place:
     in_ranges: bool | None = None
 
 
+_ROOM_REMEDY = (
+    "The model does not fit into the memory that the parameter servers may take: raise"
+    " SPRINGTIDE_PS_MEMORY_BYTES in parameterServers.template, or parameterServers.replicas"
+)
+
+
 class Leader:
     """For one generation. All calls raise ServerError when a server does not do its part."""
 
@@ -63,7 +71,7 @@ class Leader:
     ) -> Arrangement:
         """Have the generation begin on all servers. make: makes the chunks of a fresh start; None otherwise.
 
-        Raise LackError when a chunk is held by no server.
+        Raise LackError when a chunk is held by no server, SpringtideError when a new one has no room.
         """
         place = self._place
         about = {"me": member, "members": list(place.members), "s": place.step, "lineage": lineage}
@@ -147,7 +155,13 @@ class Leader:
                     (server, self._links.ask(server, Kind.LOAD, self._place.token, about, payload))
                 )
         for server, future in waiting:
-            self._links.answer(future, server, "the initial values")
+            try:
+                self._links.answer(future, server, "the initial values")
+            except ServerError as error:
+                said = future.exception() if future.done() else None
+                if isinstance(said, RefusedError) and said.error == NoRoomError.__name__:
+                    raise SpringtideError(f"{error}. {_ROOM_REMEDY}") from None
+                raise
 
     def _tell(self, arrangement: Arrangement) -> None:
         """Tell each server whom to send copies to."""
