@@ -69,6 +69,49 @@ def test_all_have_what_the_first_has_fetched(size: int) -> None:
     assert found == [expected] * size
 
 
+def in_parts(size: int, parts: list[str], fetch: Callable[[str], None]) -> list[dict[str, Any]]:
+    """By member: the values of each piece of one step, or the error. parts: names, as the first one does."""
+    groups = form_groups(size)
+    passings = [Passing(group) for group in groups]
+
+    def member(rank: int) -> dict[str, Any]:
+        memory = {key: torch.full((3,), -1.0) for key in sorted("".join(parts))}
+
+        def first(key: str) -> None:
+            fetch(key)
+            memory[key].fill_(ord(key))
+
+        arrived: dict[str, Any] = {}
+        for part in [""] if rank else parts:
+            found = passings[rank].begin(memory, first, part, in_parts=True)
+            arrived |= {key: future for key, future in found.items() if rank or key in part}
+        errors = {key: future.exception(60) for key, future in arrived.items()}
+        return {key: str(error) if (error := errors[key]) else own.tolist() for key, own in memory.items()}
+
+    try:
+        return together([lambda rank=rank: member(rank) for rank in range(size)])
+    finally:
+        for passing, group in zip(passings, groups, strict=True):
+            passing.end()
+            assert passing.ended
+            group.release()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_the_first_chooses_part_by_part_comes_to_all(size: int) -> None:
+    parts = ["d", "acfgh", "be"]
+    assert in_parts(size, parts, lambda key: None) == [{key: [ord(key)] * 3 for key in "abcdefgh"}] * size
+
+
+def test_when_a_later_part_cannot_be_fetched_all_hear_of_it() -> None:
+    def fetch(key: str) -> None:
+        if key == "c":
+            raise RuntimeError("the server is lost")
+
+    for found in in_parts(3, ["ab", "cd"], fetch):
+        assert "a team passes values on" in found["d"]
+
+
 def test_when_the_first_cannot_fetch_all_hear_of_it() -> None:
     def fetch(step: int, key: int) -> None:
         if key == 12:

@@ -270,20 +270,6 @@ def plainly(game: Game, ids: torch.Tensor, clip: Clip) -> None:
     game.adam.step()
 
 
-def looks(game: Game, ids: torch.Tensor, clip: Clip) -> None:
-    plainly(game, ids, clip)
-    game.generator(NOISE[ids])
-
-
-def apart(game: Game, ids: torch.Tensor, clip: Clip) -> None:
-    """Two backward passes, of which none needs the other's step."""
-    real, fake = game.judge(X[ids], True), game.generator(NOISE[ids]).sum()
-    real.backward()
-    game.sgd.step()
-    fake.backward()
-    game.adam.step()
-
-
 @pytest.mark.parametrize(
     ("body", "group_size", "call"),
     [
@@ -293,8 +279,9 @@ def apart(game: Game, ids: torch.Tensor, clip: Clip) -> None:
         (closures, 1, "the same optimizer's step() twice"),
         (critics, 1, "the same optimizer's step() twice"),
         (plainly, 2, ""),
-        (looks, 2, "a model after optimizer.step(), with workers.groupSize"),
-        (apart, 2, "backward() again, with workers.groupSize"),
+        (gan, 2, ""),
+        (averages, 2, ""),
+        (critics, 2, "the same optimizer's step() twice"),
     ],
 )
 def test_a_body_says_when_it_needs_common_steps(body: Body, group_size: int, call: str) -> None:

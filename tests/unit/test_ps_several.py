@@ -228,31 +228,10 @@ LOOSE_GROUPS: dict[str, Any] = {"group_size": 2, "consistency": "Asynchronous"}
 TWICE = r"second step of the same optimizer \(Adam\) in one body takes .*consistency Synchronous"
 
 
-def _second_backward(rank: Rank, pair: Pair) -> None:
-    """Of the layer that the first optimizer's step leaves as it is."""
-    pair.body[2].weight.sum().backward()  # type: ignore[union-attr,operator]
-
-
-@pytest.mark.parametrize(
-    ("settings", "body", "message"),
-    [
-        ({"consistency": "Asynchronous"}, lambda rank, pair: pair.optimizers[0].step(), TWICE),
-        (LOOSE_GROUPS, lambda rank, pair: pair.body(X[:8]), r"new values are wanted within .*groupSize 1"),
-        (LOOSE_GROUPS, lambda rank, pair: pair.optimizers[0].step(), TWICE),
-        (
-            LOOSE_GROUPS,
-            lambda rank, pair: pair.head.weight.sum(),
-            r"new values are wanted within .*groupSize 1",
-        ),
-        (LOOSE_GROUPS, _second_backward, r"a second backward.*groupSize 1"),
-        (LOOSE_GROUPS, lambda rank, pair: pair.head.state_dict(), r"new values are wanted .*groupSize 1"),
-    ],
-)
-def test_what_needs_values_within_the_body_where_there_are_none(
-    settings: dict[str, Any], body: Callable[[Rank, Pair], None], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        one_body(body, **settings)
+@pytest.mark.parametrize("settings", [{"consistency": "Asynchronous"}, LOOSE_GROUPS])
+def test_a_second_step_of_one_optimizer_takes_common_steps(settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=TWICE):
+        one_body(lambda rank, pair: pair.optimizers[0].step(), **settings)
 
 
 def _scale_gradient(rank: Rank, pair: Pair) -> None:

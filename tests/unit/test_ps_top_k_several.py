@@ -85,7 +85,10 @@ def train(
         *((body, 2, {}) for body in (both, rests, looked_at, gan, carried, left, scaled)),
         *((body, 3, {"group_size": 2}) for body in (rests, gan, carried, scaled)),
         *((body, 1, {"consistency": "Asynchronous"}) for body in (both, rests, looked_at, gan, scaled)),
-        *((body, 2, {"consistency": "BoundedStaleness", "group_size": 2}) for body in (both, rests)),
+        *(
+            (body, 2, {"consistency": "BoundedStaleness", "group_size": 2})
+            for body in (both, rests, looked_at, gan, scaled)
+        ),
     ],
 )
 def test_what_is_not_sent_is_owed(body: Body, size: int, how: dict[str, Any]) -> None:

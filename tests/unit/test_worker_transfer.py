@@ -274,6 +274,31 @@ def test_a_message_that_the_backend_has_lost_is_left_once_the_group_is_shut() ->
     never.set()
 
 
+def test_one_thread_does_not_wait_for_the_message_of_another() -> None:
+    waiter, waits, other_came = (
+        Waiter(timedelta(seconds=60), lambda: False),
+        threading.Event(),
+        threading.Event(),
+    )
+
+    class Late:
+        def wait(self, timeout: timedelta) -> None:
+            waits.set()
+            if not other_came.wait(20):
+                raise RuntimeError("nobody else can wait meanwhile")
+
+    class Here:
+        def wait(self, timeout: timedelta) -> None:
+            other_came.set()
+
+    def second() -> bool:
+        assert waits.wait(60)
+        return waiter.wait(Here())
+
+    assert together([lambda: waiter.wait(Late()), second]) == [True, True]
+    waiter.close()
+
+
 def test_a_group_with_a_lost_message_is_set_aside_at_once(
     groups: Callable[..., list[Group]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,21 +5,12 @@ from __future__ import annotations
 from springtide.errors import UsageError
 
 
-def check_backward(exact: bool, together: bool = True) -> None:
-    """Before another backward pass of a body that has been summed.
-
-    exact: sums are. together: the parameters are here, or on servers that can make steps within a body. Raise
-    UsageError.
-    """
+def check_backward(exact: bool) -> None:
+    """Before another backward pass of a body that has been summed. exact: sums are. Raise UsageError."""
     if exact:
         raise UsageError(
             "exact mode takes one backward of each sample and optimizer steps after it: a second "
             "backward() in the same body needs strategy.allReduce.exact: false"
-        )
-    if not together:
-        raise UsageError(
-            "a second backward() in the same body needs the values that optimizer.step() has made: it takes "
-            "workers.groupSize 1, consistency Synchronous, or strategy.type AllReduce"
         )
 
 

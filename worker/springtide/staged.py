@@ -14,7 +14,6 @@ from springtide.optimizers import parameters_of, scale_of
 from springtide.reduction import Reduced, Reduction
 from springtide.scaling import Scalings
 from springtide.servers.exchange import ServerExchange
-from springtide.several import check_backward
 from springtide.tables.handle import Handle
 from springtide.tables.step import StepHome
 
@@ -110,9 +109,8 @@ class StagedSteps:
         self._inverses: dict[int, float] = {}  # by id() of an optimizer that has stepped in this round
 
     def begin_round(self, reduced: Reduced, reduction: Reduction) -> None:
-        """Another backward of the body begins. Raise UsageError where it cannot be."""
+        """Another backward of the body begins. Raise ServerError, UsageError."""
         self._inverses = {}
-        check_backward(exact=False, together=self._servers.again)
         left = self._gradients.left()
         factors = {index: self._gradients.factor(index) for index in left}
         carried = {index: self._servers.carried(index, left[index], factors[index]) for index in left}

@@ -3,7 +3,7 @@
 When a connection breaks, the backend (gloo) may lose the very message that was moving on it, or the
 collective that it was part of, whose wait then ends by its timeout alone. So whoever waits gives up soon
 after the group was shut. A collective is waited for in short turns; a message, whose wait would ignore a
-timeout, by a thread of the group's.
+timeout, by threads of the group's.
 """
 
 from __future__ import annotations
@@ -80,40 +80,43 @@ class Message:
         return self._ended
 
 
+_Asked = queue.SimpleQueue[tuple[Any, threading.Event, list[BaseException]] | None]
+
+
 class Waiter:
-    """One thread that waits for one message at a time; made when the first is waited for.
+    """Threads that wait for messages: one for each thread that asks, made when that one first does, so that
+    nobody waits for what another one waits for.
 
     By themselves messages would be waited for as long as connecting may take.
     """
 
     def __init__(self, timeout: timedelta, is_shut: Callable[[], bool]) -> None:
         self._timeout, self._is_shut = timeout, is_shut
-        self._asked: queue.SimpleQueue[tuple[Any, threading.Event, list[BaseException]] | None] | None = None
+        self._asked: dict[int, _Asked] = {}
 
     def wait(self, work: Any) -> bool:
         """False: the group was shut, and the message is lost. Raise the backend's RuntimeError."""
-        if self._asked is None:
-            self._asked = queue.SimpleQueue()
-            threading.Thread(
-                target=self._run, args=(self._asked,), name="springtide-messages", daemon=True
-            ).start()
+        me = threading.get_ident()
+        if (asked := self._asked.get(me)) is None:
+            asked = self._asked[me] = queue.SimpleQueue()
+            threading.Thread(target=self._run, args=(asked,), name="springtide-messages", daemon=True).start()
         done, errors = threading.Event(), list[BaseException]()
-        self._asked.put((work, done, errors))
+        asked.put((work, done, errors))
         while not done.wait(_LOOK_SECONDS):
             if self._is_shut() and not done.wait(_LOST_SECONDS):
-                self._asked = None  # its thread is lost with it
+                self._asked.pop(me, None)  # its thread is lost with it
                 return False
         if errors:
             raise errors[0]
         return True
 
     def close(self) -> None:
-        """End the thread; no message may be under way."""
-        if self._asked is not None:
-            self._asked.put(None)
-            self._asked = None
+        """End the threads; no message may be under way."""
+        asked, self._asked = self._asked, {}
+        for each in asked.values():
+            each.put(None)
 
-    def _run(self, asked: queue.SimpleQueue[tuple[Any, threading.Event, list[BaseException]] | None]) -> None:
+    def _run(self, asked: _Asked) -> None:
         while (next_one := asked.get()) is not None:
             work, done, errors = next_one
             try:

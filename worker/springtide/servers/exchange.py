@@ -282,9 +282,6 @@ class ServerExchange(TableSteps):
     rounds = False
     """Whether servers keep the sums of a body's backward passes, and show its steps before its end."""
 
-    again = False
-    """Whether a body may have several backward passes, and see values that its steps have made."""
-
     def carried(self, index: int, gradient: torch.Tensor, factor: float) -> torch.Tensor:
         """What the script leaves of a parameter's gradient goes into the next one: this worker's part of it.
 
@@ -293,7 +290,7 @@ class ServerExchange(TableSteps):
         return gradient
 
     def begin_round(self) -> None:
-        """Another backward pass of the body begins; only where that can be `again`."""
+        """Another backward pass of the body begins. Raise ServerError, UsageError."""
         raise NotImplementedError
 
     def stage(
@@ -421,8 +418,7 @@ class ServerExchange(TableSteps):
         self._take_values(parameters, to_the_end)
 
     def _see_within(self, parameters: Collection[int] | None) -> None:
-        """Somebody wants to see values, in a body perhaps that has changed them. Raise UsageError."""
-        self.optimizers.check_unstaged()
+        """Somebody wants to see values, in a body perhaps that has changed them. Raise RuntimeError."""
 
     def _take_values(self, parameters: Collection[int] | None, to_the_end: bool) -> None:
         if len(self._clean) == len(self.chunks):

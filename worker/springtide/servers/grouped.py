@@ -79,14 +79,8 @@ class GroupedExchange(WithinExchange):
         self._summed, self._started = [], 0
 
     def begin_round(self) -> None:
-        self.on_within("backward() again, with workers.groupSize,")
         super().begin_round()
         self._summed, self._started = [], 0
-
-    def _end_part(self) -> None:
-        if self._open and self.optimizers.staged:
-            self.on_within("a model after optimizer.step(), with workers.groupSize,")
-        super()._end_part()
 
     def carried(self, index: int, gradient: torch.Tensor, factor: float) -> torch.Tensor:
         """As in `ServerExchange`. Every member has the team's sum, and one of them carries it."""
@@ -108,12 +102,18 @@ class GroupedExchange(WithinExchange):
         """Begin to sum the next bucket within the team, and send on what is summed. Raise RuntimeError."""
         return self._sum_in_team(gradients, super().push)
 
-    def _sum_in_team(self, gradients: torch.Tensor, send: Callable[[torch.Tensor], object]) -> Pushed:
-        """send: what the team's first member does with what is summed."""
+    def _sum_in_team(
+        self,
+        gradients: torch.Tensor,
+        send: Callable[[torch.Tensor], object],
+        without: Collection[str] = (),
+    ) -> Pushed:
+        """send: what the team's first member does with what is summed. without: chunks that it leaves out."""
         assert self._team is not None
         if self._team.rank:
             # It may have been the first of its team before.
-            self.wire.hand_over(self._by_bucket[self._started], gradients)
+            chunks = [chunk for chunk in self._by_bucket[self._started] if chunk.key not in without]
+            self.wire.hand_over(chunks, gradients)
         self._started += 1
         self._summed.append((self._team.start_sum(gradients), gradients))
         while self._summed and self._summed[0][0].is_completed():
@@ -180,13 +180,14 @@ class GroupedExchange(WithinExchange):
         fetch: Callable[[str], None],
         first: Mapping[str, torch.Tensor] | None = None,
         chosen: Collection[str] | None = None,
+        in_parts: bool = False,
     ) -> dict[str, Future[bool]]:
         """Begin to pass values of chunks along the team, after what comes first; as `Passing.begin`."""
         if passing.receives and not self._scratch:
             self._scratch = scratch_for(self._memory.values)
         memory = self._scratch if passing.receives else self._memory.values
         pieces = {chunk.key: memory[chunk.bucket][chunk.start : chunk.stop] for chunk in chunks}
-        return passing.begin({**(first or {}), **pieces}, fetch, chosen)
+        return passing.begin({**(first or {}), **pieces}, fetch, chosen, in_parts)
 
     def _receive(self, key: str, to_the_end: bool) -> None:
         """Wait for the values of a chunk, which come along the team."""

@@ -5,17 +5,21 @@ one word of the members' decides whether the step is made. Towards the servers t
 first member: that one takes ranges and tells the others which, pushes the sum, and passes on the values that
 come back. So it is also the one that sends again what had no answer, whatever it is in the next generation;
 when it dies, the range is given out again, and chunks that have it answer without applying it.
+
+In a body with several steps the first member pushes what a step changes when it wants to see that, begins
+another backward pass, or ends the body, and the values pass along in as many parts. Who looks at values that
+it has not got yet waits for the part that they come in.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -27,28 +31,31 @@ from springtide.servers.grouped import GroupedExchange, team_of
 from springtide.servers.leading import Place
 from springtide.servers.lease import Lease, heard, nothing_told, told
 from springtide.servers.links import ServerError
+from springtide.servers.tables import table_name
 from springtide.servers.team_rows import gather
 from springtide.servers.wire import Pushed
 from springtide.tables.local import merged
+from springtide_ps.chunk import Recipe
 from springtide_ps.client import Answer
 from springtide_ps.leases import starting_clocks
 
 log = logging.getLogger("springtide")
 
-_ROWS: Final = "rows"
-"""Passed along a team before values: what the range has done to tables is in them. No chunk is named so."""
-
 
 class GroupedRanges(AsynchronousExchange, GroupedExchange):
-    """As `AsynchronousExchange`, for a team; of one member, too. A body has one backward pass."""
+    """As `AsynchronousExchange`, for a team; of one member, too."""
 
-    rounds = again = False
+    rounds = False
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self._landed: dict[str, Future[None]] = {}
         self._staged_rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._anew = False  # what was passed on may not be what the servers have sent
+        # Passed along before values: what the range has done to a table is in it. No chunk is named so.
+        self._words = {table_name(index): list(keys) for index, keys in self._slices_of.items()}
+        self._in_parts = False  # steps of the body are told apart
+        self._coming: dict[str, Future[bool]] = {}  # in parts, of what the body has not changed yet
 
     # ---- generations
 
@@ -58,6 +65,7 @@ class GroupedRanges(AsynchronousExchange, GroupedExchange):
         """As in `AsynchronousExchange`; the old team is over before anything of the new one comes."""
         self._leave_team()
         self._landed, self._staged_rows, self._anew = {}, {}, False
+        self._in_parts, self._coming = False, {}
         super().begin_generation(place, group, store, holds=holds, leader=leader, fresh=fresh)
 
     @property
@@ -126,9 +134,48 @@ class GroupedRanges(AsynchronousExchange, GroupedExchange):
 
     # ---- a step
 
+    def begin_step(self) -> None:
+        self._in_parts, self._coming = False, {}
+        super().begin_step()
+
     def push(self, gradients: torch.Tensor) -> Pushed:
         """Begin to sum the next bucket within the team, and offer what is summed. Raise RuntimeError."""
-        return self._sum_in_team(gradients, super().push)
+        return self._sum_in_team(gradients, super().push, self._ahead_of_end)
+
+    def stage(
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None,
+        scale: float,
+        inverse: float,
+        unused: Collection[int],
+        resting: Collection[int],
+    ) -> float:
+        """As in `RangeRounds`; from now on whoever looks at what it changes waits for the first member."""
+        factor = super().stage(optimizer, clip_norm, scale, inverse, unused, resting)
+        if self._follows:
+            if not self._in_parts:
+                self._coming = self._pass_parts(())
+            self._await_parts(self._keys_of_steps([self.optimizers.all.index(optimizer)]))
+        self._in_parts = True
+        return factor
+
+    def begin_round(self) -> None:
+        """As in `RangeRounds`. At the same place of all members."""
+        if self._follows and self.optimizers.staged:
+            keys = self._keys_of_steps(self.optimizers.staged)
+            self._take_over(keys, self.optimizers.recipe(*self._sums, False), frozenset())
+            self._ahead_of_end |= set(keys)
+        super().begin_round()
+        self._summed, self._started = [], 0
+
+    def _push_staged(self) -> None:
+        if self._follows or not self.optimizers.staged:
+            return  # the first member pushes for all
+        keys = self._keys_of_steps(self.optimizers.staged)
+        self._landed = {key: Future() for key in keys}
+        self._pass_parts(keys)
+        super()._push_staged()
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
         """Keep the gradients of a table for `prepare`: backward reaches tables in no order of its own."""
@@ -163,35 +210,73 @@ class GroupedRanges(AsynchronousExchange, GroupedExchange):
 
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
         """As in `AsynchronousExchange`, by the first member; what others have owed went with the sum."""
+        rest = [key for key in self._keys_in_order() if key not in self._ahead_of_end]
         if self._follows:
             skipped = frozenset(self.optimizers.skipped)
-            recipe = self.optimizers.recipe(scale, unused, skip)
+            recipe = self._rest_of(self.optimizers.recipe(scale, unused, skip), skip)
             self.optimizers.begin()
+            self._take_over(rest, recipe, skipped)
+        else:
+            self._landed = {key: Future() for key in rest}
+            super().commit(scale, unused, skip)
+        if not self._in_parts:
             self._memory.mark()
             self._clean = set()
-            for key, planned in self._chunks.items():
-                self._owing.landed(key, recipe.unused, not skip and planned.optimizer not in skipped)
-        else:
-            self._landed = {key: Future() for key in (*self._slices, *self._chunks)}
-            super().commit(scale, unused, skip)
-        self._pass_values()
+            self._pass_values()
+        elif self._follows:
+            self._await_parts([key for key in rest if self._due_as(key) in self._coming])
+        elif rest:
+            self._pass_parts(rest)
+
+    def _take_over(self, keys: Collection[str], recipe: Recipe, skipped: Collection[int]) -> None:
+        """The first member pushes these with what this one has owed of them. skipped: optimizers."""
+        for key in keys:
+            if key in self._chunks:
+                applied = not recipe.skip and self._owner_of(key) not in skipped
+                self._owing.landed(key, recipe.unused, applied)
 
     # ---- what comes back
 
     def _pass_values(self) -> None:
         """Begin to pass on what the servers answer to the first member."""
         self._arrived = {}
-        passing, landed = self._passing, self._landed
-        if passing is None:
+        if self._passing is None:
             return
-
-        def fetch(key: str) -> None:
-            for needed in [key] if key != _ROWS else landed.keys() & self._slices.keys():
-                self.links.result(landed[needed], lambda: "an answer to this worker's team")
-
-        arrived = self._pass_on(passing, self.chunks, fetch, {_ROWS: torch.zeros(1)})
-        if passing.receives:
+        arrived = self._pass_on(self._passing, self.chunks, self._fetch_landed(), self._markers())
+        if self._passing.receives:
             self._arrived = arrived
+
+    def _pass_parts(self, keys: Collection[str]) -> dict[str, Future[bool]]:
+        """As `_pass_values`, of these chunks and slices; at the others begin to receive the body's parts."""
+        if self._passing is None:
+            return {}
+        chosen = {self._due_as(key) for key in keys}
+        fetch, markers = self._fetch_landed(), self._markers()
+        return self._pass_on(self._passing, self.chunks, fetch, markers, chosen, in_parts=True)
+
+    def _await_parts(self, keys: Collection[str]) -> None:
+        """Values of these chunks and slices are not what they were, and come with a part of the body's."""
+        self._memory.mark()
+        for name in dict.fromkeys(self._due_as(key) for key in keys):
+            self._arrived[name] = self._coming.pop(name)
+        self._clean -= set(keys)
+
+    def _fetch_landed(self) -> Callable[[str], None]:
+        landed = self._landed
+
+        def fetch(name: str) -> None:
+            for needed in self._words.get(name, [name]):
+                if name not in self._words or needed in landed:
+                    self.links.result(landed[needed], lambda: "an answer to this worker's team")
+
+        return fetch
+
+    def _markers(self) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros(1) for name in self._words}
+
+    def _due_as(self, key: str) -> str:
+        """The name under which it passes along the team: of a slice, its table's."""
+        return table_name(self._slices[key].parameter) if key in self._slices else key
 
     def _send(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -212,8 +297,10 @@ class GroupedRanges(AsynchronousExchange, GroupedExchange):
 
     def _take_rows(self, tables: Iterable[int], to_the_end: bool) -> None:
         """As in `RowPushes`, also of what the team's first member has pushed."""
-        arrived = self._arrived.pop(_ROWS, None)
-        if arrived is not None:
+        tables = list(tables)
+        for index in tables:
+            if (arrived := self._arrived.pop(table_name(index), None)) is None:
+                continue
             try:
                 self.links.result(arrived, lambda: "the rows of this worker's team", to_the_end)
             except RuntimeError as error:

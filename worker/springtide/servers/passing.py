@@ -43,17 +43,22 @@ class Passing:
         pieces: Mapping[str, torch.Tensor],
         fetch: Callable[[str], None],
         chosen: Collection[str] | None = None,
+        in_parts: bool = False,
     ) -> dict[str, Future[bool]]:
         """Begin to pass a step's values on, in the order of `pieces`, which all members name alike.
 
         pieces: memory by key, where they come to and go on from. fetch: at the first member, return when the
         piece of this key is there, or raise RuntimeError. chosen: which pieces are passed on, as the first
-        member says, who tells the others; None, at all members: every one. The result says of each key when
-        it is there, or False: it does not come.
+        member says, who tells the others; None, at all members: every one. in_parts: the first member begins
+        several times, with other pieces chosen each time, until it has passed all of them on; the others
+        begin once. The result says of each key when it is there, or False: it does not come.
         """
         arrived: dict[str, Future[bool]] = {key: Future() for key in pieces}
         self._running = [job for job in self._running if not job.done()]
-        self._running.append(self._thread.submit(self._pass, dict(pieces), fetch, dict(arrived), chosen))
+        in_parts = in_parts and self.receives
+        self._running.append(
+            self._thread.submit(self._pass, dict(pieces), fetch, dict(arrived), chosen, in_parts)
+        )
         return arrived
 
     def _pass(
@@ -62,37 +67,56 @@ class Passing:
         fetch: Callable[[str], None],
         arrived: dict[str, Future[bool]],
         chosen: Collection[str] | None,
+        in_parts: bool,
     ) -> None:
-        team, sent, coming = self._team, deque[Work](), deque[Work]()
+        sent, coming = deque[Work](), deque[Work]()
         try:
-            keys = list(pieces)
-            if chosen is not None:
-                keys = self._choose(keys, chosen, sent)
-                for key in pieces.keys() - set(keys):
-                    arrived[key].set_result(False)
-            for number, key in enumerate(keys):
-                if team.rank == 0:
-                    fetch(key)
-                else:
-                    for later in keys[number + len(coming) : number + _IN_FLIGHT]:
-                        coming.append(team.start_receive(pieces[later], team.rank - 1))
-                    coming[0].wait()
-                    coming.popleft()
-                if team.rank + 1 < team.size:
-                    if len(sent) == _IN_FLIGHT:
-                        sent[0].wait()
-                        sent.popleft()
-                    sent.append(team.start_send(pieces[key], team.rank + 1))
-                arrived[key].set_result(True)
-            for work in sent:
-                work.wait()
+            left = set(pieces)
+            while left:
+                keys = list(pieces)
+                if chosen is not None:
+                    keys = self._choose(keys, chosen, sent)
+                self._pass_all(keys, pieces, fetch, arrived, sent, coming)
+                left -= set(keys)
+                if not in_parts:
+                    break
+            for key in left:
+                arrived[key].set_result(False)
         except Exception as error:
             # Whatever it is: nobody is to wait for what does not come.
-            team.shut()
+            self._team.shut()
             _end(*coming, *sent)
             for future in arrived.values():
                 if not future.done():
                     future.set_exception(RuntimeError(f"a team passes values on: {error}"))
+
+    def _pass_all(
+        self,
+        keys: Sequence[str],
+        pieces: Mapping[str, torch.Tensor],
+        fetch: Callable[[str], None],
+        arrived: Mapping[str, Future[bool]],
+        sent: deque[Work],
+        coming: deque[Work],
+    ) -> None:
+        team = self._team
+        for number, key in enumerate(keys):
+            if team.rank == 0:
+                fetch(key)
+            else:
+                for later in keys[number + len(coming) : number + _IN_FLIGHT]:
+                    coming.append(team.start_receive(pieces[later], team.rank - 1))
+                coming[0].wait()
+                coming.popleft()
+            if team.rank + 1 < team.size:
+                if len(sent) >= _IN_FLIGHT:
+                    sent[0].wait()
+                    sent.popleft()
+                sent.append(team.start_send(pieces[key], team.rank + 1))
+            arrived[key].set_result(True)
+        while sent:
+            sent[0].wait()
+            sent.popleft()
 
     def _choose(self, keys: Sequence[str], chosen: Collection[str], sent: deque[Work]) -> list[str]:
         """Those of the keys that the first member has chosen, which goes along the chain, too."""

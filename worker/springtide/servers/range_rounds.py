@@ -25,8 +25,6 @@ from springtide_ps.chunk import Recipe
 class RangeRounds(ServerExchange):
     """A part of `AsynchronousExchange`, which makes what is named here."""
 
-    again = True
-
     _offering: Offering
     _outgoing: dict[str, Outgoing]
     _gradients: dict[str, torch.Tensor]
@@ -78,17 +76,13 @@ class RangeRounds(ServerExchange):
 
     def _see_within(self, parameters: Collection[int] | None) -> None:
         """Somebody wants to see values, in a body perhaps that has changed them. Raise ServerError."""
-        if self.again:
-            self._push_staged()
-        else:
-            super()._see_within(parameters)
+        self._push_staged()
 
     def _push_staged(self) -> None:
         """Push what the staged steps change, and wait for its values."""
-        staged = self.optimizers.staged
-        if not staged:
+        if not self.optimizers.staged:
             return
-        keys = [key for key in self._keys_in_order() if self._owner_of(key) in staged]
+        keys = self._keys_of_steps(self.optimizers.staged)
         scale, unused = self._sums
         # What was pushed before is answered.
         self._recipe, self._skipping = self.optimizers.recipe(scale, unused, False), frozenset()
@@ -107,6 +101,10 @@ class RangeRounds(ServerExchange):
             self._gradients.pop(key, None)
         if left := [key for key in keys if key in self._pending]:
             raise ServerError(f"the range is not in {left[0]}")
+
+    def _keys_of_steps(self, optimizers: Collection[int]) -> list[str]:
+        """The chunks and slices that steps of these optimizers change."""
+        return [key for key in self._keys_in_order() if self._owner_of(key) in optimizers]
 
     def _rest_of(self, recipe: Recipe, skip: bool) -> Recipe:
         """How what was not pushed before the body's end is pushed. recipe: of what is staged then, if any."""

@@ -209,24 +209,6 @@ class ServerOptimizers:
         """Whether the optimizer of parameter `index` has made a step in the running body."""
         return self._owner.get(index) in self._stepped
 
-    def check_rows(self, index: int) -> None:
-        """Raise UsageError when the running body has changed the rows of table `index`."""
-        if self.has_stepped(index):
-            raise UsageError(
-                "rows of a table are looked up in the body whose optimizer.step() changes them: that takes "
-                "workers.groupSize 1, or consistency Synchronous; otherwise look them up before that step or "
-                "in the next body"
-            )
-
-    def check_unstaged(self) -> None:
-        """Raise UsageError when the script wants values that the body's end will bring."""
-        if self._staged:
-            raise UsageError(
-                "new values are wanted within the body that makes them, by a model or an average of its "
-                "weights after optimizer.step(): that takes workers.groupSize 1, consistency Synchronous, or "
-                "strategy.type AllReduce"
-            )
-
     @property
     def options(self) -> tuple[dict[str, Any], ...]:
         """The groups' options of all optimizers, as the script has set them. Raise UsageError."""

@@ -22,7 +22,6 @@ class RowPushes(TableSteps):
     _fetches: dict[str, tuple[Future[Answer], str]]
     _slices_of: Mapping[int, list[str]]
     _ahead_of_end: set[str]
-    again: bool
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
         """Send all gradients of a table on their way, as `push`."""
@@ -40,9 +39,7 @@ class RowPushes(TableSteps):
 
     def read_rows(self, index: int, ids: torch.Tensor, to_the_end: bool = False) -> torch.Tensor:
         """As in `ServerExchange`: the newest ones, with this worker's own pushes and steps."""
-        if not self.again:
-            self.optimizers.check_rows(index)
-        elif self.optimizers.has_stepped(index):
+        if self.optimizers.has_stepped(index):
             self._push_staged()
         self._settle_rows([index], to_the_end)
         return self._rows_now(index, ids, to_the_end)

@@ -53,7 +53,6 @@ class Switching(AsynchronousExchange):
     def _become(self, in_ranges: bool) -> None:
         self._kind = self.without if in_ranges else self.in_steps
         self.asynchronous, self.rounds = in_ranges, self._kind.rounds
-        self.again = self._kind.again
         self._owing.go_over(in_ranges)
 
     def _go_over(self, in_ranges: bool) -> None:

@@ -52,8 +52,6 @@ class TableSteps:
 
         to_the_end: as in `settle`.
         """
-        if self._place is not None:
-            self.optimizers.check_rows(index)
         return self._rows_now(index, ids, to_the_end)
 
     def _rows_now(self, index: int, ids: torch.Tensor, to_the_end: bool) -> torch.Tensor:

@@ -37,7 +37,7 @@ _LATE_SECONDS: Final = 10.0
 class WithinExchange(ServerExchange):
     """As `ServerExchange`; only where members step together, whatever `rounds` says."""
 
-    rounds = again = True
+    rounds = True
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
