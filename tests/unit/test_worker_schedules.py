@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LinearLR,
+    LRScheduler,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 
 from springtide.errors import UsageError
 from springtide.schedules import Schedules
 from springtide.servers.books import newest_copies, rescue
 from springtide_ps.ranges import Book, RangeSet
 
+KINDS: dict[str, Callable[[torch.optim.Optimizer], LRScheduler]] = {
+    "exponential": lambda optimizer: ExponentialLR(optimizer, 0.5),
+    "cosine": lambda optimizer: CosineAnnealingLR(optimizer, 20),
+    "warm-up": lambda optimizer: SequentialLR(
+        optimizer, [LinearLR(optimizer, 0.1, total_iters=3), CosineAnnealingLR(optimizer, 20)], [3]
+    ),
+    "chained": lambda optimizer: ChainedScheduler(
+        [ExponentialLR(optimizer, 0.5), ConstantLR(optimizer, 0.1, 4)]
+    ),
+    "chain of warm-up": lambda optimizer: ChainedScheduler(
+        [KINDS["warm-up"](optimizer), ExponentialLR(optimizer, 0.9)]
+    ),
+}
+
 
 def scheduler(kind: str = "exponential") -> tuple[torch.optim.Optimizer, LRScheduler]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    made: LRScheduler = (
-        ExponentialLR(optimizer, 0.5) if kind == "exponential" else CosineAnnealingLR(optimizer, 20)
-    )
-    return optimizer, made
+    return optimizer, KINDS[kind](optimizer)
 
 
 def rates(kind: str, steps: int, each: int = 1) -> list[float]:
@@ -32,7 +54,7 @@ def rates(kind: str, steps: int, each: int = 1) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["exponential", "cosine"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("each", [0, 1, 2])
 def test_a_range_is_computed_with_its_own_rate(kind: str, each: int) -> None:
     alone = rates(kind, 12, each)
@@ -83,10 +105,16 @@ def test_a_rate_never_goes_back() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.5**6
 
 
+class Uncounted(LRScheduler):
+    def __init__(self) -> None: ...
+
+
 def test_what_would_differ_from_worker_to_worker_is_refused() -> None:
     optimizer, _ = scheduler()
     with pytest.raises(UsageError, match="plateau is a ReduceLROnPlateau"):
         Schedules({"plateau": ReduceLROnPlateau(optimizer)})
+    with pytest.raises(UsageError, match="Uncounted does not count its steps"):
+        Schedules({"schedule": Uncounted()})
     with pytest.raises(UsageError, match="average is a AveragedModel"):
         Schedules({"average": torch.optim.swa_utils.AveragedModel(torch.nn.Linear(1, 1))})
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.amp import GradScaler
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 
 from springtide.errors import UsageError
 
@@ -31,6 +31,8 @@ class Schedules:
                     "use Synchronous. Schedulers that need no measured value are fine"
                 )
         self._items: list[LRScheduler] = list(tracked.values())
+        for item in self._items:
+            count_of(item)
         self._at: list[int] = []
         self._each: list[int] | None = None
         """Steps of each scheduler in a body; None before the first one."""
@@ -63,5 +65,15 @@ class Schedules:
 
 
 def count_of(item: LRScheduler) -> int:
-    """How often it was stepped, its making included."""
-    return int(item._step_count)
+    """How often it was stepped, its making included. Raise UsageError for one that does not say."""
+    if isinstance(item, SequentialLR):
+        return item.last_epoch + 1
+    if isinstance(item, ChainedScheduler):  # steps all of its own at once
+        return count_of(item._schedulers[0])
+    count = getattr(item, "_step_count", None)
+    if count is None:
+        raise UsageError(
+            f"distribute(): {type(item).__name__} does not count its steps as torch's schedulers do: call "
+            "LRScheduler.__init__() in its own, or use strategy.parameterServer.consistency Synchronous"
+        )
+    return int(count)
