@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import (
     ChainedScheduler,
     ConstantLR,
     CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
     ExponentialLR,
     LinearLR,
     LRScheduler,
@@ -31,6 +32,7 @@ KINDS: dict[str, Callable[[torch.optim.Optimizer], LRScheduler]] = {
     "chained": lambda optimizer: ChainedScheduler(
         [ExponentialLR(optimizer, 0.5), ConstantLR(optimizer, 0.1, 4)]
     ),
+    "restarts": lambda optimizer: CosineAnnealingWarmRestarts(optimizer, 3, 2),
     "chain of warm-up": lambda optimizer: ChainedScheduler(
         [KINDS["warm-up"](optimizer), ExponentialLR(optimizer, 0.9)]
     ),
@@ -71,26 +73,109 @@ def test_a_range_is_computed_with_its_own_rate(kind: str, each: int) -> None:
     assert found == pytest.approx({number: alone[number] for number in found})
 
 
+def meet(*members: Schedules, stop: int) -> None:
+    """As at an epoch's end."""
+    sums = [sum(values) for values in zip(*(member.told() for member in members), strict=True)]
+    for member in members:
+        member.hear(sums)
+        member.go_to(stop)
+        member.begin()
+
+
 def test_one_that_has_computed_nothing_learns_from_the_others_how_often_a_body_steps() -> None:
     theirs, two_in_a_body = scheduler()
     known = Schedules({"a": two_in_a_body, "b": scheduler()[1]})
     optimizer, item = scheduler()
     unknown = Schedules({"a": item, "b": scheduler()[1]})
-    assert unknown.told() == [0.0, 0.0, 0.0]
     known.go_to(0)
     theirs.step()
     two_in_a_body.step()
     two_in_a_body.step()
     known.stepped()
-    assert known.told() == [1.0, 2.0, 0.0]
-    unknown.hear([0.0, 0.0, 0.0])
-    unknown.go_to(3)
     assert optimizer.param_groups[0]["lr"] == 1.0
-    unknown.hear([2.0, 4.0, 0.0])
-    unknown.go_to(3)
+    meet(known, unknown, stop=3)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5**6)
-    known.hear([1.0, 9.0, 9.0])  # what it knows itself counts
-    assert known.told() == [1.0, 2.0, 0.0]
+    assert two_in_a_body.get_last_lr() == pytest.approx([0.5**6])
+
+
+PER_EPOCH = 4
+
+
+def at_the_end(number: int) -> bool:
+    return number % PER_EPOCH == PER_EPOCH - 1
+
+
+def warming_up(number: int) -> bool:
+    return number < 2
+
+
+@pytest.mark.parametrize(
+    ("steps", "taken"),
+    [
+        (at_the_end, [0, 0, 0, 0]),
+        (at_the_end, [0, 1, 0, 1]),
+        (at_the_end, [0, 1, 2, 0]),
+        (at_the_end, [1, 0, 0, 2]),
+        (warming_up, [0, 0, 0, 0]),
+        (warming_up, [0, 0, 1, 2]),
+    ],
+)
+def test_steps_in_some_bodies_only_are_those_of_one_process(
+    steps: Callable[[int], bool], taken: list[int]
+) -> None:
+    """taken: by place in the epoch, which of three workers computes it."""
+    alone, plain = scheduler()
+    found = [scheduler() for _ in range(3)]
+    members = [Schedules({"schedule": item}) for _, item in found]
+    for member in members:
+        member.begin_once()
+    for number in range(3 * PER_EPOCH):
+        place = number % PER_EPOCH
+        who = taken[place]
+        members[who].go_to(number)
+        if set(taken) == {0}:
+            assert found[0][0].param_groups[0]["lr"] == alone.param_groups[0]["lr"]
+        for optimizer, item in ((alone, plain), found[who]):
+            optimizer.step()
+            if steps(number):
+                item.step()
+        members[who].stepped()
+        if at_the_end(number):
+            meet(*members, stop=number + 1)
+            assert [item.get_last_lr() for _, item in found] == [plain.get_last_lr()] * 3
+
+
+def test_steps_are_counted_once_for_a_team_and_once_for_all() -> None:
+    found = [scheduler() for _ in range(4)]
+    members = [Schedules({"schedule": item}) for _, item in found]
+    for number in range(PER_EPOCH):
+        team = (0, 1) if number % 2 else (2, 3)
+        for who in team:
+            if number == 0:
+                members[who].begin_once()
+            members[who].go_to(number)
+            found[who][0].step()
+            if at_the_end(number):
+                found[who][1].step()
+            members[who].stepped(counts=who == team[0])
+    meet(*members, stop=PER_EPOCH)  # two of them were not there when the epoch began
+    assert [item.get_last_lr() for _, item in found] == [[0.5]] * 4
+
+
+def test_what_was_restored_has_not_made_the_steps_since() -> None:
+    optimizer, item = scheduler()
+    member = Schedules({"schedule": item})
+    member.begin_once()
+    before = item.state_dict()
+    for number in range(PER_EPOCH):
+        member.go_to(number)
+        optimizer.step()
+        if number:
+            item.step()
+        member.stepped()
+    item.load_state_dict(before)
+    meet(member, stop=PER_EPOCH)
+    assert item.last_epoch == 0
 
 
 def test_a_rate_never_goes_back() -> None:

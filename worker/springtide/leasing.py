@@ -60,6 +60,7 @@ class Leasing:
     def begin_anew(self) -> None:
         """The members step together no more, or again, or go back: what they hold is equal."""
         self._samples = 0
+        self._schedules.begin()
 
     def stop_at_the_end(self) -> None:
         """The members are to stop where they meet, at the epoch's end. Any thread."""
@@ -101,6 +102,8 @@ class Leasing:
             return []
         self._advance(plan, first, lease.finished)
         number = lease.number
+        if not cursor.position:
+            self._schedules.begin_once()
         self._schedules.go_to(number)
         own = Cursor(stage, cursor.epoch, (number - first) * plan.batch_size, number)
         batch = plan.batch(own, team.rank, team.size)
@@ -144,7 +147,7 @@ class Leasing:
             began_unix=position.began_unix or time.time() - seconds,
         )
         self._samples += body.samples
-        self._schedules.stepped()
+        self._schedules.stepped(deal.group.rank == 0)
         trainer.transaction.end()
         if self._servers.copied():
             trainer.want_change(True)
@@ -199,6 +202,7 @@ class Leasing:
         stops, counted = bool(vector[2]), len(told) - len(steps)
         self._schedules.hear(vector[counted : len(told)].tolist())
         self._schedules.go_to(stop)
+        self._schedules.begin()
         values = unpack(vector[len(told) :], buffers, float(vector[0]))
         trainer.buffers.write(list(range(len(buffers))), values)
         trainer.buffers.remember()

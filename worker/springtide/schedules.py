@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.amp import GradScaler
-from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingWarmRestarts,
+    LRScheduler,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 
 from springtide.errors import UsageError
 
@@ -16,8 +22,10 @@ class Schedules:
     """The schedulers that `distribute()` was given.
 
     The script steps them in its bodies; for each range that another worker took they are stepped as often as
-    in the last body of this one. They never go back: a range that is taken over late is computed with the
-    present rate. Raise UsageError for tracked objects of other kinds.
+    in the bodies of this one. Where that differs from body to body (one steps at an epoch's last batch), what
+    others have stepped is known, and made up for, when all meet at the epoch's end. They never go back: a
+    range that is taken over late is computed with the present rate. Raise UsageError for tracked objects of
+    other kinds.
     """
 
     def __init__(self, tracked: Mapping[str, Any]) -> None:
@@ -36,38 +44,80 @@ class Schedules:
         self._at: list[int] = []
         self._each: list[int] | None = None
         """Steps of each scheduler in a body; None before the first one."""
+        self._differs = False
+        """Bodies have made different numbers of steps: where others stepped is heard when all meet."""
+        self._begun: list[int] | None = None
+        """Counts at the epoch's begin; None: this worker was not there."""
+        self._own = [0] * len(self._items)
+        """Steps in this worker's bodies of the epoch."""
+
+    def begin(self) -> None:
+        """A worker stands at the epoch's begin; or all do, and hold the same."""
+        self._begun, self._own = self._counts(), [0] * len(self._items)
+
+    def begin_once(self) -> None:
+        """As `begin`, of a worker that has been at no epoch's begin so far."""
+        if self._begun is None:
+            self.begin()
 
     def go_to(self, number: int) -> None:
         """The next body is that of this range."""
-        if self._each is not None:
-            with warnings.catch_warnings():
-                # This worker may have computed nothing so far.
-                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-                for item, each in zip(self._items, self._each, strict=True):
-                    # A scheduler makes a first step of its own when it is made.
-                    for _ in range(1 + each * number - count_of(item)):
-                        item.step()
-        self._at = [count_of(item) for item in self._items]
+        if self._each is not None and not self._differs:
+            # A scheduler makes a first step of its own when it is made.
+            self._step_up_to([1 + each * number for each in self._each])
+        self._at = self._counts()
 
     def told(self) -> list[float]:
-        """What this worker knows of the steps in a body, for the sum over all members: 1 and the steps of
-        each scheduler, or zeros."""
-        return [0.0] * (1 + len(self._items)) if self._each is None else [1.0, *map(float, self._each)]
+        """What this worker knows of the steps in bodies, for the sum over all members, which `hear` takes."""
+        each, begun, own = self._each, self._begun, self._own
+        nothing = [0] * len(self._items)
+        if begun is not None:  # what was restored has fewer steps
+            begun = [min(one, count) for one, count in zip(begun, self._counts(), strict=True)]
+            own = [min(one, now - at) for one, now, at in zip(own, self._counts(), begun, strict=True)]
+        told = [each is not None, self._differs, *(each or nothing), *(one * one for one in each or nothing)]
+        return [float(value) for value in (*told, *own, begun is not None, *(begun or nothing))]
 
     def hear(self, sums: Sequence[float]) -> None:
-        """The sums of what all members have told: who has computed no body yet learns from the others."""
-        if self._each is None and sums[0]:
-            self._each = [round(each / sums[0]) for each in sums[1:]]
+        """The sums of what all members have told, at the epoch's end.
 
-    def stepped(self) -> None:
-        """The body of that range has ended."""
-        self._each = [count_of(item) - at for item, at in zip(self._items, self._at, strict=True)]
+        Who has computed no body yet learns from the others how often one steps. Where bodies differ, a
+        scheduler has made the steps of all of them.
+        """
+        width, (known, differ) = len(self._items), sums[:2]
+        each, squares, own = (sums[2 + width * n :][:width] for n in range(3))
+        there, *begun = sums[2 + 3 * width :]
+        alike = all(known * square == total * total for total, square in zip(each, squares, strict=True))
+        self._differs = self._differs or differ > 0 or not alike
+        if self._differs:
+            if there:
+                self._step_up_to([round(at / there + made) for at, made in zip(begun, own, strict=True)])
+        elif self._each is None and known:
+            self._each = [round(total / known) for total in each]
+
+    def stepped(self, counts: bool = True) -> None:
+        """The body of that range has ended. counts: no other worker counts its steps."""
+        each = [now - at for now, at in zip(self._counts(), self._at, strict=True)]
+        self._differs = self._differs or self._each not in (None, each)
+        self._each = each
+        if counts:
+            self._own = [own + more for own, more in zip(self._own, each, strict=True)]
+
+    def _counts(self) -> list[int]:
+        return [count_of(item) for item in self._items]
+
+    def _step_up_to(self, counts: Sequence[int]) -> None:
+        with warnings.catch_warnings():
+            # This worker may have computed nothing so far.
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            for item, count in zip(self._items, counts, strict=True):
+                for _ in range(count - count_of(item)):
+                    item.step()
 
 
 def count_of(item: LRScheduler) -> int:
     """How often it was stepped, its making included. Raise UsageError for one that does not say."""
-    if isinstance(item, SequentialLR):
-        return item.last_epoch + 1
+    if isinstance(item, SequentialLR | CosineAnnealingWarmRestarts):
+        return int(item.last_epoch) + 1
     if isinstance(item, ChainedScheduler):  # steps all of its own at once
         return count_of(item._schedulers[0])
     count = getattr(item, "_step_count", None)
