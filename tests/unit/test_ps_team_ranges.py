@@ -200,3 +200,34 @@ def test_who_has_committed_reads_the_new_values_although_its_team_is_over(reader
     torch.optim.SGD(model.parameters(), lr=0.5).step()
     for own, theirs in zip(found, model.parameters(), strict=True):
         torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "settings"), [(1, {}), (2, {}), (4, {"group_size": 2})])
+def test_a_schedule_that_is_stepped_at_an_epochs_last_batch(size: int, settings: dict[str, Any]) -> None:
+    """Whoever computes that batch, all have the same rate after the epoch."""
+    store = Store()
+
+    def script(rank: Rank) -> tuple[list[float], float]:
+        model = Model(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        rank.distribute(model, optimizer, schedule=schedule)
+        rank.enter_servers(names(running), store)
+        rates = []
+        for x, y, ids in rank.batches((X, Y, IDS), batch_size=8, epochs=EPOCHS, seed=0):
+            with rank.step():
+                number = rank.trainer._running().deal.number
+                if number > PER_EPOCH:
+                    rates.append(optimizer.param_groups[0]["lr"] * 2 ** ((number - 1) // PER_EPOCH))
+                (model(x, ids, 0) - y).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if number % PER_EPOCH == 0:
+                    schedule.step()
+        return rates, schedule.get_last_lr()[0]
+
+    with servers(1) as running:
+        results = on_ranks(size, script, **(HOW | settings))
+    for rates, last in results:
+        assert rates == pytest.approx([0.1] * len(rates))
+        assert last == pytest.approx(0.1 * 0.5**EPOCHS)
