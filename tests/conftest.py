@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 os.environ.setdefault("PROMETHEUS_DISABLE_CREATED_SERIES", "true")
 # The machines that test have few cores: two torch threads per process would fight.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Each import of torch would look through all installed packages for devices that nobody has here.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 import hypothesis
 import pytest
