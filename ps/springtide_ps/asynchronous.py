@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 
 from springtide_ps import early_ranges
+from springtide_ps.acknowledged import Acknowledged
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.desk import Answer, Counters
 from springtide_ps.frames import DTYPES, NO_REPLY, Frame, FrameError, Header, Kind, memory
@@ -63,6 +64,8 @@ class Asynchronous:
         self._steps, self._shards, self._counters = steps, steps.shards, counters
         self._offered = offered
         self._early = itertools.count(1)
+        self._acknowledged = Acknowledged()
+        steps.entered = self._acknowledged.enter
         self._lock = threading.Lock()
         self._token: Token | None = None
         self._leases: Leases | None = None
@@ -202,7 +205,7 @@ class Asynchronous:
         if meta.get("bare"):
             about["bare"] = True
         frame = Frame(Kind.DONE if bare else Kind.VALUES, number, about, values.nbytes)
-        _when_all(copies, lambda error: reply(_answered(frame, values, error)))
+        self._acknowledged.when_all(token, copies, lambda error: reply(_answered(frame, values, error)))
 
     def _copies(
         self,
@@ -361,26 +364,6 @@ def _answered(frame: Frame, values: torch.Tensor, error: str) -> Answer:
 
 def _refused(number: int, error: Exception) -> Answer:
     return Answer(Frame(Kind.REFUSED, number, {"error": type(error).__name__, "message": str(error)}))
-
-
-def _when_all(futures: list[Future[Any]], then: Callable[[str], None]) -> None:
-    """Call `then` once all are done, with what went wrong ("": nothing)."""
-    if not futures:
-        then("")
-        return
-    lock, left, errors = threading.Lock(), [len(futures)], [""]
-
-    def one(future: Future[Any]) -> None:
-        error = future.exception()
-        with lock:
-            errors[0] = errors[0] or ("" if error is None else str(error))
-            left[0] -= 1
-            last = left[0] == 0
-        if last:
-            then(errors[0])
-
-    for future in futures:
-        future.add_done_callback(one)
 
 
 REFUSALS: Final = (RangeError, LeaseError)

@@ -43,6 +43,8 @@ class Steps:
         self._peers: dict[str, ServerClient] = {}
         self._lock = threading.Lock()
         self.shards = FrozenShards(self._forward, self._fill)
+        self.entered: Callable[[Token], None] = lambda token: None
+        """Called when a generation has begun."""
 
     def close(self) -> None:
         self.shards.close()
@@ -99,6 +101,7 @@ class Steps:
                 lineage, booked = str(meta.get("lineage")), bool(meta.get("books"))
                 skipped = number_in(meta, "skipped") if booked else 0
                 version = shards.enter(token, _members(meta), _step(meta), lineage, booked, skipped)
+                self.entered(token)
                 done(Frame(Kind.DONE, number, {"version": version}))
             case Kind.RESOLVE:
                 recipe = meta.get("recipe")

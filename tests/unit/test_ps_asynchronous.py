@@ -193,6 +193,30 @@ def test_a_push_is_not_answered_when_its_copy_fails(clients: list[Client], runni
     assert second.books(SECOND) == {"k": {"applied": 1, "ranges": [0, 1]}}
 
 
+def test_a_push_waits_for_a_copy_that_hangs_until_the_next_generation_begins(
+    clients: list[Client], running: list[Server]
+) -> None:
+    first, second = clients
+    for client in clients:
+        client.load(FIRST, "k", [0.0, 0.0])
+    first.ask(Kind.ARRANGE, FIRST, {"forward": {"k": [second.address]}}).result(20)
+    about = {"k": "k", "r": 0, "recipe": Recipe(1.0, False, ({"lr": 1.0},)).to_json()}
+    values = torch.zeros(2)
+    with running[1].steps.shards._held["k"].lock:
+        pushed = first.ask(
+            Kind.PUSH_RANGE, FIRST, about, payload=torch.tensor([1.0, 0.0]), out=values, typed=True
+        )
+        with pytest.raises(NoAnswer):
+            pushed.result(0.05)
+        first.enter(SECOND, ["a"])
+        with pytest.raises(RefusedError, match=r"generation \(1, 0, 1\) is over"):
+            pushed.result(20)
+    # What the copy says in the end comes too late for anybody.
+    assert first.push(SECOND, 0, "k", [1.0, 0.0])[1]["already"]
+    assert second.books(FIRST) == {"k": {"applied": 1, "ranges": [0, 1]}}
+    assert not values.any()
+
+
 def test_ranges_are_leased_and_the_end_is_told_to_all(clients: list[Client]) -> None:
     client = clients[0]
     early = client.lease(FIRST, "a")

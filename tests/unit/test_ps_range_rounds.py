@@ -4,6 +4,8 @@ torch, and each range is once in each chunk and slice, whatever becomes of a bod
 
 from __future__ import annotations
 
+import concurrent.futures
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -34,6 +36,7 @@ from range_rounds_by_hand import Loose, assert_equal, undisturbed
 from worker_ranks import Rank, on_ranks
 
 from springtide.errors import UsageError
+from springtide.servers import asynchronous
 from springtide.servers.links import ServerError
 
 torch.set_num_threads(1)
@@ -179,6 +182,45 @@ def test_whatever_happens_between_two_steps_each_range_is_once_in_each(event: st
         assert sum(server.counters.ranges for server in running) == 3 * total
         if event == "generation":
             assert sum(server.counters.repeated for server in running) == len(loose.first_keys)
+        loose.exchange.close()
+
+
+def test_the_next_generation_does_not_wait_for_a_server_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has copies, so that the servers that live answer no push; and it is there no more."""
+    left: list[set[Any]] = []
+
+    def wait(futures: Any, seconds: float) -> None:
+        left.append(concurrent.futures.wait(futures, 60.0).not_done)
+
+    monkeypatch.setattr(asynchronous, "wait", wait)
+    wanted = undisturbed(3, table_first=False)
+    with servers(2) as running, ExitStack() as stopped:
+        loose = Loose(replication=2)
+        loose.begin(running)
+        loose.exchange.resolve()
+        loose.half(0)
+        loose.rest()
+        loose.exchange.settle()
+        commit = loose.exchange.commit
+
+        def stop_and_commit(*args: Any) -> None:
+            for held in running[1].steps.shards._held.values():
+                stopped.enter_context(held.lock)
+            commit(*args)
+
+        loose.exchange.commit = stop_and_commit
+        loose.half(1)
+        loose.rest()
+        loose.exchange.commit = commit
+        assert loose.exchange._fetches
+        loose.begin(running[:1])
+        assert not any(left)
+        stopped.close()
+        loose.exchange.resolve()
+        loose.half(2)
+        loose.rest()
+        assert_equal(loose.values(), wanted)
+        assert loose.books() == {(0, 3)}
         loose.exchange.close()
 
 

@@ -75,6 +75,7 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
         self._done: list[int] = []
         self._pulled: dict[str, Offer] = {}
         self._based: dict[str, int] = {}  # updates in the values that a push was computed on
+        self._late: list[tuple[str, tuple[Future[Answer], str]]] = []  # asked for in a generation that ended
         self._stop: Future[None] = Future()
         self._meeting: tuple[StreamStore, int, int] | None = None  # store, rank, leader
         self._behind: list[int] = []
@@ -91,9 +92,9 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
         self._offering.forget()
         self._restored, self._skipped = place.step, place.skipped
         self.links.connect(place.servers)
-        self._await_late()
-        if self._sent is None:
-            self._pending = set()  # of a body that was left: whoever takes its range over pushes it
+        self._late += self._fetches.items()
+        if fresh or group.rank != leader:
+            self._await_late()  # the leader does when it has told the servers, which end what waits there
         if fresh:
             self._clock, self._sent, self._pending, self._pulled, self._based = 0, None, set(), {}, {}
             self._owing.forget()
@@ -114,14 +115,17 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
 
     def _await_late(self) -> None:
         """What the last generation still answers must not land after this one's values."""
-        wait([future for future, _ in self._fetches.values()], _LATE_SECONDS)
-        for key, (future, _) in self._fetches.items():
+        late, self._late = self._late, []
+        wait([future for _, (future, _) in late], _LATE_SECONDS)
+        for key, (future, _) in late:
             error = future.exception() if future.done() else TimeoutError()
             if error is None:
                 if not future.result().meta.get("whole"):
                     self._take(key, future.result())
             elif key in self._pulled and self._lands(key) and not isinstance(error, RefusedError):
                 self._pulled[key] = replace(self._pulled[key], torn=True)
+        if self._sent is None:
+            self._pending = set()  # of a body that was left: whoever takes its range over pushes it
 
     def _lands(self, key: str) -> bool:
         """Whether what is asked for of a chunk lands where its values are."""

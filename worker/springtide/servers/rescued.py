@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from springtide.exchange.store import StreamStore
@@ -28,6 +28,7 @@ class RescuedChunks(ServerExchange):
     _meeting: tuple[StreamStore, int, int] | None
     _pulled: dict[str, Offer]
     _slices: Mapping[str, PlannedSlice]
+    _await_late: Callable[[], None]
 
     def _make_leader(self, place: Place) -> Leader:
         return BookLeader(self.links, place, self._replication, self._rescue)
@@ -53,6 +54,7 @@ class RescuedChunks(ServerExchange):
         """
         assert self._meeting is not None
         store, rank, _ = self._meeting
+        self._await_late()
         if rows := [key for key in lost if key in self._slices]:
             log.warning(
                 "%d slices of tables are on no server any more: no worker has their rows, so nothing is made "

@@ -59,6 +59,7 @@ class Switching(AsynchronousExchange):
         """This generation is of the other kind than the last one."""
         if not in_ranges:
             # Nothing may land after this generation's values. Steps need no such wait: entering refuses them.
+            self._late += self._fetches.items()
             self._await_late()
         self._become(in_ranges)
         self._fetches, self._commits, self._clean = {}, [], set()
