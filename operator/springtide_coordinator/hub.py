@@ -215,9 +215,8 @@ class Hub:
         if late > self.membership.settings.standstill:
             self._next_tick = now
             self._log(f"this process stood still for {late:.1f} s: broken streams may return", "StoodStill")
-            handle(self.membership, StoodStill(late), now)
-        for effect in handle(self.membership, event, now):
-            self._carry_out(effect, now)
+            self._handle(StoodStill(late), now)
+        self._handle(event, now)
         phase, status = describe(self.membership, now)
         self.motion.look(phase, now)
         told = (status.reason, status.message)
@@ -225,6 +224,10 @@ class Hub:
             self._last_told = told
             waiting = ", ".join(status.waiting_for)
             self._log(status.message + (f"; waits for {waiting}" if waiting else ""), reason=status.reason)
+
+    def _handle(self, event: Event, now: float) -> None:
+        for effect in handle(self.membership, event, now):
+            self._carry_out(effect, now)
 
     def _carry_out(self, effect: Effect, now: float) -> None:
         match effect:

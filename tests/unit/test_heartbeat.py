@@ -10,6 +10,7 @@ from coordinator_room import Room
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator.channel import client_options, server_options
 from springtide_coordinator.heartbeat import LIMIT, MOST_RETURN, Heartbeat, of_coordinator, of_members
 from springtide_coordinator.hub import Hub
@@ -87,6 +88,27 @@ def test_the_limit_comes_from_the_environment() -> None:
         assert options.membership.grace == options.heartbeat.return_within == MOST_RETURN
         assert options.membership.standstill == limit / 4
         assert options.membership.return_after_standstill == 2 * limit
+
+
+async def test_what_became_due_while_the_coordinator_stood_still_is_said(tmp_path: Path) -> None:
+    """The wait for a second worker was over then: the first one hears that it starts alone."""
+    now = [1000.0]
+    options = Options(token="t", number=1, state_dir=tmp_path, target=2, minimum=1)
+    hub = Hub(options, Incarnation(1), lambda: now[0])
+    stream = hub.new_stream()
+    member = pb.Member(id="w0", pod_uid="w0", pod_name="pod-w0")
+    hub.hello(stream, pb.Hello(protocol_version=1, member=member, standing=pb.STARTING))
+    hub.receive(stream, pb.WorkerMessage(parked=pb.Parked(reason=pb.STANDBY)))
+    pods = [pb.Pod(uid=name, name=f"pod-{name}", started=True) for name in ("w0", "w1")]
+    hub.sync(pb.SyncRequest(target=2, minimum=1, living=pods, observed=True, incarnation_number=1))
+    hub.tick(0.05)
+    assert hub.membership.current is None
+    now[0] += hub.membership.settings.first_start + 1
+    hub.tick(0.05)
+    assert hub.membership.awake_since == now[0]
+    stream.end()
+    told = [message.WhichOneof("message") async for message in stream.messages()]
+    assert told[-1] == "start"
 
 
 def test_whatever_comes_late_shows_that_the_coordinator_stood_still(
