@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pickle
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.swa_utils import AveragedModel
 from worker_alone import library
 
 import springtide
@@ -131,6 +133,45 @@ def test_state_goes_through_a_state_dict() -> None:
     other = springtide.Embedding(9, 2, seed=2)
     other.load_state_dict(copy.deepcopy(table.state_dict()))
     assert torch.equal(other.to_dense(), table.to_dense())
+
+
+def converted(model: torch.nn.Module) -> None:
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        model.double().float()
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize(
+    "replace", [lambda model: model.load_state_dict(model.state_dict(), assign=True), converted]
+)
+def test_rows_are_trained_when_another_parameter_stands_for_them(replace: Any) -> None:
+    table = springtide.Embedding(9, 2, seed=1)
+    old, before = table.weight, table.to_dense()
+    replace(table)
+    assert table.weight is not old
+    optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+    table(torch.tensor([4])).sum().backward()
+    optimizer.step()
+    before[4] -= 1.0
+    torch.testing.assert_close(table.to_dense(), before)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps, AveragedModel])
+def test_a_copy_in_which_the_rows_would_stand_still_is_refused_with_the_remedy(copied: Any) -> None:
+    model = torch.nn.Sequential(springtide.EmbeddingBag(9, 2), torch.nn.Linear(2, 1))
+    with pytest.raises(UsageError, match=r"EmbeddingBag is neither copied .* state_dict\(\) has the rows"):
+        copied(model)
+
+
+def test_rows_that_a_table_has_no_place_for_are_refused() -> None:
+    table = springtide.Embedding(9, 2, seed=1)
+    table(torch.tensor([2, 8])).sum().backward()
+    torch.optim.SGD(table.parameters(), lr=1.0).step()
+    springtide.Embedding(None, 2).load_state_dict(table.state_dict())
+    with pytest.raises(UsageError, match="rows of ids 2 to 8, and there are 5 embeddings"):
+        springtide.Embedding(5, 2).load_state_dict(table.state_dict())
 
 
 def test_the_same_seed_makes_the_same_table_and_torch_s_seed_chooses_one() -> None:

@@ -43,13 +43,18 @@ class Handle:
     """
 
     def __init__(self, weight: torch.nn.Parameter, local: LocalRows, expected_rows: int = 0) -> None:
-        self.weight, self.local, self.expected_rows = weight, local, expected_rows
+        self.local, self.expected_rows = local, expected_rows
         self.read: Read | None = None
         self.managed = False
         self.calls = 0
         self.read_all: ReadAll | None = None
         self.arrived: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.collected: Collects | None = None
+        self.stand_for(weight)
+
+    def stand_for(self, weight: torch.nn.Parameter) -> None:
+        """From now on this parameter stands for the rows."""
+        self.weight = weight
         setattr(weight, _ATTRIBUTE, self)
 
     @property

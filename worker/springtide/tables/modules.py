@@ -64,8 +64,34 @@ class _TableModule(torch.nn.Module):
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
         self.weight = torch.nn.Parameter(torch.empty(0, embedding_dim, device=device))
         self.table = Handle(self.weight, LocalRows(spec, slices), num_embeddings or 0)
+        self._watch()
+
+    def _watch(self) -> None:
         self.table.collected = Collected(self.table)
         self.weight.register_post_accumulate_grad_hook(self.table.collected.collect)  # type: ignore[no-untyped-call]
+
+    def _follow(self) -> None:
+        """Another parameter may stand for the rows now: `load_state_dict(assign=True)`, conversions."""
+        if self.weight is not self.table.weight:
+            self.table.stand_for(self.weight)
+            self._watch()
+
+    def _apply(self, *args: Any, **named: Any) -> Any:
+        super()._apply(*args, **named)  # type: ignore[no-untyped-call]
+        self._follow()
+        return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._follow()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A copy that is averaged or trained parameter by parameter would leave the rows as they are.
+        raise UsageError(
+            f"a model with springtide.{type(self).__name__} is neither copied nor pickled whole "
+            "(copy.deepcopy, torch.save(model), AveragedModel): state_dict() has the rows; load it into "
+            "another model of the same kind. An average of the weights can be one of the dense layers only"
+        )
 
     def _gather(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """(rows of the ids, each once, where each id's row is, where the padding's row is)."""
@@ -120,7 +146,14 @@ class _TableModule(torch.nn.Module):
                 "load_state_dict() of a model with tables comes before springtide.distribute(): afterwards "
                 "the rows lie on the parameter servers"
             )
-        self.table.load(state["ids"], state["rows"], state["seed"], state["init"], state["scale"])
+        ids, rows, count = state["ids"], state["rows"], self.num_embeddings
+        if count is not None and len(ids):
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high >= count:
+                raise UsageError(
+                    f"the state has rows of ids {low} to {high}, and there are {count} embeddings"
+                )
+        self.table.load(ids, rows, state["seed"], state["init"], state["scale"])
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
