@@ -19,6 +19,7 @@ import torch
 
 from springtide import faults
 from springtide.body import Body, Deal, Failure
+from springtide.checkpoint import schedule
 from springtide.checkpoint.shares import Share
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
@@ -232,7 +233,7 @@ class Leasing:
         if runtime.checkpoints.due and runtime.membership is not None:
             share = Share(runtime.group.rank, tuple(runtime.membership.labels()))
             state = StateName(runtime.generation, stop)
-            runtime.save(state, share, "end" if plan.ended(after) else "interval")
+            runtime.save(state, share, "end" if plan.ended(after) else schedule.INTERVAL)
         # Nobody goes on before all have read what the checkpoint holds.
         runtime.group.start_sum(torch.zeros(1)).wait()
         if stops:

@@ -17,6 +17,7 @@ from springtide.answers import Depart
 from springtide.blocks import Blocks
 from springtide.body import Body, Deal
 from springtide.checkpoint import names as checkpoint_names
+from springtide.checkpoint import schedule
 from springtide.checkpoint.keeper import Checkpoints
 from springtide.checkpoint.place import Place
 from springtide.checkpoint.shares import Share
@@ -149,7 +150,7 @@ class Runtime:
         if self.checkpoints.due and self.membership is not None and self.membership.state is not None:
             share = Share(self.group.rank, tuple(self.membership.labels()))
             ended = self.plan is not None and self.plan.ended(self.position.cursor)
-            self.save(self.membership.state, share, "end" if ended else "interval")
+            self.save(self.membership.state, share, "end" if ended else schedule.INTERVAL)
         if self.recovery is not None:
             self.recovery.stand(stage)
         cursor = self.position.cursor

@@ -12,6 +12,8 @@ BUSY = -float(1 << 12)
 UNABLE = -float(1 << 30)
 """It was not told where to: no checkpoint can be whole. More than all that are busy together."""
 FIRST_RETRY_SECONDS = 15.0
+INTERVAL = "interval"
+"""Why one is taken that `take` decided on by its sum alone: nobody was busy."""
 
 
 def contribution(able: bool, busy: bool, due: bool) -> float:

@@ -86,6 +86,14 @@ class Storage:
         with self._telling("read", path):
             return int(self._fs.info(self._at(path), refresh=True)["size"])
 
+    def has(self, path: str) -> bool:
+        """Whether there is this file. Raise StorageError."""
+        try:
+            self.size(path)
+        except FileNotFoundError:
+            return False
+        return True
+
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[IO[bytes]]:
         """A file to read in order. Raise FileNotFoundError, StorageError."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from springtide import faults
-from springtide.checkpoint import files, names, shares
+from springtide.checkpoint import files, names, schedule, shares
 from springtide.checkpoint.keep import expendable
 from springtide.checkpoint.manifest import CorruptError, File, Manifest, Part, Receipt, parse_receipt, refusal
 from springtide.checkpoint.staging import Collected, Elsewhere, GoneError, Staged
@@ -78,6 +78,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._closing = False
         self._abandoned = False
+        self._tried: list[StateName] = []  # not known to be whole
 
     @property
     def busy(self) -> bool:
@@ -138,21 +139,24 @@ class Writer:
         began = time.monotonic()
         uri, whole, size, share_bytes, error = self._uri, False, 0, 0, ""
         try:
-            if self._storage is None:
-                self._storage = Storage(self._uri, self._folder)
-            uri = self._storage.uri
+            try:
+                storage = self._storage = self._storage or Storage(self._uri, self._folder)
+            except StorageError:
+                if staged.elsewhere is not None:
+                    staged.elsewhere.close()
+                raise
+            uri = storage.uri
+            self._clear(storage, staged)
             parts = {"workers": staged.own}
             if staged.elsewhere is not None:
-                parts[staged.elsewhere.kind] = self._collected(self._storage, staged, staged.elsewhere)
+                parts[staged.elsewhere.kind] = self._collected(storage, staged, staged.elsewhere)
             share_bytes = sum(part.memory.numel() for part in parts.values())
-            receipts = {
-                kind: self._write_share(self._storage, staged, kind, part) for kind, part in parts.items()
-            }
+            receipts = {kind: self._write_share(storage, staged, kind, part) for kind, part in parts.items()}
             if staged.share.index == 0:
                 headers = {kind: part.header for kind, part in parts.items()}
-                manifest = self._commit(self._storage, staged, headers, receipts, began)
+                manifest = self._commit(storage, staged, headers, receipts, began)
                 whole, size = True, manifest.size
-                self._prune(self._storage, staged.state)
+                self._prune(storage, staged.state)
         except AbandonedError:
             log.info("checkpoint %s is given up for another one", names.folder(staged.state))
         except (StorageError, CorruptError, GoneError) as problem:
@@ -160,6 +164,8 @@ class Writer:
         except Exception as problem:  # a thread must not end without a word
             log.exception("checkpoint %s", names.folder(staged.state))
             error = f"{type(problem).__name__}: {problem}"
+        if not whole:
+            self._tried.append(staged.state)
         return Written(
             staged.state,
             uri,
@@ -172,6 +178,27 @@ class Writer:
             staged.seconds,
             time.time(),
         )
+
+    def _clear(self, storage: Storage, staged: Staged) -> None:
+        """Delete what earlier attempts of this generation have left: as long as checkpoints fail, each would
+        leave its shares, until the place is full and none can become whole.
+
+        Only where this one was agreed on because nobody writes any more (`schedule`), so that an attempt
+        without a manifest gets none.
+        """
+        if staged.reason != schedule.INTERVAL:
+            return
+        tried = [state for state in self._tried if state.generation == staged.state.generation]
+        self._tried = [state for state in tried if state == staged.state]
+        for number, state in enumerate(tried):
+            folder = names.folder(state)
+            try:
+                if state < staged.state and not storage.has(f"{folder}/{names.MANIFEST}"):
+                    storage.delete(folder)
+            except StorageError as problem:
+                log.info("what a checkpoint that failed has left stays: %s", problem)
+                self._tried = tried[number:]
+                return
 
     def _collected(self, storage: Storage, staged: Staged, elsewhere: Elsewhere) -> Collected:
         """What others hold of this member's share. Raise GoneError, and tell the first member."""
