@@ -181,6 +181,8 @@ def test_the_command_line_from_start_to_stop(tmp_path: Path) -> None:
             "1",
             "--kubeconfig",
             str(tmp_path / "kc"),
+            "--pod-logs",
+            str(tmp_path / "logs"),
             data=data,
         )
         assert begun.returncode == 0, begun.stderr
@@ -189,6 +191,13 @@ def test_the_command_line_from_start_to_stop(tmp_path: Path) -> None:
         assert again.returncode == 0
         assert "already runs" in again.stdout
         assert again.stdout.splitlines()[-1] == f"export KUBECONFIG={tmp_path / 'kc'}"
+        client = _client(Cluster(data))
+        client.pod("short", ["echo", "done"])
+        client.wait_phase("short", "Succeeded")
+        client.delete("pods", "short")
+        client.pod("long", ["sh", "-c", "echo begun; exec sleep 300"])
+        until(lambda: client.try_logs("long") == "begun\n", "a pod to have begun")
+        client.close()
         node = Cluster(data).request("GET", "/api/v1/nodes/springtide-1")
         assert node["status"]["allocatable"]["cpu"] == "500m"
         assert node["status"]["allocatable"]["nvidia.com/gpu"] == "1"
@@ -201,6 +210,9 @@ def test_the_command_line_from_start_to_stop(tmp_path: Path) -> None:
     finally:
         ended = _cli("stop", data=data)
     assert (ended.returncode, ended.stdout) == (0, "The embedded cluster is stopped.\n")
+    kept = {path.parent.parent.name: path.read_text() for path in (tmp_path / "logs").glob("*/main/0.log")}
+    assert sorted(name.rsplit("_", 1)[0] for name in kept) == ["default_long", "default_short"]
+    assert sorted(text.split()[-1] for text in kept.values()) == ["begun", "done"]
     assert "does not run" in _cli("stop", data=data).stdout
 
 

@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 NAMESPACE = "default"
 READY_SECONDS = 40.0
-STORY_SECONDS = 150.0
+STANDSTILL_SECONDS = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = (root / options.out).resolve()
     signal.signal(signal.SIGTERM, _terminated)
     Cluster(out / "cluster").stop()  # of a demo that was killed by force
-    for name in ("steps", "alone", "cluster"):
+    for name in ("steps", "alone", "cluster", "logs"):
         shutil.rmtree(out / name, ignore_errors=True)
     for name in ("report.json", "timeline.svg", "metrics.json"):
         (out / name).unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def _tell(view: View, root: Path, out: Path) -> tuple[int, list[report.Promise]]
             "starts the embedded cluster: an API server, a scheduler and a kubelet in one process", "bold"
         )
         with (
-            Cluster.start(out / "cluster", Settings(nodes=4)) as cluster,
+            Cluster.start(out / "cluster", Settings(nodes=4, pod_logs=str(out / "logs"))) as cluster,
             Kube(cluster.kubeconfig) as kube,
             _watched(view, cluster.kubeconfig, root, out),
         ):
@@ -126,7 +126,7 @@ def _run_job(view: View, kube: Kube, sample: Sample, out: Path, alone: reference
         "applies deploy/samples/digits-allreduce.yaml (and asks its workers for a log of their steps)", "bold"
     )
     story = Story(kube, view, StepLogs(out / "steps"), sample.name, NAMESPACE, alone)
-    story.run(STORY_SECONDS)
+    story.run(STANDSTILL_SECONDS)
     story.history.add(story.logs.poll())
     view.say(f"the job has succeeded: {story.watch.outcome}", "green")
     return story

@@ -49,6 +49,10 @@ def start(
     kubeconfig: Annotated[
         Path | None, typer.Option(help="Where to write the kubeconfig.", show_default=False)
     ] = None,
+    pod_logs: Annotated[
+        Path | None,
+        typer.Option(help="Folder to keep the logs of pods in when they are gone.", show_default=False),
+    ] = None,
     foreground: Annotated[bool, typer.Option(help="Stay, show the log, stop with Ctrl-C.")] = False,
     heartbeat: Annotated[float, typer.Option(help="Seconds between two signs of life of a node.")] = 1.0,
     grace: Annotated[float, typer.Option(help="Seconds of silence until a node is NotReady.")] = 4.0,
@@ -62,7 +66,8 @@ def start(
     """Start the embedded cluster and print how to reach it."""
     where = str(kubeconfig.expanduser().absolute()) if kubeconfig else ""
     times = NodeTimes(heartbeat, grace, toleration)
-    settings = Settings(nodes=nodes, cpus=cpus, memory=memory, gpus=gpus, times=times, kubeconfig=where)
+    logs = str(pod_logs.expanduser().absolute()) if pod_logs else ""
+    settings = Settings(nodes, cpus, memory, gpus, times=times, kubeconfig=where, pod_logs=logs)
     existing = Cluster(data)
     try:
         if existing.running and existing.files.state.exists():

@@ -176,6 +176,7 @@ class LocalCluster:
                 api=access,
                 issue_token=issue,
                 pods_root=files.run / "pods",
+                logs_root=Path(settings.pod_logs) if settings.pod_logs else None,
                 claims_root=files.run / "claims",
                 allocatable=settings.capacity(),
                 references=references,

@@ -42,6 +42,9 @@ class Settings:
     said, not enforced.
 
     `pretend`: an address; when given, pods are only said to run, and to have that address (for benchmarks).
+
+    `pod_logs`: a folder where the logs of pods stay when these are gone (`kubelet.kept_logs`); otherwise they
+    go with their pod.
     """
 
     nodes: int = 3
@@ -52,6 +55,7 @@ class Settings:
     times: NodeTimes = field(default_factory=NodeTimes)
     kubeconfig: str = ""
     pretend: str = ""
+    pod_logs: str = ""
 
     def check(self) -> None:
         """Raise ValueError with what is wrong and what to give instead."""

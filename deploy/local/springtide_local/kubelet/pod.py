@@ -12,6 +12,7 @@ from typing import Any
 
 from springtide_local.clock import parse_timestamp, timestamp
 from springtide_local.kubelet import plan
+from springtide_local.kubelet.kept_logs import keep_logs
 from springtide_local.kubelet.live import LiveContainer
 from springtide_local.kubelet.runtime import Exit
 from springtide_local.kubelet.services import NodeServices
@@ -121,9 +122,15 @@ class PodWorker:
                 await live.running.exited
             if not self._host_network:
                 self._node.addresses.give_back(self._ip)
-            await asyncio.get_running_loop().run_in_executor(
-                None, partial(shutil.rmtree, self._folder, ignore_errors=True)
-            )
+            await asyncio.get_running_loop().run_in_executor(None, self._remove_files)
+
+    def _remove_files(self) -> None:
+        if self._node.logs_root is not None:
+            try:
+                keep_logs(self.pod, self._folder, self._node.logs_root)
+            except OSError as error:
+                _log.warning("the logs of pod %s are not kept: %s", self._described, error)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _sleep(self, seconds: float | None) -> None:
         try:

@@ -80,6 +80,7 @@ class NodeServices:
     pods_root: Path
     claims_root: Path
     allocatable: Mapping[str, str]
+    logs_root: Path | None = None
     running: asyncio.Event = field(default_factory=asyncio.Event)
 
     def config_map(self, namespace: str, name: str) -> Object | None:
