@@ -147,6 +147,9 @@ def damage(folder: Path, how: str) -> None:
             share.unlink()
         case "the tree":
             (folder / "workers.json").write_bytes(b"{}")
+        case "more tree":
+            with (folder / "workers.json").open("ab") as file:
+                file.write(b" ")
         case "no tree":
             (folder / "workers.json").unlink()
         case "the manifest":
@@ -166,6 +169,7 @@ def damage(folder: Path, how: str) -> None:
         "all",
         "gone",
         "the tree",
+        "more tree",
         "no tree",
         "the manifest",
         "servers",

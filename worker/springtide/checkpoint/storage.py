@@ -74,9 +74,11 @@ class Storage:
             }
 
     def read(self, path: str, limit: int = LIMIT_BYTES) -> bytes:
-        """A small file. Raise FileNotFoundError, StorageError; also when it is larger than `limit` bytes."""
+        """A small file. Raise FileNotFoundError, StorageError; CorruptError when it has more bytes than
+        `limit`.
+        """
         if self.size(path) > limit:
-            raise StorageError(f"{self.uri}/{path} is larger than {limit} bytes")
+            raise CorruptError(f"{path.rpartition('/')[2]} is larger than {limit} bytes")
         with self._telling("read", path):
             data: bytes = self._fs.cat_file(self._at(path))
         return data
