@@ -180,7 +180,7 @@ def main() -> None:
     if arguments.worker:
         work(*arguments.worker)
         return
-    steps = 96 if arguments.quick else 800
+    steps = 72 if arguments.quick else 800
     model_bytes = DEPTH * (WIDTH * WIDTH + WIDTH) * 4
     communication = first_look()
     pace = 2 * model_bytes / communication
