@@ -64,7 +64,8 @@ def test_servers_are_made_with_their_budget_and_shown() -> None:
     world.settle()
     assert named(world) == ["digits-ps-0-0", "digits-ps-1-0"]
     assert world.server_budget == 2
-    assert world.status["parameterServers"] == {"desired": 2, "replicas": 2, "ready": 2, "summary": "2/2"}
+    counts = {"desired": 2, "replicas": 2, "ready": 2, "outdated": 0, "summary": "2/2"}
+    assert world.status["parameterServers"] == counts
     assert sorted(world.status["serverSlots"]) == ["0", "1"]
     before = dict(world.status)
     assert not world.round().actions
@@ -103,6 +104,20 @@ def test_more_servers_are_made_at_once_and_the_budget_follows() -> None:
     assert of(decided, ApplyServerBudget)
     assert "ParameterServersScaled" in [event.reason for event in decided.events]
     assert condition(world)["status"] == "False"  # a server that is new is not missing
+
+
+def test_servers_of_an_older_template_are_counted() -> None:
+    world = trains(2)
+    limits = {"containers": [{"name": "server", "resources": {"limits": {"memory": "3Gi"}}}]}
+    world.job["spec"]["parameterServers"]["template"] = {"spec": limits}
+    world.job["metadata"]["generation"] += 1
+    world.round()
+    assert world.status["parameterServers"]["outdated"] == 2
+    for slot, left in ((0, 1), (1, 0)):
+        world.vanish(server(world, slot))
+        world.settle()
+        assert world.status["parameterServers"]["outdated"] == left
+    assert world.status["workers"]["outdated"] == 0
 
 
 def test_fewer_are_wanted_the_rest_goes_when_a_generation_runs_without_it() -> None:
@@ -211,7 +226,8 @@ def test_suspending_deletes_servers_after_the_workers_and_resuming_makes_them_ag
     assert done(world.round()) == {"-s0-0:Suspended", "-s1-0:Suspended", "-c1:Suspended"}
     world.kubelet()
     world.round()
-    assert world.status["parameterServers"] == {"desired": 0, "replicas": 0, "ready": 0, "summary": "0/0"}
+    counts = {"desired": 0, "replicas": 0, "ready": 0, "outdated": 0, "summary": "0/0"}
+    assert world.status["parameterServers"] == counts
     world.job["spec"]["suspend"] = False
     world.reports(phase="WAITING", reason="WaitingForServers")
     world.round()

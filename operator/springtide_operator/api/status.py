@@ -52,6 +52,7 @@ class ParameterServersStatus(ApiModel):
     desired: Count = Field(default=0, description="Parameter servers wanted.")
     replicas: Count = Field(default=0, description="Their pods that exist and are not ending.")
     ready: Count = Field(default=0, description="Their pods that are ready.")
+    outdated: Count = Field(default=0, description="Their pods made from an older template.")
     summary: Short = Field(default="", description="ready/desired, for people.")
     consistency: Short = Field(
         default="",

@@ -10,7 +10,7 @@ from springtide_operator.api.job import Job
 from springtide_operator.manifests import gang, kueue, owned
 from springtide_operator.manifests.coordinator import certificate_environment
 from springtide_operator.manifests.placement import follow_workers
-from springtide_operator.manifests.worker import TemplateError, common_environment, from_secret
+from springtide_operator.manifests.worker import TemplateError, common_environment, from_secret, hash_of
 
 Object = dict[str, Any]
 
@@ -19,6 +19,12 @@ CONTAINER = "server"
 # and import torch; a drain shall still end within a minute.
 GRACE_SECONDS = 50
 GRACE_MARGIN_SECONDS = 5
+
+
+def server_template_hash(job: Job) -> str:
+    """12 hex digits; servers of another hash were made from an older template."""
+    asked = job.spec.parameter_servers
+    return hash_of(asked.template or {} if asked is not None else {})
 
 
 def server_pod(
@@ -81,6 +87,7 @@ def server_pod(
                 names.ANNOTATION_DEFAULT_CONTAINER: str(container["name"]),
                 **job.spec.pod_metadata.annotations,
                 **_object(meta, "annotations", "metadata.annotations"),
+                names.ANNOTATION_TEMPLATE: server_template_hash(job),
             },
             "ownerReferences": [job.owner_reference],
         },

@@ -25,8 +25,13 @@ Object = dict[str, Any]
 
 
 def template_hash(job: Job) -> str:
-    """12 hex digits; pods of another hash were made from an older template."""
-    text = json.dumps(job.spec.workers.template, sort_keys=True, separators=(",", ":"))
+    """12 hex digits; workers of another hash were made from an older template."""
+    return hash_of(job.spec.workers.template)
+
+
+def hash_of(template: Object) -> str:
+    """12 hex digits."""
+    text = json.dumps(template, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -131,6 +131,7 @@ class ServerPod:
     deletion_asked_at: float | None = None
     gone_by: float | None = None  # deletionTimestamp
     deleted_because: str | None = None  # our annotation
+    template: str | None = None  # hash of the template that it was made from
     problem: Problem | None = None
     starting_since: float | None = None  # a node has it, and none of its containers has begun since
     disruption: str | None = None  # why somebody ends it, in words

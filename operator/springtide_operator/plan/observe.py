@@ -137,6 +137,7 @@ def server_pod(pod: Object) -> ServerPod | None:
     started = running or state.get("terminated") or last or {}
     disrupted = disruption(status)
     ended = status.get("reason") and f"{status['reason']}: {status.get('message') or 'no message'}"
+    annotations = meta.get("annotations") or {}
     gone_by = parse_time(meta.get("deletionTimestamp"))
     grace = float(meta.get("deletionGracePeriodSeconds") or 0)
     ready = (c.get("status") for c in status.get("conditions") or [] if c.get("type") == "Ready")
@@ -153,7 +154,8 @@ def server_pod(pod: Object) -> ServerPod | None:
         restarts=int(found.get("restartCount") or 0),
         deletion_asked_at=None if gone_by is None else gone_by - grace,
         gone_by=gone_by,
-        deleted_because=(meta.get("annotations") or {}).get(names.ANNOTATION_DELETED_BECAUSE),
+        deleted_because=annotations.get(names.ANNOTATION_DELETED_BECAUSE),
+        template=annotations.get(names.ANNOTATION_TEMPLATE),
         problem=pod_problem(pod, f"parameter server {meta['name']}"),
         starting_since=_starting_since(pod),
         disruption=disrupted[1] if disrupted is not None else ended or None,

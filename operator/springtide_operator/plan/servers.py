@@ -13,6 +13,7 @@ from typing import Any
 
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
+from springtide_operator.manifests.server import server_template_hash
 from springtide_operator.plan.actions import (
     Action,
     ApplyServerBudget,
@@ -237,7 +238,14 @@ def status(job: Job, observation: Observation, ledger: Ledger, over: bool = Fals
     pods = live(observation)
     ready = sum(pod.ready for pod in pods)
     want = 0 if over else wanted(job)
-    counts = {"desired": want, "replicas": len(pods), "ready": ready, "summary": f"{ready}/{want}"}
+    hashed = server_template_hash(job)
+    counts = {
+        "desired": want,
+        "replicas": len(pods),
+        "ready": ready,
+        "outdated": sum(pod.template is not None and pod.template != hashed for pod in pods),
+        "summary": f"{ready}/{want}",
+    }
     return counts | in_force(job.status, observation, ledger)
 
 
