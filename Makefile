@@ -91,5 +91,7 @@ $(STAMP): pyproject.toml constraints.txt
 		if "$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2])' 2>/dev/null; then python=$$name; break; fi; done; \
 	if [ -z "$$python" ]; then echo "make: needs Python 3.11 or newer; name one with PYTHON=/path/to/python" >&2; exit 1; fi; \
 	if [ ! -x $(BIN)/python ]; then echo "making $(VENV) with $$("$$python" -V)"; "$$python" -m venv $(VENV); fi
+	@# A pip of 2023, as an older Python brings it, takes three times as long to choose among an index's files.
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --upgrade pip
 	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)

@@ -32,8 +32,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """With the wheel stage built; skipped where pip finds no package index."""
     arguments, stages = parse((ROOT / "Dockerfile").read_text())
     result = Build(ROOT, tmp_path_factory.mktemp("image"), stages, arguments)
-    # This interpreter has the build backend: no need to fetch it into an isolated environment.
-    result.extra_environment = {"PIP_NO_BUILD_ISOLATION": "1"}
+    # This interpreter has the build backend: no need to fetch it into an isolated environment. (0, since pip
+    # takes the variable's value for that of what the option denies.)
+    result.extra_environment = {"PIP_NO_BUILD_ISOLATION": "0"}
     build_or_skip(lambda: result.build("wheel", python=Path(sys.executable)))
     return result
 
@@ -49,7 +50,7 @@ def build_or_skip(action: Callable[[], object]) -> None:
 
 def test_operator_image(build: Build) -> None:
     # Without pip's bytecode: it doubles neither size nor truth, only time.
-    build.extra_environment = {"PIP_NO_COMPILE": "1"}
+    build.extra_environment = {"PIP_NO_COMPILE": "0"}  # the same way round
     build_or_skip(lambda: build.build("operator"))
     python = build.python("operator")
     packages = next((python.parents[1] / "lib").glob("python*/site-packages"))
