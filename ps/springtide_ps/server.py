@@ -180,8 +180,7 @@ class Server:
         while (answer := client.outgoing.take()) is not None:
             try:
                 if not broken:
-                    client.stream.send(answer.frame, answer.payload)
-                    self.counters.bytes_out += len(answer.payload)
+                    self._send(client.stream, answer)
             except OSError:
                 # Its reader meets the same end; answers are taken on, so that leases are given back.
                 broken = True
@@ -190,6 +189,14 @@ class Server:
                 answer.done()
                 client.outgoing.sent(answer)
         client.stream.close()
+
+    def _send(self, stream: Stream, answer: Answer) -> None:
+        try:
+            stream.send(answer.frame, answer.payload)
+            self.counters.bytes_out += len(answer.payload)
+        except FrameError as error:
+            # Whoever asked is told; without a word it and all who ask after it would wait for ever.
+            stream.send(_refusal(answer.frame.request, error))
 
     # ---- requests
 
@@ -218,8 +225,7 @@ class Server:
             except _REFUSALS as error:
                 if not taken:
                     client.stream.skip(header.payload_bytes)
-                refusal = {"error": type(error).__name__, "message": str(error)}
-                reply(Answer(Frame(Kind.REFUSED, header.request, refusal)))
+                reply(Answer(_refusal(header.request, error)))
 
     def _payload(self, client: _Client, nbytes: int) -> torch.Tensor:
         if client.scratch.numel() < nbytes:
@@ -229,6 +235,10 @@ class Server:
             client.stream.receive_into(client.scratch_memory[:nbytes])
             self.counters.bytes_in += nbytes
         return client.scratch if client.scratch.numel() == nbytes else client.scratch[:nbytes]
+
+
+def _refusal(request: int, error: Exception) -> Frame:
+    return Frame(Kind.REFUSED, request, {"error": type(error).__name__, "message": str(error)[:4000]})
 
 
 def _held_by(header: Header) -> int:

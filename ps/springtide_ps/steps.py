@@ -16,7 +16,7 @@ from springtide_ps.desk import Answer
 from springtide_ps.frames import DTYPES, PAYLOAD_LIMIT, Frame, FrameError, Header, Kind, memory
 from springtide_ps.frozen_shards import FrozenShards
 from springtide_ps.held import Sum
-from springtide_ps.rounds import MEMBERS_LIMIT, NoRoomError, RoundError, Token
+from springtide_ps.rounds import MEMBERS_LIMIT, NoRoomError, RoundError, Token, TooLargeError
 from springtide_ps.selected import unpack
 from springtide_ps.slices import ROW_DTYPES, SLICES_LIMIT, Slice
 from springtide_ps.store import KEY_LIMIT
@@ -188,7 +188,7 @@ class Steps:
             case Kind.DUMP:
                 version, about, block = shards.dump(token, key_in(meta))
                 frame = Frame(Kind.VALUES, number, {**about, "version": version}, block.nbytes)
-                done(frame, memory(block))
+                done(frame, _whole(key_in(meta), block))
             case Kind.FREEZE:
                 readers = number_in(meta, "readers")
                 if not 0 < readers <= MEMBERS_LIMIT:
@@ -197,7 +197,7 @@ class Steps:
                 done(Frame(Kind.DONE, number))
             case Kind.FROZEN if "k" in meta:
                 about, block = shards.frozen(_cut_in(meta), key_in(meta))
-                done(Frame(Kind.VALUES, number, about, block.nbytes), memory(block))
+                done(Frame(Kind.VALUES, number, about, block.nbytes), _whole(key_in(meta), block))
             case Kind.FROZEN:
                 text = torch.frombuffer(
                     bytearray(json.dumps(shards.told(_cut_in(meta))).encode()), dtype=torch.uint8
@@ -340,6 +340,16 @@ def key_in(meta: dict[str, Any]) -> str:
 
 def _step(meta: dict[str, Any]) -> int:
     return number_in(meta, "s")
+
+
+def _whole(key: str, block: torch.Tensor) -> memoryview:
+    """The memory of what is held of a chunk. Raise TooLargeError."""
+    if block.nbytes > PAYLOAD_LIMIT:
+        raise TooLargeError(
+            f"{key!r} has {block.nbytes} bytes with the optimizer's state, and {PAYLOAD_LIMIT} are the most "
+            "that can be sent: its table needs more slices"
+        )
+    return memory(block)
 
 
 def _cut_in(meta: dict[str, Any]) -> str:

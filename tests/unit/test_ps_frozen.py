@@ -16,7 +16,9 @@ from ps_snapshots import joined, states_on
 from worker_ranks import Rank, on_ranks, seeded
 
 import springtide
+from springtide import kv
 from springtide.checkpoint.staging import GoneError
+from springtide.errors import SpringtideError
 from springtide.servers.early import EarlyExchange
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.snapshot import Plan, parts
@@ -356,3 +358,53 @@ def test_tables_are_in_the_cut(strategy: str) -> None:
     order = torch.argsort(found)
     assert torch.equal(found[order], ids)
     assert torch.equal(values[order], rows)
+
+
+@pytest.mark.parametrize("strategy", ["ParameterServer", "Hybrid"])
+def test_a_slice_that_is_too_large_to_be_sent_is_told_and_training_goes_on(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a checkpoint, its table is named; whoever wants all rows gets an error, and not for ever the next
+    generation.
+    """
+    store = Store()
+
+    def script(rank: Rank) -> int:
+        with seeded(1):
+            table = springtide.Embedding(None, 4, seed=3, slices=4)
+            model = torch.nn.Sequential(table, torch.nn.Linear(4, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        rank.distribute(model, optimizer)
+        rank.enter_servers(names(running), store)
+        for batch in rank.batches((torch.arange(24), torch.randn(24, 1)), batch_size=8, epochs=2, seed=0):
+            if rank.step_number == 2:
+                snapshot = rank.trainer.freeze("two", 1)
+                with monkeypatch.context() as small:
+                    for module in ("springtide_ps.steps", "springtide.servers.snapshot"):
+                        small.setattr(f"{module}.PAYLOAD_LIMIT", 100)
+                    with pytest.raises(GoneError, match=r"table 0\.weight: a slice has more than 100 bytes"):
+                        snapshot.collect(0, 1)
+                    with pytest.raises(SpringtideError, match="its table needs more slices"):
+                        rank.runtime.all_rows(0)
+                snapshot.close()
+            with rank.step():
+                ids, y = batch
+                (model(ids) - y).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        rank.runtime.settle(None)
+        return len(table.export()[0])
+
+    with servers(2) as running:
+        assert on_ranks(1, script, strategy=strategy, token=TOKEN) == [24]
+
+
+def test_an_answer_that_cannot_be_sent_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    with servers() as running, kv.connect(names(running), TOKEN) as client:
+        values = torch.arange(100.0)
+        client.init("w", values)
+        with monkeypatch.context() as small:
+            small.setattr("springtide_ps.frames.PAYLOAD_LIMIT", 100)
+            with pytest.raises(RefusedError, match="400 bytes, 100 are the limit"):
+                client.pull("w", torch.empty(100))
+        assert torch.equal(client.pull("w", torch.empty(100)), values)

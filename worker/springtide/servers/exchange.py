@@ -340,7 +340,7 @@ class ServerExchange(TableSteps):
         """
         homes = {key: home[0] for key, home in self._homes.items()}
         clients = {server: self.links[server] for server in sorted(set(homes.values()))}
-        plan = Plan(self._layout, self.chunks, self.tables.slices, homes, positions)
+        plan = Plan(self._layout, self.chunks, self.tables.slices, homes, positions, self.tables.name)
         return Snapshot(clients, plan, self._entered.token, self._step, name, self._me, readers)
 
     def prepare(self) -> float | None:

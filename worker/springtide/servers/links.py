@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from springtide.errors import SpringtideError
 from springtide_ps.client import Answer, RefusedError, ServerClient, ServerLostError
 from springtide_ps.frames import Kind
 from springtide_ps.lost import StepFailedError
+from springtide_ps.rounds import TooLargeError
 from springtide_ps.stream import RejectedError, parse_address
 from springtide_ps.tls import client_context
 
@@ -79,7 +81,8 @@ class Links:
             self._over.set_result(reason)
 
     def result(self, future: Future[Result], what: Callable[[], str], to_the_end: bool = False) -> Result:
-        """What the server answers. Raise ServerError when it does not, or when the generation is over.
+        """What the server answers. Raise ServerError when it does not, or when the generation is over;
+        SpringtideError for what it can never send.
 
         what: says what is being waited for. to_the_end: wait also when the generation is over, for an answer
         that does not need the other members.
@@ -98,6 +101,8 @@ class Links:
             told = f"{what()}: {error}"
             if isinstance(error, RefusedError) and error.error == StepFailedError.__name__:
                 self.failed_step = told
+            if isinstance(error, RefusedError) and error.error == TooLargeError.__name__:
+                raise SpringtideError(told) from None  # as often as it is tried
             raise ServerError(told) from None
 
     def outlived_by(self, future: Future[Any]) -> bool:

@@ -5,7 +5,7 @@ training goes on. Each member reads and writes its own part of the chunks.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from springtide.servers.plan import PlannedChunk
 from springtide.servers.tables import PlannedSlice
 from springtide_ps.chunk import Chunk
 from springtide_ps.client import Answer, RefusedError, ServerClient
-from springtide_ps.frames import DTYPES, Kind
+from springtide_ps.frames import DTYPES, PAYLOAD_LIMIT, Kind
 
 _ANSWER_SECONDS: Final = 120.0
 _AHEAD: Final = 4  # chunks that are asked for before the first of them has come
@@ -34,7 +34,8 @@ Told = Mapping[str, Mapping[str, Any]]
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Where everything is. homes: server of each chunk and slice. positions: where the optimizer's state of a
-    parameter stands in the tree, by the parameter's number.
+    parameter stands in the tree, by the parameter's number. table: what the script calls the table that a
+    parameter stands for.
     """
 
     layout: Layout
@@ -42,6 +43,7 @@ class Plan:
     slices: Sequence[PlannedSlice]
     homes: Mapping[str, str]
     positions: Mapping[int, int]
+    table: Callable[[int], str] = str
 
 
 class Snapshot:
@@ -86,6 +88,13 @@ class Snapshot:
             told |= {key: about for key, about in said.items() if self._plan.homes.get(key) == server}
         if missing := [key for key in self._plan.homes if key not in told]:
             raise GoneError(f"{len(missing)} chunks are on no server, {missing[0]} for one")
+        for piece in self._plan.slices:
+            if int(told[piece.key]["bytes"]) > PAYLOAD_LIMIT:
+                raise GoneError(
+                    f"table {self._plan.table(piece.parameter)}: a slice has more than {PAYLOAD_LIMIT} bytes "
+                    "with the optimizer's state, and cannot be saved: give the table more slices, or let "
+                    "rows go with max_rows"
+                )
         return self._read(told, set(parts(self._plan, told, count)[index]))
 
     def close(self) -> None:
