@@ -41,4 +41,3 @@ def set_up(**fields: object) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(KeyValueFormatter(**fields))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
