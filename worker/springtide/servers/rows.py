@@ -11,7 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
+from springtide.errors import SpringtideError
 from springtide.servers.tables import Homes, PlannedSlice, TableBook, table_name
+from springtide.tables.local import cut_anew
 from springtide_ps.client import Answer
 from springtide_ps.frames import Kind
 from springtide_ps.slices import Slice
@@ -108,18 +110,44 @@ class TableState:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hold the slices in this process, from where a fresh start takes them. By slice: what it is as JSON,
-        and its memory.
+        """Hold the tables in this process, from where a fresh start takes them; each is cut as the script has
+        it now. By slice: what it is as JSON, and its memory. Raise SpringtideError for other tables.
         """
-        for planned in self._book.slices:
-            held = state[planned.key]
-            piece = Slice.load(json.loads(held["about"]), held["memory"].to("cpu", torch.uint8).contiguous())
-            local = self._book.handles[planned.parameter].local
-            now = local.spec  # the script's
+        saved: dict[str, dict[int, Mapping[str, Any]]] = {}
+        for key, held in state.items():
+            name, _, number = key.rpartition(".")
+            saved.setdefault(name, {})[int(number)] = held
+        wanted = {table_name(index): index for index in self._book.handles}
+        if saved.keys() != wanted.keys():
+            raise SpringtideError(
+                f"it has {len(saved)} tables and this script {len(wanted)}, of other parameters: is the "
+                "script the same?"
+            )
+        for name, slices in saved.items():
+            self._load(wanted[name], [slices[number] for number in sorted(slices)])
+
+    def _load(self, index: int, saved: list[Mapping[str, Any]]) -> None:
+        local = self._book.handles[index].local
+        pieces = [
+            Slice.load(json.loads(held["about"]), held["memory"].to("cpu", torch.uint8).contiguous())
+            for held in saved
+        ]
+        old, now = pieces[0].table.spec, local.spec  # the script's
+        if (old.dim, old.optimizer) != (now.dim, now.optimizer):
+            raise SpringtideError(
+                f"table {self._book.name(index)} has rows of {old.dim} elements trained by {old.optimizer}, "
+                f"and in this script of {now.dim} by {now.optimizer}: is the script the same?"
+            )
+        if len(pieces) != len(local.slices):
+            pieces = cut_anew(pieces, len(local.slices))
+        each = local.slices[0].table.spec
+        for piece in pieces:
             piece.table.spec = replace(
                 piece.table.spec,
+                max_rows=each.max_rows,
+                max_age=each.max_age,
                 max_norm=now.max_norm,
                 norm_type=now.norm_type,
                 by_frequency=now.by_frequency,
             )
-            local.slices[planned.number] = piece
+        local.slices[:] = pieces

@@ -100,6 +100,19 @@ def _slice_of(spec: TableSpec, ids: torch.Tensor, touched: torch.Tensor, rows: t
     return made
 
 
+def cut_anew(pieces: list[Slice], count: int) -> list[Slice]:
+    """The rows of a whole table's slices in another number of slices, with the optimizer's state."""
+    held = [piece.table.held() for piece in pieces]
+    ids, touched, *data = (torch.cat(parts) for parts in zip(*held, strict=True))
+    made = [Slice(pieces[0].table.spec, 0, 0, [{}]) for _ in range(count)]
+    # A step of a table is one of each of its slices, with rows there or without.
+    pushes = max(piece.table.pushes for piece in pieces)
+    for piece, own in zip(made, by_slice(ids, count), strict=True):
+        piece.table.restore(ids[own], touched[own], [part[own].reshape(-1) for part in data], pushes)
+    made[0].table.evicted = sum(piece.table.evicted for piece in pieces)
+    return made
+
+
 def as_ids(ids: torch.Tensor) -> torch.Tensor:
     """int64 [n], contiguous, on the CPU."""
     flat = ids.detach().to("cpu", torch.int64).reshape(-1)
