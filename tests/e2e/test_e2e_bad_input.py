@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -47,12 +48,19 @@ def test_a_script_that_ends_without_training_is_no_success(start: Start) -> None
     )
 
 
-def test_a_wrong_image_is_named_in_the_status(start: Start) -> None:
+def test_a_wrong_image_is_named_in_the_status_and_can_be_corrected_in_place(
+    e2e: E2ECluster, start: Start
+) -> None:
     running = start("image", image="registry.invalid/nobody/nothing:none")
     degraded = running.until_condition("Degraded")
     assert "registry.invalid/nobody/nothing:none" in degraded["message"]
     assert "image-worker-0-0" in degraded["message"]
     assert running.condition("Failed").get("status") != "True"
+    where = "/spec/workers/template/spec/containers/0/image"
+    patch = json.dumps([{"op": "replace", "path": where, "value": e2e.image}])
+    e2e.kubectl("patch", "stj/image", "-n", running.namespace, "--type=json", "-p", patch)
+    running.until_condition("Succeeded")
+    assert running.status()["restarts"]["total"] == 0
 
 
 def test_a_wrong_command_is_named_in_the_status(start: Start) -> None:

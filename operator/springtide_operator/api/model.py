@@ -197,7 +197,8 @@ class Workers(ApiModel):
         },
     )
     template: PodTemplate = Field(
-        description="The worker pod. A change holds for pods made afterwards; status.workers.outdated"
+        description="The worker pod. A change holds for pods made afterwards, and pods that have not"
+        " begun are made anew; status.workers.outdated"
         " counts the older ones."
     )
 

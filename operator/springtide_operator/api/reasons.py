@@ -90,6 +90,7 @@ END_SURPLUS: Final = "Surplus"
 END_FAILED: Final = "Failed"
 END_PREEMPTED: Final = "Preempted"
 END_SCALED_DOWN: Final = "ScaledDown"
+END_OUTDATED: Final = "Outdated"
 
 # Why the operator deletes a pod
 DELETE_SCALE_DOWN: Final = "ScaledDown"
@@ -102,11 +103,13 @@ DELETE_NODE_LOST: Final = "NodeLost"
 DELETE_NODE_CORDONED: Final = "NodeCordoned"
 DELETE_HUNG: Final = "Hung"
 DELETE_STUCK: Final = "StuckTerminating"
+DELETE_OUTDATED: Final = "Outdated"
 
 # Events of their own (others carry the condition's reason)
 EVENT_WORKER_FAILED: Final = "WorkerFailed"
 EVENT_WORKER_PREEMPTED: Final = "WorkerPreempted"
 EVENT_WORKER_MOVED: Final = "WorkerMoved"
+EVENT_OUTDATED: Final = "OutdatedPodReplaced"
 EVENT_POD_FORCED: Final = "PodDeletedByForce"
 EVENT_WORKER_IGNORED: Final = "WorkerEndIgnored"
 EVENT_REASON_UNKNOWN: Final = "UnknownReasonInRule"

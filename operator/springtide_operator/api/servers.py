@@ -155,6 +155,6 @@ class ParameterServers(ApiModel):
         default=None,
         description="What the servers' pods are to have besides: resources, node selector, affinity, image."
         " Pull secrets, tolerations, node selector, priority class and scheduler are the worker template's"
-        " unless given here. A change holds for pods made afterwards; status.parameterServers.outdated counts"
-        " the older ones.",
+        " unless given here. A change holds for pods made afterwards, and pods that have not begun are made"
+        " anew; status.parameterServers.outdated counts the older ones.",
     )

@@ -208,7 +208,8 @@ class SlotStatus(ApiModel):
     attempt: Count = Field(default=0, description="Number in the pod's name.")
     uid: Short | None = Field(default=None, description="The pod's uid, once it was seen.")
     ended: Short | None = Field(
-        default=None, description="How it ended: Finished, Left, Surplus, Failed, Preempted, ScaledDown."
+        default=None,
+        description="How it ended: Finished, Left, Surplus, Failed, Preempted, ScaledDown, Outdated.",
     )
     moves: Short | None = Field(
         default=None,

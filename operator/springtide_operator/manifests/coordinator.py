@@ -11,7 +11,7 @@ from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import gang, kueue
 from springtide_operator.manifests.placement import follow_workers
-from springtide_operator.manifests.worker import common_environment, from_secret
+from springtide_operator.manifests.worker import common_environment, from_secret, hash_of
 
 STATE_DIR = "/var/run/springtide"
 
@@ -89,6 +89,13 @@ def certificate_environment(job: Job) -> list[Object]:
         from_secret(job, "SPRINGTIDE_TLS_CERTIFICATE", "tls.crt"),
         from_secret(job, "SPRINGTIDE_TLS_KEY", "tls.key"),
     ]
+
+
+def coordinator_template_hash(job: Job) -> str:
+    """12 hex digits of where its pod may be placed, which it takes from the worker template."""
+    spec: Object = {}
+    follow_workers(job.spec.workers.template.get("spec") or {}, spec)
+    return hash_of(spec)
 
 
 def coordinator_pod(
@@ -173,6 +180,7 @@ def coordinator_pod(
                 names.ANNOTATION_SAFE_TO_EVICT: "true",
                 names.ANNOTATION_DEFAULT_CONTAINER: names.ROLE_COORDINATOR,
                 **job.spec.pod_metadata.annotations,
+                names.ANNOTATION_TEMPLATE: coordinator_template_hash(job),
             },
             "ownerReferences": [job.owner_reference],
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -22,9 +23,14 @@ GRACE_MARGIN_SECONDS = 5
 
 
 def server_template_hash(job: Job) -> str:
-    """12 hex digits; servers of another hash were made from an older template."""
+    """12 hex digits; servers of another hash were made from an older template, or took other things from the
+    workers'.
+    """
     asked = job.spec.parameter_servers
-    return hash_of(asked.template or {} if asked is not None else {})
+    template = copy.deepcopy(asked.template or {}) if asked is not None else {}
+    with contextlib.suppress(TemplateError):  # of which no pod can be made
+        _from_workers(job, _object(template, "spec", "spec"))
+    return hash_of(template)
 
 
 def server_pod(

@@ -19,6 +19,7 @@ from springtide_operator.plan import (
     hangs,
     kueue,
     nodes,
+    outdated,
     problems,
     progress,
     protection,
@@ -91,6 +92,9 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
         events += said
         actions += servers.decide(job, observation, ledger, now)
         actions += sizing.decide(job, observation, ledger, now)
+        replaced, told = outdated.decide(job, observation, ledger, now)
+        actions += replaced
+        events += told
         actions += nodes.move(job, observation, ledger, actions, now)
         actions += restarts.give_up(observation, ledger)
     actions += cleanup.ended_pods(observation, ledger)

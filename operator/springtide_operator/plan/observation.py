@@ -99,6 +99,7 @@ class CoordinatorPod:
     deletion_asked_at: float | None = None
     gone_by: float | None = None  # deletionTimestamp
     ip: str | None = None
+    template: str | None = None  # hash of what it took from the job's spec
     problem: Problem | None = None
     starting_since: float | None = None  # a node has it, and none of its containers has begun since
     node: str | None = None

@@ -119,6 +119,7 @@ def coordinator_pod(pod: Object) -> CoordinatorPod | None:
         node=(pod.get("spec") or {}).get("nodeName") or None,
         unreachable=_node_lost(status, disruption(status)),
         ip=status.get("podIP") or None,
+        template=(meta.get("annotations") or {}).get(names.ANNOTATION_TEMPLATE),
         problem=pod_problem(pod, f"the coordinator {meta['name']}"),
         starting_since=_starting_since(pod),
     )

@@ -28,7 +28,14 @@ _OWN_DELETIONS = {
     reasons.DELETE_HUNG: reasons.END_FAILED,
     reasons.DELETE_NODE_LOST: reasons.END_PREEMPTED,
     reasons.DELETE_STUCK: reasons.END_PREEMPTED,
+    reasons.DELETE_OUTDATED: reasons.END_OUTDATED,
 }
+_UNCOUNTED = (
+    reasons.END_FINISHED,
+    reasons.END_SCALED_DOWN,
+    reasons.END_SURPLUS,
+    reasons.END_OUTDATED,
+)
 
 
 class Ended(NamedTuple):
@@ -43,7 +50,7 @@ class Ended(NamedTuple):
 
     @property
     def counted(self) -> bool:
-        return self.end.kind not in (reasons.END_FINISHED, reasons.END_SCALED_DOWN, reasons.END_SURPLUS)
+        return self.end.kind not in _UNCOUNTED
 
     def lived(self, now: float) -> float:
         """Seconds from its process's start, or its own, to its end."""

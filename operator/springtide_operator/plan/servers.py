@@ -70,7 +70,7 @@ def account(observation: Observation, ledger: Ledger, now: float) -> list[Event]
             continue
         kind, why = end
         ledger.servers[slot] = replace(entry, ended=kind)
-        if kind == reasons.END_SCALED_DOWN:
+        if kind in (reasons.END_SCALED_DOWN, reasons.END_OUTDATED):
             continue
         if pod_of_entry is not None and _ended_soon(pod_of_entry, now):
             ledger.raise_backoff(ROLE, now)
@@ -91,6 +91,8 @@ def how_it_ended(pod: ServerPod | None) -> tuple[str, str] | None:
         return reasons.END_PREEMPTED, "its pod is gone"
     if pod.deleting and pod.deleted_because is not None:
         kind = reasons.END_PREEMPTED if pod.deleted_because in _REPLACED else reasons.END_SCALED_DOWN
+        if pod.deleted_because == reasons.DELETE_OUTDATED:
+            kind = reasons.END_OUTDATED
         return kind, f"deleted by the operator ({pod.deleted_because})"
     if pod.deleting:
         return reasons.END_PREEMPTED, pod.disruption or "the pod was deleted"
@@ -135,7 +137,9 @@ def _lost(entry: Slot | None) -> bool:
     """Whether a slot had a server that was not given back."""
     if entry is None:
         return False
-    return entry.replaces if entry.ended is None else entry.ended != reasons.END_SCALED_DOWN
+    if entry.ended in (None, reasons.END_OUTDATED):
+        return entry.replaces
+    return entry.ended != reasons.END_SCALED_DOWN
 
 
 def _budget(job: Job, observation: Observation, now: float) -> list[Action]:

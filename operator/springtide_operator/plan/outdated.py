@@ -1,0 +1,76 @@
+"""Pods that wait to begin and were made before the template was edited: made anew, since the edit is mostly
+what shall let them begin (another image, a smaller request, the right node selector).
+
+What has begun stays as it is: an edit restarts nobody. Of each kind one pod goes at a time, and the next one
+when its successor was accepted, so that a template that cannot be used takes no other pod with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from springtide_operator.api import reasons
+from springtide_operator.api.job import Job
+from springtide_operator.manifests.coordinator import coordinator_template_hash
+from springtide_operator.manifests.server import server_template_hash
+from springtide_operator.manifests.worker import template_hash
+from springtide_operator.plan import coordinator, servers, sizing
+from springtide_operator.plan.actions import Action, DeletePod, Event
+from springtide_operator.plan.ledger import Ledger, Slot
+from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
+from springtide_operator.plan.refused import held_back
+
+_WHY = "it has not begun, and the template that it was made from was edited"
+
+Pod = TypeVar("Pod", WorkerPod, ServerPod, CoordinatorPod)
+
+
+def decide(
+    job: Job, observation: Observation, ledger: Ledger, now: float
+) -> tuple[list[Action], list[Event]]:
+    """At most one deletion of each kind, written down in the ledger as an end that counts as nothing."""
+    if observation.service is None or observation.service.address is None or not observation.secret_made:
+        return [], []
+    gone: list[WorkerPod | ServerPod | CoordinatorPod] = []
+    if not held_back(observation, "worker", now) and not sizing.missing_slots(job, observation):
+        known = [pod for pod in sizing.live_pods(observation) if _has(ledger.slots, pod)]
+        for worker in _waiting(known, template_hash(job)):
+            ledger.end(worker.slot, reasons.END_OUTDATED, avoid=ledger.slots[worker.slot].avoid)
+            gone.append(worker)
+    if job.spec.servers and not held_back(observation, servers.ROLE, now) and not _lacks(job, observation):
+        serving = [pod for pod in servers.live(observation) if _has(ledger.servers, pod)]
+        for server in _waiting(serving, server_template_hash(job)):
+            entry = ledger.servers[server.slot]
+            ledger.servers[server.slot] = replace(entry, ended=reasons.END_OUTDATED)
+            gone.append(server)
+    present = coordinator.current(observation, ledger)
+    if present is not None and not held_back(observation, coordinator.ROLE, now):
+        gone += _waiting([present], coordinator_template_hash(job))
+    deleted: list[Action] = [DeletePod(pod.name, pod.uid, reasons.DELETE_OUTDATED, _WHY) for pod in gone]
+    told = [Event(reasons.EVENT_OUTDATED, f"pod {pod.name} is made anew: {_WHY}") for pod in gone]
+    return deleted, told
+
+
+def _has(slots: Mapping[int, Slot], pod: WorkerPod | ServerPod) -> bool:
+    """Whether the pod has its slot. An operator that died may have written down that it goes, and no more."""
+    entry = slots.get(pod.slot)
+    return entry is not None and entry.uid == pod.uid and entry.ended in (None, reasons.END_OUTDATED)
+
+
+def _lacks(job: Job, observation: Observation) -> bool:
+    """Whether a server's pod is still to be made."""
+    return not {pod.slot for pod in servers.live(observation)} >= set(range(servers.wanted(job)))
+
+
+def _waiting(pods: Iterable[Pod], hashed: str) -> list[Pod]:
+    """The first one of another template that no node has, or of which no container has begun."""
+    found = (
+        pod
+        for pod in pods
+        if pod.template not in (None, hashed)
+        and pod.phase == "Pending"
+        and (pod.node is None or pod.starting_since is not None)
+    )
+    return [pod for pod, _ in zip(found, range(1), strict=False)]
