@@ -205,7 +205,7 @@ async def serve(options: Options) -> None:
     loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
-    from .web import start_web  # prometheus_client takes long to import, and workers wait for no metrics
+    from .web import start_web  # aiohttp takes as long to import as all the rest
 
     web = await start_web(hub, options)
     ticker = asyncio.create_task(tick_for_ever(hub, options.tick))
@@ -220,4 +220,4 @@ async def serve(options: Options) -> None:
             task.cancel()
         await asyncio.gather(ticker, stopped, return_exceptions=True)
         await server.stop(grace=None)
-        await web.close()
+        await web.cleanup()

@@ -2,65 +2,65 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping
-from http import HTTPStatus
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from .history import Commit, GenerationSeen
 from .hub import Hub
 from .metrics import JobCollector
-from .pages import Answer, Page, PageServer, plain
 from .settings import Options
 
 log = logging.getLogger("springtide.coordinator")
 
 
-async def start_web(hub: Hub, options: Options) -> PageServer:
-    """Serve on the metrics port, or on a free one when that is taken; the caller closes it."""
-    pages, host = make_pages(hub), options.host or None
+async def start_web(hub: Hub, options: Options) -> web.AppRunner:
+    """Serve on the metrics port, or on a free one when that is taken; the caller cleans up."""
+    runner = web.AppRunner(make_app(hub), access_log=None)
+    await runner.setup()
+    host = options.host or None
     try:
-        web = await PageServer.start(pages, host, options.metrics_port)
+        await web.TCPSite(runner, host, options.metrics_port).start()
     except OSError as error:
         log.warning("metrics port %s is not free (%s): another one is taken", options.metrics_port, error)
-        web = await PageServer.start(pages, host, 0)
-    log.info("serves metrics", extra={"fields": {"metrics_port": web.port}})
-    return web
+        await web.TCPSite(runner, host, 0).start()
+    port = runner.addresses[0][1]
+    log.info("serves metrics", extra={"fields": {"metrics_port": port}})
+    return runner
 
 
-def make_pages(hub: Hub) -> dict[str, Page]:
+def make_app(hub: Hub) -> web.Application:
     registry = CollectorRegistry()
     registry.register(JobCollector(hub))
 
-    def metrics(_: Mapping[str, str]) -> Answer:
-        return Answer(generate_latest(registry), CONTENT_TYPE_LATEST)
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    def healthz(_: Mapping[str, str]) -> Answer:
+    async def healthz(_: web.Request) -> web.Response:
         if hub.membership.superseded:
-            return plain(HTTPStatus.SERVICE_UNAVAILABLE, f"superseded: {hub.membership.superseded}")
-        return plain(HTTPStatus.OK, "ok")
+            return web.Response(status=503, text=f"superseded: {hub.membership.superseded}\n")
+        return web.Response(text="ok\n")
 
-    def timeline(query: Mapping[str, str]) -> Answer:
-        text = query.get("since", "-1")
+    async def timeline(request: web.Request) -> web.Response:
+        text = request.query.get("since", "-1")
         try:
             since = int(text)
         except ValueError:
-            return as_json({"error": f"since={text!r} must be a step number"}, HTTPStatus.BAD_REQUEST)
-        return as_json(
+            return web.json_response({"error": f"since={text!r} must be a step number"}, status=400)
+        return web.json_response(
             {
                 "commits": [commit_json(commit) for commit in hub.history.since(since)],
                 "generations": [generation_json(seen) for seen in hub.history.generations],
             }
         )
 
-    return {"/metrics": metrics, "/healthz": healthz, "/timeline": timeline}
-
-
-def as_json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
-    return Answer(json.dumps(value).encode(), "application/json; charset=utf-8", status)
+    app = web.Application()
+    app.add_routes(
+        [web.get("/metrics", metrics), web.get("/healthz", healthz), web.get("/timeline", timeline)]
+    )
+    return app
 
 
 def commit_json(commit: Commit) -> dict[str, object]:
