@@ -128,6 +128,10 @@ def test_what_is_given_away_is_not_copied_and_what_is_kept_is() -> None:
         ),
         (lambda tree: tree["buffers"].clear(), "buffer 1.running_mean"),
         (lambda tree: tree["optimizer"]["groups"].append({}), "other parameter groups"),
+        (
+            lambda tree: tree["optimizer"].update(kinds=["SGD", "Adam"]),
+            "optimizer is SGD and Adam and this worker's Adam: is the script",
+        ),
         (lambda tree: tree.update(tracked={"ema": {}}), r"tracks \['ema'\] and this worker \['scheduler'\]"),
     ],
 )
@@ -137,3 +141,10 @@ def test_state_of_another_script_is_refused(change: Any, message: str) -> None:
     change(tree)
     with pytest.raises(SpringtideError, match=message):
         state.check(tree)
+
+
+def test_a_state_that_does_not_say_of_which_optimizer_it_is_is_taken() -> None:
+    *_, state = make(1)
+    tree = copy.deepcopy(travelled(state))
+    del tree["optimizer"]["kinds"]
+    assert state.check(tree) == POSITION

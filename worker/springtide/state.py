@@ -84,6 +84,7 @@ class State:
             "buffers": dict(zip(self._buffers.names, self._buffers.current(), strict=True)),
             "saved_as": self._saved_as,
             "optimizer": {
+                "kinds": self._kinds(),
                 "state": [
                     dict(optimizer.state.get(parameter, {})) for optimizer, parameter in self._in_order()
                 ],
@@ -118,6 +119,13 @@ class State:
             tree["buffers"],
             shapes=False,
         )
+        # Checkpoints of earlier builds do not say.
+        kinds = tree["optimizer"].get("kinds", self._kinds())
+        if kinds != self._kinds():
+            raise SpringtideError(
+                f"the job's optimizer is {' and '.join(kinds)} and this worker's "
+                f"{' and '.join(self._kinds())}: is the script the same?"
+            )
         groups, states = tree["optimizer"]["groups"], tree["optimizer"]["state"]
         if len(groups) != len(self._groups()) or len(states) != len(self._in_order()):
             raise SpringtideError(
@@ -157,6 +165,9 @@ class State:
         for name, item in self._tracked.items():
             item.load_state_dict(tree["tracked"][name])
         self._buffers.remember()
+
+    def _kinds(self) -> list[str]:
+        return [type(optimizer).__name__ for optimizer in self._optimizers]
 
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
