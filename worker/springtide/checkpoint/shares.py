@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from springtide.codec import TensorSpec
+if TYPE_CHECKING:
+    # The launcher reads of shares, too, and imports no torch.
+    from springtide.codec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
