@@ -112,3 +112,25 @@ def test_an_operator_that_dies_before_the_deletion_makes_up_for_it() -> None:
     assert names_of(world.workers()) == ["digits-worker-0-1"]
     assert names_of(world.servers()) == ["digits-ps-0-1"]
     assert world.status["restarts"]["total"] == 0
+
+
+def test_a_job_that_has_trained_outlives_an_edit_that_the_api_server_refuses() -> None:
+    world = trains(1)
+    world.node("node-a", ready=True, cordoned=True)
+    world.evict(world.workers()[0])
+    world.settle()
+    assert names_of(world.workers()) == ["digits-worker-0-1"]  # and it waits for a node
+    world.refuse_workers = (422, "no such quantity")
+    edit(world, priorityClassName="high")
+    for _ in range(10):
+        world.now += 10
+        world.kubelet()
+        world.round()
+    assert not world.workers()
+    assert world.status["state"] != "Failed"
+    degraded = next(c for c in world.status["conditions"] if c["type"] == "Degraded")
+    assert (degraded["reason"], degraded["status"]) == ("InvalidTemplate", "True")
+    world.refuse_workers = None
+    edit(world, priorityClassName="low")
+    world.settle()
+    assert [pod["spec"]["priorityClassName"] for pod in world.workers()] == ["low"]

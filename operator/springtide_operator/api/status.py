@@ -222,6 +222,10 @@ class SlotStatus(ApiModel):
     replaces: bool = Field(
         default=False, description="A parameter server in the place of one that was not given back."
     )
+    edited: bool = Field(
+        default=False,
+        description="Its pod is still to be made, after one that had not begun when its template was edited.",
+    )
     avoid: Annotated[str, Field(max_length=253)] | None = Field(
         default=None, description="The node that its next pod must not be on, by a rule that says Replace."
     )

@@ -19,7 +19,8 @@ class Slot:
 
     `moves`: uid of the pod before it, which goes on until this one can take over (its node is cordoned).
     `healthy`: it takes part in training; of one that ended: its end was no part of a loop.
-    `replaces`: a parameter server in the place of one that was not given back.
+    `replaces`: a parameter server in the place of one that was not given back. `edited`: its pod is still to
+    be made, after one that had not begun when its template was edited.
     """
 
     attempt: int
@@ -29,6 +30,7 @@ class Slot:
     moves: str | None = None
     healthy: bool = False
     replaces: bool = False
+    edited: bool = False
 
     def to_status(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"attempt": self.attempt}
@@ -44,6 +46,8 @@ class Slot:
             entry["healthy"] = True
         if self.replaces:
             entry["replaces"] = True
+        if self.edited:
+            entry["edited"] = True
         return entry
 
     @classmethod
@@ -56,6 +60,7 @@ class Slot:
             entry.get("moves"),
             entry.get("healthy", False),
             entry.get("replaces", False),
+            entry.get("edited", False),
         )
 
 

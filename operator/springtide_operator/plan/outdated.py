@@ -37,13 +37,12 @@ def decide(
     if not held_back(observation, "worker", now) and not sizing.missing_slots(job, observation):
         known = [pod for pod in sizing.live_pods(observation) if _has(ledger.slots, pod)]
         for worker in _waiting(known, template_hash(job)):
-            ledger.end(worker.slot, reasons.END_OUTDATED, avoid=ledger.slots[worker.slot].avoid)
+            ledger.slots[worker.slot] = _ended(ledger.slots[worker.slot])
             gone.append(worker)
     if job.spec.servers and not held_back(observation, servers.ROLE, now) and not _lacks(job, observation):
         serving = [pod for pod in servers.live(observation) if _has(ledger.servers, pod)]
         for server in _waiting(serving, server_template_hash(job)):
-            entry = ledger.servers[server.slot]
-            ledger.servers[server.slot] = replace(entry, ended=reasons.END_OUTDATED)
+            ledger.servers[server.slot] = _ended(ledger.servers[server.slot])
             gone.append(server)
     present = coordinator.current(observation, ledger)
     if present is not None and not held_back(observation, coordinator.ROLE, now):
@@ -53,10 +52,14 @@ def decide(
     return deleted, told
 
 
+def _ended(entry: Slot) -> Slot:
+    return replace(entry, ended=reasons.END_OUTDATED, edited=True)
+
+
 def _has(slots: Mapping[int, Slot], pod: WorkerPod | ServerPod) -> bool:
-    """Whether the pod has its slot. An operator that died may have written down that it goes, and no more."""
+    """Whether the pod has its slot, and is to stay so far."""
     entry = slots.get(pod.slot)
-    return entry is not None and entry.uid == pod.uid and entry.ended in (None, reasons.END_OUTDATED)
+    return entry is not None and entry.uid == pod.uid and entry.ended is None
 
 
 def _lacks(job: Job, observation: Observation) -> bool:

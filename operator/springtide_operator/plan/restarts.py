@@ -150,8 +150,8 @@ def _meet(newest: dict[int, WorkerPod], ledger: Ledger) -> None:
             continue
         elif entry.uid != pod.uid:
             ledger.slots[slot] = Slot(pod.attempt, pod.uid, moves=entry.moves)
-        elif entry.ended == reasons.END_SCALED_DOWN and pod.live:
-            # It was to be given back, and was not: whoever still wants that says so again in this round.
+        elif entry.ended in (reasons.END_SCALED_DOWN, reasons.END_OUTDATED) and pod.live:
+            # It was to go, and did not: whoever still wants that says so again in this round.
             ledger.slots[slot] = Slot(pod.attempt, pod.uid, moves=entry.moves)
 
 

@@ -58,7 +58,7 @@ def account(observation: Observation, ledger: Ledger, now: float) -> list[Event]
     pods = newest(observation)
     for slot, pod in sorted(pods.items()):
         entry = ledger.servers.get(slot)
-        if entry is None or pod.attempt > entry.attempt or (pod.attempt == entry.attempt and not entry.uid):
+        if entry is None or pod.attempt > entry.attempt or _is_new(pod, entry):
             ledger.servers[slot] = Slot(pod.attempt, pod.uid, replaces=entry is not None and entry.replaces)
     for slot, entry in sorted(ledger.servers.items()):
         if entry.uid is None or entry.ended is not None:
@@ -78,6 +78,14 @@ def account(observation: Observation, ledger: Ledger, now: float) -> list[Event]
         text = f"parameter server {name}: {why}; another pod takes its place"
         events.append(Event(reasons.EVENT_SERVER_REPLACED, text, warning=True))
     return events
+
+
+def _is_new(pod: ServerPod, entry: Slot) -> bool:
+    """Whether the pod is seen for the first time, or was to go since its template was edited, and did not:
+    that is decided anew.
+    """
+    stays = entry.ended == reasons.END_OUTDATED and pod.live
+    return pod.attempt == entry.attempt and (not entry.uid or stays)
 
 
 def _ended_soon(pod: ServerPod, now: float) -> bool:
@@ -128,7 +136,8 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> li
         why = f"{wanted(job)} parameter servers are wanted"
         if before is not None and before.ended is not None:
             why = f"the last pod of slot {slot} ended: {before.ended}"
-        ledger.servers[slot] = Slot(attempt, replaces=_lost(before))
+        edited = before is not None and before.edited
+        ledger.servers[slot] = Slot(attempt, replaces=_lost(before), edited=edited)
         actions.append(CreateServer(slot, attempt, address, why))
     return actions
 

@@ -77,7 +77,8 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> li
         avoid = before.avoid if before is not None else None
         if avoid is not None:
             why += f", not on node {avoid}"
-        ledger.slots[slot] = Slot(attempt, avoid=avoid, moves=before.moves if before is not None else None)
+        moves, edited = (None, False) if before is None else (before.moves, before.edited)
+        ledger.slots[slot] = Slot(attempt, avoid=avoid, moves=moves, edited=edited)
         actions.append(CreateWorker(slot, attempt, address, why, avoid))
     return actions
 

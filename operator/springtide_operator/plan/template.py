@@ -75,6 +75,11 @@ def _wrong(observation: Observation) -> list[tuple[str, str]]:
 
 
 def _goes_on(job: Job, observation: Observation, role: str) -> bool:
-    """Whether it has trained, so that earlier pods were accepted, and some are left, or none is wanted."""
+    """Whether it has trained, so that earlier pods were accepted, and some are left, or none is wanted, or
+    one was only made to go since the template had been edited.
+    """
     pods = observation.servers if role == "server" else observation.workers
-    return bool(job.status.get("generation")) and (bool(halted(job)) or any(pod.live for pod in pods))
+    slots = job.status.get("serverSlots" if role == "server" else "slots") or {}
+    edited = any(slot.get("edited") for slot in slots.values())
+    left = edited or any(pod.live for pod in pods)
+    return bool(job.status.get("generation")) and (bool(halted(job)) or left)
