@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_world import World, finished_message, job_object
 
-from springtide_operator.api import names
+from springtide_operator.api import names, reasons
 from springtide_operator.plan.actions import CreateCoordinator, CreateWorker, DeletePod, EnsureSecret
 
 INDEX = st.integers(0, 20)
@@ -24,6 +24,7 @@ STEPS = st.one_of(
     st.tuples(st.just("scale"), st.integers(1, 6)),
     st.tuples(st.just("lose coordinator"), st.sampled_from(["delete", "fail", "vanish"])),
     st.tuples(st.just("refuse"), st.booleans()),
+    st.tuples(st.just("edit"), st.integers(1, 3)),
     st.tuples(st.just("wait"), st.sampled_from([0.0, 0.4, 3.0, 70.0, 400.0])),
     st.tuples(st.just("die"), st.none()),
 )
@@ -51,6 +52,9 @@ def apply_step(world: World, kind: str, argument: object) -> None:
         world.scale(argument)
     elif kind == "refuse":
         world.refuse_workers = (403, "exceeded quota: pods") if argument else None
+    elif kind == "edit":
+        world.job["metadata"]["generation"] += 1
+        world.job["spec"]["workers"]["template"]["spec"]["priorityClassName"] = f"class-{argument}"
     elif kind == "wait":
         assert isinstance(argument, float)
         world.now += argument
@@ -93,7 +97,11 @@ def checked_round(world: World, stop_after: int | None = None) -> None:
     assert len(world.workers()) <= max(target, len(before))
     healthy = {pod["metadata"]["uid"] for pod in before}
     killed = [a for a in decided.actions if isinstance(a, DeletePod) and a.uid in healthy]
-    assert len(killed) <= max(0, len(before) - target)
+    edited = {a.uid for a in killed if a.because == reasons.DELETE_OUTDATED}
+    assert len(killed) - len(edited) <= max(0, len(before) - target)
+    assert len(edited) <= 1
+    begun = {pod["metadata"]["uid"] for pod in before if pod["status"]["phase"] != "Pending"}
+    assert not edited & begun
     slots = [pod["metadata"]["labels"][names.LABEL_SLOT] for pod in world.workers()]
     assert len(slots) == len(set(slots))
     assert len(world.coordinators()) <= 1
