@@ -92,6 +92,8 @@ $(STAMP): pyproject.toml constraints.txt
 	if [ -z "$$python" ]; then echo "make: needs Python 3.11 or newer; name one with PYTHON=/path/to/python" >&2; exit 1; fi; \
 	if [ ! -x $(BIN)/python ]; then echo "making $(VENV) with $$("$$python" -V)"; "$$python" -m venv $(VENV); fi
 	@# A pip of 2023, as an older Python brings it, takes three times as long to choose among an index's files.
-	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --upgrade pip
-	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --upgrade pip \
+		|| echo "make: goes on with $$($(BIN)/python -m pip --version)" >&2
+	@# Without setuptools' word on folders that are named like packages: operator/ is no package.
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
