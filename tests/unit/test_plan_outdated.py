@@ -42,6 +42,14 @@ def trains(replicas: int = 3) -> World:
     return world
 
 
+def pass_time(world: World) -> None:
+    """Where something is refused again and again, so that nothing settles."""
+    for _ in range(10):
+        world.now += 10
+        world.kubelet()
+        world.round()
+
+
 def test_a_job_that_waits_for_a_node_is_made_anew_as_it_was_edited() -> None:
     world = waiting(servers=2)
     edit(world, nodeSelector={"disk": "ssd"})
@@ -92,10 +100,7 @@ def test_when_its_successor_is_refused_no_other_pod_goes() -> None:
     world = waiting(4)
     world.refuse_workers = (403, "exceeded quota")
     edit(world, priorityClassName="high")
-    for _ in range(10):
-        world.now += 10
-        world.kubelet()
-        world.round()
+    pass_time(world)
     assert len(world.workers()) == 3
     world.refuse_workers = None
     world.settle()
@@ -122,10 +127,7 @@ def test_a_job_that_has_trained_outlives_an_edit_that_the_api_server_refuses() -
     assert names_of(world.workers()) == ["digits-worker-0-1"]  # and it waits for a node
     world.refuse_workers = (422, "no such quantity")
     edit(world, priorityClassName="high")
-    for _ in range(10):
-        world.now += 10
-        world.kubelet()
-        world.round()
+    pass_time(world)
     assert not world.workers()
     assert world.status["state"] != "Failed"
     degraded = next(c for c in world.status["conditions"] if c["type"] == "Degraded")

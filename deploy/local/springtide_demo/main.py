@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 NAMESPACE = "default"
 READY_SECONDS = 40.0
-STANDSTILL_SECONDS = 60.0
+STORY_SECONDS = 150.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -126,7 +126,7 @@ def _run_job(view: View, kube: Kube, sample: Sample, out: Path, alone: reference
         "applies deploy/samples/digits-allreduce.yaml (and asks its workers for a log of their steps)", "bold"
     )
     story = Story(kube, view, StepLogs(out / "steps"), sample.name, NAMESPACE, alone)
-    story.run(STANDSTILL_SECONDS)
+    story.run(STORY_SECONDS)
     story.history.add(story.logs.poll())
     view.say(f"the job has succeeded: {story.watch.outcome}", "green")
     return story

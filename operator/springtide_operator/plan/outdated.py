@@ -7,7 +7,7 @@ when its successor was accepted, so that a template that cannot be used takes no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -36,17 +36,17 @@ def decide(
     gone: list[WorkerPod | ServerPod | CoordinatorPod] = []
     if not held_back(observation, "worker", now) and not sizing.missing_slots(job, observation):
         known = [pod for pod in sizing.live_pods(observation) if _has(ledger.slots, pod)]
-        for worker in _waiting(known, template_hash(job)):
+        for worker in _waiting(known, template_hash, job):
             ledger.slots[worker.slot] = _ended(ledger.slots[worker.slot])
             gone.append(worker)
     if job.spec.servers and not held_back(observation, servers.ROLE, now) and not _lacks(job, observation):
         serving = [pod for pod in servers.live(observation) if _has(ledger.servers, pod)]
-        for server in _waiting(serving, server_template_hash(job)):
+        for server in _waiting(serving, server_template_hash, job):
             ledger.servers[server.slot] = _ended(ledger.servers[server.slot])
             gone.append(server)
     present = coordinator.current(observation, ledger)
     if present is not None and not held_back(observation, coordinator.ROLE, now):
-        gone += _waiting([present], coordinator_template_hash(job))
+        gone += _waiting([present], coordinator_template_hash, job)
     deleted: list[Action] = [DeletePod(pod.name, pod.uid, reasons.DELETE_OUTDATED, _WHY) for pod in gone]
     told = [Event(reasons.EVENT_OUTDATED, f"pod {pod.name} is made anew: {_WHY}") for pod in gone]
     return deleted, told
@@ -67,13 +67,16 @@ def _lacks(job: Job, observation: Observation) -> bool:
     return not {pod.slot for pod in servers.live(observation)} >= set(range(servers.wanted(job)))
 
 
-def _waiting(pods: Iterable[Pod], hashed: str) -> list[Pod]:
+def _waiting(pods: Iterable[Pod], hashed: Callable[[Job], str], job: Job) -> list[Pod]:
     """The first one of another template that no node has, or of which no container has begun."""
-    found = (
+    waiting = [
         pod
         for pod in pods
-        if pod.template not in (None, hashed)
+        if pod.template is not None
         and pod.phase == "Pending"
         and (pod.node is None or pod.starting_since is not None)
-    )
-    return [pod for pod, _ in zip(found, range(1), strict=False)]
+    ]
+    if not waiting:
+        return []
+    now = hashed(job)
+    return [pod for pod in waiting if pod.template != now][:1]
