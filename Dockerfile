@@ -79,7 +79,7 @@ COPY constraints.txt /opt/springtide/constraints.txt
 COPY --from=wheel /requirements/worker.txt /opt/springtide/requirements.txt
 # A torch that the base image brings becomes the constraint, so that pip leaves it alone; its companions follow it.
 RUN if python -c "import torch" 2>/dev/null; then \
-        python -c "import torch, numpy; print(f'torch=={torch.__version__}\nnumpy=={numpy.__version__}')" \
+        python -c "from importlib.metadata import version; print(f'torch=={version(\"torch\")}\nnumpy=={version(\"numpy\")}')" \
             > /opt/springtide/constraints.txt; \
     fi; \
     pip install --no-cache-dir -c /opt/springtide/constraints.txt -r /opt/springtide/requirements.txt scikit-learn

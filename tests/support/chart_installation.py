@@ -154,7 +154,8 @@ def earlier_chart(folder: Path) -> Path | None:
     if done.returncode != 0:
         return None
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
+        # Python before 3.11.4 has no filters; this archive is our own.
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return folder / "charts" / "springtide"
 
 
