@@ -134,7 +134,6 @@ class Recovery:
         trainer.want_change(False)
         trainer.buckets.reopen()
         trainer.pending.here(None)
-        trainer.transaction.allow()
         if not at_boundary and not runtime.group.release():
             trainer.buckets.allocate()
             self.handover.detach()
@@ -143,6 +142,9 @@ class Recovery:
         while isinstance(answer := membership.await_start(runtime.checkpoints.make_way), SaveAsked):
             log.info("saving %s before leaving", answer.state)
             runtime.save(answer.state, answer.share, "leaving")
+        # The stream's thread says that a generation is over, and then drops its step: that may come after
+        # this process has seen the former and parked, but never after the next start.
+        trainer.transaction.allow()
         if at_boundary and not runtime.group.release():
             # All members are parked, so nobody needs the old group any more.
             trainer.buckets.allocate()
