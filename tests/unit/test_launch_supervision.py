@@ -43,6 +43,18 @@ def test_a_single_one_is_started_again_after_a_pause_that_grows() -> None:
     assert (outcome.report, code) == ({"processRestarts": 4.0}, 0)
 
 
+def test_who_finished_and_was_killed_on_its_way_out_is_not_started_again() -> None:
+    for code in (-6, 139):
+        pod = begun(2)
+        assert pod.ended(0, replace(FINISHED, code=code), 1.0) == []
+        assert pod.next_at == math.inf
+        assert pod.ended(1, replace(LEFT, code=code), 2.0) == []
+        assert merged(pod) == (FINISHED.outcome, 0)
+    pod = begun(2)
+    pod.ended(0, replace(FINISHED, code=255), 1.0)
+    assert pod.next_at == 2.0
+
+
 def test_beyond_the_limit_the_pod_asks_the_others_to_end_and_then_kills_them() -> None:
     pod = begun(3, restarts=1, grace=20.0)
     pod.ended(2, KILLED, 1.0)

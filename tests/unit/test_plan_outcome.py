@@ -54,10 +54,36 @@ def test_finished_carries_what_the_worker_said() -> None:
     assert end.finished.data["totalSeen"] == 431100
 
 
-def test_finished_with_another_exit_code_is_a_failure() -> None:
-    end = ended(1, finished_message(3)).end
+@pytest.mark.parametrize("code", [1, 255])
+def test_finished_with_another_exit_code_is_a_failure(code: int) -> None:
+    end = ended(code, finished_message(3)).end
     assert end is not None
-    assert end.kind == reasons.END_FAILED
+    assert (end.kind, end.exit_code) == (reasons.END_FAILED, code)
+    assert f"exited with code {code}" in end.message
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "number"), [(134, None, 6), (139, None, 11), (137, None, 9), (137, "OOMKilled", 9)]
+)
+def test_who_finished_and_was_killed_when_its_process_was_to_end_has_finished(
+    code: int, reason: str | None, number: int
+) -> None:
+    """As a library does whose threads live too long: the job would train again, from nothing."""
+    end = ended(code, finished_message(3), reason).end
+    assert end is not None
+    assert end.finished is not None
+    assert (end.kind, end.exit_code) == (reasons.END_FINISHED, code)
+    assert f"killed by signal {number}" in end.message
+
+
+def test_the_job_says_that_the_process_of_who_finished_was_killed() -> None:
+    world = World(job=job_object(1))
+    world.settle()
+    world.end(world.workers()[0], 134, finished_message(1))
+    world.settle()
+    (succeeded,) = (c for c in world.status["conditions"] if c["type"] == "Succeeded")
+    assert (succeeded["status"], succeeded["reason"]) == ("True", reasons.WORKER_FINISHED)
+    assert "killed by signal 6" in succeeded["message"]
 
 
 @pytest.mark.parametrize(

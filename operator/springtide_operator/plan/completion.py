@@ -28,7 +28,8 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> Ou
     """None while the job goes on."""
     pod = finished_worker(observation, ledger)
     if pod is not None and pod.end is not None and pod.end.finished is not None:
-        return Outcome(True, reasons.WORKER_FINISHED, f"worker {pod.name} finished", pod.end.finished)
+        text = f"worker {pod.name} finished" + (f": {pod.end.message}" if pod.end.exit_code else "")
+        return Outcome(True, reasons.WORKER_FINISHED, text, pod.end.finished)
     if ledger.fatal is not None:
         return Outcome(False, reasons.FAILURE_RULE, ledger.fatal)
     exceeded = restarts.exceeded(job, ledger)

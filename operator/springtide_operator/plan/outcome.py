@@ -32,6 +32,7 @@ _OWN_LIMIT = re.compile(r"exceed(s|ed) (the|its) .*limit")
 _LOST_FROM_SIGHT = ("ContainerStatusUnknown", "Unknown")
 _SAID_REASONS = ("OOMKilled", "NotFinished")
 _FROM_OUTSIDE = (9, 15)  # SIGKILL, SIGTERM: the end of the log says nothing about why
+_LAST_SIGNAL = 64  # a script that ends with 255 chose that itself
 _MESSAGE_LIMIT = 1500
 _RAISED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::|$)")
 
@@ -47,8 +48,12 @@ def read_end(pod: Object, container: Object | None) -> End | None:
     said = _said(message)
     at = parse_time((terminated or {}).get("finishedAt"))
     code = int((terminated or {}).get("exitCode", 0))
-    if said is not None and said.get("outcome") == "Finished" and code == 0:
-        return End(reasons.END_FINISHED, "Finished", "the script ended", 0, at, _finished(said))
+    if said is not None and said.get("outcome") == "Finished":
+        number = _signal(terminated, code)
+        if number or code == 0:
+            # The script was through when this was said: a library that crashes afterwards undoes nothing.
+            text = f", and its process was killed by signal {number} when it was to end" if number else ""
+            return End(reasons.END_FINISHED, "Finished", f"the script ended{text}", code, at, _finished(said))
     disrupted = disruption(status)
     if disrupted is not None:
         return End(reasons.END_PREEMPTED, disrupted[0], disrupted[1], code, at)
@@ -98,16 +103,21 @@ def _failed_without_words(
     text = f"exited with code {code}"
     if reason == "OOMKilled":
         text = "out of memory: raise the container's memory limit, or bound what one worker computes at once"
-    elif terminated.get("signal") or code > 128:
-        signal = int(terminated.get("signal") or code - 128)
-        text = f"killed by signal {signal}"
-        if signal in _FROM_OUTSIDE:
+    elif number := _signal(terminated, code):
+        text = f"killed by signal {number}"
+        if number in _FROM_OUTSIDE:
             message = ""
     if reason in ("StartError", "ContainerCannotRun"):
         text = "its command cannot be started"
     return End(
         reasons.END_FAILED, reason, _join(text, _last_lines(message)), code, at, exception=raised(message)
     )
+
+
+def _signal(terminated: Object | None, code: int) -> int:
+    """The signal that killed a process; 0: it ended by itself."""
+    number = int((terminated or {}).get("signal") or code - 128)
+    return number if 0 < number <= _LAST_SIGNAL else 0
 
 
 def disruption(status: Object) -> tuple[str, str] | None:

@@ -37,7 +37,9 @@ class End:
 
     @property
     def well(self) -> bool:
-        return self.code == 0 and isinstance(self.outcome, Finished | Left)
+        """A process that had said how it ended, and was killed by a signal on its way out, has ended so."""
+        by_signal = self.code < 0 or 128 < self.code <= 128 + signal.SIGRTMAX
+        return (self.code == 0 or by_signal) and isinstance(self.outcome, Finished | Left)
 
     @property
     def exit_code(self) -> int:
