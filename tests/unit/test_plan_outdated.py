@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from operator_world import World, job_object
 
 from springtide_operator.api import names
@@ -93,6 +94,28 @@ def test_who_has_begun_stays() -> None:
     assert told.count("OutdatedPodReplaced") == 1
     assert names_of(world.workers()) == [f"digits-worker-{slot}-{int(slot == 3)}" for slot in range(4)]
     assert world.status["workers"]["outdated"] == 3
+    assert world.status["restarts"]["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("worker", "attempt"),
+    [
+        ({"waiting": {"reason": "ImagePullBackOff"}}, 1),
+        ({"waiting": {"reason": "ContainerCreating"}}, 0),  # nothing stands in its way
+        ({"running": {"startedAt": "2026-01-01T00:00:00Z"}}, 0),  # and its sidecar's image is missing
+    ],
+)
+def test_beside_sidecars_that_run_the_scripts_container_decides(worker: Object, attempt: int) -> None:
+    world = waiting(1)
+    (pod,) = world.workers()
+    pod["spec"]["nodeName"] = "node-a"
+    other = {"waiting": {"reason": "ImagePullBackOff"}} if "running" in worker else {"running": {}}
+    pod["status"]["initContainerStatuses"] = [{"name": "logs", "state": {"running": {}}}]
+    pod["status"]["containerStatuses"] = [{"name": "worker", "state": worker}, {"name": "x", "state": other}]
+    edit(world, priorityClassName="high")
+    world.round()
+    world.round()
+    assert names_of(world.workers()) == [f"digits-worker-0-{attempt}"]
     assert world.status["restarts"]["total"] == 0
 
 

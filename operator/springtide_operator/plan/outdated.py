@@ -68,15 +68,19 @@ def _lacks(job: Job, observation: Observation) -> bool:
 
 
 def _waiting(pods: Iterable[Pod], hashed: Callable[[Job], str], job: Job) -> list[Pod]:
-    """The first one of another template that no node has, or of which no container has begun."""
-    waiting = [
-        pod
-        for pod in pods
-        if pod.template is not None
-        and pod.phase == "Pending"
-        and (pod.node is None or pod.starting_since is not None)
-    ]
+    """The first one of another template that waits to begin."""
+    waiting = [pod for pod in pods if pod.template is not None and pod.phase == "Pending" and _waits(pod)]
     if not waiting:
         return []
     now = hashed(job)
     return [pod for pod in waiting if pod.template != now][:1]
+
+
+def _waits(pod: WorkerPod | ServerPod | CoordinatorPod) -> bool:
+    """No node has it, or none of its containers has begun; or our own has not, and something stands in its
+    way (its image cannot be pulled, say) while sidecars run. An init container at work is let be.
+    """
+    if pod.node is None or pod.starting_since is not None:
+        return True
+    began = pod.running_since if isinstance(pod, CoordinatorPod) else pod.started_at
+    return pod.problem is not None and began is None
