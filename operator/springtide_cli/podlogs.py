@@ -13,7 +13,8 @@ from springtide_cli.kube import ApiRefusal, KubePort, Unreachable
 Object = dict[str, Any]
 
 AGAIN_SECONDS = 0.5
-_STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\S+Z) ?")
+# Runtimes write the time in their machine's zone, most of them in UTC.
+_STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)) ?")
 
 
 def container(pod: Object) -> str:
@@ -39,6 +40,39 @@ def split_stamp(line: str) -> tuple[str, str]:
     """(time, text) of a line that was asked for with timestamps."""
     found = _STAMP.match(line)
     return (found[1], line[found.end() :]) if found else ("", line)
+
+
+class Reading:
+    """One log that is read over several connections, each of which begins with lines that came before.
+
+    Lines may share their time: how many had the last one is counted. After that nothing is left out, since a
+    machine's clock may go back.
+    """
+
+    def __init__(self) -> None:
+        self.since = ""
+        """The time of the last line so far; "" before the first one."""
+        self._same = 0
+        self._skips: tuple[str, int] | None = None
+
+    def connected(self) -> None:
+        self._skips = (self.since, self._same) if self.since else None
+
+    def is_new(self, stamp: str) -> bool:
+        """Whether the next line of this connection, which has this time, did not come before."""
+        if not stamp:
+            return True
+        if self._skips is not None:
+            until, left = self._skips
+            if stamp < until:
+                return False
+            if stamp == until and left:
+                self._skips = (until, left - 1)
+                return False
+            self._skips = None
+        self._same = self._same + 1 if stamp == self.since else 1
+        self.since = stamp
+        return True
 
 
 class PodLogs:
@@ -74,19 +108,18 @@ class PodLogs:
     async def _tail(self, uid: str) -> None:
         meta = self._pods[uid]["metadata"]
         path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/log"
-        last = ""
+        reading = Reading()
         while True:
             ended = has_ended(self._pods[uid])
             query = {"follow": "true", "timestamps": "true", "container": container(self._pods[uid])}
-            if last:
-                query["sinceTime"] = last
+            if reading.since:
+                query["sinceTime"] = reading.since  # which has whole seconds
+            reading.connected()
             try:
                 async for line in self._kube.lines(path, query):
                     stamp, text = split_stamp(line)
-                    if stamp and stamp <= last:
-                        continue  # sinceTime has whole seconds: these came before the break
-                    last = stamp or last
-                    self._write(meta["name"], text)
+                    if reading.is_new(stamp):
+                        self._write(meta["name"], text)
             except ApiRefusal as error:
                 if error.code == 404 or ended:
                     return

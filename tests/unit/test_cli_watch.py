@@ -3,10 +3,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 from cli_fake_kube import UNREACHABLE, FakeKube, job, pod, until
+from hypothesis import given
+from hypothesis import strategies as st
 
 from springtide_cli import watch
 from springtide_cli.kube import ApiRefusal
-from springtide_cli.podlogs import PodLogs, container, has_ended, has_started, split_stamp
+from springtide_cli.podlogs import PodLogs, Reading, container, has_ended, has_started, split_stamp
 from springtide_cli.watch import Back, Lost, Seen
 
 PATH = "/apis/x"
@@ -131,6 +133,7 @@ def test_which_container_and_when() -> None:
 def test_the_time_is_cut_from_a_line() -> None:
     assert split_stamp("2026-01-02T03:04:05.678901234Z hello") == ("2026-01-02T03:04:05.678901234Z", "hello")
     assert split_stamp("2026-01-02T03:04:05Z") == ("2026-01-02T03:04:05Z", "")
+    assert split_stamp("2026-01-02T03:04:05.6+08:00 a") == ("2026-01-02T03:04:05.6+08:00", "a")
     assert split_stamp("hello 2026") == ("", "hello 2026")
 
 
@@ -165,6 +168,30 @@ async def test_logs_are_followed_over_breaks_without_repeating_lines() -> None:
     assert written == [("w-0", "one"), ("w-0", "two"), ("w-0", "three")]
     assert [query.get("sinceTime") for _, query in kube.opened[:3]] == [None, None, "2026-01-01T00:00:01.2Z"]
     assert all(query["container"] == "worker" for _, query in kube.opened)
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=12),
+    st.lists(st.integers(0, 12), max_size=4),
+)
+def test_every_line_is_shown_once_whatever_their_times_and_the_breaks(
+    gaps: list[int], breaks: list[int]
+) -> None:
+    """A gap of 0: a line of the same time as the one before. breaks: of lines read until each."""
+    at = 0
+    lines = [(f"2026-01-01T00:00:{(at := at + gap):02d}Z", str(number)) for number, gap in enumerate(gaps)]
+    reading, shown = Reading(), list[str]()
+    for length in [*breaks, len(lines)]:
+        reading.connected()
+        sent = [line for line in lines if line[0] >= reading.since]
+        shown += [text for stamp, text in sent[:length] if reading.is_new(stamp)]
+    assert shown == [text for _, text in lines]
+
+
+def test_lines_after_a_clock_went_back_are_shown() -> None:
+    reading = Reading()
+    reading.connected()
+    assert all(reading.is_new(f"2026-01-01T00:00:0{second}Z") for second in (5, 1, 2))
 
 
 async def test_the_log_of_a_pod_that_is_gone_ends_and_a_silent_one_is_cut() -> None:
