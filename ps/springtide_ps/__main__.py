@@ -57,7 +57,7 @@ def main() -> int:
     metrics, thread = _serve_metrics(settings)
     log.info("serves parameters on port %d, metrics on port %d", server.port, metrics.server_port)
     why, well = _serve_until_told(in_job)
-    log.log(logging.INFO if well else logging.ERROR, "stops: %s; %s", why, server.store.status())
+    log.log(logging.INFO if well else logging.ERROR, "stops: %s; %s", why, server.status())
     metrics.shutdown()
     metrics.server_close()
     thread.join(5.0)

@@ -112,6 +112,7 @@ class Asynchronous:
                 self._shards.dense(key_in(meta))
                 with self._shards.borrowed(token, key_in(meta)) as held:
                     about, values = _about(held.chunk.book), _values(held.chunk).clone()
+                self._counters.pulls += 1
                 reply(Answer(Frame(Kind.VALUES, number, about, values.nbytes), memory(values)))
             case Kind.BOOKS:
                 books = {key: _about(book) for key, book in self._shards.books(token).items()}
@@ -202,6 +203,10 @@ class Asynchronous:
             self._counters.ranges += 1
         else:
             self._counters.repeated += 1
+        if kind is Kind.PUSH_RANGE:
+            self._counters.pushes += 1
+            if fresh and isinstance(chunk, Slice):
+                self._counters.row_updates += gradient.numel() // chunk.record_words
         if meta.get("bare"):
             about["bare"] = True
         frame = Frame(Kind.DONE if bare else Kind.VALUES, number, about, values.nbytes)

@@ -15,8 +15,12 @@ class ServerCollector(Collector):
         self._server = server
 
     def collect(self) -> Iterator[Metric]:
-        status, counters = self._server.store.status(), self._server.counters
-        yield GaugeMetricFamily("springtide_ps_keys", "Keys that this server holds", status["keys"])
+        status, counters = self._server.status(), self._server.counters
+        yield GaugeMetricFamily(
+            "springtide_ps_keys",
+            "Keys that this server holds; of a job, chunks and slices",
+            status["keys"],
+        )
         yield GaugeMetricFamily("springtide_ps_value_bytes", "Bytes of values that it holds", status["bytes"])
         yield GaugeMetricFamily("springtide_ps_table_rows", "Rows of embedding tables", status["rows"])
         yield CounterMetricFamily(
@@ -29,8 +33,10 @@ class ServerCollector(Collector):
             "springtide_ps_updated_rows", "Row gradients of embedding tables", counters.row_updates
         )
         yield GaugeMetricFamily("springtide_ps_clients", "Clients that are connected", self._server.clients)
-        yield CounterMetricFamily("springtide_ps_pushes", "Pushes applied", counters.pushes)
-        yield CounterMetricFamily("springtide_ps_pulls", "Pulls answered", counters.pulls)
+        yield CounterMetricFamily(
+            "springtide_ps_pushes", "Pushes applied; of a job, gradients", counters.pushes
+        )
+        yield CounterMetricFamily("springtide_ps_pulls", "Pulls; of a job, chunks asked for", counters.pulls)
         yield CounterMetricFamily(
             "springtide_ps_received_bytes", "Bytes of tensors received", counters.bytes_in
         )

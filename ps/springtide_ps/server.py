@@ -73,7 +73,9 @@ class Server:
             raise ValueError("a parameter server needs the job's token")
         self.store, self.counters = store, Counters()
         self._desk = Desk(store, self.counters, lambda: self.clients)
-        self.steps = Steps(lambda address: ServerClient(address, token, tls=peers), store.memory_limit)
+        self.steps = Steps(
+            lambda address: ServerClient(address, token, tls=peers), store.memory_limit, self.counters
+        )
         self._asynchronous = asynchronous.Asynchronous(self.steps, self.counters, lambda: self.offered_bytes)
         self._token, self._about, self._tls = token, about or {}, tls
         self._listener = socket.create_server((bind, port), backlog=128)
@@ -106,6 +108,17 @@ class Server:
     @property
     def clients(self) -> int:
         return len(self._clients)
+
+    def status(self) -> dict[str, int]:
+        """What it holds, for its clients by hand and for a job together."""
+        status, job = self.store.status(), self.steps.shards.holding
+        return {
+            **status,
+            "keys": status["keys"] + job.pieces,
+            "bytes": status["bytes"] + job.nbytes,
+            "rows": status["rows"] + job.rows,
+            "evicted": status["evicted"] + self.steps.shards.evicted,
+        }
 
     @property
     def offered_bytes(self) -> int:

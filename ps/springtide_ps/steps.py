@@ -12,9 +12,9 @@ import torch
 
 from springtide_ps.chunk import Chunk, Recipe, check_recipe
 from springtide_ps.client import ServerClient, in_round
-from springtide_ps.desk import Answer
+from springtide_ps.counted_shards import CountedShards
+from springtide_ps.desk import Answer, Counters
 from springtide_ps.frames import DTYPES, PAYLOAD_LIMIT, Frame, FrameError, Header, Kind, memory
-from springtide_ps.frozen_shards import FrozenShards
 from springtide_ps.held import Sum
 from springtide_ps.rounds import MEMBERS_LIMIT, NoRoomError, RoundError, Token, TooLargeError
 from springtide_ps.selected import unpack
@@ -35,14 +35,16 @@ Connect = Callable[[tuple[str, int]], ServerClient]
 
 class Steps:
     """`connect` opens a connection to another server of the job. Raises RoundError, ChunkError, SelectedError
-    or UpdateError for what cannot be done, FrameError for what no client of ours sends.
+    or UpdateError for what cannot be done, FrameError for what no client of ours sends. counters: of the
+    server.
     """
 
-    def __init__(self, connect: Connect, memory_limit: int = 0) -> None:
+    def __init__(self, connect: Connect, memory_limit: int = 0, counters: Counters | None = None) -> None:
         self._connect, self._memory_limit = connect, memory_limit
+        self._counters = counters or Counters()
         self._peers: dict[str, ServerClient] = {}
         self._lock = threading.Lock()
-        self.shards = FrozenShards(self._forward, self._fill)
+        self.shards = CountedShards(self._forward, self._fill)
         self.entered: Callable[[Token], None] = lambda token: None
         """Called when a generation has begun."""
 
@@ -122,10 +124,12 @@ class Steps:
                 dtype = DTYPES[str(meta["d"])] if "d" in meta else shards.dtype(key)
                 shards.stage(token, _step(meta), str(meta.get("me")), key, payload.view(dtype), _round(meta))
                 # A gradient has no answer of its own: PREPARE counts them.
+                self._counters.pushes += 1
             case Kind.STAGE_SELECTED:
                 chunk = shards.dense(key := key_in(meta))
                 selected = unpack(payload, chunk.dtype, chunk.values.numel())
                 shards.stage(token, _step(meta), str(meta.get("me")), key, selected, _round(meta))
+                self._counters.pushes += 1
             case Kind.STAGE_ROWS:
                 slices, start, me = _slices(meta), 0, str(meta.get("me"))
                 piece = shards.slice_of(slices[0][0])
@@ -133,9 +137,12 @@ class Steps:
                 for key, count in slices:
                     stop = start + count * piece.record_words
                     shards.stage(token, _step(meta), me, key, words[start:stop], _round(meta))
+                    self._counters.pushes += 1
+                    self._counters.row_updates += count
                     start = stop
             case Kind.ROWS:
                 self._rows(token, meta, payload, number, reply)
+                self._counters.looked_up += sum(count for _, count in _slices(meta))
             case Kind.SUM:
                 key = key_in(meta)
                 which = (_step(meta), _round(meta))
@@ -166,6 +173,7 @@ class Steps:
                 done(Frame(Kind.DONE, number))
             case Kind.FETCH:
                 shards.fetch(token, _step(meta), key_in(meta), _values_later(number, reply))
+                self._counters.pulls += 1
             case Kind.FORESEE:
                 if self._memory_limit and shards.held_bytes + shards.dense_bytes > self._memory_limit:
                     raise RoundError(f"{NO_ROOM} for a second copy of the chunks")
@@ -175,8 +183,10 @@ class Steps:
             case Kind.FETCH_EARLY if "parts" in meta:
                 count, values = number_in(meta, "parts"), _values_later(number, reply)
                 shards.fetch_within(token, _step(meta), key_in(meta), count, values)
+                self._counters.pulls += 1
             case Kind.FETCH_EARLY:
                 shards.fetch_early(token, _step(meta), key_in(meta), _values_later(number, reply))
+                self._counters.pulls += 1
             case Kind.WITHIN:
                 if self._memory_limit and shards.held_bytes + shards.dense_bytes > self._memory_limit:
                     raise RoundError(
