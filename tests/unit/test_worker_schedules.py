@@ -14,12 +14,13 @@ from torch.optim.lr_scheduler import (
     ExponentialLR,
     LinearLR,
     LRScheduler,
+    OneCycleLR,
     ReduceLROnPlateau,
     SequentialLR,
 )
 
 from springtide.errors import UsageError
-from springtide.schedules import Schedules
+from springtide.schedules import Schedules, count_of
 from springtide.servers.books import newest_copies, rescue
 from springtide_ps.ranges import Book, RangeSet
 
@@ -188,6 +189,57 @@ def test_a_rate_never_goes_back() -> None:
         schedules.stepped()
     schedules.go_to(2)  # taken over from a worker that died
     assert optimizer.param_groups[0]["lr"] == 0.5**6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("each", [0, 1, 2])
+def test_a_range_that_is_taken_over_late_moves_no_rate(kind: str, each: int) -> None:
+    """Its steps have been made when the worker went past it."""
+    alone = rates(kind, 12, each)
+    optimizer, item = scheduler(kind)
+    schedules = Schedules({"scheduler": item})
+    found = {}
+    for number in (0, 1, 4, 2, 3, 5, 11, 10):
+        schedules.go_to(number)
+        found[number] = optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        for _ in range(each):
+            item.step()
+        schedules.stepped()
+        assert type(item) is type(scheduler(kind)[1])
+    on_time = (0, 1, 4, 5, 11)
+    assert [found[number] for number in on_time] == pytest.approx([alone[number] for number in on_time])
+    meet(schedules, stop=12)
+    assert count_of(item) == 1 + 12 * each
+
+
+def test_a_schedule_of_exactly_the_steps_of_the_job_is_not_stepped_beyond_its_end() -> None:
+    optimizer, _ = scheduler()
+    item = OneCycleLR(optimizer, 1.0, total_steps=4)
+    schedules = Schedules({"scheduler": item})
+    for number in (0, 3, 1, 2):
+        schedules.go_to(number)
+        optimizer.step()
+        item.step()
+        schedules.stepped()
+    meet(schedules, stop=4)
+    assert item.last_epoch == 4
+
+
+def test_a_late_body_that_is_left_leaves_its_scheduler_as_it_was() -> None:
+    optimizer, item = scheduler()
+    schedules = Schedules({"scheduler": item})
+    for number in (0, 5, 2):
+        schedules.go_to(number)
+        optimizer.step()
+        item.step()
+        if number != 2:
+            schedules.stepped()
+    state = item.state_dict()
+    schedules.go_to(6)
+    item.step()
+    schedules.stepped()
+    assert item.last_epoch == state["last_epoch"] + 1 == 7
 
 
 class Uncounted(LRScheduler):

@@ -24,8 +24,8 @@ class Schedules:
     The script steps them in its bodies; for each range that another worker took they are stepped as often as
     in the bodies of this one. Where that differs from body to body (one steps at an epoch's last batch), what
     others have stepped is known, and made up for, when all meet at the epoch's end. They never go back: a
-    range that is taken over late is computed with the present rate. Raise UsageError for tracked objects of
-    other kinds.
+    range that is taken over late is computed with the present rate, and its body, whose steps have been made,
+    makes none. Raise UsageError for tracked objects of other kinds.
     """
 
     def __init__(self, tracked: Mapping[str, Any]) -> None:
@@ -50,9 +50,15 @@ class Schedules:
         """Counts at the epoch's begin; None: this worker was not there."""
         self._own = [0] * len(self._items)
         """Steps in this worker's bodies of the epoch."""
+        self._newest = -1
+        """The last of the ranges of the epoch that this worker has gone to."""
+        self._late = False
+        """The present body is that of a range before it."""
 
     def begin(self) -> None:
         """A worker stands at the epoch's begin; or all do, and hold the same."""
+        self._let_step()
+        self._newest = -1
         self._begun, self._own = self._counts(), [0] * len(self._items)
 
     def begin_once(self) -> None:
@@ -62,13 +68,20 @@ class Schedules:
 
     def go_to(self, number: int) -> None:
         """The next body is that of this range."""
+        self._let_step()
         if self._each is not None and not self._differs:
             # A scheduler makes a first step of its own when it is made.
             self._step_up_to([1 + each * number for each in self._each])
+            self._late = number < self._newest
+        self._newest = max(self._newest, number)
         self._at = self._counts()
+        if self._late:
+            for item in self._items:
+                item.__class__ = _resting(type(item))
 
     def told(self) -> list[float]:
         """What this worker knows of the steps in bodies, for the sum over all members, which `hear` takes."""
+        self._let_step()
         each, begun, own = self._each, self._begun, self._own
         nothing = [0] * len(self._items)
         if begun is not None:  # what was restored has fewer steps
@@ -97,10 +110,20 @@ class Schedules:
     def stepped(self, counts: bool = True) -> None:
         """The body of that range has ended. counts: no other worker counts its steps."""
         each = [now - at for now, at in zip(self._counts(), self._at, strict=True)]
+        if self._late and self._each is not None:
+            each = self._each
+        self._let_step()
         self._differs = self._differs or self._each not in (None, each)
         self._each = each
         if counts:
             self._own = [own + more for own, more in zip(self._own, each, strict=True)]
+
+    def _let_step(self) -> None:
+        """The body of a late range has ended, or was left."""
+        self._late = False
+        for item in self._items:
+            if isinstance(item, _Resting):
+                item.__class__ = type(item).__mro__[2]
 
     def _counts(self) -> list[int]:
         return [count_of(item) for item in self._items]
@@ -112,6 +135,17 @@ class Schedules:
             for item, count in zip(self._items, counts, strict=True):
                 for _ in range(count - count_of(item)):
                     item.step()
+
+
+class _Resting:
+    """A scheduler that makes no steps is of a class of its own, which its `state_dict()` knows nothing of."""
+
+    def step(self, *_: object, **__: object) -> None:
+        """None is due."""
+
+
+def _resting(kind: type[LRScheduler]) -> type[LRScheduler]:
+    return type(kind.__name__, (_Resting, kind), {})
 
 
 def count_of(item: LRScheduler) -> int:
