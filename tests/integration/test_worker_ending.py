@@ -47,6 +47,22 @@ def test_script_that_raises_and_a_model_that_differs(cluster: WorkerCluster) -> 
     first.kill()
 
 
+def test_a_worker_that_joins_with_a_learning_rate_of_its_own_ends_alone(cluster: WorkerCluster) -> None:
+    """Before, its parameters drifted away from the others', which nobody noticed."""
+    first, second = cluster.start(2, options={"rate_by_count": 0.1})
+    cluster.until_step(3)
+    joiner = cluster.add(rate_by_count=0.1)
+    cluster.until(lambda: not joiner.running, "the end of the one that joined")
+    said = joiner.outcome()
+    assert isinstance(said, outcome.Failed)
+    assert said.exception == "springtide.errors.UsageError"
+    assert "other options than the other workers' (group 0: lr=0.1, momentum=" in said.message
+    cluster.until_done()
+    assert (first.code, second.code) == (0, 0)
+    assert [worker.commits()[-1]["step"] for worker in (first, second)] == [STEPS] * 2
+    assert first.result()["parameters"] == second.result()["parameters"]
+
+
 def test_sigterm_asks_to_leave_at_a_boundary(cluster: WorkerCluster) -> None:
     first, second, third = cluster.start(3)
     cluster.until_step(3)

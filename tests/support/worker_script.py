@@ -206,6 +206,8 @@ def main() -> None:
                     springtide.report(loss=loss)
                 if options.get("pace"):
                     time.sleep(options["pace"])
+                if "rate_by_count" in options:  # of this process: a worker that joins begins anew
+                    optimizer.param_groups[0]["lr"] = options["rate_by_count"] / (1 + len(rates))
                 scaler.step(optimizer)
                 if "rounds" in options:  # another backward, through what the first step has made
                     for average in tracked.values():

@@ -76,3 +76,35 @@ def test_nobody_reports() -> None:
 def test_too_many_values() -> None:
     with pytest.raises(ValueError, match="at most 16 values per step, got 17"):
         side.encode(part(values={str(i): 0.0 for i in range(17)}))
+
+
+OURS, OTHERS = (5, 77), (6, 78)
+
+
+def fits(*members: tuple[tuple[int, int], bool]) -> list[bool]:
+    """members: (hashes, whether it is a newcomer)."""
+    return [result.options_fit for result in reduce(*(part(options=o, newcomer=n) for o, n in members))]
+
+
+def test_newcomers_with_other_options_do_not_fit_and_nobody_else() -> None:
+    assert fits((OURS, False), (OURS, False), (OTHERS, True), (OURS, True)) == [True, True, False, True]
+
+
+def test_where_those_who_stepped_together_differ_nobody_fits() -> None:
+    assert fits((OURS, False), (OTHERS, False), (OURS, True)) == [False] * 3
+
+
+def test_at_the_first_step_all_are_newcomers() -> None:
+    assert fits((OURS, True), (OURS, True)) == [True] * 2
+    assert fits((OURS, True), (OTHERS, True), (OURS, True)) == [False] * 3
+
+
+def test_one_equal_hash_is_enough() -> None:
+    assert fits(((5, 77), False), ((5, 78), True)) == [True] * 2
+    assert fits(((5, 77), True), ((6, 77), True)) == [True] * 2
+    assert fits(((5, 77), False), ((6, 77), False)) == [True] * 2
+
+
+@given(st.lists(st.tuples(st.sampled_from([OURS, OTHERS, (2**20 - 1, 0)]), st.booleans()), min_size=1))
+def test_all_fit_exactly_when_all_have_the_same(members: list[tuple[tuple[int, int], bool]]) -> None:
+    assert all(fits(*members)) == (len({options for options, _ in members}) == 1)

@@ -219,6 +219,7 @@ class Recovery:
             self._enter_on(servers, begin, group, lacking)
         if rank not in lacking:
             begin.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
+        runtime.ready("batches()").reduction.newcomer = begin.message.fresh or rank in lacking
         moved = self._hand_over(begin, group, receivers, stage)
         membership.hold(StateName.from_proto(begin.message.state))
         ended = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ from springtide.exchange.buckets import Buckets
 from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, Work, peers_in
 from springtide.gradients import Gradients
+from springtide.hyperparameters import Hyperparameters
 from springtide.tables.handle import Handle
 from springtide.tables.step import StepHome, StepTables
 from springtide.transaction import Phase, Transaction
@@ -98,8 +99,11 @@ class Reduction:
         transaction: Transaction,
         home: StepHome | None = None,
         tables: Mapping[int, Handle] | None = None,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> None:
-        """home: of parameters that this process does not step itself. tables: by parameter's number."""
+        """home: of parameters that this process does not step itself. tables: by parameter's number.
+        optimizers: whose options members compare.
+        """
         self._buckets = buckets
         self._home = home
         self._tables = None if home is None else StepTables(tables or {}, home)
@@ -112,6 +116,9 @@ class Reduction:
         self.waiting_since: float | None = None
         self.change_wanted = False
         self.save_wish: Callable[[int], float] = lambda rank: 0.0
+        self.newcomer = True
+        """It was given the state that the generation began from, and has made no step since."""
+        self._hyperparameters = Hyperparameters(optimizers)
 
     def begin(self, body: Body) -> None:
         """What is summed from here on belongs to this body."""
@@ -219,6 +226,15 @@ class Reduction:
                 "another member of its group is not: all workers have to make the same optimizer steps, "
                 "whatever their samples are"
             )
+        if not result.options_fit:
+            raise UsageError(
+                f"at step {deal.number} this worker's optimizer has other options than the other workers' "
+                f"({self._hyperparameters.described()}): replicas would drift apart. Set options from what "
+                "all workers have alike: a scheduler or a counter that distribute() was given by name (a "
+                "count of the script's own begins anew in a worker that joins), a mean over all workers "
+                "(not this worker's loss)"
+            )
+        self.newcomer = False
         self._wait(lambda: self._buckets.settle(result.change))
         weight = result.weight
         if self._exact is not None:
@@ -293,6 +309,8 @@ class Reduction:
             values=body.values(),
             values_weight=weight,
             save=self.save_wish(deal.group.rank),
+            options=self._hyperparameters.hashes(),
+            newcomer=self.newcomer,
             extra=[] if self._exact is None else self._exact.extra(),
         )
 

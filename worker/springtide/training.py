@@ -121,7 +121,7 @@ class Trainer:
             model, self._buffers, optimizers, tracked, self.servers, self._dense_here
         )
         self._reduction = Reduction(
-            self.buckets, self._buffers, self._exact, self.transaction, self._home, self.tables
+            self.buckets, self._buffers, self._exact, self.transaction, self._home, self.tables, optimizers
         )
         self.reduction = self._reduction
         self._reduced: Reduced | None = None

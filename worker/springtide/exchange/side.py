@@ -15,6 +15,7 @@ import torch
 MOST_VALUES = 16
 _DIGITS = 1 << 20
 _SCALARS = 13  # step x2, weight, count, lo, hi, change, seconds, names low x2, names high x2, save
+_OPTIONS = 9  # members that are no newcomers; by hash: of all x2, of those x2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,9 @@ class Contribution:
     hash_lo, hash_hi: of the ids that went in. change: it wants a new generation after this step. seconds:
     that the step has taken so far. used: by parameter. changed: by buffer. values: reported means with the
     weight they count with (0 for a stand-in). save: its wish for a checkpoint after this step
-    (`checkpoint.schedule`). extra: whatever else is summed, equally long on all.
+    (`checkpoint.schedule`). options: two hashes below 2^20 of its optimizers' options. newcomer: it was given
+    the state, and has made no step with these members yet. extra: whatever else is summed, equally long on
+    all.
     """
 
     step: int
@@ -40,12 +43,18 @@ class Contribution:
     values: Mapping[str, float] = field(default_factory=dict)
     values_weight: float = 0.0
     save: float = 0.0
+    options: tuple[int, int] = (0, 0)
+    newcomer: bool = False
     extra: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The sums (the mean of seconds), equal on all members. values: None if the names differed."""
+    """The sums (the mean of seconds), equal on all members. values: None if the names differed.
+
+    options_fit: one of the two hashes is the others'. Alone not equal on all: a newcomer that differs from
+    those who agree is the one that does not fit.
+    """
 
     same_step: bool
     weight: float
@@ -59,10 +68,11 @@ class Result:
     values: dict[str, float] | None
     save: float
     extra: list[float]
+    options_fit: bool = True
 
 
 def encode(part: Contribution) -> torch.Tensor:
-    """float64 of shape (13 + 17 + parameters + buffers + extra,).
+    """float64 of shape (13 + 9 + 17 + parameters + buffers + extra,).
 
     Raise ValueError for more than 16 values.
     """
@@ -76,6 +86,7 @@ def encode(part: Contribution) -> torch.Tensor:
     vector = [
         *(step, step * step, part.weight, part.count, part.hash_lo, part.hash_hi, part.change, part.seconds),
         *(low, low * low, high, high * high, part.save),
+        *_of_options(part),
         *(part.values_weight, *values, *[0.0] * (MOST_VALUES - len(values))),
         *part.used,
         *part.changed,
@@ -88,8 +99,9 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
     """Read the sum over `size` members; part: what this member put in (its names and the lengths)."""
     numbers = total.tolist()
     step, step2, weight, count, lo, hi, change, seconds, low, low2, high, high2, save = numbers[:_SCALARS]
-    values_weight, *values = numbers[_SCALARS : _SCALARS + 1 + MOST_VALUES]
-    rest = numbers[_SCALARS + 1 + MOST_VALUES :]
+    after = _SCALARS + _OPTIONS
+    values_weight, *values = numbers[after : after + 1 + MOST_VALUES]
+    rest = numbers[after + 1 + MOST_VALUES :]
     lists = len(part.used), len(part.used) + len(part.changed)
     agreed: dict[str, float] | None = None
     if _equal(low, low2, size) and _equal(high, high2, size):
@@ -108,7 +120,28 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
         values=agreed,
         save=save,
         extra=rest[lists[1] :],
+        options_fit=_fit(numbers[_SCALARS:after], part, size),
     )
+
+
+def _of_options(part: Contribution) -> list[float]:
+    known = 0.0 if part.newcomer else 1.0
+    sums = [known]
+    for number in part.options:
+        sums += [number, number**2, known * number, known * number**2]
+    return sums
+
+
+def _fit(sums: Sequence[float], part: Contribution, size: int) -> bool:
+    known, *rest = sums
+    for mine, (total, squares, old, old_squares) in zip(part.options, (rest[:4], rest[4:]), strict=True):
+        if known and _equal(old, old_squares, int(known)):
+            fits = not part.newcomer or mine * known == old
+        else:
+            fits = _equal(total, squares, size)
+        if fits:
+            return True
+    return False
 
 
 def _equal(total: float, squares: float, size: int) -> bool:

@@ -1,0 +1,77 @@
+"""Options of optimizers, as members compare them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from springtide.hyperparameters import Hyperparameters, hashes
+
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def made(kind: type[torch.optim.Optimizer] = torch.optim.SGD, **options: Any) -> torch.optim.Optimizer:
+    return kind([torch.nn.Parameter(torch.ones(1))], **options)
+
+
+def of(*optimizers: torch.optim.Optimizer) -> tuple[int, int]:
+    return Hyperparameters(optimizers).hashes()
+
+
+def alike(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return any(a == b for a, b in zip(one, other, strict=True))
+
+
+@given(FLOATS, st.floats(-4e-7, 4e-7))
+def test_what_differs_by_less_than_a_millionth_is_alike(value: float, by: float) -> None:
+    assume(value == 0 or 1e-300 < abs(value) < 1e300)
+    assert alike(hashes([value]), hashes([value * (1 + by)]))
+
+
+@given(FLOATS, FLOATS)
+def test_what_differs_by_more_is_not(one: float, other: float) -> None:
+    assume(not math.isclose(one, other, rel_tol=3e-6))
+    assert not alike(hashes([one, "x"]), hashes([other, "x"])) or (
+        # Of 2^20 values, two may fall together.
+        sum(a == b for a, b in zip(hashes([one, "x"]), hashes([other, "x"]), strict=True)) < 2
+    )
+
+
+def test_each_option_that_a_script_sets_counts() -> None:
+    plain = of(made(lr=0.1, momentum=0.9))
+    assert plain == of(made(lr=0.1, momentum=0.9)) == of(made(lr=torch.tensor(0.1), momentum=0.9))
+    for changed in ({"lr": 0.2}, {"momentum": 0.8}, {"weight_decay": 1e-4}, {"nesterov": True}):
+        assert not alike(plain, of(made(**({"lr": 0.1, "momentum": 0.9} | changed))))
+    adam = made(torch.optim.Adam, betas=(0.9, 0.999))
+    assert not alike(of(adam), of(made(torch.optim.Adam, betas=(0.9, 0.99))))
+    assert not alike(of(adam, made(lr=0.1)), of(adam, made(lr=0.2)))
+
+
+def test_how_it_is_computed_and_what_an_optimizer_keeps_there_does_not() -> None:
+    one, other = made(lr=0.1, foreach=True), made(lr=0.1, foreach=False)
+    other.param_groups[0]["d_estimate"] = 0.3
+    assert of(one) == of(other)
+
+
+def test_a_change_is_seen_at_once() -> None:
+    optimizer = made(lr=0.1)
+    options = Hyperparameters([optimizer])
+    before = options.hashes()
+    optimizer.param_groups[0]["lr"] = 0.05
+    assert not alike(before, options.hashes())
+    optimizer.param_groups[0]["lr"] = 0.1
+    assert options.hashes() == before
+
+
+def test_described() -> None:
+    optimizer = made(lr=0.1, momentum=0.9)
+    said = Hyperparameters([optimizer]).described()
+    assert said.startswith("group 0: lr=0.1, momentum=0.9, dampening=0, weight_decay=0, nesterov=False")
+    for _ in range(5):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+    assert Hyperparameters([optimizer]).described().endswith("; and 2 more groups")
+    assert Hyperparameters([optimizer, made()]).described().startswith("optimizer 0 group 0: lr=0.1")

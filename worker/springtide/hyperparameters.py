@@ -1,0 +1,87 @@
+"""The options of a script's optimizers, as members compare them before a common step.
+
+A learning rate that follows a worker's own count, or its own loss, makes other steps there than elsewhere:
+replicas drift apart without a word. Only what scripts set is compared, not what some optimizers keep among
+their options (estimates, sums). Machines may differ in the last bits of a cosine, so numbers are equal within
+a millionth: each is cut to such steps in two ways, and one of them agrees.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+
+COMPARED: Final = (
+    *("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "alpha", "centered"),
+    *("lr_decay", "rho", "amsgrad", "maximize", "lambd", "etas", "step_sizes", "ns_steps"),
+)
+_STEPS: Final = 1e6
+_HASHES: Final = 1 << 20
+_SHOWN_GROUPS: Final = 4
+
+
+class Hyperparameters:
+    """Of these optimizers' parameter groups, whatever they are when asked."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._last: tuple[list[Any], tuple[int, int]] = [], hashes([])
+
+    def hashes(self) -> tuple[int, int]:
+        """Two numbers below 2^20. Of options that are equal within a millionth, one is (mostly both are)."""
+        found = list(_flat(value for _, value in self._named()))
+        if found != self._last[0]:
+            self._last = found, hashes(found)
+        return self._last[1]
+
+    def described(self) -> str:
+        """For a message: `group 0: lr=0.1, momentum=0.9; group 1: ...`."""
+        groups: dict[str, list[str]] = {}
+        for where, value in self._named():
+            group, _, name = where.rpartition(" ")
+            groups.setdefault(group, []).append(f"{name}={value}")
+        texts = [f"{group}: {', '.join(values)}" for group, values in groups.items()]
+        more = f"; and {len(texts) - _SHOWN_GROUPS} more groups" if len(texts) > _SHOWN_GROUPS else ""
+        return "; ".join(texts[:_SHOWN_GROUPS]) + more
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        for number, optimizer in enumerate(self._optimizers):
+            which = f"optimizer {number} " if len(self._optimizers) > 1 else ""
+            for place, group in enumerate(optimizer.param_groups):
+                for name in COMPARED:
+                    value = group.get(name)
+                    if isinstance(value, torch.Tensor):
+                        if value.device.type != "cpu" or value.numel() != 1:
+                            continue  # to look at it would wait for the device
+                        value = value.item()
+                    if value is not None:
+                        yield f"{which}group {place} {name}", value
+
+
+def hashes(values: Iterable[Any]) -> tuple[int, int]:
+    """See `Hyperparameters.hashes`. PURE."""
+    cuts = [_cut(value) for value in values]
+    first, second = (zlib.crc32(repr([cut[way] for cut in cuts]).encode()) % _HASHES for way in (0, 1))
+    return first, second
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _cut(value: Any) -> tuple[object, object]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value), str(value)
+    number = float(value)
+    if number == 0 or not math.isfinite(number):
+        return str(abs(number)), str(abs(number))
+    sign, place = math.copysign(1.0, number), math.log(abs(number)) * _STEPS
+    return (sign, round(place)), (sign, math.floor(place))
