@@ -6,6 +6,7 @@ A thread sends and a thread receives, so that pushes leave while values arrive. 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import ssl
@@ -251,10 +252,8 @@ class ServerClient:
     # ---- threads
 
     def _send_for_ever(self) -> None:
-        while (item := self._outbox.get()) is not None:
+        while self._broken is None and (item := self._outbox.get()) is not None:
             frame, payload, sent = item
-            if self._broken is not None:
-                continue
             try:
                 self._stream.send(frame, payload)
                 if sent is not None:
@@ -263,6 +262,10 @@ class ServerClient:
                 self._break(f"the connection broke: {error}")
             except FrameError as error:
                 self._settle(frame.request, error)
+        # Whoever waits for room goes on: its request has failed.
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._outbox.get_nowait()
 
     def _has_left(self, sent: Future[None]) -> None:
         with self._lock:
@@ -332,7 +335,8 @@ class ServerClient:
             lost, self._pending = list(self._pending.values()), {}
             unsent, self._unsent = self._unsent, set()
         self._stream.abort()
-        self._outbox.put(None)
+        with contextlib.suppress(queue.Full):  # who sends looks before it takes the next one
+            self._outbox.put_nowait(None)
         for pending in lost:
             pending.future.set_exception(ServerLostError(f"parameter server {self.address}: {reason}"))
         for sent in unsent:

@@ -202,6 +202,42 @@ def test_a_killed_server_is_named_and_a_stopped_one_times_out(tmp_path: Path) ->
         server.end()
 
 
+def test_a_server_that_is_lost_under_a_full_queue_fails_all_that_wait() -> None:
+    """It is the thread that sends, and nobody else, that makes room in the queue and learns of the loss."""
+    with servers(1) as running, kv.connect(names(running), TOKEN) as store:
+        store.init("w", torch.zeros(1))
+        [client] = store._clients
+        lost, handles, ended = threading.Event(), list[kv.Handle](), list[Exception]()
+
+        def send(*_: object) -> None:
+            assert lost.wait(60)
+            raise ConnectionResetError("by the test")
+
+        def push() -> None:
+            try:
+                while True:
+                    handles.append(store.push("w", torch.ones(1)))
+            except kv.ServerLostError as error:
+                ended.append(error)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client._stream, "send", send)
+            pushing = threading.Thread(target=push, daemon=True)
+            pushing.start()
+            deadline = time.monotonic() + 60
+            while not client._outbox.full():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            lost.set()
+            pushing.join(60)
+            assert [str(error) for error in ended] == [
+                f"parameter server {client.address}: the connection broke: by the test"
+            ]
+        for handle in handles:
+            with pytest.raises(kv.ServerLostError, match="by the test"):
+                handle.wait()
+
+
 def _push_for_ever(store: kv.KVStore) -> None:
     while True:
         store.push("w", torch.ones(8)).wait()
