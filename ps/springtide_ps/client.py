@@ -89,14 +89,20 @@ class ServerClient:
 
     # ---- requests
 
-    def init(self, key: str, values: torch.Tensor) -> Future[Answer]:
-        """Make a key with these values, unless it is there; `meta["created"]` says which."""
+    def init(self, key: str, values: torch.Tensor, whole: Sequence[int] | None = None) -> Future[Answer]:
+        """Make a key with these values, unless it is there; `meta["created"]` says which.
+
+        whole: shape of the tensor that the values are a part of; all who make the key give the same.
+        """
         dtype = DTYPE_NAMES.get(values.dtype)
         if dtype is None:
             raise ValueError(
                 f"{values.dtype} cannot be held by a server: {', '.join(DTYPE_NAMES.values())} can"
             )
-        return self._ask(Kind.INIT, {"key": key, "shape": list(values.shape), "dtype": dtype}, values)
+        about = {"key": key, "shape": list(values.shape), "dtype": dtype}
+        if whole is not None:
+            about["whole"] = list(whole)
+        return self._ask(Kind.INIT, about, values)
 
     def push(self, key: str, pushed: torch.Tensor) -> Future[Answer]:
         """Apply the server's update with `pushed` (shape and dtype of the key)."""

@@ -109,7 +109,8 @@ class Desk:
             return Answer(Frame(Kind.DONE, number))
         if kind is Kind.INIT:
             shape, dtype = _shape_of(meta)
-            created = self._store.create(key, payload.view(dtype).reshape(shape))
+            whole = _shape(meta["whole"]) if "whole" in meta else None
+            created = self._store.create(key, payload.view(dtype).reshape(shape), whole)
             return Answer(Frame(Kind.DONE, number, {"created": created}))
         if kind is Kind.TABLE:
             created = self._store.create_table(key, _spec_of(meta))
@@ -167,13 +168,17 @@ def _spec_of(meta: dict[str, Any]) -> TableSpec:
 
 
 def _shape_of(meta: dict[str, Any]) -> tuple[tuple[int, ...], torch.dtype]:
-    shape, dtype = meta.get("shape"), DTYPES.get(str(meta.get("dtype")))
+    dtype = DTYPES.get(str(meta.get("dtype")))
     if dtype is None:
         raise StoreError(f"a tensor of {meta.get('dtype')!r} cannot be held: {', '.join(DTYPES)} can")
+    return _shape(meta.get("shape")), dtype
+
+
+def _shape(shape: object) -> tuple[int, ...]:
     if (
         not isinstance(shape, list)
         or len(shape) > _RANK_LIMIT
         or not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**40 for n in shape)
     ):
         raise StoreError(f"{shape!r} is no shape")
-    return tuple(shape), dtype
+    return tuple(shape)

@@ -37,7 +37,7 @@ class Kind(IntEnum):
     PROOF = 2  # client -> server: {"nonce", "proof"}
     ACCEPTED = 3  # server -> client: {"proof", "server"}
 
-    INIT = 10  # {"key", "shape", "dtype"} + values; the first one wins
+    INIT = 10  # {"key", "shape", "dtype", "whole"} + values; the first one wins
     PUSH = 11  # {"key"} + gradient
     PULL = 12  # {"key"}
     PUSH_PULL = 13  # {"key"} + gradient; answered with the values after the update

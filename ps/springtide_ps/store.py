@@ -41,8 +41,8 @@ class Lease:
 class Entry:
     """One key. All methods may be called from any thread."""
 
-    def __init__(self, key: str, values: torch.Tensor, update: Update) -> None:
-        self.key = key
+    def __init__(self, key: str, values: torch.Tensor, update: Update, whole: tuple[int, ...]) -> None:
+        self.key, self.whole = key, whole
         self.lock = threading.Lock()
         self._values = values.clone(memory_format=torch.contiguous_format)
         self.shape, self.dtype, self.nbytes = self._values.shape, self._values.dtype, self._values.nbytes
@@ -122,25 +122,32 @@ class Store:
                 "this server's limit: use more servers, or give them more memory"
             )
 
-    def create(self, key: str, values: torch.Tensor) -> bool:
+    def create(self, key: str, values: torch.Tensor, whole: tuple[int, ...] | None = None) -> bool:
         """Make a key; False when it is there already with this shape and dtype, and keeps its values.
 
-        Raises StoreError when it is there with another shape or dtype, or there is no room.
+        whole: shape of the tensor that the values are a part of; else they are all of it. Raises StoreError
+        when it is there with another shape or dtype, or there is no room.
         """
+        whole = tuple(values.shape) if whole is None else whole
         with self._lock:
             self.check_room(key, values.nbytes)
             there = self._entries.get(key)
             if there is None:
                 try:
-                    self._entries[key] = Entry(key, values, self._update)
+                    self._entries[key] = Entry(key, values, self._update, whole)
                 except UpdateError as error:
                     raise StoreError(f"{key!r}: {error}") from None
                 self._value_bytes += values.nbytes
                 return True
-        if (there.shape, there.dtype) != (values.shape, values.dtype):
+        if (there.whole, there.dtype) != (whole, values.dtype):
             raise StoreError(
-                f"{key!r} is there with shape {tuple(there.shape)} and {there.dtype}, and was to be made "
-                f"with {tuple(values.shape)} and {values.dtype}"
+                f"{key!r} is there with shape {there.whole} and {there.dtype}, and was to be made with "
+                f"{whole} and {values.dtype}"
+            )
+        if there.shape != values.shape:
+            raise StoreError(
+                f"{key!r} is there with {there.shape.numel()} elements of its tensor, and was to be made "
+                f"with {values.shape.numel()}: give the same servers and chunk_bytes everywhere"
             )
         return False
 

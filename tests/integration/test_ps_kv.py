@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,8 +82,8 @@ def test_bad_requests_are_named_and_leave_the_connection_usable() -> None:
             store.push("v", torch.zeros(4))
         with pytest.raises(ValueError, match="has 4 elements"):
             store.push("w", torch.zeros(3))
-        with pytest.raises(kv.RefusedError, match="brings 32 bytes, 16 belong there"):
-            store.push("w", torch.zeros(4, dtype=torch.float64)).wait()
+        with pytest.raises(ValueError, match=r"'w' is of torch.float32, this tensor of torch.float64"):
+            store.push("w", torch.zeros(4, dtype=torch.float64))
         with pytest.raises(ValueError, match="out must be contiguous"):
             store.pull("w", torch.zeros(4, 4).t()[0])
         assert store.pull("w", torch.ones(4)).tolist() == [0, 0, 0, 0]
@@ -92,6 +93,66 @@ def test_bad_requests_are_named_and_leave_the_connection_usable() -> None:
         pytest.raises(kv.RefusedError, match="use more servers"),
     ):
         store.init("large", torch.zeros(100))
+
+
+@pytest.mark.parametrize(
+    ("held", "given"),
+    [(torch.float32, torch.int32), (torch.float16, torch.bfloat16), (torch.int64, torch.float64)],
+)
+def test_numbers_of_another_type_are_refused_though_they_have_the_size(
+    held: torch.dtype, given: torch.dtype
+) -> None:
+    with servers(2) as running, kv.connect(names(running), TOKEN, chunk_bytes=16) as store:
+        values = torch.arange(40).to(held)
+        store.init("w", values)
+        others = torch.ones(40, dtype=given)
+        with pytest.raises(ValueError, match="push: 'w' is of"):
+            store.push("w", others)
+        with pytest.raises(ValueError, match="pull: 'w' is of"):
+            store.pull("w", others)
+        for pushed, out in ((others, values), (values, others), (others, others)):
+            with pytest.raises(ValueError, match="push_pull: 'w' is of"):
+                store.push_pull("w", pushed, out)
+        assert others.unique().tolist() == [1]
+        assert torch.equal(store.pull("w", torch.empty(40, dtype=held)), torch.arange(40).to(held))
+
+
+@pytest.mark.parametrize("other", [(4, 8), (48,), (16,), (33,)])
+def test_a_key_has_one_shape_for_all(other: tuple[int, ...]) -> None:
+    """Also where the chunks of both are alike."""
+    with (
+        servers(2) as running,
+        kv.connect(names(running), TOKEN, chunk_bytes=64) as first,
+        kv.connect(names(running), TOKEN, chunk_bytes=64) as second,
+    ):
+        first.init("w", torch.zeros(32))
+        with pytest.raises(kv.RefusedError, match=r"is there with shape \(32,\)"):
+            second.init("w", torch.ones(other))
+        assert not second.init("w", torch.ones(32))
+        assert second.pull("w", torch.ones(32)).unique().tolist() == [0]
+        with (
+            kv.connect(names(running), TOKEN, chunk_bytes=128) as third,
+            pytest.raises(kv.RefusedError, match="give the same servers and chunk_bytes everywhere"),
+        ):
+            third.init("w", torch.zeros(32))
+
+
+def test_what_is_no_tensor_and_what_are_no_ids_are_named() -> None:
+    with servers(1) as running, kv.connect(names(running), TOKEN) as store:
+        store.init("w", torch.zeros(2))
+        table = store.table("t", 3)
+        wrong: list[tuple[Callable[[], object], str]] = [
+            (lambda: store.init("v", [1.0, 2.0]), "not a list"),  # type: ignore[arg-type]
+            (lambda: store.push("w", 1.0), "not a float"),  # type: ignore[arg-type]
+            (lambda: store.pull("w", torch.zeros(2).numpy()), "not a ndarray"),  # type: ignore[arg-type]
+            (lambda: table.lookup([1]), "not list"),  # type: ignore[arg-type]
+            (lambda: table.lookup(torch.tensor([1.5])), "not torch.float32"),
+            (lambda: table.push(torch.tensor([True]), torch.zeros(1, 3)), "not torch.bool"),
+        ]
+        for call, named in wrong:
+            with pytest.raises(TypeError, match=named):
+                call()
+        assert table.lookup(torch.tensor([1], dtype=torch.int32)).shape == (1, 3)
 
 
 def test_who_does_not_know_the_token_is_refused() -> None:

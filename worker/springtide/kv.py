@@ -72,6 +72,7 @@ class KVStore:
         self._clients = list(clients)
         self._chunk_bytes = chunk_bytes
         self._chunks: dict[str, list[tuple[Chunk, ServerClient]]] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
 
     def __enter__(self) -> KVStore:
         return self
@@ -102,17 +103,18 @@ class KVStore:
         flat = self._flat(value)
         placed = self._place(name, flat)
         parts = [
-            (client.init(chunk.name, flat[chunk.start : chunk.stop]), client.address)
+            (client.init(chunk.name, flat[chunk.start : chunk.stop], value.shape), client.address)
             for chunk, client in placed
         ]
         Handle(f"init({name!r})", parts).wait(timeout)
-        self._chunks[name] = placed
+        self._dtypes[name], self._chunks[name] = flat.dtype, placed
         return all(bool(future.result().meta.get("created")) for future, _ in parts)
 
     def push(self, key: str | int, value: torch.Tensor) -> Handle:
         """Send `value` (the key's shape and dtype) and return at once.
 
-        Raises KeyError for a key that this process did not init(), ValueError for another size or dtype.
+        Raises KeyError for a key that this process did not init(), ValueError for another size or dtype,
+        TypeError for what is no tensor.
         """
         flat = self._flat(value)
         return self._each("push", key, flat, lambda c, chunk, part: c.push(chunk, part))
@@ -130,8 +132,7 @@ class KVStore:
     def push_pull(self, key: str | int, value: torch.Tensor, out: torch.Tensor) -> Handle:
         """Push `value`, and let the values that this push made land in `out` (contiguous, on the CPU)."""
         flat, target = self._flat(value), self._target(out)
-        if flat.numel() != target.numel() or flat.dtype != target.dtype:
-            raise ValueError(f"push_pull: {key!r} is pushed and pulled with different sizes or dtypes")
+        self._placed("push_pull", key, target)
         handle = []
         for chunk, client in self._placed("push_pull", key, flat):
             parts = flat[chunk.start : chunk.stop], target[chunk.start : chunk.stop]
@@ -208,6 +209,9 @@ class KVStore:
             raise ValueError(
                 f"{what}: {key!r} has {placed[-1][0].stop} elements, this tensor has {flat.numel()}"
             )
+        dtype = self._dtypes[str(key)]
+        if flat.dtype is not dtype:
+            raise ValueError(f"{what}: {key!r} is of {dtype}, this tensor of {flat.dtype}: convert it first")
         return placed
 
     def _place(self, name: str, flat: torch.Tensor) -> list[tuple[Chunk, ServerClient]]:
@@ -218,17 +222,24 @@ class KVStore:
 
     @staticmethod
     def _flat(value: torch.Tensor) -> torch.Tensor:
+        _check_tensor(value)
         if value.layout is not torch.strided or value.dtype not in DTYPE_NAMES:
             raise ValueError(f"a {value.dtype} tensor of layout {value.layout} cannot be sent")
         return value.detach().to("cpu").contiguous().reshape(-1)
 
     @staticmethod
     def _target(out: torch.Tensor) -> torch.Tensor:
+        _check_tensor(out)
         if out.device.type != "cpu" or not out.is_contiguous():
             raise ValueError(
                 "out must be contiguous and on the CPU: values land in its memory as they arrive"
             )
         return out.detach().reshape(-1)
+
+
+def _check_tensor(value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"springtide.kv takes and fills torch tensors, not a {type(value).__name__}")
 
 
 def connect(

@@ -68,7 +68,7 @@ class Table:
 
     def prefetch(self, ids: torch.Tensor) -> Lookup:
         """Ask for rows and return at once, for example for the next batch."""
-        flat = ids.detach().to("cpu", torch.int64).reshape(-1)
+        flat = _flat(ids)
         unique, inverse = torch.unique(flat, return_inverse=True)
         order, counts = self._by_server(unique)
         unique = unique[order]
@@ -89,9 +89,10 @@ class Table:
         """One step of the table's optimizer; gradients of a repeated id are summed, or with
         scale_grad_by_freq averaged. Returns at once.
 
-        gradients: float32 [*ids.shape, dim]. Raise ValueError for another shape.
+        gradients: float32 [*ids.shape, dim]. Raise ValueError for another shape, TypeError for ids that
+        are no int64 or int32.
         """
-        flat = ids.detach().to("cpu", torch.int64).reshape(-1)
+        flat = _flat(ids)
         if tuple(gradients.shape) != (*ids.shape, self.spec.dim):
             raise ValueError(
                 f"table {self.name!r}: gradients of shape {tuple(gradients.shape)} for ids of shape "
@@ -147,6 +148,14 @@ class Table:
         which = torch.from_numpy(server.astype("int64"))
         counts = torch.bincount(which, minlength=len(self._clients))
         return torch.argsort(which, stable=True), counts.tolist()
+
+
+def _flat(ids: torch.Tensor) -> torch.Tensor:
+    """int64 [n], on the CPU. Raise TypeError for what are no ids."""
+    if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int64, torch.int32):
+        given = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__
+        raise TypeError(f"ids of a table are a tensor of int64 or int32, not {given}")
+    return ids.detach().to("cpu", torch.int64).reshape(-1)
 
 
 def settle(what: str, parts: Sequence[tuple[Future[Answer], str]], timeout: float) -> None:
