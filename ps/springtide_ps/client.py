@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import queue
 import ssl
 import threading
@@ -59,7 +60,8 @@ class _Pending:
 
 
 class ServerClient:
-    """One connection. Methods may be called from any thread; all raise ServerLostError once it is broken.
+    """One connection. Methods may be called from any thread; all raise ServerLostError once it is broken, and
+    in a process that was forked from the one that made it.
 
     Raises OSError when the server cannot be reached within `timeout` seconds, RejectedError for a wrong
     token.
@@ -70,6 +72,7 @@ class ServerClient:
     ) -> None:
         self.address = f"{address[0]}:{address[1]}"
         self._stream, self.about = connect(address, token, timeout, tls)
+        self._process = os.getpid()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
@@ -210,6 +213,7 @@ class ServerClient:
     def _send_unanswered(self, kind: Kind, about: dict[str, Any], gradient: torch.Tensor) -> Future[None]:
         payload = memory(gradient)
         sent: Future[None] = Future()
+        self._check_process()
         with self._lock:
             if self._broken is not None:
                 raise ServerLostError(f"parameter server {self.address}: {self._broken}")
@@ -221,7 +225,13 @@ class ServerClient:
         return self._ask(Kind.STATUS, {})
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the connection; what has no answer yet fails. Raise TimeoutError when a thread does not end."""
+        """End the connection; what has no answer yet fails. Raise TimeoutError when a thread does not end.
+
+        In a forked process that of the other one goes on.
+        """
+        if os.getpid() != self._process:
+            self._stream.socket.close()
+            return
         self._break("closed by this process")
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -248,12 +258,21 @@ class ServerClient:
         target = None if out is None else memory(out)
         future: Future[Answer] = Future()
         number = next(self._numbers)
+        self._check_process()
         with self._lock:
             if self._broken is not None:
                 raise ServerLostError(f"parameter server {self.address}: {self._broken}")
             self._pending[number] = _Pending(future, target, any_size)
         self._outbox.put((Frame(kind, number, meta, len(sent)), sent, None))
         return future
+
+    def _check_process(self) -> None:
+        # Before any lock: another thread may have held it when the process was forked.
+        if os.getpid() != self._process:
+            raise ServerLostError(
+                f"parameter server {self.address}: process {self._process} is connected, and this one was "
+                "forked from it: connect anew in each process"
+            )
 
     # ---- threads
 

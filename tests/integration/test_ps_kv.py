@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import struct
 import threading
 import time
 import urllib.request
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -261,6 +263,29 @@ def test_a_killed_server_is_named_and_a_stopped_one_times_out(tmp_path: Path) ->
                 _push_for_ever(store)
     finally:
         server.end()
+
+
+def test_a_forked_process_connects_anew_and_leaves_the_connection_to_the_other(tmp_path: Path) -> None:
+    with servers(1) as running, kv.connect(names(running), TOKEN) as store:
+        store.init("w", torch.zeros(2))
+        report = tmp_path / "report"
+        # Whatever its threads hold then, as the lock here, nobody gives back in the child.
+        with store._clients[0]._lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)
+                try:
+                    store.pull("w", torch.zeros(2))
+                except Exception as error:
+                    store.close()
+                    report.write_text(f"{type(error).__name__}: {error}")
+                finally:
+                    os._exit(0)
+        os.waitpid(child, 0)
+        assert "ServerLostError" in report.read_text()
+        assert "connect anew in each process" in report.read_text()
+        assert store.pull("w", torch.ones(2)).tolist() == [0, 0]
 
 
 def test_a_server_that_is_lost_under_a_full_queue_fails_all_that_wait() -> None:

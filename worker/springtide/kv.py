@@ -65,7 +65,8 @@ class KVStore:
 
     Every process must name the same servers in the same order. Tensors may be on any device and of any
     layout of strides; those that are not contiguous on the CPU are copied. Methods may be called from any
-    thread. They raise ServerLostError when a server's connection is broken: connect anew.
+    thread. They raise ServerLostError when a server's connection is broken, or is that of a process from
+    which this one was forked: connect anew.
     """
 
     def __init__(self, clients: Sequence[ServerClient], chunk_bytes: int = CHUNK_BYTES) -> None:
