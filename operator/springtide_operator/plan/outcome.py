@@ -95,8 +95,8 @@ def _failed_without_words(
         return End(reasons.END_FAILED, reason, status.get("message") or f"the pod failed: {reason}", code, at)
     if code == 0:
         text = (
-            "exited with code 0 without finishing: the script must call springtide.init() and run its"
-            " training loop to the end"
+            "exited with code 0 without finishing: the script must call springtide.init(), run its"
+            " training loop to the end, and return (os._exit() leaves nothing said)"
         )
         return End(reasons.END_FAILED, "NotFinished", _join(text, _last_lines(message)), code, at)
     reason = terminated.get("reason") or "Error"

@@ -69,8 +69,8 @@ def failure(rank: int, end: End, count: int, restarts: int) -> Failed | None:
         return Failed("", f"{who} was killed by signal {-end.code}{after}")
     if end.code == 0:
         text = (
-            f"{who} exited with code 0 without finishing: the script must call springtide.init() and run its"
-            f" training loop to the end{after}"
+            f"{who} exited with code 0 without finishing: the script must call springtide.init(), run its"
+            f" training loop to the end, and return (os._exit() leaves nothing said){after}"
         )
         return Failed("", text, reason=NOT_FINISHED)
     lines = [line for line in end.tail.splitlines() if line.strip()][-_MESSAGE_LINES:]
