@@ -67,7 +67,9 @@ class _Begun:
 
 @dataclass(slots=True)
 class History:
-    """The recent commits in order of steps, and sums over all that were told of."""
+    """The recent commits in order of steps, and sums over all that were told of. steps_total: each counts as
+    the steps since the one before it.
+    """
 
     commits: list[Commit] = field(default_factory=list)
     generations: list[GenerationSeen] = field(default_factory=list)
@@ -152,11 +154,11 @@ class History:
             return False
         if at == 0 and len(self.commits) >= KEPT_COMMITS:
             return False
-        self.commits[at:] = [
-            commit,
-            *(other for other in later if other.state.generation == name),
-        ]
-        self.steps_total += 1
+        kept = [other for other in later if other.state.generation == name]
+        if not kept:
+            # Where workers do not step together, one word is about several ranges.
+            self.steps_total += step - self.commits[at - 1].state.step if at else 1
+        self.commits[at:] = [commit, *kept]
         self.samples_total += commit.samples
         self.lost_seconds["data"] += commit.data_seconds
         self.lost_seconds["checkpoint"] += commit.checkpoint_seconds

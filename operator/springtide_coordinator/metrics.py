@@ -70,8 +70,8 @@ class JobCollector(Collector):
             gauge.add_metric(job, value)
             yield gauge
         counters = (
-            ("steps", "Commits told of, also those that a later generation replaced.", history.steps_total),
-            ("samples", "Samples of these commits.", history.samples_total),
+            ("steps", "Committed steps, also those that a later generation replaced.", history.steps_total),
+            ("samples", "Samples of these steps.", history.samples_total),
             ("states_lost", "Times the job's state was lost.", m.states_lost),
         )
         for name, text, count in counters:

@@ -136,3 +136,15 @@ def test_only_the_recent_commits_are_kept() -> None:
         history.add([commit(step) for step in range(first, first + 1000)], 0, now=101)
     assert KEPT_COMMITS <= len(history.commits) <= KEPT_COMMITS * 1.1
     assert history.steps_total == KEPT_COMMITS * 2
+
+
+def test_steps_count_where_one_word_is_about_several() -> None:
+    """As where workers do not step together: the first member tells how far all have come."""
+    history = History()
+    history.add([commit(3), commit(7), commit(12)], 0, now=101)
+    assert history.steps_total == 1 + 4 + 5
+    history.add([commit(9)], 0, now=101)  # told late
+    assert history.steps_total == 10
+    history.generation_made(start(2, state(7)), "failure", now=101)
+    history.add([commit(10, 2)], 0, now=101)
+    assert history.steps_total == 13

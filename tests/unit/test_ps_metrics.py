@@ -1,4 +1,4 @@
-"""What servers show of the jobs that they serve: what they hold, and what workers ask of them."""
+"""What servers show of the jobs that they serve, and what is told of training without common steps."""
 
 from __future__ import annotations
 
@@ -82,3 +82,28 @@ def test_a_job_is_in_the_metrics_of_its_servers(consistency: str, max_rows: int)
         after = summed(running)
         assert after["keys"] == after["value_bytes"] == after["table_rows"] == 0
         assert after["evicted_rows_total"] == found["evicted_rows_total"]
+
+
+def test_the_samples_that_the_coordinator_is_told_of_are_those_of_the_ranges() -> None:
+    """Without common steps. Each epoch's last batch is a short one."""
+
+    def script(rank: Rank) -> tuple[list[int], list[int]]:
+        model = Clicks(0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rank.distribute(model, optimizer)
+        rank.enter_servers(names(running), Store())
+        told, seen = list[int](), list[int]()
+        for [samples] in rank.batches((torch.arange(40),), batch_size=16, epochs=3, seed=0):
+            with rank.step():
+                model(IDS[samples]).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            told += [commit.samples for commit in rank.runtime.ring.take()]
+            seen.append(rank.runtime.position.ledger.total_seen)
+        rank.runtime.settle(None)
+        return told, seen
+
+    how: dict[str, Any] = {"consistency": "Asynchronous", "strategy": "ParameterServer", "token": TOKEN}
+    with servers(1) as running:
+        [(told, seen)] = on_ranks(1, script, **how)
+    assert sum(told) == seen[-1] > 2 * 40

@@ -55,7 +55,7 @@ class Leasing:
         self.stops_at_the_end = False
         self._samples = 0  # that this worker has computed in the epoch
         self._told: StateName | None = None
-        self._finished = 0  # ranges, as of `_told`
+        self._seen = 0  # samples of the job, as of `_told`
         self._asked = threading.Event()
 
     def begin_anew(self) -> None:
@@ -161,11 +161,10 @@ class Leasing:
             runtime.metrics.staleness.observe(staleness)
         runtime.step_log.write(replace(commit, state=StateName(runtime.generation, deal.number)))
         if self._told is None or state > self._told:
-            plan = runtime.plan
-            assert plan is not None
-            count = max(0, state.step - (self._finished if self._told is not None else state.step - 1))
-            runtime.ring.add(replace(commit, samples=count * plan.batch_size))
-            self._told, self._finished = state, state.step
+            seen = position.ledger.total_seen
+            samples = 0 if self._told is None else max(0, seen - self._seen)
+            runtime.ring.add(replace(commit, samples=samples))
+            self._told, self._seen = state, seen
         faults.reach("committed", deal.number)
 
     def _advance(self, plan: LoopPlan, first: int, finished: int) -> None:
