@@ -39,6 +39,7 @@ _REFUSALS: Final = (
     SelectedError,
     *asynchronous.REFUSALS,
 )
+_GONE: Final = (PeerClosedError, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 _CLIENTS_LIMIT: Final = 512
 _RANK_LIMIT: Final = 1 << 31
 
@@ -164,6 +165,10 @@ class Server:
     def _serve(self, sock: socket.socket, name: str) -> None:
         try:
             stream = accept(sock, self._token, self._about, self._tls)
+        except _GONE as error:
+            # It may be one of the job's own, which was killed while it connected.
+            log.info("%s has gone before it said who it is: %s", name, error)
+            return
         except (OSError, FrameError) as error:
             self.counters.refused += 1
             log.warning("%s is refused: %s", name, error)

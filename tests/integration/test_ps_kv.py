@@ -165,6 +165,14 @@ def test_who_does_not_know_the_token_is_refused() -> None:
         while running[0].counters.refused != 1:  # counted after the client has been told
             assert time.monotonic() < deadline
             time.sleep(0.01)
+    # Whoever goes before it has said anything may be a worker that was killed.
+    with servers(1) as running:
+        with socket.create_connection(("127.0.0.1", running[0].port), timeout=30) as gone:
+            assert gone.recv(1)
+        with pytest.raises(kv.RejectedError):
+            kv.connect(names(running), "another")
+        server = running[0]
+    assert server.counters.refused == 1  # of two that the server has seen the end of
     # Nor does a client talk to a server that does not know it.
     with socket.create_server(("127.0.0.1", 0)) as listener:
         false = threading.Thread(target=_false_server, args=(listener,))
