@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -176,6 +177,11 @@ class Asynchronous:
             meta = {**meta, **offer.form}
             # The update uses it up, though it may still be on its way to a copy: that one gets it again.
             payload = offer.payload
+        if kind is Kind.COPY_RANGE and self._shards.is_coming(key):
+            kept = payload.clone() if offer is None else payload
+            if self._shards.postpone(token, key, partial(_late, of_range, recipe, kept, _dtype(meta))):
+                reply(Answer(Frame(Kind.DONE, number)))
+                return
         try:
             with self._shards.borrowed(token, key) as held:
                 chunk = held.chunk
@@ -359,6 +365,14 @@ def _gradient(chunk: Chunk | Slice, meta: dict[str, Any], payload: torch.Tensor)
     if meta.get("sel"):
         return chunk.add(None, unpack(payload, chunk.dtype, chunk.values.numel()), None)
     return payload.view(_dtype(meta)).to(chunk.dtype)
+
+
+def _late(of_range: int, recipe: Recipe, payload: torch.Tensor, dtype: torch.dtype, piece: Slice) -> None:
+    """Make a range on a slice that was on its way when the range came."""
+    piece.check(recipe)
+    piece.book = piece.book or Book()
+    if piece.book.enter(of_range, recipe.skip):
+        piece.apply(piece.records_in(payload, dtype), recipe)
 
 
 def _answered(frame: Frame, values: torch.Tensor, error: str) -> Answer:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.copying import Later
+from springtide_ps.frames import PART_BYTES
 from springtide_ps.frozen_shards import FrozenShards
 from springtide_ps.held import Borrowed, Fill, Forward, Held
 from springtide_ps.rounds import Token
@@ -31,9 +33,9 @@ class CountedShards(FrozenShards):
     count, too, so that the number never falls.
     """
 
-    def __init__(self, forward: Forward, fill: Fill) -> None:
+    def __init__(self, forward: Forward, fill: Fill, part_bytes: int = PART_BYTES) -> None:
         self.evicted = 0
-        super().__init__(forward, fill)
+        super().__init__(forward, fill, part_bytes)
 
     @property
     def holding(self) -> Holding:
@@ -50,6 +52,11 @@ class CountedShards(FrozenShards):
                 yield lent
             finally:
                 self.evicted += _evicted(lent.chunk) - before
+
+    def _make_late(self, piece: Slice, updates: Iterable[Later]) -> None:
+        before = _evicted(piece)
+        super()._make_late(piece, updates)
+        self.evicted += _evicted(piece) - before
 
     def _apply(self, held: Held, totals: dict[int, torch.Tensor], recipe: Recipe, step: int) -> None:
         before = _evicted(held.chunk)

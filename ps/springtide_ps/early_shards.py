@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.copying import CopyingShards
 from springtide_ps.early import Foresight, not_foreseen
 from springtide_ps.gathered import Done, GatheredRows, HasRows
 from springtide_ps.held import Held, Sum
 from springtide_ps.idmap import Ids
 from springtide_ps.rounds import RoundError, Token
 from springtide_ps.rows_within import ChangedRows
-from springtide_ps.shards import Shards
 from springtide_ps.slices import Slice
 from springtide_ps.within import Parts
 
@@ -44,7 +44,7 @@ class _SliceWithin:
             return held.changed.rows(held.chunk, held.totals(self.step), self.step, self.recipe, ids)
 
 
-class EarlyShards(Shards):
+class EarlyShards(CopyingShards):
     """As `Shards`."""
 
     _foresight = Foresight(-1, None)

@@ -21,6 +21,8 @@ _HEADER: Final = struct.Struct("<4sBBHQIQQ")  # magic, version, kind, -, request
 HEADER_BYTES: Final = _HEADER.size
 META_LIMIT: Final = 64 * 1024
 PAYLOAD_LIMIT: Final = 256 * 1024 * 1024
+PART_BYTES: Final = 32 * 1024 * 1024
+"""Of a slice of a table that is larger, so much at a time is on its way."""
 NO_REPLY: Final = 0  # request number of frames that answer nothing and want no answer
 
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
@@ -52,7 +54,10 @@ class Kind(IntEnum):
     # any request: what it is answered with goes after tensors of a lower rank (`outgoing`); 0 without.
     # A generation begins; answered with {"version"}. "books": its members do not step together, "s" is 0.
     ENTER = 40  # {"t", "me", "members", "s", "lineage"}, with "books" also "skipped"
-    LOAD = 41  # {"t", "k", "s", ...what a chunk is} + its memory: this server holds it from now on
+    # {"t", "k", "s", ...what a chunk is} + its memory: this server holds it from now on. A slice may come in
+    # parts, in order: with "at", "of": which byte a part begins at, of how many; what it is comes with the
+    # first one.
+    LOAD = 41
     # {"t"}; answered with the names of the chunks that it holds, by lines; "lost": why not others, by name
     INVENTORY = 42
     ARRANGE = 43  # {"t", "forward", "fill", "drop"}: who gets copies of what
@@ -67,10 +72,15 @@ class Kind(IntEnum):
     WITHIN = 63  # {"t", "s", "me", "recipe"}: the parts of the step that the member has made so far
     SUM = 48  # {"t", "s", "k"} + sum of all gradients, from the chunk's first server to the others
     RESOLVE = 50  # {"t", "recipe"}: all members hold the state that the generation begins from
-    DUMP = 49  # {"t", "k"}; answered with what LOAD brings
+    # {"t", "k"}; answered with what LOAD brings, and "of". With "at", "most": so many bytes from there on, in
+    # order; where more is to come the answer has "reading", which the next questions name: what is read is
+    # of one moment, whatever changes.
+    DUMP = 49
     # A cut (`frozen`): the chunks as they are after step s, while training goes on; read in any generation.
     FREEZE = 67  # {"t", "s", "name", "readers"}: before the member's own word on the next step
-    FROZEN = 68  # {"t", "name", "me"}: JSON about each chunk; with "k" what DUMP answers of that, once
+    # {"t", "name", "me"}: JSON about each chunk; with "k" what DUMP answers of that, once; "at" and
+    # "most" as there.
+    FROZEN = 68
     THAW = 69  # {"t", "name", "me"}: the member needs the cut no more
 
     # Embedding tables in steps: table "k", slices "p" with so many ids "n" each.

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from springtide_ps.chunk import Chunk
-from springtide_ps.frozen import Dumped, give, tell
+from springtide_ps.frozen import Part, give, tell
 from springtide_ps.lent import LentShards
 from springtide_ps.rounds import RoundError, Token
 from springtide_ps.slices import Slice
@@ -38,10 +38,10 @@ class FrozenShards(LentShards):
         cut = self.cuts.find(name)
         return {key: self._of_cut(key, partial(tell, cut, key)) for key in sorted(cut.keys)}
 
-    def frozen(self, name: str, key: str) -> Dumped:
-        """A chunk of the cut, once. Raise RoundError."""
+    def frozen(self, name: str, key: str, at: int = 0, most: int | None = None) -> Part:
+        """As `give`, of a chunk of the cut. Raise RoundError."""
         cut = self.cuts.find(name)
-        return self._of_cut(key, partial(give, cut, key))
+        return self._of_cut(key, partial(give, cut, key, at=at, most=most))
 
     def _of_cut(self, key: str, look: Callable[[Chunk | Slice | None, int], Found | None]) -> Found:
         """What `look` finds once the chunk has come so far."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +21,8 @@ Sum = tuple[int, int]
 """(step, round of the step)."""
 Forward = Callable[[str, Sum, str, torch.Tensor, Callable[[Exception | None], None]], None]
 """(address, which, key, sum, done): send a sum to another server; `done` gets None once it is there."""
-Fill = Callable[[str, str, int, dict[str, Any], torch.Tensor], Callable[[], None]]
-"""(address, key, version, meta, payload): send a whole chunk to another server; the result waits for that."""
+Fill = Callable[[str, str, int, dict[str, Any], torch.Tensor], Future[Any]]
+"""(address, key, version, meta, payload): send a chunk, or a part of it, to another server."""
 
 
 @dataclass(slots=True)

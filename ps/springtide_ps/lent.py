@@ -49,7 +49,8 @@ class LentShards(EarlyShards):
         """Raise RoundError when the chunk is not here, ChunkError or SelectedError for a gradient of this
         type that does not fit it. selected: it is of some elements only.
         """
-        chunk = self.dense(key) if selected else self._chunk(key)
+        coming = self._coming.get(key)
+        chunk = coming.piece if coming else self.dense(key) if selected else self._chunk(key)
         if isinstance(chunk, Slice):
             chunk.check_records(nbytes, dtype)
         elif selected:

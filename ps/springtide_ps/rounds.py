@@ -41,10 +41,6 @@ class NoRoomError(RoundError):
     """More memory would be needed than the server may take."""
 
 
-class TooLargeError(RoundError):
-    """What is asked for has more bytes than can be sent."""
-
-
 class StaleError(RoundError):
     """The request comes from a generation that is over."""
 

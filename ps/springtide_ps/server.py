@@ -17,7 +17,7 @@ from springtide_ps import asynchronous
 from springtide_ps.chunk import ChunkError
 from springtide_ps.client import ServerClient
 from springtide_ps.desk import Answer, Counters, Desk
-from springtide_ps.frames import NO_REPLY, Frame, FrameError, Header, Kind, memory
+from springtide_ps.frames import NO_REPLY, PART_BYTES, Frame, FrameError, Header, Kind, memory
 from springtide_ps.offers import Offers
 from springtide_ps.outgoing import Outgoing
 from springtide_ps.rounds import RoundError
@@ -57,7 +57,7 @@ class _Client:
 class Server:
     """Listens at once; `close` ends everything. `about` is told to every client that connects.
 
-    tls: of this server. peers: for its own connections to other servers.
+    tls: of this server. peers: for its own connections to other servers. part_bytes: as of `CopyingShards`.
     """
 
     def __init__(
@@ -69,13 +69,17 @@ class Server:
         about: dict[str, Any] | None = None,
         tls: ssl.SSLContext | None = None,
         peers: ssl.SSLContext | None = None,
+        part_bytes: int = PART_BYTES,
     ) -> None:
         if not token:
             raise ValueError("a parameter server needs the job's token")
         self.store, self.counters = store, Counters()
         self._desk = Desk(store, self.counters, lambda: self.clients)
         self.steps = Steps(
-            lambda address: ServerClient(address, token, tls=peers), store.memory_limit, self.counters
+            lambda address: ServerClient(address, token, tls=peers),
+            store.memory_limit,
+            self.counters,
+            part_bytes,
         )
         self._asynchronous = asynchronous.Asynchronous(self.steps, self.counters, lambda: self.offered_bytes)
         self._token, self._about, self._tls = token, about or {}, tls

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -48,6 +48,7 @@ class Shards:
         self._lost_backup = ""
         self._todo: list[tuple[str, int, bool]] = []  # chunks to bring to a step; it is only tried
         self._fills: list[tuple[str, str]] = []
+        self._behind: set[str] = set()  # chunks that have come and have steps to make
         self._asides: list[Callable[[], None]] = []  # for when no step is to be made
         self._wake = threading.Condition(self._lock)
         self._busy = False
@@ -119,6 +120,8 @@ class Shards:
             self._settle()
             before = self._rounds.version
             effects = self._rounds.enter(token, frozenset(members), step, lineage, booked)
+            if Effect.FENCE in effects:
+                self.cuts.readings.clear()
             if {Effect.BOOK, Effect.COUNT, Effect.FORGET}.intersection(effects):
                 self._before_change(self._held)
             for effect in effects:
@@ -154,36 +157,6 @@ class Shards:
             self.lost.forget(key)
             self._todo.append((key, self._rounds.version, False))
             self._wake.notify_all()
-
-    def arrange(
-        self,
-        token: Token,
-        forward: Mapping[str, list[str]],
-        fill: Mapping[str, list[str]],
-        drop: Iterable[str],
-    ) -> None:
-        """From now on: whom the sums of a chunk go to, whom a copy of the chunk is sent to, what goes."""
-        with self._lock:
-            self._rounds.check_token(token)
-            drop = [key for key in drop if key in self._held]
-            self._before_change(drop)
-            for key in drop:
-                del self._held[key]
-            for key in {*forward, *fill}:
-                self._chunk(key)
-            for key, addresses in forward.items():
-                self._held[key].forward = list(addresses)
-            self._fills += [(key, address) for key, addresses in fill.items() for address in addresses]
-            self._wake.notify_all()
-
-    def dump(self, token: Token, key: str) -> tuple[int, dict[str, Any], torch.Tensor]:
-        """(version, JSON, memory) of a chunk."""
-        with self._lock:
-            self._rounds.check_token(token)
-            self._settle()
-            held = self._held[key] if self._chunk(key) else Held()
-            assert held.chunk is not None
-            return (held.version, *held.chunk.dump())
 
     # ---- a step
 
@@ -347,7 +320,7 @@ class Shards:
         assert recipe is not None
         self.steps += 1
         self._recipes[version] = recipe
-        while len(self._recipes) > _RECIPES_LIMIT:
+        while len(self._recipes) > _RECIPES_LIMIT and not self._needs_recipes:
             del self._recipes[min(self._recipes)]
         self._todo += [(key, version, False) for key in self._held]
         self._wake.notify_all()
@@ -401,17 +374,14 @@ class Shards:
     def _work_for_ever(self) -> None:
         while True:
             with self._lock:
-                # A copy is made of what stays.
-                fills = self._fills if not self._rounds.tried else []
-                while not (self._todo or self._asides or fills or self._closed):
-                    self._wake.wait()
-                    fills = self._fills if not self._rounds.tried else []
+                while not (self._todo or self._asides or self._fills_now() or self._closed):
+                    self._wake.wait(self._patience)
                 if self._closed:
                     return
                 self._busy = True
                 work = self._todo.pop(0) if self._todo else None
                 aside = self._asides.pop(0) if work is None and self._asides else None
-                copy = fills.pop(0) if work is None and aside is None and fills else None
+                copy = self._fills_now().pop(0) if work is None and aside is None else None
             try:
                 if work is not None:
                     self._bring(*work)
@@ -456,6 +426,7 @@ class Shards:
                 held.drop_sums(lambda other: other <= held.version)
                 held.spare = totals[0] if isinstance(held.chunk, Chunk) and 0 in totals else None
         with self._lock:
+            self._behind.discard(key)
             ready = self._take_waiting(held)
         for done in ready:
             done(None, None)
@@ -471,22 +442,22 @@ class Shards:
         held.waiting = [(step, done) for step, done in held.waiting if step > held.version]
         return ready
 
+    def _fills_now(self) -> list[tuple[str, str]]:
+        """Copies that can be begun (in the lock)."""
+        return []
+
+    @property
+    def _patience(self) -> float | None:
+        """Seconds after which it may be time for something without anybody's word."""
+        return None
+
+    @property
+    def _needs_recipes(self) -> bool:
+        """Whether chunks are to come, or have come, that have older steps to make."""
+        return False
+
     def _copy(self, key: str, address: str) -> None:
-        """Send a chunk to another server, which gets its sums from now on."""
-        with self._lock:
-            held = self._held.get(key)
-            if held is None or held.chunk is None or self._todo:
-                if held is not None and held.chunk is not None:
-                    self._fills.append((key, address))
-                return
-            with held.lock:
-                version, (meta, payload) = held.version, held.chunk.dump()
-                # Within the lock: no update comes between the copy and those that follow it.
-                wait = self._fill(address, key, version, meta, payload)
-                held.forward = [*held.forward, address]
-            for which, total in held.closed_sums(self._rounds.version + 1).items():
-                self._send_sum(address, which, key, total)
-        wait()
+        raise NotImplementedError
 
     def give_up(self, key: str, why: Exception) -> RoundError:
         """A chunk whose update failed is held no more; the next generation finds that out."""

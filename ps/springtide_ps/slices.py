@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from springtide_ps.chunk import ChunkError, Recipe, options_of
-from springtide_ps.frames import joined
 from springtide_ps.frequencies import divided, ids_of, summed
 from springtide_ps.idmap import Ids, mix
 from springtide_ps.ranges import Book, RangeError
@@ -210,7 +209,11 @@ class Slice:
 
     def dump(self) -> tuple[dict[str, Any], torch.Tensor]:
         """(JSON, uint8 [n]) from which `load` makes an equal slice; the memory is a copy."""
-        return self.about(), joined(*self.table.held())
+        return self.about(), self.memory(0, self.dumped_bytes)
+
+    def memory(self, start: int, stop: int) -> torch.Tensor:
+        """uint8 [stop - start]: a copy of these bytes of a dump's memory."""
+        return self.table.memory(start, stop)
 
     def about(self) -> dict[str, Any]:
         """The JSON of a dump."""
@@ -229,7 +232,7 @@ class Slice:
     @property
     def dumped_bytes(self) -> int:
         """Of a dump's memory."""
-        return len(self.table) * (_ID_BYTES * 2 + 4 * self.table.spec.dim * self.table.width)
+        return self.table.held_bytes
 
     def again(self, meta: Mapping[str, Any], payload: torch.Tensor) -> Slice:
         """This slice as it was dumped."""
@@ -238,22 +241,36 @@ class Slice:
     @classmethod
     def load(cls, meta: Mapping[str, Any], payload: torch.Tensor, memory: int = 0) -> Slice:
         """The slice that was dumped. Raise ChunkError for what is none, TableError for no room."""
+        made = cls.begin(meta, payload.numel(), memory)
+        made.write(0, payload)
+        made.finish()
+        return made
+
+    @classmethod
+    def begin(cls, meta: Mapping[str, Any], nbytes: int, memory: int = 0) -> Slice:
+        """A slice whose dump of so many bytes is to be written. Raise as `load`, before it takes memory."""
         try:
             groups = [dict(group) for group in meta["groups"]]
             about = spec_from_json(meta["table"]), int(meta["parameter"]), int(meta["group"])
             made = cls(*about, groups, memory, int(meta.get("first", 0)))
             count, dim = int(meta.get("rows", 0)), made.table.spec.dim
-            if count < 0 or payload.numel() != count * (16 + 4 * dim * made.table.width):
-                raise ChunkError(f"{payload.numel()} bytes are not {count} rows of dimension {dim}")
-            names = payload[: 16 * count].clone().view(torch.int64)
-            values = payload[16 * count :].clone().view(torch.float32).view(made.table.width, -1)
-            made.table.restore(names[:count], names[count:], values, int(meta.get("pushes", 0)))
-            made.table.evicted = int(meta.get("evicted", 0))
+            if count < 0 or nbytes != count * (16 + 4 * dim * made.table.width):
+                raise ChunkError(f"{nbytes} bytes are not {count} rows of dimension {dim}")
             if "book" in meta:
                 made.book = Book.from_json(meta["book"])
-        except (KeyError, TypeError, RuntimeError, RangeError) as error:
+            made.table.begin(count, int(meta.get("pushes", 0)))
+            made.table.evicted = int(meta.get("evicted", 0))
+        except (KeyError, TypeError, RuntimeError, MemoryError, RangeError) as error:
             raise ChunkError(f"this is no slice of a table: {error!r}") from None
         return made
+
+    def write(self, at: int, memory: torch.Tensor) -> None:
+        """Bytes `at` and the following of the dump (uint8), into a slice that was begun; each byte once."""
+        self.table.write(at, memory)
+
+    def finish(self) -> None:
+        """The dump is written: from now on this is the slice."""
+        self.table.finish()
 
 
 def spec_to_json(spec: TableSpec) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -14,9 +15,10 @@ from springtide_ps.chunk import Chunk, Recipe, check_recipe
 from springtide_ps.client import ServerClient, in_round
 from springtide_ps.counted_shards import CountedShards
 from springtide_ps.desk import Answer, Counters
-from springtide_ps.frames import DTYPES, PAYLOAD_LIMIT, Frame, FrameError, Header, Kind, memory
+from springtide_ps.frames import DTYPES, PART_BYTES, PAYLOAD_LIMIT, Frame, FrameError, Header, Kind, memory
+from springtide_ps.frozen import Part
 from springtide_ps.held import Sum
-from springtide_ps.rounds import MEMBERS_LIMIT, NoRoomError, RoundError, Token, TooLargeError
+from springtide_ps.rounds import MEMBERS_LIMIT, NoRoomError, RoundError, Token
 from springtide_ps.selected import unpack
 from springtide_ps.slices import ROW_DTYPES, SLICES_LIMIT, Slice
 from springtide_ps.store import KEY_LIMIT
@@ -26,7 +28,6 @@ from springtide_ps.within import NO_ROOM
 _OF_RANGES: Final = {Kind.FINISHED, Kind.OFFER, Kind.COPY_OFFER}
 KINDS: Final = frozenset(k for k in Kind if Kind.ENTER <= k < Kind.PUSH_RANGE) - _OF_RANGES
 _PAYLOAD_KINDS: Final = (Kind.LOAD, Kind.STAGE, Kind.STAGE_SELECTED, Kind.SUM, Kind.ROWS, Kind.STAGE_ROWS)
-_CONNECT_SECONDS: Final = 10.0
 _EMPTY: Final = memoryview(b"")
 
 Reply = Callable[[Answer], None]
@@ -34,17 +35,25 @@ Connect = Callable[[tuple[str, int]], ServerClient]
 
 
 class Steps:
-    """`connect` opens a connection to another server of the job. Raises RoundError, ChunkError, SelectedError
-    or UpdateError for what cannot be done, FrameError for what no client of ours sends. counters: of the
-    server.
+    """`connect` opens a connection to another server of the job. counters: of the server. part_bytes: as of
+    `CopyingShards`.
+
+    Raises RoundError, ChunkError, SelectedError or UpdateError for what cannot be done, FrameError for what
+    no client of ours sends.
     """
 
-    def __init__(self, connect: Connect, memory_limit: int = 0, counters: Counters | None = None) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        memory_limit: int = 0,
+        counters: Counters | None = None,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
         self._connect, self._memory_limit = connect, memory_limit
         self._counters = counters or Counters()
         self._peers: dict[str, ServerClient] = {}
         self._lock = threading.Lock()
-        self.shards = CountedShards(self._forward, self._fill)
+        self.shards = CountedShards(self._forward, self._fill, part_bytes)
         self.entered: Callable[[Token], None] = lambda token: None
         """Called when a generation has begun."""
 
@@ -76,6 +85,12 @@ class Steps:
                 raise RoundError(f"{total} rows of {key} bring {nbytes} bytes, {total * each} belong there")
             if total * 4 * dim > PAYLOAD_LIMIT:
                 raise RoundError(f"{total} rows of {key} are too many for one answer: ask for them in parts")
+        elif kind is Kind.LOAD and "of" in meta:
+            at, total = number_in(meta, "at"), number_in(meta, "of")
+            if not nbytes or at + nbytes > total:
+                raise FrameError(f"a part of {nbytes} bytes from {at} on, of {total}")
+            if not at:
+                self.check_room(f"chunk {key!r}", total)
         elif kind is Kind.LOAD:
             self.check_room(f"chunk {key!r}", nbytes)
 
@@ -108,6 +123,11 @@ class Steps:
             case Kind.RESOLVE:
                 recipe = meta.get("recipe")
                 shards.resolve(token, None if recipe is None else Recipe.from_json(recipe))
+                done(Frame(Kind.DONE, number))
+            case Kind.LOAD if "of" in meta:
+                at, total = number_in(meta, "at"), number_in(meta, "of")
+                begin = partial(Slice.begin, meta, total, self._memory_limit)
+                shards.load_part(token, key_in(meta), _step(meta), begin, at, total, payload)
                 done(Frame(Kind.DONE, number))
             case Kind.LOAD:
                 shards.load(token, key_in(meta), _step(meta), self._loaded(meta, payload))
@@ -196,9 +216,10 @@ class Steps:
                 shards.within(token, _step(meta), str(meta.get("me")), recipe)
                 done(Frame(Kind.DONE, number))
             case Kind.DUMP:
-                version, about, block = shards.dump(token, key_in(meta))
-                frame = Frame(Kind.VALUES, number, {**about, "version": version}, block.nbytes)
-                done(frame, _whole(key_in(meta), block))
+                reading = number_in(meta, "reading") if "reading" in meta else 0
+                version, part, reading = shards.dump(token, key_in(meta), *_part_in(meta), reading)
+                about = {"version": version, **({"reading": reading} if reading else {})}
+                done(*_part(number, part, about))
             case Kind.FREEZE:
                 readers = number_in(meta, "readers")
                 if not 0 < readers <= MEMBERS_LIMIT:
@@ -206,8 +227,7 @@ class Steps:
                 shards.freeze(token, _cut_in(meta), _step(meta), readers)
                 done(Frame(Kind.DONE, number))
             case Kind.FROZEN if "k" in meta:
-                about, block = shards.frozen(_cut_in(meta), key_in(meta))
-                done(Frame(Kind.VALUES, number, about, block.nbytes), _whole(key_in(meta), block))
+                done(*_part(number, shards.frozen(_cut_in(meta), key_in(meta), *_part_in(meta)), {}))
             case Kind.FROZEN:
                 text = torch.frombuffer(
                     bytearray(json.dumps(shards.told(_cut_in(meta))).encode()), dtype=torch.uint8
@@ -290,13 +310,8 @@ class Steps:
 
     def _fill(
         self, address: str, key: str, version: int, meta: dict[str, Any], payload: torch.Tensor
-    ) -> Callable[[], None]:
-        sent = self.tell(address, Kind.LOAD, self.shards.token, {**meta, "s": version, "k": key}, payload)
-
-        def wait() -> None:
-            sent.result(_CONNECT_SECONDS * 6)
-
-        return wait
+    ) -> Future[Any]:
+        return self.tell(address, Kind.LOAD, self.shards.token, {**meta, "s": version, "k": key}, payload)
 
     def tell(
         self, address: str, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor
@@ -352,14 +367,20 @@ def _step(meta: dict[str, Any]) -> int:
     return number_in(meta, "s")
 
 
-def _whole(key: str, block: torch.Tensor) -> memoryview:
-    """The memory of what is held of a chunk. Raise TooLargeError."""
-    if block.nbytes > PAYLOAD_LIMIT:
-        raise TooLargeError(
-            f"{key!r} has {block.nbytes} bytes with the optimizer's state, and {PAYLOAD_LIMIT} are the most "
-            "that can be sent: its table needs more slices"
-        )
-    return memory(block)
+def _part_in(meta: dict[str, Any]) -> tuple[int, int | None]:
+    """(from which byte on, how many at most; None: all) of a chunk are asked for. Raise FrameError."""
+    if "most" not in meta:
+        return 0, None
+    most = number_in(meta, "most")
+    if not 0 < most <= PAYLOAD_LIMIT:
+        raise FrameError(f"a part has 1 to {PAYLOAD_LIMIT} bytes, not {most}")
+    return number_in(meta, "at"), most
+
+
+def _part(number: int, part: Part, about: dict[str, Any]) -> tuple[Frame, memoryview]:
+    """The answer that brings it; with its first bytes comes what it is of."""
+    said, block, total = part
+    return Frame(Kind.VALUES, number, {**said, **about, "of": total}, block.nbytes), memory(block)
 
 
 def _cut_in(meta: dict[str, Any]) -> str:

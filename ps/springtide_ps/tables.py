@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -181,6 +181,10 @@ class Table:
             return torch.from_numpy(self._names[start:stop].copy()), self._data[0][start:stop].clone()
 
     @property
+    def _row_bytes(self) -> int:
+        return 4 * self.spec.dim * len(self._data) + 16
+
+    @property
     def width(self) -> int:
         """How many numbers are held for each element of a row: its value and the optimizer's state."""
         return len(self._data)
@@ -191,6 +195,40 @@ class Table:
             count = len(self)
             names = (torch.from_numpy(names[:count].copy()) for names in (self._names, self._touched))
             return (*names, *(part[:count].clone() for part in self._data))
+
+    @property
+    def held_bytes(self) -> int:
+        """Of what `held` gives."""
+        return len(self) * self._row_bytes
+
+    def memory(self, start: int, stop: int) -> torch.Tensor:
+        """uint8 [stop - start]: a copy of these bytes of what `held` gives, one after another."""
+        with self._lock:
+            made, end = torch.empty(stop - start, dtype=torch.uint8), 0
+            for part in _between(self._held_memory(len(self)), start, stop):
+                made[end : end + len(part)] = part
+                end += len(part)
+        return made
+
+    def begin(self, count: int, pushes: int) -> None:
+        """Make room in an empty table for so many rows, which `write` brings. Raises TableError for none."""
+        with self._lock:
+            self.pushes = pushes
+            if count:
+                self._reserve(count, count)
+
+    def write(self, at: int, memory: torch.Tensor) -> None:
+        """Bytes `at` and the following (uint8) of what `memory` gave, into a table that was begun."""
+        with self._lock:
+            end = 0
+            for part in _between(self._held_memory(len(self._names)), at, at + len(memory)):
+                part.copy_(memory[end : end + len(part)])
+                end += len(part)
+
+    def finish(self) -> None:
+        """All bytes are written: the rows are there."""
+        with self._lock:
+            self._ids.add(self._names)
 
     def restore(
         self, ids: torch.Tensor, touched: torch.Tensor, data: torch.Tensor | list[torch.Tensor], pushes: int
@@ -208,6 +246,15 @@ class Table:
                 part[:count] = values.view(count, self.spec.dim)
 
     # ---- with the lock held
+
+    def _held_memory(self, count: int) -> list[torch.Tensor]:
+        """The memory itself (uint8) of what `held` gives, of so many rows."""
+        if not count:
+            return []
+        names = [torch.from_numpy(names[:count]) for names in (self._names, self._touched)]
+        return [
+            part.reshape(-1).view(torch.uint8) for part in (*names, *(data[:count] for data in self._data))
+        ]
 
     def _rows_of(self, ids: Ids) -> Ids:
         rows = self._ids.find(ids)
@@ -230,7 +277,7 @@ class Table:
             part[start:stop] = state
 
     def _reserve(self, rows: int, needed: int) -> None:
-        each = 4 * self.spec.dim * len(self._data) + 16
+        each = self._row_bytes
         if self._memory_limit and rows * each > self._memory_limit:
             rows = needed
         if self._memory_limit and rows * each > self._memory_limit:
@@ -294,6 +341,15 @@ class Table:
         for names in (self._names, self._touched):
             names[: len(kept)] = names[kept]
         self._ids.rebuild(self._names[: len(kept)].copy())
+
+
+def _between(parts: Iterable[torch.Tensor], start: int, stop: int) -> Iterator[torch.Tensor]:
+    """What of the parts, one after another, is between these elements."""
+    end = 0
+    for part in parts:
+        begin, end = end, end + len(part)
+        if max(start, begin) < min(stop, end):
+            yield part[max(start, begin) - begin : min(stop, end) - begin]
 
 
 def _is_number(value: object) -> bool:

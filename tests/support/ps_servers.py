@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from springtide_ps.frames import PART_BYTES
 from springtide_ps.server import Server
 from springtide_ps.store import Store
 
@@ -18,12 +19,12 @@ TOKEN = "the job's token"
 
 
 @contextmanager
-def servers(count: int = 1, memory_limit: int = 0) -> Iterator[list[Server]]:
+def servers(count: int = 1, memory_limit: int = 0, part_bytes: int = PART_BYTES) -> Iterator[list[Server]]:
     """Servers in this process, each with threads of its own."""
     running: list[Server] = []
     try:
         for _ in range(count):
-            running.append(Server(Store(memory_limit), TOKEN, "127.0.0.1"))
+            running.append(Server(Store(memory_limit), TOKEN, "127.0.0.1", part_bytes=part_bytes))
         yield running
     finally:
         for server in running:

@@ -18,14 +18,14 @@ from worker_ranks import Rank, on_ranks, seeded
 import springtide
 from springtide import kv
 from springtide.checkpoint.staging import GoneError
-from springtide.errors import SpringtideError
 from springtide.servers.early import EarlyExchange
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.snapshot import Plan, parts
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import RefusedError, ServerClient
-from springtide_ps.frames import Kind
-from springtide_ps.frozen import KEPT_SECONDS, Cuts, give, tell
+from springtide_ps.frames import PART_BYTES, Kind
+from springtide_ps.frozen import Cuts, give, tell
+from springtide_ps.readings import KEPT_SECONDS
 from springtide_ps.rounds import RoundError
 from springtide_ps.slices import Slice
 from springtide_ps.stream import parse_address
@@ -319,17 +319,24 @@ def test_pushes_without_common_steps_do_not_reach_the_cut() -> None:
             client.ask_step(Kind.FREEZE, old, {"s": 0, "name": "old", "readers": 1}).result(30)
 
 
+@pytest.mark.parametrize("part_bytes", [PART_BYTES, 100])
 @pytest.mark.parametrize("strategy", ["ParameterServer", "Hybrid"])
-def test_tables_are_in_the_cut(strategy: str) -> None:
+def test_tables_are_in_the_cut(strategy: str, part_bytes: int) -> None:
+    """Slices of them in one part or in many; rows that there are before training go to servers in as many."""
     store, count = Store(), 2
 
     def script(rank: Rank) -> Any:
         with seeded(1):
             table = springtide.Embedding(None, 4, seed=3, slices=4)
             model = torch.nn.Sequential(table, torch.nn.Linear(4, 1))
+        before = torch.arange(50, 150), torch.randn(100, 4, generator=torch.Generator().manual_seed(2))
+        table.table.local.hold(*before)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         rank.distribute(model, optimizer)
+        assert rank.trainer.servers is not None
+        rank.trainer.servers.links.part_bytes = part_bytes
         rank.enter_servers(names(running), store)
+        assert all(map(torch.equal, table.export(), before))
         wanted: Any = None
         for batch in rank.batches((torch.arange(48), torch.randn(48, 1)), batch_size=8, epochs=2, seed=0):
             if rank.step_number == 4:
@@ -358,45 +365,6 @@ def test_tables_are_in_the_cut(strategy: str) -> None:
     order = torch.argsort(found)
     assert torch.equal(found[order], ids)
     assert torch.equal(values[order], rows)
-
-
-@pytest.mark.parametrize("strategy", ["ParameterServer", "Hybrid"])
-def test_a_slice_that_is_too_large_to_be_sent_is_told_and_training_goes_on(
-    strategy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a checkpoint, its table is named; whoever wants all rows gets an error, and not for ever the next
-    generation.
-    """
-    store = Store()
-
-    def script(rank: Rank) -> int:
-        with seeded(1):
-            table = springtide.Embedding(None, 4, seed=3, slices=4)
-            model = torch.nn.Sequential(table, torch.nn.Linear(4, 1))
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        rank.distribute(model, optimizer)
-        rank.enter_servers(names(running), store)
-        for batch in rank.batches((torch.arange(24), torch.randn(24, 1)), batch_size=8, epochs=2, seed=0):
-            if rank.step_number == 2:
-                snapshot = rank.trainer.freeze("two", 1)
-                with monkeypatch.context() as small:
-                    for module in ("springtide_ps.steps", "springtide.servers.snapshot"):
-                        small.setattr(f"{module}.PAYLOAD_LIMIT", 100)
-                    with pytest.raises(GoneError, match=r"table 0\.weight: a slice has more than 100 bytes"):
-                        snapshot.collect(0, 1)
-                    with pytest.raises(SpringtideError, match="its table needs more slices"):
-                        rank.runtime.all_rows(0)
-                snapshot.close()
-            with rank.step():
-                ids, y = batch
-                (model(ids) - y).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        rank.runtime.settle(None)
-        return len(table.export()[0])
-
-    with servers(2) as running:
-        assert on_ranks(1, script, strategy=strategy, token=TOKEN) == [24]
 
 
 def test_an_answer_that_cannot_be_sent_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

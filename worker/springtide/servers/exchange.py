@@ -340,8 +340,9 @@ class ServerExchange(TableSteps):
         """
         homes = {key: home[0] for key, home in self._homes.items()}
         clients = {server: self.links[server] for server in sorted(set(homes.values()))}
-        plan = Plan(self._layout, self.chunks, self.tables.slices, homes, positions, self.tables.name)
-        return Snapshot(clients, plan, self._entered.token, self._step, name, self._me, readers)
+        plan = Plan(self._layout, self.chunks, self.tables.slices, homes, positions)
+        token, part_bytes = self._entered.token, self.links.part_bytes
+        return Snapshot(clients, plan, token, self._step, name, self._me, readers, part_bytes)
 
     def prepare(self) -> float | None:
         """Wait until all members' gradients are on the servers; the norm of their sum if there is to be one.

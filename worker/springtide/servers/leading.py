@@ -4,6 +4,7 @@ fresh start needs, and says who gets copies of what."""
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from springtide.servers.tables import PlannedSlice
 from springtide_ps.chunk import Chunk
 from springtide_ps.client import Answer, RefusedError
 from springtide_ps.frames import Kind
+from springtide_ps.parts import loads
 from springtide_ps.rounds import NoRoomError
 from springtide_ps.slices import Slice
 
@@ -23,6 +25,8 @@ Planned = PlannedChunk | PlannedSlice
 
 _ASK_SECONDS = 0.2
 """How long between two questions whether copies are there."""
+_UNANSWERED_PARTS = 4
+"""How many bytes may be on their way to servers: as many as in so many parts of a slice."""
 _MOST_KEYS = 500
 """In one order: its JSON must fit a frame."""
 
@@ -146,15 +150,11 @@ class Leader:
         arrangement: Arrangement,
         make: Callable[[Planned], Chunk | Slice],
     ) -> None:
-        waiting = []
-        for planned in chunks:
-            meta, payload = make(planned).dump()
-            about = {**meta, "k": planned.key, "s": self._place.step}
-            for server in arrangement.homes[planned.key]:
-                waiting.append(
-                    (server, self._links.ask(server, Kind.LOAD, self._place.token, about, payload))
-                )
-        for server, future in waiting:
+        waiting = deque[tuple[str, Future[Answer], int]]()
+        unanswered = 0
+
+        def wait_for_one() -> int:
+            server, future, nbytes = waiting.popleft()
             try:
                 self._links.answer(future, server, "the initial values")
             except ServerError as error:
@@ -162,6 +162,19 @@ class Leader:
                 if isinstance(said, RefusedError) and said.error == NoRoomError.__name__:
                     raise SpringtideError(f"{error}. {_ROOM_REMEDY}") from None
                 raise
+            return nbytes
+
+        for planned in chunks:
+            for meta, payload in loads(make(planned), self._links.part_bytes):
+                about = {**meta, "k": planned.key, "s": self._place.step}
+                for server in arrangement.homes[planned.key]:
+                    while unanswered > _UNANSWERED_PARTS * self._links.part_bytes:
+                        unanswered -= wait_for_one()
+                    asked = self._links.ask(server, Kind.LOAD, self._place.token, about, payload)
+                    waiting.append((server, asked, payload.nbytes))
+                    unanswered += payload.nbytes
+        while waiting:
+            wait_for_one()
 
     def _tell(self, arrangement: Arrangement) -> None:
         """Tell each server whom to send copies to."""

@@ -9,11 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from springtide.errors import SpringtideError
 from springtide_ps.client import Answer, RefusedError, ServerClient, ServerLostError
-from springtide_ps.frames import Kind
+from springtide_ps.frames import PART_BYTES, Kind
 from springtide_ps.lost import StepFailedError
-from springtide_ps.rounds import TooLargeError
 from springtide_ps.stream import RejectedError, parse_address
 from springtide_ps.tls import client_context
 
@@ -27,12 +25,19 @@ class ServerError(RuntimeError):
 class Links:
     """One connection to each server, kept from generation to generation. `over` is for any thread.
 
-    authority: the certificate, in PEM, that servers must have; empty: no TLS.
+    authority: the certificate, in PEM, that servers must have; empty: no TLS. part_bytes: a slice of a table
+    that is larger is sent and read in parts of so many.
     """
 
     def __init__(
-        self, token: str, connect_seconds: float, answer_seconds: float, authority: str = ""
+        self,
+        token: str,
+        connect_seconds: float,
+        answer_seconds: float,
+        authority: str = "",
+        part_bytes: int = PART_BYTES,
     ) -> None:
+        self.part_bytes = part_bytes
         self._token = token
         self._connect_seconds, self._answer_seconds = connect_seconds, answer_seconds
         self._tls = client_context(authority) if authority else None
@@ -81,8 +86,7 @@ class Links:
             self._over.set_result(reason)
 
     def result(self, future: Future[Result], what: Callable[[], str], to_the_end: bool = False) -> Result:
-        """What the server answers. Raise ServerError when it does not, or when the generation is over;
-        SpringtideError for what it can never send.
+        """What the server answers. Raise ServerError when it does not, or when the generation is over.
 
         what: says what is being waited for. to_the_end: wait also when the generation is over, for an answer
         that does not need the other members.
@@ -101,8 +105,6 @@ class Links:
             told = f"{what()}: {error}"
             if isinstance(error, RefusedError) and error.error == StepFailedError.__name__:
                 self.failed_step = told
-            if isinstance(error, RefusedError) and error.error == TooLargeError.__name__:
-                raise SpringtideError(told) from None  # as often as it is tried
             raise ServerError(told) from None
 
     def outlived_by(self, future: Future[Any]) -> bool:

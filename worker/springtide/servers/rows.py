@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -16,7 +17,11 @@ from springtide.servers.tables import Homes, PlannedSlice, TableBook, table_name
 from springtide.tables.local import cut_anew
 from springtide_ps.client import Answer
 from springtide_ps.frames import Kind
+from springtide_ps.parts import spans
 from springtide_ps.slices import Slice
+
+_ALL_ROWS: Final = "all rows of a table"
+_AHEAD: Final = 2  # parts that are asked for before the first of them has come
 
 
 class Ask(Protocol):
@@ -64,11 +69,14 @@ def read(
 
 
 def read_all(
-    book: TableBook, index: int, homes: Homes, step: int, ask: Ask, result: Result
+    book: TableBook, index: int, homes: Homes, step: int, ask: Ask, result: Result, part_bytes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids int64 [n] in order, rows float32 [n, dim]) that the table's slices hold. Raise ServerError."""
+    """(ids int64 [n] in order, rows float32 [n, dim]) that the table's slices hold. Raise ServerError.
+
+    part_bytes: so many of a slice are read at a time.
+    """
     parts = []
-    for _, piece in read_slices(book, [index], homes, step, ask, result):
+    for _, piece in read_slices(book, [index], homes, step, ask, result, part_bytes):
         held = piece.table.held()
         parts.append((held[0], held[2]))
     ids, rows = (torch.cat([part[kind] for part in parts]) for kind in (0, 1))
@@ -77,7 +85,13 @@ def read_all(
 
 
 def read_slices(
-    book: TableBook, indices: Iterable[int], homes: Homes, step: int, ask: Ask, result: Result
+    book: TableBook,
+    indices: Iterable[int],
+    homes: Homes,
+    step: int,
+    ask: Ask,
+    result: Result,
+    part_bytes: int,
 ) -> Iterator[tuple[PlannedSlice, Slice]]:
     """The slices of these tables, with the optimizer's state, as they are after the step.
 
@@ -90,14 +104,40 @@ def read_slices(
             numbers = [number for number, _ in part.slices]
             about = {"k": table_name(index), "s": step, "p": numbers, "n": [0] * len(numbers)}
             none = torch.empty(0, book.handles[index].dim)
-            result(ask(part.server, Kind.ROWS, about, part.own, none), part.server, "all rows of a table")
+            result(ask(part.server, Kind.ROWS, about, part.own, none), part.server, _ALL_ROWS)
     for planned in book.slices:
         if planned.parameter in wanted:
             server = homes[planned.key][0]
-            future = ask(server, Kind.DUMP, {"k": planned.key}, any_size=True)
-            answer = result(future, server, "all rows of a table")
-            assert answer.payload is not None
-            yield planned, Slice.load(answer.meta, answer.payload)
+            yield planned, _read_slice(planned.key, server, ask, result, part_bytes)
+
+
+def _read_slice(key: str, server: str, ask: Ask, result: Result, part_bytes: int) -> Slice:
+    """The server keeps the slice as it is when the first part is asked for."""
+
+    def part(at: int, more: Mapping[str, Any]) -> Future[Answer]:
+        about = {"k": key, "at": at, "most": part_bytes, **more}
+        return ask(server, Kind.DUMP, about, any_size=True)
+
+    first = result(part(0, {}), server, _ALL_ROWS)
+    assert first.payload is not None
+    made, total = Slice.begin(first.meta, int(first.meta["of"])), int(first.meta["of"])
+    made.write(0, first.payload)
+    reading = {"reading": first.meta["reading"]} if "reading" in first.meta else {}
+    asked = deque[tuple[int, Future[Answer]]]()
+    for at, _ in spans(len(first.payload), total, part_bytes):
+        asked.append((at, part(at, reading)))
+        if len(asked) > _AHEAD:
+            _write(made, *asked.popleft(), server, result)
+    while asked:
+        _write(made, *asked.popleft(), server, result)
+    made.finish()
+    return made
+
+
+def _write(made: Slice, at: int, future: Future[Answer], server: str, result: Result) -> None:
+    answer = result(future, server, _ALL_ROWS)
+    assert answer.payload is not None
+    made.write(at, answer.payload)
 
 
 class TableState:

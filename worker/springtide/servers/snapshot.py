@@ -5,7 +5,8 @@ training goes on. Each member reads and writes its own part of the chunks.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -22,10 +23,11 @@ from springtide.servers.plan import PlannedChunk
 from springtide.servers.tables import PlannedSlice
 from springtide_ps.chunk import Chunk
 from springtide_ps.client import Answer, RefusedError, ServerClient
-from springtide_ps.frames import DTYPES, PAYLOAD_LIMIT, Kind
+from springtide_ps.frames import DTYPES, PART_BYTES, Kind
+from springtide_ps.parts import spans
 
 _ANSWER_SECONDS: Final = 120.0
-_AHEAD: Final = 4  # chunks that are asked for before the first of them has come
+_AHEAD: Final = 4  # chunks, or parts of slices, that are asked for before the first of them has come
 
 Told = Mapping[str, Mapping[str, Any]]
 """What servers say of each chunk, as `springtide_ps.frozen.describe`."""
@@ -34,8 +36,7 @@ Told = Mapping[str, Mapping[str, Any]]
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Where everything is. homes: server of each chunk and slice. positions: where the optimizer's state of a
-    parameter stands in the tree, by the parameter's number. table: what the script calls the table that a
-    parameter stands for.
+    parameter stands in the tree, by the parameter's number.
     """
 
     layout: Layout
@@ -43,13 +44,13 @@ class Plan:
     slices: Sequence[PlannedSlice]
     homes: Mapping[str, str]
     positions: Mapping[int, int]
-    table: Callable[[int], str] = str
 
 
 class Snapshot:
     """Frozen when it is made; then for one other thread, which collects and closes.
 
     clients: by server. name: the same at all readers; readers: how many there are, this one is `me`.
+    part_bytes: so many of a slice of a table are read at a time.
     """
 
     kind = "servers"
@@ -63,7 +64,10 @@ class Snapshot:
         name: str,
         me: str,
         readers: int,
+        part_bytes: int = PART_BYTES,
     ) -> None:
+        self._part_bytes = part_bytes
+        self._slices = {piece.key for piece in plan.slices}
         self._plan, self._token, self._clients = plan, token, dict(clients)
         self._about = {"name": name, "me": me}
         self._frozen: list[tuple[str, Future[Answer] | ConnectionError]] = []
@@ -88,13 +92,6 @@ class Snapshot:
             told |= {key: about for key, about in said.items() if self._plan.homes.get(key) == server}
         if missing := [key for key in self._plan.homes if key not in told]:
             raise GoneError(f"{len(missing)} chunks are on no server, {missing[0]} for one")
-        for piece in self._plan.slices:
-            if int(told[piece.key]["bytes"]) > PAYLOAD_LIMIT:
-                raise GoneError(
-                    f"table {self._plan.table(piece.parameter)}: a slice has more than {PAYLOAD_LIMIT} bytes "
-                    "with the optimizer's state, and cannot be saved: give the table more slices, or let "
-                    "rows go with max_rows"
-                )
         return self._read(told, set(parts(self._plan, told, count)[index]))
 
     def close(self) -> None:
@@ -121,24 +118,45 @@ class Snapshot:
         into: dict[str, list[tuple[Place, torch.Tensor]]] = {key: [] for key in own}
         for (place, _), size, end in zip(mine, sizes, accumulate(sizes), strict=True):
             into[place.key].append((place, memory[end - size : end]))
-        asked: list[tuple[str, Future[Answer]]] = []
+        asked = deque[tuple[str, Future[Answer]]]()
         for key in own:
-            asked.append((key, self._ask(self._plan.homes[key], Kind.FROZEN, {"k": key}, any_size=True)))
-            if len(asked) > _AHEAD:
-                self._take(*asked.pop(0), into)
-        for key, future in asked:
-            self._take(key, future, into)
+            for future in self._read_chunk(key, into[key]):
+                asked.append((key, future))
+                if len(asked) > _AHEAD:
+                    self._take(*asked.popleft(), into)
+        while asked:
+            self._take(*asked.popleft(), into)
         return Collected(header, specs, [piece for _, piece in mine], memory)
+
+    def _read_chunk(self, key: str, into: list[tuple[Place, torch.Tensor]]) -> Iterator[Future[Answer]]:
+        """Ask for all of a chunk; of a slice the bytes come right to where they belong, in parts."""
+        server = self._plan.homes[key]
+        if key not in self._slices:
+            yield self._ask(server, Kind.FROZEN, {"k": key}, any_size=True)
+            return
+        for _, memory in into:
+            for at, size in spans(0, len(memory), self._part_bytes):
+                about = {"k": key, "at": at, "most": size}
+                yield self._ask(server, Kind.FROZEN, about, out=memory[at : at + size])
 
     def _take(
         self, key: str, future: Future[Answer], into: Mapping[str, list[tuple[Place, torch.Tensor]]]
     ) -> None:
-        fill(self._result(future, self._plan.homes[key]), into[key])
+        answer = self._result(future, self._plan.homes[key])
+        if answer.payload is not None:
+            fill(answer, into[key])
 
-    def _ask(self, server: str, kind: Kind, about: dict[str, Any], any_size: bool = False) -> Future[Answer]:
+    def _ask(
+        self,
+        server: str,
+        kind: Kind,
+        about: dict[str, Any],
+        any_size: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> Future[Answer]:
         client = self._clients[server]
         try:
-            return client.ask_step(kind, self._token, {**self._about, **about}, any_size=any_size)
+            return client.ask_step(kind, self._token, {**self._about, **about}, out=out, any_size=any_size)
         except ConnectionError as error:
             raise GoneError(f"parameter server {client.address}: {error}") from None
 
@@ -215,10 +233,6 @@ def parts(plan: Plan, told: Told, count: int) -> list[list[str]]:
 def fill(answer: Answer, into: Sequence[tuple[Place, torch.Tensor]]) -> None:
     """Put a chunk's state where it belongs (uint8 memory); what it has no state of stays zero."""
     assert answer.payload is not None
-    if all(place.piece < 0 for place, _ in into):
-        for _, memory in into:
-            memory.copy_(answer.payload)
-        return
     chunk = Chunk.load(answer.meta, answer.payload)
     for place, memory in into:
         held = chunk.state_of(place.piece).get(place.name)

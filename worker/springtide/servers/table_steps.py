@@ -65,7 +65,8 @@ class TableSteps:
         if self._place is None:
             return self.tables.handles[index].local.held()
         result = self._patient if to_the_end else self.links.answer
-        return rows.read_all(self.tables, index, self._homes, self._step, self._ask, result)
+        links = self.links
+        return rows.read_all(self.tables, index, self._homes, self._step, self._ask, result, links.part_bytes)
 
     def norm_of(self, optimizer: torch.optim.Optimizer) -> float:
         """Of all members' gradients that are there, of this optimizer, as of the last `prepare`."""
