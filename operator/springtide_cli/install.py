@@ -6,6 +6,7 @@ The manifests are those of `deploy/`: this package holds links to them, which a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from importlib import resources
 from typing import Any
@@ -14,12 +15,14 @@ import yaml
 
 from springtide_cli.apply import Applier
 from springtide_cli.errors import CliError
-from springtide_cli.kube import ApiRefusal, KubePort
+from springtide_cli.kube import ApiRefusal, KubePort, Unreachable
 
 Object = dict[str, Any]
 
 MANIFESTS = ("trainingjobs.yaml", "operator.yaml")
 POLL_SECONDS = 0.1
+LOOK_SECONDS = 5.0
+LOG_LINES = 10
 
 
 class InstallError(CliError):
@@ -83,5 +86,39 @@ async def _wait(kube: KubePort, obj: Object, deadline: float, timeout: float) ->
             return
         if time.monotonic() > deadline:
             name = f"{obj['kind']} {obj['metadata']['name']}"
+            text += await _of_pods(kube, obj)
             raise InstallError(f"{name} is not ready after {timeout:.0f} s: {text}")
         await asyncio.sleep(POLL_SECONDS)
+
+
+async def _of_pods(kube: KubePort, obj: Object) -> str:
+    """How the pods of a Deployment are, and the end of their logs; "" where that cannot be had."""
+    if obj["kind"] != "Deployment":
+        return ""
+    pods = f"/api/v1/namespaces/{obj['metadata']['namespace']}/pods"
+    labels = ",".join(f"{key}={value}" for key, value in obj["spec"]["selector"]["matchLabels"].items())
+    texts = []
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            found = await kube.request("GET", pods, query={"labelSelector": labels})
+            for pod in found["items"]:
+                texts.append(f"\n  pod {pod['metadata']['name']}: {_state(pod)}")
+                path, query = f"{pods}/{pod['metadata']['name']}/log", {"tailLines": str(LOG_LINES)}
+                with contextlib.suppress(ApiRefusal):  # it has not begun
+                    async for line in kube.lines(path, query):
+                        texts.append(f"\n    {line}")
+    except (ApiRefusal, Unreachable, TimeoutError):
+        pass
+    return "".join(texts)
+
+
+def _state(pod: Object) -> str:
+    status = pod.get("status") or {}
+    words = [str(status.get("phase", "Pending"))]
+    for container in status.get("containerStatuses") or []:
+        for kind, state in {**(container.get("state") or {}), "last": None}.items():
+            ended = (container.get("lastState") or {}).get("terminated") if kind == "last" else state
+            said = [str(ended[key]) for key in ("reason", "exitCode", "message") if ended and key in ended]
+            words += [f"{kind} ({' '.join(said)})"] if said else []
+    conditions = [c for c in status.get("conditions") or [] if c.get("status") != "True"]
+    return ", ".join(words + [f"not {c.get('type')} ({c.get('message', '')})" for c in conditions])

@@ -245,6 +245,8 @@ class Cluster(FakeKube):
         self, method: str, path: str, body: Any = None, query: Any = None, content_type: str = ""
     ) -> Any:
         parts = path.split("/")
+        if path in self.lists:
+            return await super().request(method, path, body, query, content_type)
         if len(parts) in (3, 4):
             return {
                 "resources": [
@@ -301,6 +303,34 @@ async def test_an_install_that_does_not_get_ready_says_what_is_missing(
     monkeypatch.setattr(install, "POLL_SECONDS", 0.001)
     with pytest.raises(install.InstallError, match=what):
         await install.install(Cluster(never), timeout=0.3)
+
+
+async def test_an_operator_that_does_not_get_ready_is_shown_with_the_end_of_its_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(install, "POLL_SECONDS", 0.001)
+    cluster = Cluster("Deployment")
+    status = {
+        "phase": "Running",
+        "containerStatuses": [
+            {
+                "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                "lastState": {"terminated": {"exitCode": 1, "reason": "Error"}},
+            }
+        ],
+        "conditions": [{"type": "Ready", "status": "False", "message": "unready: [operator]"}],
+    }
+    pods = "/api/v1/namespaces/springtide-system/pods"
+    cluster.lists[pods] = [[{"metadata": {"name": "springtide-operator-x"}, "status": status}]]
+    for item in ("it has no rights", None):
+        cluster.stream(f"{pods}/springtide-operator-x/log").put_nowait(item)
+    with pytest.raises(install.InstallError) as raised:
+        await install.install(cluster, timeout=0.3)
+    assert str(raised.value).splitlines()[1:] == [
+        "  pod springtide-operator-x: Running, waiting (CrashLoopBackOff), last (Error 1),"
+        " not Ready (unready: [operator])",
+        "    it has no rights",
+    ]
 
 
 async def test_an_api_server_that_goes_away_while_applying_is_a_refusal(
