@@ -64,15 +64,21 @@ class ServerClient:
     in a process that was forked from the one that made it.
 
     Raises OSError when the server cannot be reached within `timeout` seconds, RejectedError for a wrong
-    token.
+    token. patience: seconds after which a request ends with TimeoutError that finds no room among those that
+    wait to be sent; None: it waits until the connection is broken.
     """
 
     def __init__(
-        self, address: tuple[str, int], token: str, timeout: float = 10.0, tls: ssl.SSLContext | None = None
+        self,
+        address: tuple[str, int],
+        token: str,
+        timeout: float = 10.0,
+        tls: ssl.SSLContext | None = None,
+        patience: float | None = None,
     ) -> None:
         self.address = f"{address[0]}:{address[1]}"
         self._stream, self.about = connect(address, token, timeout, tls)
-        self._process = os.getpid()
+        self._process, self._patience = os.getpid(), patience
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
@@ -263,7 +269,15 @@ class ServerClient:
             if self._broken is not None:
                 raise ServerLostError(f"parameter server {self.address}: {self._broken}")
             self._pending[number] = _Pending(future, target, any_size)
-        self._outbox.put((Frame(kind, number, meta, len(sent)), sent, None))
+        try:
+            self._outbox.put((Frame(kind, number, meta, len(sent)), sent, None), timeout=self._patience)
+        except queue.Full:
+            with self._lock:
+                self._pending.pop(number, None)
+            raise TimeoutError(
+                f"parameter server {self.address}: {_QUEUED_LIMIT} requests wait to be sent there, and none "
+                f"has left for {self._patience:g} s"
+            ) from None
         return future
 
     def _check_process(self) -> None:

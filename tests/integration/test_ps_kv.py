@@ -332,6 +332,34 @@ def test_a_server_that_is_lost_under_a_full_queue_fails_all_that_wait() -> None:
                 handle.wait()
 
 
+def test_a_server_that_takes_nothing_is_named_when_the_queue_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv, "_SEND_SECONDS", 0.2)
+    server = RealServer(tmp_path)
+    try:
+        port, _ = server.ports()
+        with kv.connect([f"127.0.0.1:{port}"], TOKEN) as store:
+            store.init("w", torch.zeros(1 << 16))
+            standstill.stop(server.process.pid)
+            gradient, handles = torch.zeros(1 << 16), list[kv.Handle]()
+            with pytest.raises(
+                TimeoutError, match=f"parameter server 127.0.0.1:{port}: 4096 requests wait to be sent"
+            ):
+                _push_and_keep(store, gradient, handles)
+            server.process.send_signal(signal.SIGCONT)
+            for handle in handles:
+                handle.wait()
+            assert store.pull("w", torch.ones(1 << 16)).unique().tolist() == [0]
+    finally:
+        server.end()
+
+
+def _push_and_keep(store: kv.KVStore, gradient: torch.Tensor, handles: list[kv.Handle]) -> None:
+    while True:
+        handles.append(store.push("w", gradient))
+
+
 def _push_for_ever(store: kv.KVStore) -> None:
     while True:
         store.push("w", torch.ones(8)).wait()

@@ -40,6 +40,8 @@ __all__ = [
     "connect",
 ]
 
+_SEND_SECONDS = 60.0
+
 
 class Handle:
     """A request under way. The tensors that were given to it must not change before it is done."""
@@ -115,7 +117,8 @@ class KVStore:
         """Send `value` (the key's shape and dtype) and return at once.
 
         Raises KeyError for a key that this process did not init(), ValueError for another size or dtype,
-        TypeError for what is no tensor.
+        TypeError for what is no tensor, TimeoutError that names the server when 4096 requests wait to be sent
+        there and none has left for a minute.
         """
         flat = self._flat(value)
         return self._each("push", key, flat, lambda c, chunk, part: c.push(chunk, part))
@@ -260,7 +263,7 @@ def connect(
     try:
         for address in addresses(servers):
             try:
-                clients.append(ServerClient(address, token, timeout, tls))
+                clients.append(ServerClient(address, token, timeout, tls, patience=_SEND_SECONDS))
             except RejectedError:
                 raise
             except OSError as error:
