@@ -231,3 +231,27 @@ def test_a_schedule_that_is_stepped_at_an_epochs_last_batch(size: int, settings:
     for rates, last in results:
         assert rates == pytest.approx([0.1] * len(rates))
         assert last == pytest.approx(0.1 * 0.5**EPOCHS)
+
+
+def test_of_those_who_take_a_range_together_the_first_ones_options_count() -> None:
+    """The others' schedules may have gone past other ranges than its own."""
+    store = Store()
+
+    def script(rank: Rank) -> list[torch.Tensor]:
+        model = Model(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rank.distribute(model, optimizer)
+        rank.enter_servers(names(running), store)
+        for x, y, ids in rank.batches((X, Y, IDS), batch_size=25, epochs=1, seed=0):
+            with rank.step():
+                optimizer.param_groups[0]["lr"] = 0.1 * (1 + rank.rank)
+                torch.nn.functional.mse_loss(model(x, ids, 0), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        rank.runtime.settle(None)
+        return model.state()
+
+    with servers(1) as running:
+        first, second = on_ranks(2, script, **HOW, group_size=2)
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)

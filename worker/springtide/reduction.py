@@ -89,6 +89,8 @@ class Reduction:
 
     change_wanted: whether this member asks all to stop after the running step. waiting_since: monotonic time
     since when a sum is being waited for. save_wish: what it puts in for a checkpoint, by the group's rank.
+    in_ranges: whether members make no steps in common; of those that work on a range together, the first
+    one's options count, and the others may have gone past other ranges than it.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class Reduction:
         self.waiting_since: float | None = None
         self.change_wanted = False
         self.save_wish: Callable[[int], float] = lambda rank: 0.0
+        self.in_ranges: Callable[[], bool] = lambda: False
         self.newcomer = True
         """It was given the state that the generation began from, and has made no step since."""
         self._hyperparameters = Hyperparameters(optimizers)
@@ -226,7 +229,7 @@ class Reduction:
                 "another member of its group is not: all workers have to make the same optimizer steps, "
                 "whatever their samples are"
             )
-        if not result.options_fit:
+        if not result.options_fit and not self.in_ranges():
             raise UsageError(
                 f"at step {deal.number} this worker's optimizer has other options than the other workers' "
                 f"({self._hyperparameters.described()}): replicas would drift apart. Set options from what "

@@ -124,6 +124,7 @@ class Trainer:
             self.buckets, self._buffers, self._exact, self.transaction, self._home, self.tables, optimizers
         )
         self.reduction = self._reduction
+        self.reduction.in_ranges = lambda: self.servers is not None and self.servers.asynchronous
         self._reduced: Reduced | None = None
         self._clip_norm = clip_norm
         place = "" if self.servers is None else f" on servers {self.servers.described}"
