@@ -62,7 +62,12 @@ class _Half(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=_HIGH_WATER)
         raw = self.transport.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self.peer is None:
+        # Before Python 3.11.4 reading begins after this call, also where it was paused here.
+        asyncio.get_running_loop().call_soon(self._keep_unread)
+
+    def _keep_unread(self) -> None:
+        """Until there is somebody to give it to."""
+        if self.peer is None and self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
 
     def join(self, peer: _Half) -> None:
