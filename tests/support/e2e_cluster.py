@@ -153,12 +153,13 @@ def _use_image(documents: list[Object], image: str) -> None:
 def until_operator_is_ready(cluster: E2ECluster, other_than: str = "") -> str:
     """Wait for a ready operator pod (of another uid than the given one); return its name."""
 
-    def ready() -> str | None:
-        for pod in cluster.pods(OPERATOR_NAMESPACE, OPERATOR_LABELS):
+    def ready() -> str:
+        pods = cluster.pods(OPERATOR_NAMESPACE, OPERATOR_LABELS)
+        for pod in pods:
             conditions = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions", [])}
             gone = "deletionTimestamp" in pod["metadata"] or pod["metadata"]["uid"] == other_than
             if not gone and conditions.get("Ready") == "True":
                 return str(pod["metadata"]["name"])
-        return None
+        raise KeyError([(pod["metadata"], pod.get("status")) for pod in pods])
 
     return cluster.until(120, "an operator pod to be ready", ready)
