@@ -150,7 +150,9 @@ class CopyingShards(Shards):
                 if isinstance(chunk, Slice) and chunk.dumped_bytes > self._part_bytes:
                     reading = self.cuts.readings.begin(key)
                     sending = self._sending = Sending(key, address, version, reading, chunk.dumped_bytes)
-                    self._send_part(sending, chunk)
+                    self._try_part(sending, chunk)
+                    if self._sending is not sending:
+                        return
                     self._asides += [partial(self._send_more, sending)] * (_IN_FLIGHT - 1)
                 else:
                     sent = self._fill(address, key, version, *chunk.dump())
@@ -159,6 +161,13 @@ class CopyingShards(Shards):
                 self._send_sum(address, which, key, total)
         if sent is not None:
             sent.result(_ANSWER_SECONDS)
+
+    def _try_part(self, sending: Sending, chunk: Any) -> None:
+        """As `_send_part`; the copy is over when that fails."""
+        try:
+            self._send_part(sending, chunk)
+        except (KeyError, ConnectionError, RoundError) as error:
+            self._end_sending(str(error))
 
     def _send_part(self, sending: Sending, chunk: Any) -> None:
         """Send the next part (in both locks)."""
@@ -190,11 +199,8 @@ class CopyingShards(Shards):
             if self._sending is not sending or sending.at >= sending.total:
                 return
             held = self._held.get(sending.key, Held())
-            try:
-                with held.lock:
-                    self._send_part(sending, held.chunk)
-            except (KeyError, ConnectionError, RoundError) as error:
-                self._end_sending(str(error))
+            with held.lock:
+                self._try_part(sending, held.chunk)
 
     def _end_sending(self, why: str = "") -> None:
         """The copy is there, or will not be (in the lock)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -442,6 +443,29 @@ def test_a_copy_that_breaks_off_costs_the_copy_alone(clients: list[Client], runn
     first.step(1, [1])
     piece.apply(record([1], 1), RECIPE)
     assert first.dump() == dumped(piece)
+
+
+def test_a_copy_whose_first_part_cannot_be_sent_holds_up_no_other(
+    clients: list[Client], running: list[Server]
+) -> None:
+    first, second = clients
+    shards, piece, tried = running[0].steps.shards, make(30), threading.Event()
+    send = shards._fill
+
+    def fails(*_: Any) -> Future[Any]:
+        tried.set()
+        shards._fill = send
+        raise ConnectionError("it is gone")
+
+    for client in clients:
+        client.enter()
+    first.load(piece)
+    shards._fill = fails
+    fill(first, second)
+    assert tried.wait(30)
+    fill(first, second)
+    assert second.await_copy() == dumped(piece)
+    assert shards.cuts.readings.nbytes == 0
 
 
 def test_a_copy_that_has_no_answer_is_waited_for_no_longer(
