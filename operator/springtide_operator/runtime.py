@@ -75,6 +75,7 @@ class Operator:
         self._busy, self._busy_counted_at = 0, float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: set[asyncio.Task[None]] = set()
+        self._ending = False  # an answer or an event that still comes begins nothing any more
         self._web: web.AppRunner | None = None
         self._root_key = settings.root_key
         self._listed = False  # since this process got the lease, or the one before stopped acting
@@ -111,6 +112,7 @@ class Operator:
 
     async def stop(self) -> None:
         """End all tasks, give the lease back, close connections."""
+        self._ending = True
         if self._crowd_told is not None:
             self._crowd_told.cancel()
         for task in self._tasks:
@@ -267,6 +269,8 @@ class Operator:
 
     def _meet(self, key: Key | None = None) -> None:
         """Have one loop for each job that exists, and wake it; what changed last comes first."""
+        if self._ending:
+            return
         keys = [key] if key is not None else [*{*self._loops, *self.cache.job_keys()}]
         for one in sorted(keys, key=lambda one: self._changed_at.get(one, 0.0), reverse=True):
             job = self.cache.job(one)

@@ -3,6 +3,8 @@ loses its lease; and how fast a death reaches the coordinator."""
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import time
 from typing import Any
 
@@ -78,6 +80,23 @@ async def test_a_death_reaches_the_coordinator_at_once_not_at_the_next_tick() ->
     assert request.observed
     assert request.target == 3
     assert request.incarnation_number == 1
+    assert coordinator.open == 0
+
+
+async def test_what_is_heard_of_while_the_operator_ends_begins_nothing() -> None:
+    cluster, coordinator = FakeCluster(), FakeCoordinator()
+    cluster.add_job(replicas=1)
+    async with operator(cluster, coordinator) as made:
+        await until(lambda: cluster.pods(), "a worker")
+        cluster.run_pods()
+        await until(lambda: coordinator.told, "a call")
+        ending = asyncio.create_task(made.stop())
+        while not ending.done():
+            await asyncio.sleep(0)
+            cluster.put("trainingjobs", copy.deepcopy(cluster.job()))
+        await ending
+        left = [task.get_name() for task in asyncio.all_tasks()]
+    assert not [name for name in left if name.endswith("default/digits")]
     assert coordinator.open == 0
 
 
