@@ -5,22 +5,30 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+import sys
 import zlib
+from pathlib import Path
 
 _USUAL_API_PORT = 6443
 _CLAIM_PORT = 6442
 _LOWEST, _HIGHEST = 10, 250
+_CONNECTIONS = Path("/proc/net/tcp")
+_LISTENS = "0A"  # include/net/tcp_states.h
 
 
-def claim_network(seed: str) -> tuple[int, socket.socket]:
+def claim_network(seed: str, connections: Path = _CONNECTIONS) -> tuple[int, socket.socket]:
     """(X, the socket that claims 127.X/16 for as long as it is open). The same seed tries the same X first.
 
-    Raise RuntimeError when all are taken.
+    Networks in which somebody listens already are left out: a process that outlived its cluster would answer
+    there for a new pod. Raise RuntimeError when all are taken.
     """
     count = _HIGHEST - _LOWEST + 1
     first = zlib.crc32(seed.encode()) % count
+    strangers = listened_networks(connections)
     for step in range(count):
         network = _LOWEST + (first + step) % count
+        if network in strangers:
+            continue
         claim = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             claim.bind((api_address(network), _CLAIM_PORT))
@@ -31,9 +39,27 @@ def claim_network(seed: str) -> tuple[int, socket.socket]:
             continue
         return network, claim
     raise RuntimeError(
-        f"port {_CLAIM_PORT} is taken on each of 127.{_LOWEST}.0.1 to 127.{_HIGHEST}.0.1, so no "
-        "network is free: stop other clusters"
+        f"in each of 127.{_LOWEST}/16 to 127.{_HIGHEST}/16 somebody listens, or has taken port {_CLAIM_PORT} "
+        "of the first address, so no network is free: stop other clusters (`ss -ltn` shows who listens)"
     )
+
+
+def listened_networks(connections: Path = _CONNECTIONS) -> set[int]:
+    """X of each 127.X/16 in which a process listens on an address; none where that cannot be read.
+
+    connections: a table as Linux shows it, with addresses as hexadecimal words in this machine's byte order.
+    """
+    try:
+        lines = connections.read_text().splitlines()[1:]
+    except OSError:
+        return set()
+    found = set()
+    for line in lines:
+        _, local, _, state, *_ = line.split()
+        address = int(local.partition(":")[0], 16).to_bytes(4, sys.byteorder)
+        if state == _LISTENS and address[0] == 127:
+            found.add(address[1])
+    return found
 
 
 def api_port(address: str) -> int:
