@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -55,6 +57,45 @@ def test_how_it_is_computed_and_what_an_optimizer_keeps_there_does_not() -> None
     one, other = made(lr=0.1, foreach=True), made(lr=0.1, foreach=False)
     other.param_groups[0]["d_estimate"] = 0.3
     assert of(one) == of(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.float32(0.1), 0.1),
+        (np.float64(0.1), torch.tensor(0.1)),
+        (True, 1),
+        (False, 0.0),
+        (0.0, -0.0),
+        ((torch.tensor(0.9), 0.999), [0.9, torch.tensor([0.999])]),
+        (lambda step: 0.1 * step, lambda step: 0.1 * step),
+        ({"a", "b"}, {"b", "a"}),
+    ],
+)
+def test_one_value_in_two_forms_is_alike(one: Any, other: Any) -> None:
+    """As processes may have it, of which one was given the other's state."""
+    optimizers = [made(lr=0.1), made(lr=0.1)]
+    for optimizer, value in zip(optimizers, (one, other), strict=True):
+        optimizer.param_groups[0]["alpha"] = value
+    assert alike(of(optimizers[0]), of(optimizers[1]))
+
+
+def test_a_change_within_a_tensor_is_seen() -> None:
+    betas = torch.tensor(0.9), torch.tensor(0.999)
+    adam = made(torch.optim.Adam, betas=betas, foreach=False)
+    options = Hyperparameters([adam])
+    before = options.hashes()
+    betas[0].fill_(0.8)
+    assert not alike(before, options.hashes())
+
+
+def test_tensors_of_a_device_do_not_count_wherever_they_are() -> None:
+    """A newcomer's came with its state, to the CPU."""
+    there, newcomer, other = (made(lr=0.1) for _ in range(3))
+    for optimizer, device, rate in ((there, "meta", 0.1), (newcomer, "cpu", 0.1), (other, "cpu", 0.2)):
+        optimizer.param_groups[0]["params"] = [torch.nn.Parameter(torch.ones(1, device="meta"))]
+        optimizer.param_groups[0]["lr"] = torch.full((), rate, device=device)
+    assert of(there) == of(newcomer) == of(other)
 
 
 def test_a_change_is_seen_at_once() -> None:

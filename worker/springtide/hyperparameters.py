@@ -2,8 +2,10 @@
 
 A learning rate that follows a worker's own count, or its own loss, makes other steps there than elsewhere:
 replicas drift apart without a word. Only what scripts set is compared, not what some optimizers keep among
-their options (estimates, sums). Machines may differ in the last bits of a cosine, so numbers are equal within
-a millionth: each is cut to such steps in two ways, and one of them agrees.
+their options (estimates, sums), and of objects their type: they are written differently in each process.
+Tensors count where parameters are on the CPU. Elsewhere a newcomer may have them on the CPU, whence it got
+its state, and to look at others would wait for the device. Machines may differ in the last bits of a cosine,
+so numbers are equal within a millionth: each is cut to such steps in two ways, and one of them agrees.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 COMPARED: Final = (
@@ -52,14 +55,25 @@ class Hyperparameters:
         for number, optimizer in enumerate(self._optimizers):
             which = f"optimizer {number} " if len(self._optimizers) > 1 else ""
             for place, group in enumerate(optimizer.param_groups):
+                on_host = all(parameter.device.type == "cpu" for parameter in group["params"])
                 for name in COMPARED:
-                    value = group.get(name)
-                    if isinstance(value, torch.Tensor):
-                        if value.device.type != "cpu" or value.numel() != 1:
-                            continue  # to look at it would wait for the device
-                        value = value.item()
+                    value = _plain(group.get(name), on_host)
                     if value is not None:
                         yield f"{which}group {place} {name}", value
+
+
+def _plain(value: Any, on_host: bool) -> Any:
+    """A number, a string, or a tuple of such; None for what is not compared."""
+    if isinstance(value, torch.Tensor):
+        readable = on_host and value.device.type == "cpu" and value.numel() == 1
+        return value.item() if readable else None
+    if isinstance(value, tuple | list):
+        return tuple(_plain(item, on_host) for item in value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, int | float | str):
+        return value
+    return type(value).__qualname__
 
 
 def hashes(values: Iterable[Any]) -> tuple[int, int]:
@@ -71,14 +85,14 @@ def hashes(values: Iterable[Any]) -> tuple[int, int]:
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
-        if isinstance(value, tuple | list):
+        if isinstance(value, tuple):
             yield from _flat(value)
         else:
             yield value
 
 
 def _cut(value: Any) -> tuple[object, object]:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(value, int | float):
         return str(value), str(value)
     number = float(value)
     if number == 0 or not math.isfinite(number):
