@@ -139,13 +139,15 @@ class Asynchronous:
         key, early, made = key_in(meta), kind is Kind.OFFER_EARLY, None
         form: dict[str, Any] = {name: meta[name] for name in _FORM if name in meta}
         offer = Offer(number_in(meta, "o"), form, payload, next(self._early) if early else 0)
+        # Before the chunk's lock: to count what there is takes the one in which others wait for that.
+        makes = early and self._steps.has_room_twice(self._offered())
         if kind is not Kind.COPY_OFFER:
             with self._shards.borrowed(token, key) as held:
                 # In the lock, which a copy in the making is sent in as well: that comes there first.
                 for address in held.forward:
                     about = {"k": key, "o": offer.number, "me": meta["me"], **offer.form}
                     offer.passed[address] = self._tell(address, Kind.COPY_OFFER, token, about, payload)
-                if early and self._steps.has_room_twice(self._offered()):
+                if makes:
                     recipe, of_range = Recipe.from_json(meta.get("recipe")), number_in(meta, "r")
                     made = early_ranges.make_early(
                         held, offer.early, of_range, recipe, lambda chunk: _gradient(chunk, meta, payload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -22,6 +23,7 @@ from springtide_ps.client import RefusedError
 from springtide_ps.frames import Frame, Kind
 from springtide_ps.held import Borrowed, Held
 from springtide_ps.ranges import Book
+from springtide_ps.rounds import RoundError
 from springtide_ps.server import Server
 from springtide_ps.stream import PeerClosedError, connect, parse_address
 
@@ -193,6 +195,39 @@ def test_without_room_for_second_copies_values_come_after_the_push() -> None:
             loose.exchange.commit(1.0, ())
             assert torch.equal(loose.values(), undisturbed(body + 1, "None"))
         assert loose.books() == {(0, 4)}
+        loose.exchange.close()
+
+
+def test_who_looks_for_room_holds_no_chunk_that_others_wait_for() -> None:
+    """Whoever waits for a chunk holds up the whole server, so to count its bytes would never end."""
+    with servers(1) as running:
+        loose = Loose(running, kind=EarlyRanges)
+        loose.begin()
+        loose.body()
+        loose.exchange.commit(1.0, ())
+        loose.values()
+        steps, shards = running[0].steps, running[0].steps.shards
+        steps._memory_limit = 1 << 40
+        look, token = steps.has_room_twice, shards.token
+
+        def look_at_all() -> None:
+            for key in list(shards._held):
+                with shards.borrowed(token, key):
+                    pass
+
+        def while_another_one_looks(besides: int) -> bool:
+            other = threading.Thread(target=look_at_all, daemon=True)
+            other.start()
+            other.join(10)
+            if other.is_alive():
+                raise RoundError("a chunk is held")
+            return look(besides)
+
+        steps.has_room_twice = while_another_one_looks  # type: ignore[method-assign]
+        early = offered(loose)
+        assert early
+        assert all(future.result(0).meta["applied"] == 2 for future in early)
+        loose.exchange.commit(1.0, ())
         loose.exchange.close()
 
 
