@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -19,6 +20,7 @@ from typing import Any, Final
 import torch
 
 from springtide_ps.chunk import ChunkError
+from springtide_ps.client import RefusedError
 from springtide_ps.frames import PART_BYTES
 from springtide_ps.frozen import Part
 from springtide_ps.held import Fill, Forward, Held
@@ -30,6 +32,7 @@ from springtide_ps.slices import Slice
 log = logging.getLogger("springtide.ps")
 
 _ANSWER_SECONDS: Final = 60.0
+_NO_ANSWER: Final = f"no answer for {_ANSWER_SECONDS:g} s"
 _LOOK_SECONDS: Final = 1.0
 _IN_FLIGHT: Final = 2  # parts
 
@@ -128,9 +131,11 @@ class CopyingShards(Shards):
 
     def _fills_now(self) -> list[tuple[str, str]]:
         if self._sending is not None and self._sending.open and time.monotonic() > self._sending.end:
-            self._end_sending(f"no answer for {_ANSWER_SECONDS:g} s")
-        # A copy is made of what stays; a large one is on its way alone.
-        return self._fills if not self._rounds.tried and self._sending is None else []
+            self._end_sending(_NO_ANSWER)
+        # A copy is made of what stays, when nothing is left to be made that a new server knows nothing of; a
+        # large one is on its way alone.
+        stays = self._rounds.ready and not self._rounds.tried
+        return self._fills if stays and self._sending is None else []
 
     @property
     def _patience(self) -> float | None:
@@ -144,6 +149,7 @@ class CopyingShards(Shards):
                 if held is not None and held.chunk is not None:
                     self._fills.append((key, address))
                 return
+            token = self._rounds.token
             with held.lock:
                 # Within the lock: no update comes between the copy and those that follow it.
                 chunk, version, sent = held.chunk, held.version, None
@@ -159,8 +165,14 @@ class CopyingShards(Shards):
                 held.forward = [*held.forward, address]
             for which, total in held.closed_sums(self._rounds.version + 1).items():
                 self._send_sum(address, which, key, total)
-        if sent is not None:
+        if sent is None:
+            return
+        try:
             sent.result(_ANSWER_SECONDS)
+        except (FutureTimeoutError, ConnectionError, RefusedError) as error:
+            with self._lock:
+                if self._rounds.token == token:
+                    self._has_failed(key, address, str(error) or _NO_ANSWER)
 
     def _try_part(self, sending: Sending, chunk: Any) -> None:
         """As `_send_part`; the copy is over when that fails."""
@@ -208,9 +220,13 @@ class CopyingShards(Shards):
         assert sending is not None
         self.cuts.readings.end(sending.reading)
         if why:
-            log.warning("the copy of %s on server %s is not made: %s", sending.key, sending.address, why)
-            if held := self._held.get(sending.key):
-                held.forward = [address for address in held.forward if address != sending.address]
+            self._has_failed(sending.key, sending.address, why)
+
+    def _has_failed(self, key: str, address: str, why: str) -> None:
+        """A copy is not there, and gets no updates (in the lock)."""
+        log.warning("the copy of %s on server %s is not made: %s", key, address, why)
+        if held := self._held.get(key):
+            held.forward = [other for other in held.forward if other != address]
 
     # ---- from another server, or from a worker
 

@@ -47,9 +47,15 @@ class Client:
         return self.link.ask_step(kind, self.token, about, **more).result(30)
 
     def enter(self, step: int = 0, *, books: bool = False) -> None:
+        self.enter_only(step, books=books)
+        self.resolve()
+
+    def enter_only(self, step: int = 0, *, books: bool = False) -> None:
         self.number += 1
         about = {"me": "a", "members": ["a"], "s": step, "lineage": "one"}
         self.ask(Kind.ENTER, {**about, **({"books": True, "skipped": 0} if books else {})})
+
+    def resolve(self) -> None:
         self.ask(Kind.RESOLVE, {"recipe": RECIPE.to_json()})
 
     def load(self, piece: Slice, version: int = 0, part: int = PART) -> None:
@@ -351,3 +357,49 @@ def test_a_slice_without_room_is_refused_with_its_first_part() -> None:
         client.load(make(10))
         assert client.inventory() == KEY
         client.link.close()
+
+
+def test_a_copy_is_made_when_the_state_is_settled(clients: list[Client], running: list[Server]) -> None:
+    """What is still to be made of it, a server that is new does not know."""
+    first, second = clients
+    first.enter()
+    first.load(make(1))
+    first.link.stage_rows(first.token, 1, "a", "t2", [(0, 1)], record([1]))
+    first.ask(Kind.PREPARE, {"s": 1, "me": "a", "count": 1, "norm": False})
+    second.number = first.number
+    for client in clients:
+        client.enter_only(step=1)
+    shards = running[0].steps.shards
+    with shards._lock:
+        running[0].steps._arrange(first.token, {"fill": {KEY: [second.address]}})
+        assert not shards._fills_now()
+    for client in clients:
+        client.resolve()
+    assert second.await_copy() == first.dump()
+    first.step(2, [1, 2])
+    second.prepare_only(2)
+    assert second.await_copy() == first.dump()
+
+
+def test_a_copy_that_has_no_room_gets_no_updates_and_holds_none_up(
+    clients: list[Client], running: list[Server]
+) -> None:
+    first, second = clients
+    running[1].steps._memory_limit = 1
+    for client in clients:
+        client.enter(books=True)
+    first.load(make(1))
+    assert make(1).dumped_bytes <= PART
+    fill(first, second)
+    shards = running[0].steps.shards
+
+    def is_over() -> bool:
+        with shards._lock:
+            shards._settle()
+            return not shards._fills
+
+    until(is_over, "the copy is still waited for")
+    first.push(0, [1])
+    assert shards._held[KEY].forward == []
+    assert first.dump()[0]["book"] == {"applied": 1, "ranges": [0, 1]}
+    assert running[1].steps.shards._held == {}
