@@ -213,6 +213,25 @@ def test_a_range_that_is_taken_over_late_moves_no_rate(kind: str, each: int) -> 
     assert count_of(item) == 1 + 12 * each
 
 
+class Registered(ExponentialLR):
+    """Asks something of classes that are derived from it."""
+
+    def __init_subclass__(cls, *, title: str) -> None:
+        super().__init_subclass__()
+
+
+def test_a_late_range_derives_no_class_that_a_script_s_scheduler_hears_of() -> None:
+    optimizer, _ = scheduler()
+    item = Registered(optimizer, 0.5)
+    schedules = Schedules({"scheduler": item})
+    for number in (0, 3, 1):
+        schedules.go_to(number)
+        optimizer.step()
+        item.step()
+        schedules.stepped()
+    assert (type(item), item.last_epoch) == (Registered, 4)
+
+
 def test_a_schedule_of_exactly_the_steps_of_the_job_is_not_stepped_beyond_its_end() -> None:
     optimizer, _ = scheduler()
     item = OneCycleLR(optimizer, 1.0, total_steps=4)

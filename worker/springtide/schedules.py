@@ -140,6 +140,9 @@ class Schedules:
 class _Resting:
     """A scheduler that makes no steps is of a class of its own, which its `state_dict()` knows nothing of."""
 
+    def __init_subclass__(cls) -> None:
+        """What a script's class asks of those that are derived from it is not asked of this one."""
+
     def step(self, *_: object, **__: object) -> None:
         """None is due."""
 
