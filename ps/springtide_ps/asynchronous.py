@@ -214,7 +214,8 @@ class Asynchronous:
         if kind is Kind.PUSH_RANGE:
             self._counters.pushes += 1
             if fresh and isinstance(chunk, Slice):
-                self._counters.row_updates += gradient.numel() // chunk.record_words
+                rows = gradient.numel() // chunk.record_words
+                self._counters.row_updates += rows
         if meta.get("bare"):
             about["bare"] = True
         frame = Frame(Kind.DONE if bare else Kind.VALUES, number, about, values.nbytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ class CountedShards(FrozenShards):
 
     def __init__(self, forward: Forward, fill: Fill, part_bytes: int = PART_BYTES) -> None:
         self.evicted = 0
+        self._counting = threading.Lock()
         super().__init__(forward, fill, part_bytes)
 
     @property
@@ -51,17 +53,22 @@ class CountedShards(FrozenShards):
             try:
                 yield lent
             finally:
-                self.evicted += _evicted(lent.chunk) - before
+                self._count(_evicted(lent.chunk) - before)
 
     def _make_late(self, piece: Slice, updates: Iterable[Later]) -> None:
         before = _evicted(piece)
         super()._make_late(piece, updates)
-        self.evicted += _evicted(piece) - before
+        self._count(_evicted(piece) - before)
 
     def _apply(self, held: Held, totals: dict[int, torch.Tensor], recipe: Recipe, step: int) -> None:
         before = _evicted(held.chunk)
         super()._apply(held, totals, recipe, step)
-        self.evicted += _evicted(held.chunk) - before
+        self._count(_evicted(held.chunk) - before)
+
+    def _count(self, evicted: int) -> None:
+        """Chunks change on several threads."""
+        with self._counting:
+            self.evicted += evicted
 
 
 def _evicted(piece: Chunk | Slice | None) -> int:

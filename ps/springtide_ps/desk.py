@@ -23,6 +23,9 @@ _EMPTY: Final = memoryview(b"")
 class Counters:
     """Since the start. Bytes of tensors; rows of tables. ranges: pushes of ranges that were applied.
     repeated: those whose range the chunk had already.
+
+    Several threads add to them, so what is added is computed before: `+=` of a call loses what others add
+    while it runs, and a counter may fall.
     """
 
     pushes: int = 0

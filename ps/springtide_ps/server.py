@@ -215,7 +215,8 @@ class Server:
     def _send(self, stream: Stream, answer: Answer) -> None:
         try:
             stream.send(answer.frame, answer.payload)
-            self.counters.bytes_out += len(answer.payload)
+            sent = len(answer.payload)
+            self.counters.bytes_out += sent
         except FrameError as error:
             # Whoever asked is told; without a word it and all who ask after it would wait for ever.
             stream.send(_refusal(answer.frame.request, error))

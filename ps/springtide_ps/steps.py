@@ -162,7 +162,8 @@ class Steps:
                     start = stop
             case Kind.ROWS:
                 self._rows(token, meta, payload, number, reply)
-                self._counters.looked_up += sum(count for _, count in _slices(meta))
+                looked_up = sum(count for _, count in _slices(meta))
+                self._counters.looked_up += looked_up
             case Kind.SUM:
                 key = key_in(meta)
                 which = (_step(meta), _round(meta))

@@ -1,0 +1,76 @@
+"""Counters of a server, which several of its threads add to at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+from ps_slices import RECIPE, make, record
+
+from springtide_ps import counted_shards, steps
+from springtide_ps.chunk import Chunk
+from springtide_ps.counted_shards import CountedShards
+from springtide_ps.desk import Answer
+from springtide_ps.frames import Header, Kind
+from springtide_ps.slices import Slice
+from springtide_ps.steps import Steps
+
+TOKEN = (1, 0, 1)
+
+
+@pytest.fixture
+def server() -> Iterator[Steps]:
+    """Holds two slices that let rows go beyond 8 each."""
+    made = Steps(lambda address: pytest.fail("it has no peers"))
+    made.shards.enter(TOKEN, ["a"], 0, "one", booked=True)
+    for number in range(2):
+        made.shards.load(TOKEN, f"t2.{number}", 0, make(max_rows=8))
+    yield made
+    made.close()
+
+
+def train(shards: CountedShards, key: str) -> None:
+    """Of twelve rows, eight at most stay, and some more go than must."""
+    with shards.borrowed(TOKEN, key) as lent:
+        assert isinstance(lent.chunk, Slice)
+        lent.chunk.apply(record(list(range(12))), RECIPE)
+
+
+def test_rows_that_another_thread_lets_go_meanwhile_count(
+    server: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards, look, looks = server.shards, counted_shards._evicted, 0
+
+    def meanwhile(piece: Chunk | Slice | None) -> int:
+        nonlocal looks
+        looks += 1
+        if looks == 2:  # when the first slice has changed
+            train(shards, "t2.1")
+        return look(piece)
+
+    monkeypatch.setattr(counted_shards, "_evicted", meanwhile)
+    train(shards, "t2.0")
+    pieces = [shards.slice_of(f"t2.{number}") for number in range(2)]
+    assert shards.evicted == sum(piece.table.evicted for piece in pieces) > 0
+
+
+def test_rows_that_another_thread_looks_up_meanwhile_count(
+    server: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, counters = steps._slices, server._counters
+
+    def meanwhile(meta: dict[str, Any]) -> list[tuple[str, int]]:
+        counters.looked_up += 100
+        return read(meta)
+
+    monkeypatch.setattr(steps, "_slices", meanwhile)
+    answered: Future[Answer] = Future()
+    about = {"t": list(TOKEN), "k": "t2", "s": 0, "p": [0], "n": [3]}
+    ids = torch.arange(3).view(torch.uint8)
+    server.answer(Header(Kind.ROWS, 1, 0, ids.nbytes), about, ids, answered.set_result)
+    assert answered.result(30).frame.kind is Kind.VALUES
+    assert counters.looked_up % 100 == 3
+    assert counters.looked_up > 200
