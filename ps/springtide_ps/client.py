@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 
 from springtide_ps.frames import DTYPE_NAMES, NO_REPLY, Frame, FrameError, Header, Kind, joined, memory
+from springtide_ps.pulses import PULSE_SECONDS, SILENT_SECONDS
 from springtide_ps.selected import Selected, pack
 from springtide_ps.stream import PeerClosedError, Stream, connect
 from springtide_ps.tables import TableSpec
@@ -65,7 +66,8 @@ class ServerClient:
 
     Raises OSError when the server cannot be reached within `timeout` seconds, RejectedError for a wrong
     token. patience: seconds after which a request ends with TimeoutError that finds no room among those that
-    wait to be sent; None: it waits until the connection is broken.
+    wait to be sent; None: it waits until the connection is broken. silent: seconds without a sign of life
+    from a server that owes an answer, after which the connection counts as broken (`pulses`).
     """
 
     def __init__(
@@ -75,10 +77,14 @@ class ServerClient:
         timeout: float = 10.0,
         tls: ssl.SSLContext | None = None,
         patience: float | None = None,
+        silent: float = SILENT_SECONDS,
     ) -> None:
         self.address = f"{address[0]}:{address[1]}"
         self._stream, self.about = connect(address, token, timeout, tls)
         self._process, self._patience = os.getpid(), patience
+        self._silent = silent
+        if self._stream.pulses:
+            self._stream.tick(PULSE_SECONDS, self._look)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
@@ -223,6 +229,7 @@ class ServerClient:
         with self._lock:
             if self._broken is not None:
                 raise ServerLostError(f"parameter server {self.address}: {self._broken}")
+            self._begin_to_wait()
             self._unsent.add(sent)
         self._outbox.put((Frame(kind, NO_REPLY, about, len(payload)), payload, sent))
         return sent
@@ -268,6 +275,7 @@ class ServerClient:
         with self._lock:
             if self._broken is not None:
                 raise ServerLostError(f"parameter server {self.address}: {self._broken}")
+            self._begin_to_wait()
             self._pending[number] = _Pending(future, target, any_size)
         try:
             self._outbox.put((Frame(kind, number, meta, len(sent)), sent, None), timeout=self._patience)
@@ -313,6 +321,16 @@ class ServerClient:
         if known:
             sent.set_result(None)
 
+    def _begin_to_wait(self) -> None:
+        if not self._pending and not self._unsent:
+            self._stream.silence = 0
+
+    def _look(self) -> None:
+        """No byte has come for another PULSE_SECONDS."""
+        waits, silence = len(self._pending) + len(self._unsent), self._stream.silence * PULSE_SECONDS
+        if waits and silence >= self._silent:
+            raise ConnectionError(f"no sign of life for {silence:.0f} s, while {waits} requests wait")
+
     def _receive_for_ever(self) -> None:
         try:
             while True:
@@ -324,6 +342,8 @@ class ServerClient:
             self._break(f"the connection broke: {error}")
 
     def _take(self, stream: Stream, header: Header, meta: dict[str, Any]) -> None:
+        if header.kind is Kind.PULSE:
+            return
         if header.request == NO_REPLY and header.kind is Kind.REFUSED:
             self.refusal = str(meta.get("message", "refused"))
             return

@@ -36,8 +36,8 @@ class Kind(IntEnum):
     """What a frame asks or answers."""
 
     CHALLENGE = 1  # server -> client: {"nonce"}
-    PROOF = 2  # client -> server: {"nonce", "proof"}
-    ACCEPTED = 3  # server -> client: {"proof", "server"}
+    PROOF = 2  # client -> server: {"nonce", "proof", "pulse"}
+    ACCEPTED = 3  # server -> client: {"proof", "server", "pulse"}
 
     INIT = 10  # {"key", "shape", "dtype", "whole"} + values; the first one wins
     PUSH = 11  # {"key"} + gradient
@@ -110,6 +110,7 @@ class Kind(IntEnum):
     DONE = 30  # the answer when there is nothing to say; {"version"} or {"created"}
     VALUES = 31  # {"version"} + values
     REFUSED = 32  # {"error", "message"}: this request failed, the connection is fine
+    PULSE = 33  # the server lives: unasked, to clients that said "pulse" and wait for it (`pulses`)
 
 
 class FrameError(ValueError):

@@ -51,6 +51,11 @@ class Outgoing:
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self.unsent < self._limit)
 
+    @property
+    def waited_for(self) -> bool:
+        """Whether requests have no answer yet."""
+        return bool(self._open)
+
     def open(self, request: int, nbytes: int, rank: int = 0) -> None:
         """A request is answered now or later; nbytes: what it holds until then. rank: from 0; a tensor that
         answers it goes after those of a lower one.

@@ -20,6 +20,7 @@ from springtide_ps.desk import Answer, Counters, Desk
 from springtide_ps.frames import NO_REPLY, PART_BYTES, Frame, FrameError, Header, Kind, memory
 from springtide_ps.offers import Offers
 from springtide_ps.outgoing import Outgoing
+from springtide_ps.pulses import PULSE_SECONDS, Pulse
 from springtide_ps.rounds import RoundError
 from springtide_ps.selected import SelectedError
 from springtide_ps.steps import KINDS, Steps
@@ -50,6 +51,7 @@ class _Client:
     name: str
     outgoing: Outgoing = field(default_factory=Outgoing)
     offers: Offers = field(default_factory=Offers)
+    pulse: Pulse = field(default_factory=Pulse)
     scratch: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
     scratch_memory: memoryview = field(default_factory=lambda: memoryview(b""))
 
@@ -90,6 +92,7 @@ class Server:
         self._threads: set[threading.Thread] = set()
         self._closed = threading.Event()
         self._spawn(self._accept_for_ever, "springtide-ps-accept")
+        self._spawn(self._pulse_for_ever, "springtide-ps-pulse")
 
     def close(self, timeout: float = 5.0) -> None:
         """Raise TimeoutError when a thread does not end."""
@@ -221,13 +224,23 @@ class Server:
             # Whoever asked is told; without a word it and all who ask after it would wait for ever.
             stream.send(_refusal(answer.frame.request, error))
 
+    def _pulse_for_ever(self) -> None:
+        while not self._closed.wait(PULSE_SECONDS):
+            with self._lock:
+                clients = [client for client in self._clients.values() if client.stream.pulses]
+            for client in clients:
+                if client.pulse.due(client.outgoing):
+                    client.outgoing.put(Answer(Frame(Kind.PULSE)))
+
     # ---- requests
 
     def _read_for_ever(self, client: _Client) -> None:
         reply = client.outgoing.put
         while True:
             client.outgoing.wait_for_room()
+            client.pulse.end()
             header, meta = client.stream.receive()
+            client.pulse.begin()
             in_ranges = header.kind in asynchronous.KINDS
             in_steps = in_ranges or header.kind in KINDS
             desk: Any = self._desk

@@ -6,9 +6,10 @@ import contextlib
 import os
 import socket
 import ssl
+import struct
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from springtide_ps import auth
@@ -46,6 +47,11 @@ class Stream:
         self._sending = threading.Lock()
         self._pace = read_pace(os.environ)
         self._free_at = 0.0
+        self._on_tick: Callable[[], None] = lambda: None
+        self.silence = 0
+        """Ticks in a row in which a byte was waited for and none came."""
+        self.pulses = False
+        """Whether the client wants to hear that the server lives, and the server says so."""
         with contextlib.suppress(OSError):  # a Unix socket has no delay
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -88,11 +94,29 @@ class Stream:
         """Fill the memory. Raises PeerClosedError when the stream ends before."""
         got = 0
         while got < len(memory):
-            count = self.socket.recv_into(memory[got:])
+            try:
+                count = self.socket.recv_into(memory[got:])
+            except BlockingIOError:
+                self.silence += 1
+                self._on_tick()
+                continue
+            self.silence = 0
             if count == 0:
                 where = "" if at_start and got == 0 else " in the middle of a frame"
                 raise PeerClosedError(f"the peer closed the connection{where}")
             got += count
+
+    def tick(self, seconds: float, on_tick: Callable[[], None]) -> None:
+        """Have whoever receives call `on_tick` each time that no byte has come for so long. What that raises,
+        the receiver raises.
+        """
+        self._on_tick = on_tick
+        if isinstance(self.socket, TlsSocket):
+            self.socket.set_receive_timeout(seconds)
+        else:
+            whole = int(seconds)
+            limit = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def skip(self, count: int) -> None:
         """Read and forget `count` bytes."""
@@ -151,7 +175,7 @@ def connect(
         header, meta = stream.receive()
         _expect(header, Kind.CHALLENGE)
         theirs, ours = str(meta.get("nonce", "")), auth.nonce()
-        answer = {"nonce": ours, "proof": auth.proof(token, "client", theirs, ours)}
+        answer = {"nonce": ours, "proof": auth.proof(token, "client", theirs, ours), "pulse": True}
         stream.send(Frame(Kind.PROOF, meta=answer))
         try:
             header, meta = stream.receive()
@@ -160,6 +184,7 @@ def connect(
         _expect(header, Kind.ACCEPTED)
         if not auth.holds(meta.get("proof"), token, "server", theirs, ours):
             raise RejectedError(f"{address[0]}:{address[1]} does not know this job's token")
+        stream.pulses = meta.get("pulse") is True
         sock.settimeout(None)
         return stream, meta
     except BaseException:
@@ -184,7 +209,8 @@ def accept(
         theirs = str(meta.get("nonce", ""))
         if not auth.holds(meta.get("proof"), token, "client", ours, theirs):
             raise RejectedError("a client with another token was refused")
-        answer = {**about, "proof": auth.proof(token, "server", ours, theirs)}
+        stream.pulses = meta.get("pulse") is True
+        answer = {**about, "proof": auth.proof(token, "server", ours, theirs), "pulse": stream.pulses}
         stream.send(Frame(Kind.ACCEPTED, meta=answer))
         sock.settimeout(None)
         return stream

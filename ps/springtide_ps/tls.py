@@ -28,13 +28,16 @@ class TlsSocket:
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._timeout = sock.gettimeout()
+        self._receive_timeout: float | None = None
         sock.setblocking(False)
         self._socket = sock
         self._lock = threading.Lock()
 
     def recv_into(self, memory: memoryview) -> int:
-        """Bytes received; 0 at the end. Raises OSError."""
-        return self._attempt(lambda: self._socket.recv_into(memory))
+        """Bytes received; 0 at the end. Raises OSError (BlockingIOError: none within the receiver's own
+        limit).
+        """
+        return self._attempt(lambda: self._socket.recv_into(memory), self._receive_timeout)
 
     def sendall(self, data: bytes | bytearray | memoryview) -> None:
         """Raises OSError."""
@@ -50,6 +53,10 @@ class TlsSocket:
         """How long each wait may take."""
         self._timeout = seconds
 
+    def set_receive_timeout(self, seconds: float) -> None:
+        """How long whoever receives waits before BlockingIOError, which breaks nothing."""
+        self._receive_timeout = seconds
+
     def shutdown(self, how: int) -> None:
         """End the connection under whoever uses it. Not SSLSocket's own way: it forgets TLS first, and
         another thread would go on in the clear.
@@ -59,7 +66,7 @@ class TlsSocket:
     def close(self) -> None:
         self._socket.close()
 
-    def _attempt(self, call: Callable[[], Result]) -> Result:
+    def _attempt(self, call: Callable[[], Result], limit: float | None = None) -> Result:
         while True:
             with self._lock:
                 try:
@@ -68,14 +75,18 @@ class TlsSocket:
                     event = select.POLLIN
                 except ssl.SSLWantWriteError:
                     event = select.POLLOUT
-            self._wait(event)
+            self._wait(event, limit)
 
-    def _wait(self, event: int) -> None:
+    def _wait(self, event: int, limit: float | None) -> None:
         number = self._socket.fileno()
         if number < 0:
             raise OSError(errno.EBADF, "the connection was closed")
         waiting = select.poll()
         waiting.register(number, event)
+        if limit is not None:
+            if not waiting.poll(limit * 1000):
+                raise BlockingIOError(errno.EAGAIN, "nothing has come")
+            return
         if not waiting.poll(None if self._timeout is None else self._timeout * 1000):
             raise TimeoutError("timed out")
 

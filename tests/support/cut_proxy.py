@@ -10,11 +10,11 @@ import threading
 
 
 class CutProxy:
-    """Forwards 127.0.0.1:`port` to `target` (host, port), which may come and go."""
+    """Forwards 127.0.0.1:`port` to `target` (host, port), which may come and go. at: where it listens."""
 
-    def __init__(self, target: tuple[str, int]) -> None:
+    def __init__(self, target: tuple[str, int], at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(at)
         self.port = int(self._listener.getsockname()[1])
         self._whole = threading.Event()
         self._whole.set()

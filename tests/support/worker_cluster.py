@@ -72,6 +72,7 @@ class WorkerCluster:
         self.suspend = False
         self.saved = ""  # name of the checkpoint that the job was put away with
         self.coordinator_of: Callable[[str, str], str] = lambda name, address: address
+        self.front_of: Callable[[int, str], str] = lambda slot, address: address  # of a server, for workers
         self.hang_seconds = 0.0
         self.hung: set[str] = set()  # uids of pods that the operator replaces since they hang
         self.workers: list[Worker] = []
@@ -153,7 +154,7 @@ class WorkerCluster:
             "SPRINGTIDE_TOKEN": _TOKEN,
             "SPRINGTIDE_POD_NAME": name,
             "SPRINGTIDE_POD_UID": f"uid-{name}",
-            "SPRINGTIDE_POD_IP": address,
+            "SPRINGTIDE_POD_IP": self.front_of(slot, address),
             "SPRINGTIDE_BIND": address,
             "SPRINGTIDE_SLOT": str(slot),
             "SPRINGTIDE_METRICS_PORT": "0",

@@ -57,6 +57,7 @@ class Settings:
     step_log: str = ""
     fault: str = ""
     connect_seconds: float = 10.0
+    """Also how long a parameter server that owes an answer may give no sign of life."""
     collective_seconds: float = 1800.0
     """Above any hang limit: a collective that takes long proves nothing, the coordinator's word does."""
     formation_seconds: float = 60.0
@@ -178,6 +179,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         metrics_file=text("METRICS_FILE"),
         step_log=text("STEP_LOG"),
         fault=text("FAULT"),
+        connect_seconds=number("SPRINGTIDE_CONNECT_SECONDS", 10.0, 1.0),
         collective_seconds=number("SPRINGTIDE_COLLECTIVE_SECONDS", 1800.0, 1.0),
         threads=int(number("OMP_NUM_THREADS", 0, 0)),
         logical_workers=int(number("SPRINGTIDE_LOGICAL_WORKERS", 0, 0)),

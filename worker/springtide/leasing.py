@@ -31,7 +31,7 @@ from springtide.names import StateName
 from springtide.scaling import agree
 from springtide.schedules import Schedules
 from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.links import ServerError
+from springtide.servers.links import ServerError, servers_in
 from springtide.training import Trainer
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Leasing:
             if trainer.reduction.change_wanted:
                 runtime.boundary = True  # another worker has stopped before
             else:
-                trainer.reduction.failure = Failure(str(error), peers_in(error))
+                trainer.reduction.failure = Failure(str(error), [*peers_in(error), *servers_in(error)])
             return []
         self._advance(plan, first, lease.finished)
         number = lease.number

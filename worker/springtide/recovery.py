@@ -27,6 +27,7 @@ from springtide.names import StateName
 from springtide.places import Place
 from springtide.servers.exchange import ServerExchange, ServersLackState
 from springtide.servers.leading import Place as ServersPlace
+from springtide.servers.links import servers_in
 from springtide.servers.setbacks import Setbacks, told
 from springtide.state import Position, State
 from springtide_coordinator import coordinator_pb2 as pb
@@ -54,6 +55,7 @@ class Recovery:
         self._membership = membership
         self.handover = Handover(runtime)
         self._formation_error = ""
+        self._unreached: list[str] = []  # addresses of the servers that it names
         self._unformed = 0  # generations in a row that this process could not enter
         self._lacking = ""
         self._no_way_back = ""
@@ -103,7 +105,7 @@ class Recovery:
         if self._lacking:
             return pb.SERVERS_LACK_STATE, self._lacking, []
         if self._formation_error:
-            return pb.FORMATION_FAILED, self._formation_error, []
+            return pb.FORMATION_FAILED, self._formation_error, self._unreached
         if trainer.failure is not None:
             return pb.REDUCTION_FAILED, trainer.failure.detail, trainer.failure.suspects
         if runtime.boundary:
@@ -169,6 +171,7 @@ class Recovery:
             runtime.group.shut()
         except (RuntimeError, OSError, ValueError) as error:
             self._formation_error = f"{type(error).__name__}: {error}"
+            self._unreached = servers_in(error)
             # Told here, for a peer's complaint may have ended the generation before ours is heard.
             log.info("the generation could not be formed: %s", self._formation_error)
             runtime.group.shut()

@@ -24,6 +24,7 @@ from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, Work, peers_in
 from springtide.gradients import Gradients
 from springtide.hyperparameters import Hyperparameters
+from springtide.servers.links import servers_in
 from springtide.tables.handle import Handle
 from springtide.tables.step import StepHome, StepTables
 from springtide.transaction import Phase, Transaction
@@ -190,7 +191,7 @@ class Reduction:
         except RuntimeError as error:
             if phase is not Phase.IDLE:
                 raise SpringtideError(f"the values of a committed step cannot be had: {error}") from None
-            self.failure = Failure(str(error), [])
+            self.failure = Failure(str(error), servers_in(error))
             return str(error)
         return None
 
@@ -369,7 +370,7 @@ class Reduction:
     def _fail(self, error: RuntimeError) -> NoReturn:
         """A reduction failed: because the step was dropped, or else the step is dropped for it."""
         if self._transaction.phase is not Phase.DROPPED:
-            self.failure = Failure(str(error), peers_in(error))
+            self.failure = Failure(str(error), [*peers_in(error), *servers_in(error)])
             self._transaction.drop("a reduction failed")
         self._running().deal.group.shut()
         raise Dropped(self._transaction.reason) from None

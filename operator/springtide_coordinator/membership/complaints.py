@@ -3,8 +3,9 @@
 When generation after generation ends with complaints although every stream is alive (two members that cannot
 reach each other), the member most complained of is cut off; of equals the youngest.
 
-A parameter server that most members complain of is not cut off, because what it holds would go with it; a
-member that complains of servers which most others reach is.
+A parameter server that most members complain of is cut off when others have copies of all that it holds.
+Without copies it is not, because that would go with it. A member that complains of servers which most others
+reach is cut off.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from .members import Record
+from .messages import ServerInfo
 
 
 @dataclass(slots=True)
@@ -24,6 +26,7 @@ class ComplaintRow:
     accused: Counter[str] = field(default_factory=Counter)
     details: dict[str, str] = field(default_factory=dict)  # accused -> last complaint about it
     of_servers: Counter[str] = field(default_factory=Counter)  # member -> complaints
+    by: dict[str, Counter[str]] = field(default_factory=dict)  # server -> member -> complaints of it
     said: dict[str, str] = field(default_factory=dict)  # label of a member -> its last complaint
 
     def reset(self) -> None:
@@ -31,6 +34,7 @@ class ComplaintRow:
         self.accused.clear()
         self.details.clear()
         self.of_servers.clear()
+        self.by.clear()
         self.said.clear()
 
     def record(
@@ -54,11 +58,20 @@ class ComplaintRow:
             for suspect in set(member.suspects) & ids - {member.info.id}:
                 self.accused[suspect] += 1
                 self.details[suspect] = f"{member.info.label}: {member.detail or member.park_reason.name}"
+            for server in set(member.suspects) & set(servers):
+                self.by.setdefault(server, Counter())[member.info.id] += 1
+                self.details[server] = f"{member.info.label}: {member.detail or member.park_reason.name}"
             if set(member.suspects) & set(servers):
                 self.of_servers[member.info.id] += 1
                 self.details.setdefault(
                     member.info.id, f"it says: {member.detail or member.park_reason.name}"
                 )
+
+    def unreached(self, members: Sequence[Record], servers: Sequence[ServerInfo]) -> list[ServerInfo]:
+        """The servers that most members complain of, those with most complaints first."""
+        ids = {member.info.id for member in members}
+        most = [info for info in servers if 2 * len(ids & self.by.get(info.id, Counter()).keys()) > len(ids)]
+        return sorted(most, key=lambda info: -self.by[info.id].total())
 
     def worst(self, members: Sequence[Record]) -> tuple[Record, str] | None:
         """The member to cut off and why; None when most of them complain of parameter servers.

@@ -6,6 +6,8 @@ Here it is only decided which processes they are: one for each slot wanted. Anot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .effects_once import once
 from .events import Cut, Effect, MemberLost, Send
 from .generation import Generation
@@ -178,15 +180,18 @@ def choose_servers(m: Membership, now: float) -> tuple[ServerInfo, ...] | Status
     )
 
 
-def copied(m: Membership) -> bool:
-    """Whether the last generation's state is whole without those of its servers that are not there now."""
+def copied(m: Membership, without: str = "") -> bool:
+    """Whether the last generation's state is whole without those of its servers that are not there now.
+
+    without: id of another one.
+    """
     current = m.current
     if current is None or not m.rules.copies_suffice:
         return False
     if not current.complete and current.copies_before < 2:
         return False
     copies = current.copies if current.complete else current.copies_before
-    there = {record.info.id for record in m.servers.values() if record.usable}
+    there = {record.info.id for record in m.servers.values() if record.usable} - {without}
     return sum(info.id not in there for info in current.serving) < max(1, copies)
 
 
@@ -208,6 +213,31 @@ def holders(m: Membership) -> tuple[ServerInfo, ...]:
     if current is None:
         return ()
     return current.serving if current.complete else (*current.servers, *current.leaving_servers)
+
+
+def cut_off_unreached(m: Membership, unreached: Sequence[ServerInfo], now: float) -> list[Effect]:
+    """End the first of these servers without which the state is whole; none when each holds what no other
+    one has.
+    """
+    current = m.current
+    for info in unreached:
+        record = m.servers.get(info.id)
+        if current is None or record is None or not record.connected or not copied(m, info.id):
+            continue
+        reason = (
+            f"{m.complaints.length} generations in a row failed because most workers could not reach"
+            f" parameter server {info.label}, which reaches the coordinator"
+            f" ({m.complaints.details[info.id]}). Others have copies of what it holds."
+            " Check that pods can reach each other (network policy, firewalls, a mesh)."
+        )
+        record.replaced = True
+        current.lost_servers[info.id] = reason
+        m.lost_servers.append(info.label)
+        return [
+            MemberLost(info.id, f"parameter server {info.label}: {reason}"),
+            *cut_off(m, record, Refused(reason, retry=False), now),
+        ]
+    return []
 
 
 def may_come_back(m: Membership, info: ServerInfo, now: float) -> bool:

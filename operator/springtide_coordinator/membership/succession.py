@@ -18,7 +18,7 @@ from .members import Record
 from .messages import Consistency, ParkReason, Refused, ServerInfo, Standing
 from .names import StateName
 from .saving import before_leaving
-from .serving import choose_servers, copies_kept, still_holding
+from .serving import choose_servers, copies_kept, cut_off_unreached, still_holding
 from .startup import enough_to_start, may_start_fresh
 from .state import Membership, Status
 
@@ -268,6 +268,8 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
     effects += judge_complaints(m, participants, now)
     if not any(record.state == plan.chosen for record in participants):
         return effects  # the only holder was cut off: decide again
+    if not all(m.server_connected(info.id) for info in plan.servers):
+        return effects  # one of the servers was
     anew = plan.state_lost or still_begins_anew(m, plan.chosen)
     name = m.next_name()
     leaving = still_holding(m, plan.servers)
@@ -313,7 +315,10 @@ def judge_complaints(m: Membership, participants: list[Record], now: float) -> l
         return []
     worst = m.complaints.worst(members)
     if worst is None:
-        return []
+        cut = cut_off_unreached(m, m.complaints.unreached(members, current.serving), now)
+        if cut:
+            m.complaints.reset()
+        return cut
     record, reason = worst
     m.complaints.reset()
     m.excluded[record.info.id] = reason

@@ -362,7 +362,7 @@ class ServerExchange(TableSteps):
             (server, self._ask(server, Kind.PREPARE, {**about, "count": self._counts.get(server, 0)}))
             for server in self.links
         ]
-        answers = [self.links.answer(future, server, "the step's gradients") for server, future in asked]
+        answers = self.links.answers(asked, "the step's gradients")
         if not self._with_norm:
             return None
         return self.optimizers.norm([answer.meta["square_norms"] for answer in answers])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, TypeVar
 
@@ -16,10 +17,18 @@ from springtide_ps.stream import RejectedError, parse_address
 from springtide_ps.tls import client_context
 
 Result = TypeVar("Result")
+_NAMED = re.compile(r"parameter server \[?([0-9a-fA-F.:]+)\]?:\d+")
 
 
 class ServerError(RuntimeError):
     """A server is lost, or refuses: the step cannot go on in this generation."""
+
+
+def servers_in(error: BaseException) -> list[str]:
+    """IP address of the parameter server that an error is about, if of any: of several the last, since a
+    server whose copies cannot be made says which other one it does not reach.
+    """
+    return _NAMED.findall(str(error))[-1:]
 
 
 class Links:
@@ -70,7 +79,11 @@ class Links:
                 self._clients.pop(server).close()
             try:
                 self._clients[server] = ServerClient(
-                    parse_address(address), self._token, self._connect_seconds, self._tls
+                    parse_address(address),
+                    self._token,
+                    self._connect_seconds,
+                    self._tls,
+                    silent=self._connect_seconds,
                 )
             except (OSError, ValueError, RejectedError) as error:
                 raise ServerError(f"parameter server {address} cannot be reached: {error}") from None
@@ -150,6 +163,21 @@ class Links:
         return self.result(
             future, lambda: f"{what} at parameter server {self._clients[server].address}", to_the_end
         )
+
+    def answers(self, asked: Sequence[tuple[str, Future[Answer]]], what: str) -> list[Answer]:
+        """As `answer`, of each (server, request). The first that fails ends the wait for the others, which
+        may wait for what failed.
+        """
+        servers = {future: server for server, future in asked}
+        left: set[Future[Any]] = set(servers)
+        while left and not self._over.done():
+            done, _ = wait({*left, self._over}, timeout=self._answer_seconds, return_when=FIRST_COMPLETED)
+            if not done:
+                break
+            for future in done & left:
+                self.answer(future, servers[future], what)
+            left -= done
+        return [self.answer(future, server, what) for server, future in asked]
 
     def close(self) -> None:
         self.over("this process ends")

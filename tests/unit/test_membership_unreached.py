@@ -1,0 +1,89 @@
+"""Parameter servers that reach the coordinator, and that workers do not reach."""
+
+from __future__ import annotations
+
+from coordinator_room import Room
+from coordinator_servers import everybody, trains
+
+from springtide_coordinator.membership import messages as say
+
+
+def begin(copies: int, workers: int = 3, servers: int = 3) -> Room:
+    room = trains(servers=servers, workers=workers)
+    assert room.m.current is not None
+    for member in room.members:
+        room.tell(member, say.Formed(room.m.current.name, server_copies=copies))
+    return room
+
+
+def fails(room: Room, **suspects: tuple[str, ...]) -> None:
+    """The generation ends with complaints, and the next one is made. suspects: by member."""
+    reason = say.ParkReason.FORMATION_FAILED
+    for member in room.members:
+        complains = member in suspects
+        room.park(
+            member,
+            reason if complains else say.ParkReason.DROPPED,
+            at=room.m.members[member].state,
+            suspects=suspects.get(member, ()),
+        )
+    room.tick(0.4)
+
+
+def test_it_is_cut_off_when_most_complain_of_it_and_others_have_copies() -> None:
+    room = begin(copies=2)
+    for _ in range(3):
+        fails(room, w0=("s1",), w2=("s1", "s2"))
+    assert room.members == ("w0", "w1", "w2")
+    assert room.servers == ("s0", "s2")
+    refused = room.last("s1", say.Refused)
+    assert not refused.retry
+    assert "most workers could not reach parameter server pod-s1" in refused.reason
+    assert room.number == 4
+
+
+def test_of_several_the_one_with_most_complaints_is_cut_off() -> None:
+    """Where a server does not reach its neighbour, workers may complain of the neighbour or of both."""
+    room = begin(copies=2)
+    fails(room, w0=("s0",), w1=("s0",), w2=("s0",))
+    for _ in range(2):
+        fails(room, w0=("s1",), w1=("s1",))
+    assert room.servers == ("s0", "s2")
+
+
+def test_its_successor_is_taken_in() -> None:
+    room = begin(copies=2)
+    for _ in range(3):
+        fails(room, w0=("s1",), w1=("s1",))
+    room.form()
+    room.serve("s1x", attempt=1, pod="s1x")
+    everybody(room, "s0", "s1x", "s2")
+    assert room.told("w0", say.Boundary)
+
+
+def test_two_that_nobody_reaches_are_not_both_cut_off_where_there_are_two_copies() -> None:
+    room = begin(copies=2)
+    for _ in range(3):
+        fails(room, w0=("s1", "s2"), w1=("s1", "s2"))
+    gone = {"s1", "s2"} - set(room.servers)
+    assert len(gone) == 1
+    left = ({"s1", "s2"} - gone).pop()
+    for _ in range(6):
+        fails(room, w0=(left,), w1=(left,))
+    assert left in room.servers
+    assert room.members == ("w0", "w1", "w2")
+
+
+def test_without_copies_it_stays_and_so_do_the_workers() -> None:
+    room = begin(copies=1)
+    for _ in range(9):
+        fails(room, w0=("s1",), w1=("s1",), w2=("s1",))
+    assert room.members == ("w0", "w1", "w2")
+    assert room.servers == ("s0", "s1", "s2")
+
+
+def test_a_server_of_which_few_complain_is_not_cut_off() -> None:
+    room = begin(copies=2)
+    for _ in range(3):
+        fails(room, w0=("s1",), w1=("s2",))
+    assert room.servers == ("s0", "s1", "s2")

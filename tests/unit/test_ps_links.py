@@ -1,0 +1,69 @@
+"""Which server a failure is about, and when a wait for several servers ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from ps_servers import TOKEN, names, servers
+
+from springtide.servers.links import Links, ServerError, servers_in
+from springtide_ps.client import Answer, ServerLostError
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("parameter server 10.0.0.7:7080 cannot be reached: timed out", ["10.0.0.7"]),
+        ("parameter server [fd00::7]:7080 cannot be reached: timed out", ["fd00::7"]),
+        ("the step's gradients at parameter server fd00::7:7080: no answer in 9 s", ["fd00::7"]),
+        (
+            "the step's gradients at parameter server 10.0.0.7:7080: parameter server 10.0.0.7:7080: a copy "
+            "could not be made: 10.0.0.8:7080: parameter server 10.0.0.8:7080: no sign of life for 10 s",
+            ["10.0.0.8"],
+        ),
+        ("[10.0.0.9]:4711: Connection closed by peer", []),
+        ("the parameter server is not known", []),
+    ],
+)
+def test_the_server_that_an_error_is_about(text: str, wanted: list[str]) -> None:
+    assert servers_in(ServerError(text)) == wanted
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    """To the servers "a" and "b"."""
+    with servers(2) as running:
+        made = Links(TOKEN, 10.0, 60.0)
+        made.connect(dict(zip("ab", names(running), strict=True)))
+        yield made
+        made.close()
+
+
+def asked() -> list[tuple[str, Future[Answer]]]:
+    return [("a", Future()), ("b", Future())]
+
+
+def test_all_answers_come_in_the_order_of_the_requests(links: Links) -> None:
+    requests = asked()
+    for number, (_, future) in reversed(list(enumerate(requests))):
+        future.set_result(Answer(number, {}))
+    assert [answer.version for answer in links.answers(requests, "it")] == [0, 1]
+
+
+def test_the_first_that_fails_ends_the_wait_for_the_others(links: Links) -> None:
+    """The first server waits for the second one's copy; what is wrong is known of the second."""
+    requests = asked()
+    requests[1][1].set_exception(ServerLostError("it is gone"))
+    with pytest.raises(ServerError, match=rf"it at parameter server {links['b'].address}: it is gone"):
+        links.answers(requests, "it")
+
+
+def test_the_end_of_the_generation_ends_the_wait(links: Links) -> None:
+    requests: list[Any] = asked()
+    requests[0][1].set_result(Answer(0, {}))
+    links.over("the generation is over")
+    with pytest.raises(ServerError, match=rf"{links['b'].address}: the generation is over"):
+        links.answers(requests, "it")
