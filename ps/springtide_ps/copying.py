@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -20,7 +19,6 @@ from typing import Any, Final
 import torch
 
 from springtide_ps.chunk import ChunkError
-from springtide_ps.client import RefusedError
 from springtide_ps.frames import PART_BYTES
 from springtide_ps.frozen import Part
 from springtide_ps.held import Fill, Forward, Held
@@ -41,15 +39,15 @@ Later = Callable[[Slice], None]
 
 @dataclass(slots=True, eq=False)
 class Sending:
-    """A slice on its way to another server. reading: of its bytes, of which `at` have left and parts `open`
-    have no answer yet. end: when one is waited for no more.
+    """A chunk on its way to another server. reading: of the bytes of a large slice, of which `at` of `total`
+    have left; 0: it goes whole. open: parts that have no answer yet. end: when one is waited for no more.
     """
 
     key: str
     address: str
     version: int
-    reading: int
-    total: int
+    reading: int = 0
+    total: int = 0
     at: int = 0
     open: int = 0
     end: float = 0.0
@@ -132,8 +130,8 @@ class CopyingShards(Shards):
     def _fills_now(self) -> list[tuple[str, str]]:
         if self._sending is not None and self._sending.open and time.monotonic() > self._sending.end:
             self._end_sending(_NO_ANSWER)
-        # A copy is made of what stays, when nothing is left to be made that a new server knows nothing of; a
-        # large one is on its way alone.
+        # A copy is made of what stays, when nothing is left to be made that a new server knows nothing of;
+        # one at a time.
         stays = self._rounds.ready and not self._rounds.tried
         return self._fills if stays and self._sending is None else []
 
@@ -149,47 +147,39 @@ class CopyingShards(Shards):
                 if held is not None and held.chunk is not None:
                     self._fills.append((key, address))
                 return
-            token = self._rounds.token
             with held.lock:
                 # Within the lock: no update comes between the copy and those that follow it.
-                chunk, version, sent = held.chunk, held.version, None
+                chunk, sending = held.chunk, Sending(key, address, held.version)
                 if isinstance(chunk, Slice) and chunk.dumped_bytes > self._part_bytes:
-                    reading = self.cuts.readings.begin(key)
-                    sending = self._sending = Sending(key, address, version, reading, chunk.dumped_bytes)
-                    self._try_part(sending, chunk)
-                    if self._sending is not sending:
-                        return
+                    sending.reading, sending.total = self.cuts.readings.begin(key), chunk.dumped_bytes
+                self._sending, held.forward = sending, [*held.forward, address]
+                self._try_part(sending, chunk)
+                if self._sending is sending and sending.reading:
                     self._asides += [partial(self._send_more, sending)] * (_IN_FLIGHT - 1)
-                else:
-                    sent = self._fill(address, key, version, *chunk.dump())
-                held.forward = [*held.forward, address]
-            for which, total in held.closed_sums(self._rounds.version + 1).items():
-                self._send_sum(address, which, key, total)
-        if sent is None:
-            return
-        try:
-            sent.result(_ANSWER_SECONDS)
-        except (FutureTimeoutError, ConnectionError, RefusedError) as error:
-            with self._lock:
-                if self._rounds.token == token:
-                    self._has_failed(key, address, str(error) or _NO_ANSWER)
+            if address in held.forward:
+                for which, total in held.closed_sums(self._rounds.version + 1).items():
+                    self._send_sum(address, which, key, total)
 
     def _try_part(self, sending: Sending, chunk: Any) -> None:
         """As `_send_part`; the copy is over when that fails."""
         try:
             self._send_part(sending, chunk)
-        except (KeyError, ConnectionError, RoundError) as error:
-            self._end_sending(str(error))
+        except Exception as error:
+            self._end_sending(repr(error))
 
     def _send_part(self, sending: Sending, chunk: Any) -> None:
-        """Send the next part (in both locks)."""
+        """Send the next part, or all of it (in both locks)."""
         key, at = sending.key, sending.at
-        about, block, _ = self.cuts.readings.take(sending.reading, key, chunk, at, self._part_bytes)
-        meta = {**({} if at else about), "at": at, "of": sending.total}
+        if sending.reading:
+            about, block, _ = self.cuts.readings.take(sending.reading, key, chunk, at, self._part_bytes)
+            meta = {**({} if at else about), "at": at, "of": sending.total}
+        else:
+            meta, block = chunk.dump()
         sent = self._fill(sending.address, key, sending.version, meta, block)
         sending.at += block.nbytes
         sending.open += 1
         sending.end = time.monotonic() + _ANSWER_SECONDS
+        # Nobody waits for the answer: the other server may hang, and steps and generations go on.
         sent.add_done_callback(partial(self._is_there, sending))
 
     def _is_there(self, sending: Sending, sent: Future[Any]) -> None:
@@ -220,13 +210,9 @@ class CopyingShards(Shards):
         assert sending is not None
         self.cuts.readings.end(sending.reading)
         if why:
-            self._has_failed(sending.key, sending.address, why)
-
-    def _has_failed(self, key: str, address: str, why: str) -> None:
-        """A copy is not there, and gets no updates (in the lock)."""
-        log.warning("the copy of %s on server %s is not made: %s", key, address, why)
-        if held := self._held.get(key):
-            held.forward = [other for other in held.forward if other != address]
+            log.warning("the copy of %s on server %s is not made: %s", sending.key, sending.address, why)
+            if held := self._held.get(sending.key):
+                held.forward = [address for address in held.forward if address != sending.address]
 
     # ---- from another server, or from a worker
 

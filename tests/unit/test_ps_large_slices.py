@@ -403,3 +403,21 @@ def test_a_copy_that_has_no_room_gets_no_updates_and_holds_none_up(
     assert shards._held[KEY].forward == []
     assert first.dump()[0]["book"] == {"applied": 1, "ranges": [0, 1]}
     assert running[1].steps.shards._held == {}
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+def test_a_copy_to_a_server_that_hangs_holds_up_neither_steps_nor_generations(
+    clients: list[Client], running: list[Server], rows: int
+) -> None:
+    first, second = clients
+    gates, piece = Gates(running[0]), make(rows)
+    for client in clients:
+        client.enter()
+    first.load(piece)
+    fill(first, second)
+    until(lambda: bool(gates.sizes), "the copy does not begin")
+    first.step(1, [1])
+    piece.apply(record([1], 1), RECIPE)
+    assert first.dump() == dumped(piece)
+    first.enter(step=1)
+    assert first.inventory() == KEY
