@@ -309,7 +309,10 @@ class ServerClient:
                 self._break(f"the connection broke: {error}")
             except FrameError as error:
                 self._settle(frame.request, error)
-        # Whoever waits for room goes on: its request has failed.
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Whoever waits for room goes on: its request has failed."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._outbox.get_nowait()
@@ -394,6 +397,8 @@ class ServerClient:
             lost, self._pending = list(self._pending.values()), {}
             unsent, self._unsent = self._unsent, set()
         self._stream.abort()
+        # First of all: who is told below may need a lock of one that waits for room.
+        self._make_room()
         with contextlib.suppress(queue.Full):  # who sends looks before it takes the next one
             self._outbox.put_nowait(None)
         for pending in lost:

@@ -360,6 +360,43 @@ def _push_and_keep(store: kv.KVStore, gradient: torch.Tensor, handles: list[kv.H
         handles.append(store.push("w", gradient))
 
 
+def test_who_is_told_of_a_lost_server_may_need_a_lock_of_one_that_waits_for_room() -> None:
+    """As a server does that passes sums on, each in the lock in which it hears that one is there."""
+    with servers(1) as running, kv.connect(names(running), TOKEN) as store:
+        [client] = store._clients
+        lost, ready, told, lock = threading.Event(), threading.Event(), threading.Event(), threading.Lock()
+
+        def send(*_: object) -> None:
+            assert lost.wait(60)
+            raise ConnectionResetError("by the test")
+
+        def hear(_: object) -> None:
+            if lock.acquire(timeout=60):
+                lock.release()
+                told.set()
+
+        def ask() -> None:
+            client.status().add_done_callback(hear)
+            with lock, contextlib.suppress(kv.ServerLostError):
+                ready.set()
+                while True:
+                    client.status()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client._stream, "send", send)
+            asking = threading.Thread(target=ask, daemon=True)
+            asking.start()
+            assert ready.wait(60)
+            deadline = time.monotonic() + 60
+            while not client._outbox.full():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            lost.set()
+            asking.join(30)
+            assert not asking.is_alive()
+            assert told.wait(30)
+
+
 def _push_for_ever(store: kv.KVStore) -> None:
     while True:
         store.push("w", torch.ones(8)).wait()
