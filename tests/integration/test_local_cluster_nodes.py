@@ -206,7 +206,7 @@ def test_a_pod_that_is_always_restarted_comes_back_with_its_node(kube: Kube, clu
 def test_a_pod_forced_off_a_stopped_node_is_killed_when_the_node_returns(
     kube: Kube, cluster: Cluster
 ) -> None:
-    pod = _sleeper(kube, "ghost")
+    pod = _sleeper(kube, "ghost", spec={"tolerations": [{"operator": "Exists"}]})
     node, pid = pod["spec"]["nodeName"], pid_of(pod)
     cluster.stop_node(node)
     until(lambda: condition_of(_node(cluster, node), "Ready")["status"] == "Unknown", "NotReady")

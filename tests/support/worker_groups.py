@@ -43,7 +43,7 @@ def together(calls: Sequence[Callable[[], Any]], timeout_seconds: float = 40.0) 
         return [future.result(timeout_seconds) for future in futures]
 
 
-def form_groups(count: int, collective_seconds: float = 30.0) -> list[Group]:
+def form_groups(count: int, collective_seconds: float = 30.0, connect_seconds: float = 10.0) -> list[Group]:
     stores, places = wired_stores(count), addresses(count)
     return together(
         [
@@ -52,7 +52,7 @@ def form_groups(count: int, collective_seconds: float = 30.0) -> list[Group]:
                 rank,
                 count,
                 places[rank],
-                connect_seconds=10.0,
+                connect_seconds=connect_seconds,
                 collective_seconds=collective_seconds,
             )
             for rank in range(count)

@@ -232,8 +232,9 @@ def form(
     """Form the group of a generation; blocks until all members are connected.
 
     address: IP of this process, to which the group's listener is bound. connect_seconds: limit for connecting
-    to peers once their addresses are known. collective_seconds: limit of a collective, above any time after
-    which the coordinator acts. nccl_device: where sums of CUDA tensors go through NCCL; None: through gloo.
+    to peers once their addresses are known, and of the silence of a peer's machine. collective_seconds: limit
+    of a collective, above any time after which the coordinator acts. nccl_device: where sums of CUDA tensors
+    go through NCCL; None: through gloo.
     Raise FormationCancelled, TimeoutError or RuntimeError.
     """
     if size == 1:
@@ -254,10 +255,29 @@ def form(
             len(connections),
             size,
         )
+    for connection in connections:
+        _notice_silence(connection, connect_seconds)
     group.adopt(store, connections)
     if nccl_device is not None:
         group.use_device(form_nccl(store, rank, size, nccl_device, collective_seconds))
     return group
+
+
+def _notice_silence(connection: socket.socket, seconds: float) -> None:
+    """Have the connection fail when the peer's machine acknowledges nothing for so long.
+
+    It takes the kernel a quarter of an hour otherwise, or for ever where this side only waits. The peer's
+    kernel answers for a process that computes or is stopped: what that means the coordinator knows.
+    """
+    whole = max(1, int(seconds))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, max(1, whole // 2)),
+        (socket.TCP_KEEPINTVL, max(1, whole // 5)),
+        (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, 1000 * whole),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _built(store: StreamStore, build: Callable[[], Any]) -> Any:

@@ -1,0 +1,46 @@
+"""A network that breaks between two workers, both of which the coordinator reaches. The kernel really drops
+their packets, in a network that is made for the test; that needs no rights where users may make them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "support" / "cut_network.py"
+ALONE = ["unshare", "--user", "--map-root-user", "--net"]
+
+
+def why_not() -> str:
+    """Why no network can be made here; "" where it can."""
+    for tool in ("unshare", "ip"):
+        if shutil.which(tool) is None:
+            return f"{tool} is not installed"
+    rules = "ip link set lo up && ip rule add pref 5 to 127.0.0.9 blackhole"
+    tried = subprocess.run([*ALONE, "sh", "-c", rules], capture_output=True, text=True, timeout=60)
+    return tried.stderr.strip() if tried.returncode else ""
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("taking_part", [(0, 1), (0,), (1,)], ids=["both", "first", "second"])
+def test_a_sum_over_a_broken_line_fails_long_before_its_own_limit(taking_part: tuple[int, ...]) -> None:
+    if reason := why_not():
+        pytest.skip(f"no network of its own: {reason}")
+    done = subprocess.run(
+        [*ALONE, sys.executable, str(SCRIPT), *map(str, taking_part)],
+        env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,  # the collective's own limit is 600 s
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    ends = json.loads(done.stdout.strip().splitlines()[-1])
+    assert set(ends) == {str(rank) for rank in taking_part}
+    assert any("timed out" in said for said in ends.values()), ends
+    assert all(ends.values()), ends

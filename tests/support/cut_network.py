@@ -1,0 +1,55 @@
+"""A group of two whose network breaks. To be run in a network of its own, with the rights to change it there;
+prints what each rank's collective ended with, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from worker_groups import form_groups
+
+from springtide.exchange.groups import Group
+
+COLLECTIVE_SECONDS = 600.0
+CONNECT_SECONDS = 2.0
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, timeout=30)
+
+
+def cut(address: str) -> None:
+    """Nothing comes from or to the address any more, and nobody is told."""
+    ip("rule", "add", "pref", "10", "from", "all", "lookup", "local")
+    ip("rule", "del", "pref", "0")
+    ip("rule", "add", "pref", "5", "to", address, "blackhole")
+    ip("rule", "add", "pref", "5", "from", address, "blackhole")
+
+
+def end_of(group: Group) -> str:
+    """Of a sum that the other rank may never begin."""
+    try:
+        group.start_sum(torch.ones(1 << 20)).wait()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def main() -> None:
+    taking_part = [int(rank) for rank in sys.argv[1:]]
+    ip("link", "set", "lo", "up")
+    groups = form_groups(2, COLLECTIVE_SECONDS, CONNECT_SECONDS)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(end_of, groups)) == ["", ""]
+        listening = [connection.getsockname()[0] for group in groups for connection in group._sockets]
+        cut(next(address for address in listening if address != "127.0.0.1"))
+        ends = dict(zip(taking_part, pool.map(end_of, [groups[rank] for rank in taking_part]), strict=True))
+    print(json.dumps(ends), flush=True)
+
+
+if __name__ == "__main__":
+    main()
