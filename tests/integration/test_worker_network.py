@@ -28,19 +28,20 @@ def why_not() -> str:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("taking_part", [(0, 1), (0,), (1,)], ids=["both", "first", "second"])
-def test_a_sum_over_a_broken_line_fails_long_before_its_own_limit(taking_part: tuple[int, ...]) -> None:
+def test_a_sum_over_a_broken_line_fails_long_before_its_own_limit() -> None:
+    """Whether both ranks have begun it, or one waits for the other's part."""
     if reason := why_not():
         pytest.skip(f"no network of its own: {reason}")
     done = subprocess.run(
-        [*ALONE, sys.executable, str(SCRIPT), *map(str, taking_part)],
+        [*ALONE, sys.executable, str(SCRIPT)],
         env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)},
         capture_output=True,
         text=True,
         timeout=120,  # the collective's own limit is 600 s
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    ends = json.loads(done.stdout.strip().splitlines()[-1])
-    assert set(ends) == {str(rank) for rank in taking_part}
-    assert any("timed out" in said for said in ends.values()), ends
-    assert all(ends.values()), ends
+    groups = json.loads(done.stdout.strip().splitlines()[-1])
+    assert [sorted(ends) for ends in groups] == [["0", "1"], ["0"], ["1"]]
+    for ends in groups:
+        assert all(ends.values()), ends
+        assert any("timed out" in said for said in ends.values()), ends

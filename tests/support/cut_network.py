@@ -1,12 +1,12 @@
-"""A group of two whose network breaks. To be run in a network of its own, with the rights to change it there;
-prints what each rank's collective ended with, as JSON.
+"""Groups of two whose network breaks. To be run in a network of its own, with the rights to change it there;
+prints, for each of the groups, what the collective of each rank that took part ended with, as JSON.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -24,8 +24,6 @@ def ip(*arguments: str) -> None:
 
 def cut(address: str) -> None:
     """Nothing comes from or to the address any more, and nobody is told."""
-    ip("rule", "add", "pref", "10", "from", "all", "lookup", "local")
-    ip("rule", "del", "pref", "0")
     ip("rule", "add", "pref", "5", "to", address, "blackhole")
     ip("rule", "add", "pref", "5", "from", address, "blackhole")
 
@@ -39,16 +37,22 @@ def end_of(group: Group) -> str:
     return ""
 
 
-def main() -> None:
-    taking_part = [int(rank) for rank in sys.argv[1:]]
-    ip("link", "set", "lo", "up")
+def ends_of(taking_part: Sequence[int]) -> dict[int, str]:
+    """By rank, of those that begin a sum when the line is broken."""
     groups = form_groups(2, COLLECTIVE_SECONDS, CONNECT_SECONDS)
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(end_of, groups)) == ["", ""]
         listening = [connection.getsockname()[0] for group in groups for connection in group._sockets]
         cut(next(address for address in listening if address != "127.0.0.1"))
-        ends = dict(zip(taking_part, pool.map(end_of, [groups[rank] for rank in taking_part]), strict=True))
-    print(json.dumps(ends), flush=True)
+        return dict(zip(taking_part, pool.map(end_of, [groups[rank] for rank in taking_part]), strict=True))
+
+
+def main() -> None:
+    ip("link", "set", "lo", "up")
+    # Rules before the one that knows all of this machine's addresses.
+    ip("rule", "add", "pref", "10", "from", "all", "lookup", "local")
+    ip("rule", "del", "pref", "0")
+    print(json.dumps([ends_of(ranks) for ranks in ((0, 1), (0,), (1,))]), flush=True)
 
 
 if __name__ == "__main__":

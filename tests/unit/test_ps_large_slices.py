@@ -396,7 +396,7 @@ def test_a_copy_that_has_no_room_gets_no_updates_and_holds_none_up(
     def is_over() -> bool:
         with shards._lock:
             shards._settle()
-            return not shards._fills
+            return not shards._fills and shards._sending is None  # the refusal is here
 
     until(is_over, "the copy is still waited for")
     first.push(0, [1])
