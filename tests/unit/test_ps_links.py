@@ -61,6 +61,14 @@ def test_the_first_that_fails_ends_the_wait_for_the_others(links: Links) -> None
         links.answers(requests, "it")
 
 
+def test_there_is_one_limit_for_all(links: Links) -> None:
+    links._answer_seconds = 0.05
+    requests = asked()
+    requests[0][1].set_result(Answer(0, {}))
+    with pytest.raises(ServerError, match=rf"at parameter server {links['b'].address}: no answer in 0.05 s"):
+        links.answers(requests, "it")
+
+
 def test_the_end_of_the_generation_ends_the_wait(links: Links) -> None:
     requests: list[Any] = asked()
     requests[0][1].set_result(Answer(0, {}))

@@ -170,10 +170,15 @@ class Links:
         """
         servers = {future: server for server, future in asked}
         left: set[Future[Any]] = set(servers)
+        end = time.monotonic() + self._answer_seconds
         while left and not self._over.done():
-            done, _ = wait({*left, self._over}, timeout=self._answer_seconds, return_when=FIRST_COMPLETED)
+            limit = max(0.0, end - time.monotonic())
+            done, _ = wait({*left, self._over}, timeout=limit, return_when=FIRST_COMPLETED)
             if not done:
-                break
+                missing = ", ".join(self._clients[servers[future]].address for future in left)
+                raise ServerError(
+                    f"{what} at parameter server {missing}: no answer in {self._answer_seconds:g} s"
+                )
             for future in done & left:
                 self.answer(future, servers[future], what)
             left -= done
