@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,9 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
+from springtide.counted import count_of, count_steps
 from springtide.errors import UsageError
-from springtide.schedules import Schedules, count_of
+from springtide.schedules import Schedules
 from springtide.servers.books import newest_copies, rescue
 from springtide_ps.ranges import Book, RangeSet
 
@@ -38,6 +40,46 @@ KINDS: dict[str, Callable[[torch.optim.Optimizer], LRScheduler]] = {
         [KINDS["warm-up"](optimizer), ExponentialLR(optimizer, 0.9)]
     ),
 }
+
+
+class Handing(LRScheduler):
+    """A warm-up that hands over to a schedule of the script, which counts nothing of the second one."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, steps: int, after: LRScheduler) -> None:
+        self.steps, self.after = steps, after
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        return [rate * min(1.0, (1 + self.last_epoch) / (1 + self.steps)) for rate in self.base_lrs]
+
+    def step(self, epoch: int | None = None) -> None:
+        if self.last_epoch < self.steps:
+            super().step(epoch)
+        else:
+            self.after.step()
+            self._last_lr = self.after.get_last_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_epoch": self.last_epoch, "after": self.after.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.last_epoch = state_dict["last_epoch"]
+        self.after.load_state_dict(state_dict["after"])
+
+
+class Ending(ExponentialLR):
+    """Rests at its end."""
+
+    def step(self, epoch: int | None = None) -> None:
+        if self.last_epoch < 5:
+            super().step(epoch)
+
+
+KINDS["handing over"] = lambda optimizer: Handing(optimizer, 3, ExponentialLR(optimizer, 0.5))
+KINDS["ending"] = lambda optimizer: Ending(optimizer, 0.5)
+KINDS["chain of handing over"] = lambda optimizer: ChainedScheduler(
+    [KINDS["handing over"](optimizer), ExponentialLR(optimizer, 0.9)]
+)
 
 
 def scheduler(kind: str = "exponential") -> tuple[torch.optim.Optimizer, LRScheduler]:
@@ -198,6 +240,7 @@ def test_a_range_that_is_taken_over_late_moves_no_rate(kind: str, each: int) -> 
     alone = rates(kind, 12, each)
     optimizer, item = scheduler(kind)
     schedules = Schedules({"scheduler": item})
+    seen = type(item)
     found = {}
     for number in (0, 1, 4, 2, 3, 5, 11, 10):
         schedules.go_to(number)
@@ -206,7 +249,7 @@ def test_a_range_that_is_taken_over_late_moves_no_rate(kind: str, each: int) -> 
         for _ in range(each):
             item.step()
         schedules.stepped()
-        assert type(item) is type(scheduler(kind)[1])
+        assert type(item) is seen
     on_time = (0, 1, 4, 5, 11)
     assert [found[number] for number in on_time] == pytest.approx([alone[number] for number in on_time])
     meet(schedules, stop=12)
@@ -259,6 +302,67 @@ def test_a_late_body_that_is_left_leaves_its_scheduler_as_it_was() -> None:
     item.step()
     schedules.stepped()
     assert item.last_epoch == state["last_epoch"] + 1 == 7
+
+
+@pytest.mark.parametrize("kind", ["handing over", "ending", "chain of handing over"])
+def test_how_often_a_scheduler_was_stepped_is_part_of_its_state(kind: str) -> None:
+    alone = rates(kind, 12)
+    optimizer, item = scheduler(kind)
+    count_steps([item])
+    for _ in range(6):
+        optimizer.step()
+        item.step()
+    other, newcomer = scheduler(kind)
+    count_steps([newcomer])
+    newcomer.load_state_dict(item.state_dict())
+    other.load_state_dict(optimizer.state_dict())
+    schedules = Schedules({"scheduler": newcomer})
+    assert count_of(newcomer) == 7
+    schedules.go_to(6)
+    other.step()
+    newcomer.step()
+    schedules.stepped()
+    schedules.go_to(10)
+    assert other.param_groups[0]["lr"] == pytest.approx(alone[10])
+
+
+def test_a_state_without_a_count_has_torch_s() -> None:
+    """A checkpoint of an earlier build."""
+    _, older = scheduler("ending")
+    for _ in range(3):
+        older.optimizer.step()
+        older.step()
+    _, item = scheduler("ending")
+    count_steps([item])
+    item.load_state_dict(older.state_dict())
+    assert count_of(item) == 4
+
+
+def test_a_scheduler_that_is_counted_stays_what_the_script_sees() -> None:
+    _, item = scheduler("ending")
+    plain = set(item.state_dict())
+    count_steps([item, item])
+    assert isinstance(item, Ending)
+    assert type(item).__name__ == "Ending"
+    assert set(item.state_dict()) == plain | {"springtide_steps"}
+    _, of_torch = scheduler()
+    count_steps([of_torch])
+    assert type(of_torch) is ExponentialLR
+    assert "springtide_steps" not in of_torch.state_dict()
+
+
+def test_fractions_of_an_epoch_are_refused() -> None:
+    optimizer, item = scheduler("restarts")
+    schedules = Schedules({"scheduler": item})
+    assert isinstance(item, CosineAnnealingWarmRestarts)
+    schedules.go_to(0)
+    optimizer.step()
+    item.step(1)
+    schedules.stepped()
+    schedules.go_to(1)
+    item.step(1.25)
+    with pytest.raises(UsageError, match="fractions of an epoch"):
+        schedules.stepped()
 
 
 class Uncounted(LRScheduler):

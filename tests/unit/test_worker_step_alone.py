@@ -46,6 +46,27 @@ def plain_torch(
     return twin.parameters()
 
 
+class HalvesTwice(torch.optim.lr_scheduler.ExponentialLR):
+    """Rests afterwards, and torch counts no more."""
+
+    def step(self, epoch: int | None = None) -> None:
+        if self.last_epoch < 2:
+            super().step(epoch)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+def test_a_script_s_scheduler_is_counted_from_the_begin(runtime: Runtime) -> None:
+    """A job may go over to a consistency that needs the count."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = HalvesTwice(optimizer, 0.5)
+    springtide.distribute(model, optimizer, scheduler=scheduler)
+    for _ in range(4):
+        scheduler.step()
+    assert scheduler.state_dict()["springtide_steps"] == 5
+    assert scheduler.get_last_lr() == [0.25]
+
+
 on_cuda = pytest.param(
     "cuda",
     marks=[

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from springtide import ending, faults
 from springtide.blocks import Attempt
 from springtide.consistency import consistencies_of
+from springtide.counted import count_steps
 from springtide.data.batch import Batch
 from springtide.data.loop import plan_loop
 from springtide.data.source import make_source
@@ -96,6 +97,7 @@ def distribute(
         strategy=strategy,
     )
     declared = check()
+    count_steps(tracked.values())
     if exact and declared.device.type == "cuda":
         check_gpu(on_gpu(settings.cublas_workspace))
     runtime.trainer = Trainer(

@@ -7,14 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.amp import GradScaler
-from torch.optim.lr_scheduler import (
-    ChainedScheduler,
-    CosineAnnealingWarmRestarts,
-    LRScheduler,
-    ReduceLROnPlateau,
-    SequentialLR,
-)
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LRScheduler, ReduceLROnPlateau
 
+from springtide.counted import count_of, count_steps
 from springtide.errors import UsageError
 
 
@@ -39,6 +34,7 @@ class Schedules:
                     "use Synchronous. Schedulers that need no measured value are fine"
                 )
         self._items: list[LRScheduler] = list(tracked.values())
+        count_steps(self._items)
         for item in self._items:
             count_of(item)
         self._at: list[int] = []
@@ -108,7 +104,17 @@ class Schedules:
             self._each = [round(total / known) for total in each]
 
     def stepped(self, counts: bool = True) -> None:
-        """The body of that range has ended. counts: no other worker counts its steps."""
+        """The body of that range has ended. counts: no other worker counts its steps.
+
+        Raise UsageError for a scheduler that the script moves to places between its steps.
+        """
+        for item in self._items:
+            if isinstance(item, CosineAnnealingWarmRestarts) and item.T_cur != int(item.T_cur):
+                raise UsageError(
+                    "CosineAnnealingWarmRestarts.step(epoch) with fractions of an epoch: where the ranges in "
+                    "between are other workers', the rate would be that of an earlier one. Give T_0 in steps "
+                    "and call step() in each body, or use strategy.parameterServer.consistency Synchronous"
+                )
         each = [now - at for now, at in zip(self._counts(), self._at, strict=True)]
         if self._late and self._each is not None:
             each = self._each
@@ -149,18 +155,3 @@ class _Resting:
 
 def _resting(kind: type[LRScheduler]) -> type[LRScheduler]:
     return type(kind.__name__, (_Resting, kind), {})
-
-
-def count_of(item: LRScheduler) -> int:
-    """How often it was stepped, its making included. Raise UsageError for one that does not say."""
-    if isinstance(item, SequentialLR | CosineAnnealingWarmRestarts):
-        return int(item.last_epoch) + 1
-    if isinstance(item, ChainedScheduler):  # steps all of its own at once
-        return count_of(item._schedulers[0])
-    count = getattr(item, "_step_count", None)
-    if count is None:
-        raise UsageError(
-            f"distribute(): {type(item).__name__} does not count its steps as torch's schedulers do: call "
-            "LRScheduler.__init__() in its own, or use strategy.parameterServer.consistency Synchronous"
-        )
-    return int(count)
