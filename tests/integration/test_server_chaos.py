@@ -1,6 +1,6 @@
 """Real workers, parameter servers and a real coordinator under faults from a seed, in all kinds of job with
-servers, also in groups and while the consistency changes: whatever survives has the numbers of an undisturbed
-run, and each sample counts once.
+servers, also in groups, while the consistency changes and while the line to a server is cut: whatever
+survives has the numbers of an undisturbed run, and each sample counts once.
 
 Seeds that once found something are kept in tests/support/server_chaos_seeds.txt.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from chaos_seeds import Seed, each_seed, seconds
-from server_chaos import ServerChaos
+from server_chaos import CUTS_FROM, ServerChaos
 from server_chaos_jobs import ROUNDING, ROWS, SUMS, Job, job_of
 from worker_checks import check
 from worker_cluster import WorkerCluster, Zygote
@@ -57,6 +57,8 @@ def survive(zygote: Zygote, folder: Path, references: References, seed: Seed) ->
         "SPRINGTIDE_REPLICATION": str(job.copies),
         "SPRINGTIDE_GROUP_SIZE": str(job.group),
     }
+    if seed.version >= CUTS_FROM:
+        environment["SPRINGTIDE_CONNECT_SECONDS"] = "2"
     if job.copies == 1:
         (folder / "volume").mkdir()
         environment |= {
@@ -89,7 +91,9 @@ def survive(zygote: Zygote, folder: Path, references: References, seed: Seed) ->
         number, lost = cluster.reply.generation.number, cluster.reply.states_lost
         assert not lost or job.copies == 1, cluster.logs()
         switches = sum("consistency" in deed for deed in chaos.log)
-        return f"{job}, {len(chaos.log)} deeds, {switches} switches, generation {number}, {lost} states lost"
+        cuts = sum(" off ps-" in deed for deed in chaos.log)
+        done = f"{len(chaos.log)} deeds, {switches} switches, {cuts} lines cut"
+        return f"{job}, {done}, generation {number}, {lost} states lost"
     except AssertionError as error:
         story = "\n".join(chaos.log)
         raise AssertionError(f"seed {seed} (kept in {SEEDS.name}), {job}:\n{story}\n{error}") from error

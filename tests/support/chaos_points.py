@@ -2,7 +2,8 @@
 
 A seed means what its version says, for ever: a new point gets a new version, and the lists of the old ones
 stay as they are. Then kept seeds go on to draw the deeds that once found something. What else a seed draws
-(the kind of job with servers, and whether it changes its consistency) has its version, too.
+(the kind of job with servers, whether it changes its consistency, and what is done to servers) has its
+version, too.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ SERVERS_2 = tuple(sorted((*WORKERS_2, "leasing", "meeting")))
 SERVERS_3 = tuple(sorted((*SERVERS_2, "pushing")))
 
 VERSIONS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "workers": (WORKERS_1, WORKERS_2, WORKERS_2, WORKERS_2),
-    "checkpoints": (CHECKPOINTS_1, CHECKPOINTS_2, CHECKPOINTS_2, CHECKPOINTS_2),
-    "servers": (WORKERS_1, SERVERS_2, SERVERS_3, SERVERS_3),
+    "workers": (WORKERS_1, *(WORKERS_2,) * 4),
+    "checkpoints": (CHECKPOINTS_1, *(CHECKPOINTS_2,) * 4),
+    "servers": (WORKERS_1, SERVERS_2, SERVERS_3, SERVERS_3, SERVERS_3),
 }
 """By kind: the sorted points of version 1, 2, ... A version may be a new one for some kinds only."""
 
-NEWEST = 4
+NEWEST = 5
 
 SELDOM = frozenset(["asked", "leasing", "meeting", "receiving", "restore", "sending", "transfer"])
 """From version 2 on: points that few steps have, so that more of their faults are of any step."""

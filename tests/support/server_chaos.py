@@ -3,7 +3,8 @@
 Where each part of the parameters is on two servers, one server at a time may be killed, stopped, replaced or
 taken away; the next one only when the coordinator has said, after that, that all copies are there. Without
 copies there has to be a checkpoint. From version 3 of the seeds on, the manifest of some jobs changes its
-consistency meanwhile.
+consistency meanwhile. From version 5 on, the line to a server is cut for a while, for all workers and the
+other servers, or for one worker: with copies it may be replaced for that, without them it is waited for.
 """
 
 from __future__ import annotations
@@ -12,12 +13,19 @@ import math
 import time
 
 from chaos_seeds import Seed
+from cut_proxy import CutProxy, ports_of
 from worker_chaos import Chaos
 from worker_cluster import ServerPod, Worker, WorkerCluster
 
 from springtide_coordinator import coordinator_pb2 as pb
 
 MOST_SERVERS = 3
+CUTS_FROM = 5
+"""The first version of the seeds that cuts lines."""
+_DEEDS_1 = ("kill", "kill", "kill", "stop", "more", "fewer")
+_DEEDS_5 = (*_DEEDS_1, "cut", "cut", "cut", "cut")
+_PORT = 7080  # of servers
+_FIRST_FRONT = 150  # last byte of the first proxy's address, between workers' and servers'
 _HEARD_SECONDS = 0.5
 """What the coordinator says is believed when it was asked so long after the last deed."""
 _CONSISTENCIES = (
@@ -26,6 +34,11 @@ _CONSISTENCIES = (
     pb.Consistency(mode="BoundedStaleness", staleness=4),
     pb.Consistency(mode="Asynchronous", staleness=4),
 )
+
+
+def deeds(version: int) -> tuple[str, ...]:
+    """What is done to servers, of which seeds of this version draw."""
+    return _DEEDS_5 if version >= CUTS_FROM else _DEEDS_1
 
 
 class ServerChaos(Chaos):
@@ -40,6 +53,10 @@ class ServerChaos(Chaos):
         self._wake_server: tuple[float, ServerPod] | None = None
         self._replace: tuple[float, int] | None = None
         self._retired: list[ServerPod] = []
+        self._fronts: list[CutProxy] = []  # of each server, in the order of their making
+        self._line: tuple[float, ServerPod] | None = None  # that is cut, until then
+        if seed.version >= CUTS_FROM:
+            cluster.front_of = self._fronted
 
     def strike(self) -> None:
         super().strike()
@@ -56,6 +73,11 @@ class ServerChaos(Chaos):
     def heal(self) -> None:
         super().heal()
         self._mend_servers(math.inf)
+
+    def close(self) -> None:
+        super().close()
+        for front in self._fronts:
+            front.close()
 
     def is_over(self) -> bool:
         """Whether the anchor has ended; until then servers that end are replaced."""
@@ -83,6 +105,8 @@ class ServerChaos(Chaos):
         """Whether all copies are there, by a word that is newer than the last deed."""
         if self._wake_server is not None or self._replace is not None or self._coordinator_at is not None:
             return False
+        if self._line is not None:
+            return False
         reply, asked = self.cluster.reply, self.cluster.asked_at
         if self._copies == 1 and (reply is None or not reply.checkpoint.name):
             return False
@@ -91,7 +115,7 @@ class ServerChaos(Chaos):
     def _hurt_server(self) -> None:
         cluster, now = self.cluster, time.monotonic()
         self._last_deed = now
-        deed = self.random.choice(("kill", "kill", "kill", "stop", "more", "fewer"))
+        deed = self.random.choice(deeds(self._version))
         if deed == "more" and cluster.servers_wanted < MOST_SERVERS:
             cluster.add_server(cluster.servers_wanted)
             cluster.servers_wanted += 1
@@ -104,7 +128,9 @@ class ServerChaos(Chaos):
         else:
             chosen = [s for s in cluster.servers if s.running and s.slot < cluster.servers_wanted]
             victim = self.random.choice(chosen)
-            if deed == "stop":
+            if deed == "cut":
+                self._cut_line(victim)
+            elif deed == "stop":
                 self._say(f"stop {victim.name}")
                 victim.stop()
                 self._wake_server = now + self.random.choice((0.2, 1.0, 3.0)), victim
@@ -113,7 +139,29 @@ class ServerChaos(Chaos):
                 victim.kill()
                 self._replace = now + self.random.choice((0.0, 0.3, 1.0)), victim.slot
 
+    def _cut_line(self, victim: ServerPod) -> None:
+        """For one worker never the anchor: who alone does not reach what others reach is cut off."""
+        front = self._fronts[self.cluster.servers.index(victim)]
+        reset = self.random.random() < 0.3
+        others = [w for w in self.cluster.workers if w.running and w is not self.anchor]
+        one = self.random.choice(others) if others and self.random.random() < 0.35 else None
+        # Shorter than the limit of silence, longer, and long enough for the server to be cut off.
+        lasts = self.random.choice((0.5, 3.0, 10.0))
+        how = "reset" if reset else "silent"
+        self._say(f"cut {one.name if one else 'all'} off {victim.name}, {how}, {lasts:g} s")
+        front.cut(None if one is None else lambda port: port in ports_of(one.pid), reset=reset)
+        self._line = time.monotonic() + lasts, victim
+
+    def _fronted(self, slot: int, address: str) -> str:
+        seen = f"{self.cluster.net}.{_FIRST_FRONT + len(self._fronts)}"
+        self._fronts.append(CutProxy((address, _PORT), (seen, _PORT), holds_ends=True))
+        return seen
+
     def _mend_servers(self, now: float) -> None:
+        if self._line is not None and (self._line[0] <= now or not self._line[1].running):
+            self._fronts[self.cluster.servers.index(self._line[1])].heal()
+            self._say(f"{self._line[1].name} is reached again")
+            self._line, self._last_deed = None, time.monotonic()
         if self._wake_server is not None and self._wake_server[0] <= now:
             self._wake_server[1].wake()
             self._wake_server, self._last_deed = None, time.monotonic()

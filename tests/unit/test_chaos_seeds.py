@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from chaos_points import NEWEST, SELDOM, VERSIONS, chance_of_any_step, points
 from chaos_seeds import Seed, each_seed, keep, kept, parse
-from server_chaos import ServerChaos
+from server_chaos import CUTS_FROM, ServerChaos, deeds
 from server_chaos_jobs import ROUNDING, ROWS, SUMS, Job, job_of
 from worker_chaos import Chaos
 from worker_script import make_data, make_model
@@ -141,6 +141,17 @@ def test_the_newest_draw_tables_and_single_copies_without_common_steps_too() -> 
     assert [job.options for job in alone if job.options in (SUMS, ROWS)] == [SUMS, ROWS, SUMS]
     assert any(job.strategy == "Hybrid" and job.group == 2 for job in jobs)
     assert {kind_of(job_of(Seed(number, 2))) for number in (0, 1, 3)} <= {kind_of(job) for job in jobs}
+
+
+def test_only_newer_seeds_cut_lines_and_old_ones_draw_what_they_always_drew() -> None:
+    for version in range(1, CUTS_FROM):
+        assert deeds(version) == ("kill", "kill", "kill", "stop", "more", "fewer")
+    newer = deeds(NEWEST)
+    assert newer[:6] == deeds(1)
+    assert set(newer[6:]) == {"cut"}
+    assert [job_of(Seed(number, 5)) for number in range(15)] == [
+        job_of(Seed(number, 4)) for number in range(15)
+    ]
 
 
 def test_a_range_that_counts_twice_or_never_is_seen_in_each_layer_of_the_sums() -> None:
