@@ -811,16 +811,20 @@ class SizeRate(_message.Message):
     def __init__(self, workers: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., seconds: _Optional[float] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Recovery(_message.Message):
-    __slots__ = ("generation", "cause", "seconds", "at_unix")
+    __slots__ = ("generation", "cause", "seconds", "at_unix", "number", "reason")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     AT_UNIX_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     generation: GenerationName
     cause: str
     seconds: float
     at_unix: float
-    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., cause: _Optional[str] = ..., seconds: _Optional[float] = ..., at_unix: _Optional[float] = ...) -> None: ...
+    number: int
+    reason: str
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., cause: _Optional[str] = ..., seconds: _Optional[float] = ..., at_unix: _Optional[float] = ..., number: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Poison(_message.Message):
     __slots__ = ("step", "samples", "workers", "detail")
@@ -835,7 +839,7 @@ class Poison(_message.Message):
     def __init__(self, step: _Optional[int] = ..., samples: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class SyncReply(_message.Message):
-    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "stall", "poison", "rates", "lost_seconds", "slow", "servers", "opaque", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "consistency", "consistency_refused", "consistency_pending", "all_saved")
+    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "failures", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "vanished", "stall", "poison", "rates", "lost_seconds", "slow", "servers", "opaque", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "consistency", "consistency_refused", "consistency_pending", "all_saved")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -864,12 +868,14 @@ class SyncReply(_message.Message):
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LAST_RECOVERY_FIELD_NUMBER: _ClassVar[int]
     RECOVERIES_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     STATES_LOST_FIELD_NUMBER: _ClassVar[int]
     ENDED_STAGES_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMIT_UNIX_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
+    VANISHED_FIELD_NUMBER: _ClassVar[int]
     STALL_FIELD_NUMBER: _ClassVar[int]
     POISON_FIELD_NUMBER: _ClassVar[int]
     RATES_FIELD_NUMBER: _ClassVar[int]
@@ -900,12 +906,14 @@ class SyncReply(_message.Message):
     step_seconds: float
     last_recovery: Recovery
     recoveries: int
+    failures: _containers.RepeatedCompositeFieldContainer[Recovery]
     states_lost: int
     ended_stages: int
     values: _containers.ScalarMap[str, float]
     unix_time: float
     last_commit_unix: float
     silent: _containers.RepeatedScalarFieldContainer[str]
+    vanished: _containers.RepeatedScalarFieldContainer[str]
     stall: Stall
     poison: Poison
     rates: _containers.RepeatedCompositeFieldContainer[SizeRate]
@@ -922,4 +930,4 @@ class SyncReply(_message.Message):
     consistency_refused: str
     consistency_pending: str
     all_saved: bool
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., poison: _Optional[_Union[Poison, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., opaque: _Optional[bool] = ..., servers_settled: _Optional[bool] = ..., put_away: _Optional[bool] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., consistency_refused: _Optional[str] = ..., consistency_pending: _Optional[str] = ..., all_saved: _Optional[bool] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Recovery, _Mapping]]] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., vanished: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., poison: _Optional[_Union[Poison, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., opaque: _Optional[bool] = ..., servers_settled: _Optional[bool] = ..., put_away: _Optional[bool] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., consistency_refused: _Optional[str] = ..., consistency_pending: _Optional[str] = ..., all_saved: _Optional[bool] = ...) -> None: ...

@@ -16,8 +16,10 @@ from .membership.names import GenerationName, StateName
 
 KEPT_COMMITS = 20_000
 KEPT_GENERATIONS = 2_000
+KEPT_FAILURES = 16
 RATE_WINDOW = 5.0  # s
 LOST_CAUSES = ("failure", "rescale", "checkpoint", "data", "straggler")
+_REASON = 500  # characters
 # By cause of the generation.
 _LOST_BY = {"failure": "failure", "join": "rescale", "leave": "rescale", "consistency": "rescale"}
 RECOVERY_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # s
@@ -40,12 +42,17 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """From the last commit before a new generation to its first commit."""
+    """From the last commit before a new generation to its first commit.
+
+    number: among all recoveries, from 1. reason: why there is a new generation, in words.
+    """
 
     generation: GenerationName
     cause: str
     seconds: float
     at_unix: float
+    number: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,7 @@ class History:
     recovery_buckets: list[int] = field(default_factory=lambda: [0] * (len(RECOVERY_BUCKETS) + 1))
     recovery_seconds: float = 0.0
     last_recovery: Recovery | None = None
+    failures: list[Recovery] = field(default_factory=list)  # the newest that a failure was the cause of
     values: dict[str, float] = field(default_factory=dict)
     lost_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOST_CAUSES, 0.0))
     held_up: float = 0.0  # seconds per step that a slow member costs now
@@ -101,9 +109,16 @@ class History:
         return self.commits[-1].unix_time if self.commits else 0.0
 
     def generation_made(self, start: Start, cause: str, now: float) -> None:
-        """A generation begins from `start.state`: commits beyond that did not survive."""
+        """A generation begins from `start.state`: commits beyond that did not survive.
+
+        Where the one before it has committed nothing, its failure is what is recovered from.
+        """
+        reason, before = start.reason, self._pending
+        if before is not None and before.cause == "failure":
+            cause = "failure"
+            reason = before.reason if reason in before.reason else f"{before.reason}; {reason}"
         seen = GenerationSeen(
-            start.generation, now, cause, start.reason, tuple(member.label for member in start.members)
+            start.generation, now, cause, reason[:_REASON], tuple(member.label for member in start.members)
         )
         self.generations = [*self.generations[-KEPT_GENERATIONS:], seen]
         self._before = self._before if self._pending is not None else self.last_commit_unix
@@ -176,8 +191,12 @@ class History:
         if not self._before:
             return
         seconds = max(0.0, commit.unix_time - self._before)
-        self.last_recovery = Recovery(pending.name, pending.cause, seconds, commit.unix_time)
         self.recoveries[pending.cause] += 1
+        number = self.recoveries.total()
+        recovery = Recovery(pending.name, pending.cause, seconds, commit.unix_time, number, pending.reason)
+        self.last_recovery = recovery
+        if pending.cause == "failure":
+            self.failures = [*self.failures[1 - KEPT_FAILURES :], recovery]
         self.recovery_seconds += seconds
         if pending.cause in _LOST_BY:
             self.lost_seconds[_LOST_BY[pending.cause]] += max(0.0, seconds - commit.step_seconds)

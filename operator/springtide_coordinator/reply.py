@@ -8,10 +8,11 @@ from . import coordinator_pb2 as pb
 from . import stall, wire
 from .membership import Phase, describe, serving
 from .membership.consistency import why_cut, why_refused
-from .membership.liveness import silent_pods
+from .membership.liveness import silent_pods, vanished_pods
 from .membership.saving import put_away
 
 if TYPE_CHECKING:
+    from .history import Recovery
     from .hub import Hub
 
 
@@ -42,6 +43,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         unix_time=now,
         last_commit_unix=history.last_commit_unix,
         silent=[uid for uid, _ in silent_pods(m)],
+        vanished=vanished_pods(m, now),
         lost_seconds=history.lost_seconds,
         opaque=any(record.opaque for record in m.members.values() if m.in_current(record.info.id)),
         checkpoint=hub.storage.newest,
@@ -108,15 +110,20 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         )
     last = history.last_recovery
     if last is not None:
-        reply.last_recovery.CopyFrom(
-            pb.Recovery(
-                generation=wire.from_generation(last.generation),
-                cause=last.cause,
-                seconds=last.seconds,
-                at_unix=last.at_unix,
-            )
-        )
+        reply.last_recovery.CopyFrom(_recovery(last))
+    reply.failures.extend(map(_recovery, history.failures))
     return reply
+
+
+def _recovery(recovery: Recovery) -> pb.Recovery:
+    return pb.Recovery(
+        generation=wire.from_generation(recovery.generation),
+        cause=recovery.cause,
+        seconds=recovery.seconds,
+        at_unix=recovery.at_unix,
+        number=recovery.number,
+        reason=recovery.reason,
+    )
 
 
 def _message(hub: Hub, phase: Phase, text: str) -> str:

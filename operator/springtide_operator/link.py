@@ -17,6 +17,7 @@ from springtide_operator.api import names
 from springtide_operator.plan.observation import (
     CheckpointReport,
     CoordinatorPod,
+    FailureReport,
     LateReport,
     MemberReport,
     PoisonReport,
@@ -202,6 +203,10 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         recoveries=reply.recoveries,
         recovery_seconds=reply.last_recovery.seconds if recovered else None,
         recovery_cause=reply.last_recovery.cause if recovered else "",
+        failures=tuple(
+            FailureReport(failure.number, failure.generation.number, failure.seconds, failure.reason)
+            for failure in reply.failures
+        ),
         states_lost=reply.states_lost,
         last_commit_at=reply.last_commit_unix or None,
         step_seconds=reply.step_seconds,
@@ -227,6 +232,7 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         put_away=reply.put_away,
         all_saved=reply.all_saved,
         silent=frozenset(reply.silent),
+        vanished=frozenset(reply.vanished),
         stall=to_stall(reply.stall) if reply.HasField("stall") else None,
         poison=_poison(reply),
         rates=tuple(

@@ -16,8 +16,8 @@ def commit(step: int, number: int = 1, at: float = 0.0, samples: int = 10, secon
     return Commit(state(step, number), at or 100 + step / 10, seconds, samples)
 
 
-def start(number: int, base: StateName) -> Start:
-    return Start(generation(number), (info("w0"),), base, (), fresh=False, reason="because")
+def start(number: int, base: StateName, reason: str = "because") -> Start:
+    return Start(generation(number), (info("w0"),), base, (), fresh=False, reason=reason)
 
 
 def test_commits_that_did_not_survive_go_when_the_next_generation_begins() -> None:
@@ -85,6 +85,23 @@ def test_a_generation_that_never_commits_prolongs_the_recovery() -> None:
     history.add([commit(2, 3, at=106.0)], 0.2, now=106)
     assert history.last_recovery is not None
     assert history.last_recovery.seconds == pytest.approx(6.0)
+
+
+def test_failures_are_told_of_with_their_reasons_and_numbers() -> None:
+    history = History()
+    history.add([commit(1, at=100.0)], 0.1, now=100)
+    history.generation_made(start(2, state(1), "w1 is lost"), "failure", now=101)
+    history.generation_made(start(3, state(1), "w3 joins"), "join", now=102)
+    history.add([commit(2, 3, at=103.0)], 0.2, now=103)
+    history.generation_made(start(4, state(2), "w4 joins"), "join", now=104)
+    history.add([commit(3, 4, at=105.0)], 0.3, now=105)
+    history.generation_made(start(5, state(3), "w2 is lost"), "failure", now=106)
+    history.generation_made(start(6, state(3), "w2 is lost"), "failure", now=106)
+    history.add([commit(4, 6, at=107.0)], 0.4, now=107)
+    told = [(failure.number, failure.generation.number, failure.reason) for failure in history.failures]
+    assert told == [(1, 3, "w1 is lost; w3 joins"), (3, 6, "w2 is lost")]
+    assert history.recoveries == {"failure": 2, "join": 1}
+    assert history.lost_seconds["failure"] == pytest.approx(5.0 - 2 * 0.1, abs=0.2)
 
 
 def test_the_first_start_is_no_recovery() -> None:

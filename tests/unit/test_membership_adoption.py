@@ -13,6 +13,7 @@ from coordinator_room import Room, generation, info, state
 from springtide_coordinator.membership import Rules, Synced
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import PodSeen
+from springtide_coordinator.membership.liveness import VANISHED_SECONDS, vanished_pods
 from springtide_coordinator.membership.messages import ParkReason, Standing
 from springtide_coordinator.membership.names import Incarnation
 
@@ -214,6 +215,45 @@ def test_a_silent_loss_without_the_operator_pauses(on: bool) -> None:
         assert room.status.reason == "OperatorUnreachable"
         room.sync("w0", "w1")
         assert room.told("w0", say.Prepare) == 1
+
+
+def test_a_member_that_stays_away_while_its_pod_runs_is_named_until_it_is_back() -> None:
+    def vanished() -> list[str]:
+        return vanished_pods(room.m, room.now)
+
+    room = Room(target=3)
+    room.train("w0", "w1", "w2")
+    room.sync("w0", "w1", "w2")
+    room.lose("w2")
+    room.tick(1)
+    for member in ("w0", "w1"):
+        room.park(member, ParkReason.DROPPED, state(4))
+    room.form()
+    room.tick(VANISHED_SECONDS - 1.1)
+    assert vanished() == []
+    room.tick(0.2)
+    assert vanished() == ["w2"]
+    room.sync("w0", "w1", unstarted=("w2",))
+    assert vanished() == []  # another container of the pod is being started
+    room.sync("w0", "w1", "w2")
+    assert vanished() == ["w2"]
+    room.hello("w2", Standing.PARKED, generation=generation(1), state=state(4), layout_hash="layout")
+    assert vanished() == []
+    room.lose("w2")
+    room.tick(VANISHED_SECONDS)
+    assert vanished() == ["w2"]
+    room.sync("w0", "w1")
+    assert vanished() == []
+
+
+def test_who_has_said_why_it_goes_has_not_vanished() -> None:
+    room = Room(target=2)
+    room.train("w0", "w1")
+    room.sync("w0", "w1")
+    room.tell("w1", say.Bye("Finished"))
+    room.lose("w1")
+    room.tick(2 * VANISHED_SECONDS)
+    assert vanished_pods(room.m, room.now) == []
 
 
 def test_a_member_that_was_cut_off_one_step_ahead_holds_nobody_up() -> None:

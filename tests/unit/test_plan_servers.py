@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from springtide_operator.plan.actions import (
 )
 from springtide_operator.plan.observation import ServerReport
 from springtide_operator.plan.relay import word
+from springtide_operator.plan.servers import MUTE_SECONDS
 
 
 def serving_job(servers: int = 2, replicas: int = 2) -> dict[str, Any]:
@@ -173,6 +175,38 @@ def test_a_server_that_is_driven_out_is_replaced_at_once_and_only_once() -> None
     world.reports()
     world.round()
     assert condition(world)["reason"] == "Healthy"
+
+
+def test_a_server_that_runs_and_does_not_serve_is_named() -> None:
+    world = trains()
+    serving = tuple(ServerReport(pod["metadata"]["uid"], True, True) for pod in world.servers())
+    world.now += MUTE_SECONDS
+    world.reports(servers=serving)
+    world.round()
+    assert condition(world)["reason"] == "Healthy"
+    world.reports(servers=(serving[0], replace(serving[1], connected=False, serving=False)))
+    decided = world.round()
+    assert condition(world)["message"] == "parameter server 1 does not answer, or cannot be reached"
+    assert [event.reason for event in decided.events] == ["ParameterServerMissing"]
+    assert not decided.actions
+    world.reports(servers=serving)
+    world.round()
+    assert condition(world)["reason"] == "Healthy"
+    server(world, 0)["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.round()
+    assert condition(world)["message"] == "parameter server 0 does not answer, or cannot be reached"
+
+
+def test_a_server_that_has_just_begun_is_awaited() -> None:
+    world = trains()
+    serving = tuple(ServerReport(pod["metadata"]["uid"], True, True) for pod in world.servers())
+    world.reports(servers=serving)
+    scale_servers(world, 3)
+    world.settle()
+    assert condition(world)["reason"] == "Healthy"
+    world.now += MUTE_SECONDS
+    world.round()
+    assert condition(world)["message"] == "parameter server 2 does not answer, or cannot be reached"
 
 
 def test_a_server_that_is_lost_again_before_it_was_there_is_still_missing() -> None:

@@ -13,6 +13,7 @@ from springtide_operator.api import reasons
 from springtide_operator.api.crd import custom_resource_definition
 from springtide_operator.plan.conditions import STALL_SECONDS
 from springtide_operator.plan.decide import invalid
+from springtide_operator.plan.observation import FailureReport
 from springtide_operator.plan.progress import rounded
 from springtide_operator.plan.relay import UNREACHABLE_LOST_SECONDS, word
 
@@ -161,6 +162,25 @@ def test_recoveries_add_up_over_coordinators() -> None:
     assert world.status["lastRecoverySeconds"] == "0.123"
 
 
+def test_what_training_has_gone_on_after_is_an_event_once() -> None:
+    def told(*numbers: int, **report: Any) -> list[str]:
+        failures = tuple(FailureReport(n, 1 + n, 0.504, f"digits-worker-{n}-0 is lost") for n in numbers)
+        world.reports(recoveries=max(numbers), failures=failures, **report)
+        return [e.message for e in world.round().events if e.reason == reasons.EVENT_RECOVERED]
+
+    world = started()
+    world.reports()
+    world.round()
+    text = "digits-worker-{} is lost; training goes on in generation {}, 0.50 s after the step before"
+    assert told(1) == [text.format("1-0", 2)]
+    assert told(1) == []
+    world.now += 1
+    assert told(1, 3, 4) == [text.format("3-0", 4), text.format("4-0", 5)]
+    assert told(1, 3, 4) == []
+    assert told(1, restart=1) == [text.format("1-0", 2)]  # another process counts anew
+    assert told(1, restart=1) == []
+
+
 def test_a_silent_worker_is_named_after_a_minute() -> None:
     world = started(2)
     uid = world.workers()[0]["metadata"]["uid"]
@@ -175,6 +195,22 @@ def test_a_silent_worker_is_named_after_a_minute() -> None:
     assert "digits-worker-0-0" in world.status["message"]
     assert "springtide.init()" in world.status["message"]
     assert "digits-coordinator-1 cannot be reached from there" in world.status["message"]
+
+
+def test_a_worker_that_runs_and_is_heard_no_more_is_named() -> None:
+    world = started(3)
+    pods = world.workers()
+    world.reports(vanished=frozenset({pods[1]["metadata"]["uid"]}))
+    decided = world.round()
+    assert condition(world, "Degraded")["reason"] == reasons.WORKER_SILENT
+    assert "digits-worker-1-0 runs, and is not heard of any more" in world.status["message"]
+    assert not decided.actions
+    world.reports(vanished=frozenset(pod["metadata"]["uid"] for pod in pods[:2]))
+    world.round()
+    assert "digits-worker-0-0, digits-worker-1-0 run, and are not heard of" in world.status["message"]
+    world.reports()
+    world.round()
+    assert condition(world, "Degraded")["status"] == "False"
 
 
 def test_the_same_trouble_of_many_is_said_once() -> None:

@@ -6,6 +6,8 @@ from .generation import Generation
 from .messages import MemberInfo, Standing
 from .state import Membership
 
+VANISHED_SECONDS = 60.0  # without a stream; whoever restarts in place is back before
+
 
 def proof_of_death(m: Membership, info: MemberInfo) -> str:
     """How it is known that the process can never act again; "" when it is not known."""
@@ -99,3 +101,15 @@ def silent_pods(m: Membership) -> list[tuple[str, str]]:
         for pod in m.living.values()
         if pod.started and len(greeted.get(pod.uid, ())) < m.processes_per_pod
     ]
+
+
+def vanished_pods(m: Membership, now: float) -> list[str]:
+    """Uids of pods that run, and of which a process was a member and is not heard of any more."""
+    gone = {
+        record.info.pod_uid
+        for record in m.members.values()
+        if record.disconnected_at is not None
+        and now - record.disconnected_at >= VANISHED_SECONDS
+        and not (record.connected or record.dismissed or proof_of_death(m, record.info))
+    }
+    return [pod.uid for pod in m.living.values() if pod.started and pod.uid in gone and pod.uid not in m.hung]

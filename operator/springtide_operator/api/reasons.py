@@ -119,6 +119,7 @@ EVENT_CONSISTENCY: Final = "ConsistencyChanged"
 EVENT_CONSISTENCY_PENDING: Final = "ConsistencyPending"
 EVENT_SCALED: Final = "Scaled"
 EVENT_GANG_REQUESTED: Final = "GangRequested"
+EVENT_RECOVERED: Final = "Recovered"
 EVENT_RESTORED: Final = "CheckpointRestored"
 EVENT_COORDINATOR_STARTED: Final = "CoordinatorStarted"
 

@@ -270,6 +270,7 @@ def _changes(old: Status, new: Status, observation: Observation) -> list[Event]:
 def _reported(old: Status, new: Status, observation: Observation) -> list[Event]:
     """Events of what the coordinator told of the training; its last word is told of with the end."""
     events = putaway.events(old, new, observation) + servers.switched(old, new)
+    events += progress.recovered(observation.report_of(new["coordinator"]["incarnation"]), old)
     if new.get("statesLost", 0) > old.get("statesLost", 0):
         who = "no worker with the job's state survived"
         if "parameterServers" in new:

@@ -179,6 +179,18 @@ class ServerReport:
 
 
 @dataclass(frozen=True)
+class FailureReport:
+    """A failure that training has gone on after. number: among all recoveries of the coordinator's process,
+    from 1. seconds: without a step.
+    """
+
+    number: int
+    generation: int
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
 class SlowReport:
     """A worker that holds the others up; seconds per step."""
 
@@ -261,6 +273,7 @@ class Report:
     recoveries: int = 0
     recovery_seconds: float | None = None
     recovery_cause: str = ""
+    failures: tuple[FailureReport, ...] = ()  # the newest, oldest first
     states_lost: int = 0
     last_commit_at: float | None = None
     step_seconds: float = 0.0  # median of the recent ones
@@ -283,6 +296,7 @@ class Report:
     put_away: bool = False  # told to suspend: nobody is left who has anything to save
     all_saved: bool = False  # the newest checkpoint holds the job's newest state
     silent: frozenset[str] = frozenset()  # pod uids that run and have not said Hello
+    vanished: frozenset[str] = frozenset()  # that run, were members, and have not been heard of for a minute
     opaque: bool = False  # its members run scripts that commit no steps of ours: no progress is no hang
     told_living: frozenset[str] | None = None  # worker pods (uids) called living in the question
 

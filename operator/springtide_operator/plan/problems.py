@@ -48,8 +48,9 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_hung(job, observation),
         *_workers(job, observation),
         *starting.problems(observation, ledger, now),
-        *servers.problems(job, observation, ledger),
+        *servers.problems(job, observation, ledger, now),
         *_silent(observation, ledger, now),
+        *_vanished(observation),
         *_backing_off(job, observation, ledger, now),
         *_unreachable(observation, ledger, now),
         *_checkpoints(observation),
@@ -178,18 +179,34 @@ def _silent(observation: Observation, ledger: Ledger, now: float) -> list[Proble
     ]
     if not names:
         return []
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     verbs = ("runs", "has") if len(names) == 1 else ("run", "have")
     # They may have called it: a policy of the namespace or a service mesh can keep them from the coordinator.
     blocked = f"; or {coordinator.name} cannot be reached from there (then the worker's log says so)"
     return [
         Problem(
             reasons.WORKER_SILENT,
-            f"{shown}: {verbs[0]} for more than {SILENT_SECONDS:.0f} s and"
+            f"{_some(names)}: {verbs[0]} for more than {SILENT_SECONDS:.0f} s and"
             f" {verbs[1]} not called springtide.init();"
             " call it at the script's start, before data is loaded" + blocked,
         )
     ]
+
+
+def _vanished(observation: Observation) -> list[Problem]:
+    report = observation.report
+    names = [pod.name for pod in sizing.live_pods(observation) if report and pod.uid in report.vanished]
+    if not names:
+        return []
+    verbs = ("runs, and is", "its process stands") if len(names) == 1 else ("run, and are", "they stand")
+    text = (
+        f"{_some(names)} {verbs[0]} not heard of any more: {verbs[1]} still, or the coordinator cannot be"
+        " reached from there; others train on without, and a pod that is deleted is replaced"
+    )
+    return [Problem(reasons.WORKER_SILENT, text)]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _backing_off(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:

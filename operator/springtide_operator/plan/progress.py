@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from springtide_operator.api import reasons
+from springtide_operator.plan.actions import Event
 from springtide_operator.plan.clock import parse_time, timestamp
 from springtide_operator.plan.observation import Finished, Report
 
@@ -114,6 +116,22 @@ def counters_seen(report: Report, old: dict[str, Any]) -> tuple[int, int]:
     return before.get("recoveries", 0), before.get("statesLost", 0)
 
 
+def recovered(report: Report | None, old: dict[str, Any]) -> list[Event]:
+    """What training has gone on after, each once."""
+    if report is None:
+        return []
+    told, _ = counters_seen(report, old)
+    return [
+        Event(
+            reasons.EVENT_RECOVERED,
+            f"{failure.reason}; training goes on in generation {failure.generation},"
+            f" {failure.seconds:.2f} s after the step before",
+        )
+        for failure in report.failures
+        if failure.number > told
+    ]
+
+
 def final(finished: Finished, old: dict[str, Any]) -> dict[str, Any]:
     """The progress keys of a job that succeeded: the last worker's word, where it says something."""
     result = {key: old[key] for key in ("generation", *_SLOW) if key in old}
@@ -146,9 +164,10 @@ def rounded(value: float) -> str:
 def throttle(old: dict[str, Any], new: dict[str, Any], now: float) -> dict[str, Any]:
     """The status to write: `old` where only progress moved and the last write of it is too young.
 
-    A lost state is an event, and is written with it: else it would be told of again.
+    A recovery and a lost state are events, and are written with them: else they would be told of again.
     """
-    if same_but_progress(old, new) and old.get("statesLost", 0) == new.get("statesLost", 0):
+    told = all(old.get(key, 0) == new.get(key, 0) for key in ("recoveries", "statesLost"))
+    if told and same_but_progress(old, new):
         if all(old.get(key) == new.get(key) for key in _SLOW):
             return old
         last = parse_time(old.get("progressTime"))

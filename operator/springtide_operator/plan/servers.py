@@ -24,10 +24,11 @@ from springtide_operator.plan.actions import (
 from springtide_operator.plan.backoff import QUICK_SECONDS
 from springtide_operator.plan.halt import halted
 from springtide_operator.plan.ledger import Ledger, Slot
-from springtide_operator.plan.observation import Observation, Problem, ServerPod
+from springtide_operator.plan.observation import Observation, Problem, Report, ServerPod
 from springtide_operator.plan.refused import held_back
 
 ROLE = "server"
+MUTE_SECONDS = 60.0  # a server that has run for so long serves
 BUDGET = "serverbudget"
 
 # Deletions by the operator itself that ask for a successor.
@@ -204,11 +205,11 @@ def put_away(observation: Observation, because: str, why: str) -> list[Action]:
     return [DeletePod(pod.name, pod.uid, because, why) for pod in observation.servers if not pod.deleting]
 
 
-def problems(job: Job, observation: Observation, ledger: Ledger) -> list[Problem]:
+def problems(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
     """What keeps servers from running; for a job that has trained, which one is missing; and why the workers
     do not follow the manifest's consistency.
     """
-    return [*_missing(job, observation, ledger), *_refused(job, observation, ledger)]
+    return [*_missing(job, observation, ledger, now), *_refused(job, observation, ledger)]
 
 
 def _refused(job: Job, observation: Observation, ledger: Ledger) -> list[Problem]:
@@ -220,7 +221,7 @@ def _refused(job: Job, observation: Observation, ledger: Ledger) -> list[Problem
     return [Problem(reasons.CONSISTENCY_REFUSED, text + report.consistency_refused)]
 
 
-def _missing(job: Job, observation: Observation, ledger: Ledger) -> list[Problem]:
+def _missing(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
     result = [Problem(pod.problem.reason, pod.problem.message) for pod in live(observation) if pod.problem]
     report = observation.report_of(ledger.incarnation)
     trained = job.status.get("generation") or (report is not None and report.generation)
@@ -229,15 +230,33 @@ def _missing(job: Job, observation: Observation, ledger: Ledger) -> list[Problem
     ready = {pod.slot for pod in live(observation) if pod.ready}
     awaited = (slot for slot in range(wanted(job)) if slot not in ready)
     missing = [slot for slot in awaited if _served(slot, observation, ledger)]
+    mute = [slot for slot in _mute(observation, report, now) if slot < wanted(job) and slot not in missing]
+    texts = []
     if missing:
-        which = ", ".join(str(slot) for slot in missing)
         verb = "is" if len(missing) == 1 else "are"
-        plural = "" if len(missing) == 1 else "s"
-        text = f"parameter server{plural} {which} {verb} being replaced"
-        if report is not None and not report.training:
-            text += "; training goes on when all are there"
-        result.append(Problem(reasons.SERVER_MISSING, text))
-    return result
+        texts.append(f"{_numbered(missing)} {verb} being replaced")
+    if mute:
+        verb = "does" if len(mute) == 1 else "do"
+        texts.append(f"{_numbered(mute)} {verb} not answer, or cannot be reached")
+    if texts and report is not None and not report.training:
+        texts.append("training goes on when all are there")
+    return [Problem(reasons.SERVER_MISSING, "; ".join(texts))] if texts else []
+
+
+def _numbered(slots: list[int]) -> str:
+    plural = "" if len(slots) == 1 else "s"
+    return f"parameter server{plural} {', '.join(map(str, slots))}"
+
+
+def _mute(observation: Observation, report: Report | None, now: float) -> list[int]:
+    """Slots whose pods have run for long enough to serve, and do not."""
+    serving = {server.pod_uid for server in report.servers if server.serving} if report is not None else None
+    return [
+        pod.slot
+        for pod in live(observation)
+        if pod.running and pod.started_at is not None and now - pod.started_at >= MUTE_SECONDS
+        if not pod.ready or (serving and pod.uid not in serving)
+    ]
 
 
 def _served(slot: int, observation: Observation, ledger: Ledger) -> bool:
