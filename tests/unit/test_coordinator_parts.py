@@ -7,12 +7,14 @@ import logging
 from pathlib import Path
 
 import pytest
-from coordinator_room import generation
+from coordinator_room import generation, info, state
 
 from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator import membership
+from springtide_coordinator.history import Commit
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.logs import KeyValueFormatter
+from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.names import Incarnation
 from springtide_coordinator.rendezvous import Rendezvous, TooMuchError
 from springtide_coordinator.restarts import FILE, next_incarnation
@@ -23,6 +25,8 @@ from springtide_coordinator.settings import (
     read_options,
 )
 from springtide_coordinator.streams import MAX_WAITING
+from springtide_operator.link import to_report
+from springtide_operator.plan.observation import FailureReport
 
 
 def test_each_start_takes_another_incarnation(tmp_path: Path) -> None:
@@ -153,6 +157,21 @@ async def test_the_reply_names_who_is_waited_for(hub: Hub) -> None:
     assert list(reply.waiting_for) == ["digits-worker-0-0"]
     assert list(reply.silent) == ["w0"]
     assert not reply.HasField("generation")
+
+
+async def test_the_reply_tells_of_failures_and_the_operator_reads_them(hub: Hub) -> None:
+    def begin(number: int, reason: str, cause: str) -> None:
+        start = say.Start(generation(number), (info("w0"),), state(1), (), fresh=False, reason=reason)
+        hub.history.generation_made(start, cause, 100.0 + number)
+
+    hub.history.add([Commit(state(1), 100.0, 0.1, 10)], 0.1, now=100)
+    begin(2, "w1 is lost: its stream broke", "failure")
+    hub.history.add([Commit(state(2, 2), 102.5, 0.1, 10)], 0.2, now=103)
+    begin(3, "w1 joins", "join")
+    hub.history.add([Commit(state(3, 3), 103.5, 0.1, 10)], 0.3, now=104)
+    report = to_report(hub.sync(pb.SyncRequest(target=2, minimum=2, maximum=2, observed=True)), at=105.0)
+    assert report.recoveries == 2
+    assert report.failures == (FailureReport(1, 2, 2.5, "w1 is lost: its stream broke"),)
 
 
 def test_the_operator_is_answered_in_the_same_order_whoever_came_first(hub: Hub) -> None:
