@@ -30,6 +30,7 @@ class JobView:
     workers: str
     replicas: int
     ready: int
+    servers: str  # ready and wanted; "" for a job without
     generation: int | None
     step: int | None
     samples_per_second: str
@@ -73,6 +74,7 @@ def view(job: Object) -> JobView:
         workers=str(workers.get("summary") or ""),
         replicas=_number(workers.get("replicas")) or 0,
         ready=_number(workers.get("ready")) or 0,
+        servers=str((status.get("parameterServers") or {}).get("summary") or ""),
         generation=_number(status.get("generation")),
         step=_number(status.get("step")),
         samples_per_second=str(status.get("samplesPerSecond") or ""),

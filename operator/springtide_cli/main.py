@@ -134,7 +134,7 @@ def top(
     seconds: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
 ) -> None:
-    """Show all jobs live: workers, step time, samples/s, generations, events. Ctrl-C ends it."""
+    """Show all jobs live: workers, servers, step time, samples/s, generations, events. Ctrl-C ends it."""
     if local and (kubeconfig or context):
         raise typer.BadParameter("--local brings its own cluster: leave out --kubeconfig and --context")
     from springtide_cli import run as command

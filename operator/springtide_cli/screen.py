@@ -120,6 +120,7 @@ def facts(job: JobView) -> list[tuple[str, str]]:
     rows = [
         ("state", job.state or "waiting for the operator"),
         ("workers", _workers(job)),
+        ("servers", f"{job.servers} ready" if job.servers else ""),
         ("step", step),
         ("generation", "" if job.generation is None else str(job.generation)),
         ("samples/s", job.samples_per_second),

@@ -263,6 +263,7 @@ def test_the_panel_names_every_known_number_and_leaves_out_the_rest() -> None:
         ("", "3 of 3 workers train in generation 1"),
     ]
     assert facts(view(job())) == [("state", "waiting for the operator")]
+    assert ("servers", "1/2 ready") in facts(view(job(**NUMBERS, parameterServers={"summary": "1/2"})))
 
 
 @pytest.mark.parametrize(

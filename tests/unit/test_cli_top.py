@@ -34,7 +34,14 @@ springtide_coordinator_goodput_ratio{training_job="digits",job_namespace="defaul
 # TYPE springtide_coordinator_members gauge
 springtide_coordinator_members{training_job="digits",job_namespace="default",standing="active"} 2
 """
-STATUS = {"state": "Running", "workers": {"summary": "3/3"}, "generation": 5, "step": 1000, "goodput": "0.5"}
+STATUS = {
+    "state": "Running",
+    "workers": {"summary": "3/3"},
+    "parameterServers": {"summary": "2/2"},
+    "generation": 5,
+    "step": 1000,
+    "goodput": "0.5",
+}
 
 
 def coordinator(uid: str = "u1", address: str = "10.0.0.9") -> dict[str, Any]:
@@ -78,6 +85,7 @@ async def test_numbers_are_the_coordinator_s(kube: FakeKube) -> None:
         "digits",
         "Running",
         "2/3",
+        "2/2",
         "7",
         "1234",
         "12",
@@ -95,7 +103,7 @@ async def test_without_a_right_to_the_coordinator_status_is_shown_and_said(kube:
     kube.streams.pop(path)
     kube.stream(path).put_nowait(ApiRefusal(403, "Forbidden", "pods/proxy is forbidden"))
     _, line, note, _ = await look(kube)
-    assert line.split() == ["default", "digits", "Running", "3/3", "5", "1000", "-", "-", "0.5", "0"]
+    assert line.split() == ["default", "digits", "Running", "3/3", "2/2", "5", "1000", "-", "-", "0.5", "0"]
     assert note == "default/digits: numbers from its status: pods/proxy is forbidden"
 
 
