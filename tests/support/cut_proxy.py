@@ -115,6 +115,8 @@ class CutProxy:
                 near.close()
                 continue
             far.settimeout(None)
+            for sock in (near, far):  # else small answers wait for acknowledgements of the ones before
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             line = _Line(near, far, int(client[1]))
             with self._lock:
                 if self._closed:
