@@ -64,6 +64,7 @@ class ServerChaos(Chaos):
             return
         if self._switches and self.random.random() < 0.2:
             self._switch()
+        self._mend_line(time.monotonic())
         self._mend_servers(time.monotonic())
         if self._whole():
             self._bury()
@@ -71,8 +72,13 @@ class ServerChaos(Chaos):
                 self._hurt_server()
 
     def heal(self) -> None:
+        """As `Chaos`, but a line that is cut stays so for its time: only then is a server cut off for it."""
         super().heal()
         self._mend_servers(math.inf)
+
+    def end(self) -> None:
+        self._mend_line(math.inf)
+        super().end()
 
     def close(self) -> None:
         super().close()
@@ -80,7 +86,8 @@ class ServerChaos(Chaos):
             front.close()
 
     def is_over(self) -> bool:
-        """Whether the anchor has ended; until then servers that end are replaced."""
+        """Whether the anchor has ended; until then servers that end are replaced, and the line is mended."""
+        self._mend_line(time.monotonic())
         self._mend_servers(time.monotonic())
         return not self.anchor.running
 
@@ -157,11 +164,13 @@ class ServerChaos(Chaos):
         self._fronts.append(CutProxy((address, _PORT), (seen, _PORT), holds_ends=True))
         return seen
 
-    def _mend_servers(self, now: float) -> None:
+    def _mend_line(self, now: float) -> None:
         if self._line is not None and (self._line[0] <= now or not self._line[1].running):
             self._fronts[self.cluster.servers.index(self._line[1])].heal()
             self._say(f"{self._line[1].name} is reached again")
             self._line, self._last_deed = None, time.monotonic()
+
+    def _mend_servers(self, now: float) -> None:
         if self._wake_server is not None and self._wake_server[0] <= now:
             self._wake_server[1].wake()
             self._wake_server, self._last_deed = None, time.monotonic()
