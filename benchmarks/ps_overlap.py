@@ -7,8 +7,10 @@ communication is waiting, not CPU). The rate is chosen so that sending all gradi
 values takes as long as forward and backward do. The ideal is the longer of the two.
 `bound_without_early_values` is what a step can reach whose values come after the last gradient, so that only
 the forward pass hides them (backward, then the longer of forward and receiving);
-`ratio_without_early_values` is what it does reach. `asynchronous` has the figures of a worker that waits for
-no other one: its values come early, too.
+`ratio_without_early_values` is what it does reach. `waiting_seconds` is the part of a step in which the
+worker's thread did not run, and `computing_seconds` the part in which it did: longer than `compute_seconds`
+where the other cores' work (the server's, and copies) slows this one down. `asynchronous` has the figures of
+a worker that waits for no other one: its values come early, too.
 """
 
 from __future__ import annotations
@@ -79,13 +81,14 @@ def work(steps: int, width: int) -> None:
     model, optimizer = springtide.distribute(model, optimizer)
     data, alone = torch.randn(BATCH * 8, width), build(width)
     blocks: list[dict[str, Any]] = []
-    begins: list[float] = []
+    begins: list[tuple[float, float]] = []  # of steps, by the clock and in time that this thread has run
     for batch in springtide.batches((data,), batch_size=BATCH, epochs=-(-steps // 8), seed=0):
-        begins.append(time.perf_counter())
+        begins.append((time.perf_counter(), time.thread_time()))
         if len(begins) > BLOCK:
             model.state_dict()  # waits for the values, so that nothing is hidden behind what follows
-            took = [later - earlier for earlier, later in itertools.pairwise(begins)]
-            blocks.append({"steps": took[1:], "compute": compute(alone, data[:BATCH], 3)[1:]})
+            pairs = list(itertools.pairwise(begins))[1:]
+            took, ran = ([later[i] - earlier[i] for earlier, later in pairs] for i in (0, 1))
+            blocks.append({"steps": took, "ran": ran, "compute": compute(alone, data[:BATCH], 3)[1:]})
             begins = []
         with springtide.step():
             model(batch[0]).square().mean().backward()
@@ -184,7 +187,7 @@ def main() -> None:
     model_bytes = DEPTH * (WIDTH * WIDTH + WIDTH) * 4
     communication = first_look()
     pace = 2 * model_bytes / communication
-    ratios, bounds, took, alone = [], [], [], []
+    ratios, bounds, took, ran, alone = [], [], [], [], []
     for block in run(pace, steps):
         whole, ideal = ideals(block, communication)
         step = statistics.median(block["steps"])
@@ -192,6 +195,7 @@ def main() -> None:
         ratios.append(step / ideal)
         bounds.append((whole - forward + max(forward, communication / 2)) / ideal)
         took.append(step)
+        ran.append(statistics.median(block["ran"]))
         alone.append(whole)
     late = [
         statistics.median(block["steps"]) / ideals(block, communication)[1]
@@ -213,6 +217,8 @@ def main() -> None:
         "compute_seconds": whole,
         "communication_seconds": communication,
         "exposed_communication_seconds": max(0.0, step - whole),
+        "waiting_seconds": statistics.median(whole - part for whole, part in zip(took, ran, strict=True)),
+        "computing_seconds": statistics.median(ran),
         "without_overlap_ratio": (whole + communication) / max(whole, communication),
         "step_seconds_without_pacing": statistics.median(free),
         "bytes_per_second": pace,
