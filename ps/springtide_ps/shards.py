@@ -47,6 +47,7 @@ class Shards:
         self._unacknowledged = 0
         self._lost_backup = ""
         self._todo: list[tuple[str, int, bool]] = []  # chunks to bring to a step; it is only tried
+        self._making = -1  # the step that a chunk is being brought to
         self._fills: list[tuple[str, str]] = []
         self._behind: set[str] = set()  # chunks that have come and have steps to make
         self._asides: list[Callable[[], None]] = []  # for when no step is to be made
@@ -320,8 +321,12 @@ class Shards:
         assert recipe is not None
         self.steps += 1
         self._recipes[version] = recipe
-        while len(self._recipes) > _RECIPES_LIMIT and not self._needs_recipes:
-            del self._recipes[min(self._recipes)]
+        if not self._needs_recipes:
+            # Steps may be decided faster than they are made; chunks are brought to them in their order.
+            open_from = self._making if self._busy else version
+            open_from = min([open_from, *(step for _, step, _ in self._todo[:1])])
+            while len(self._recipes) > _RECIPES_LIMIT and (oldest := min(self._recipes)) < open_from:
+                del self._recipes[oldest]
         self._todo += [(key, version, False) for key in self._held]
         self._wake.notify_all()
 
@@ -380,6 +385,7 @@ class Shards:
                     return
                 self._busy = True
                 work = self._todo.pop(0) if self._todo else None
+                self._making = work[1] if work is not None else self._rounds.version
                 aside = self._asides.pop(0) if work is None and self._asides else None
                 copy = self._fills_now().pop(0) if work is None and aside is None else None
             try:

@@ -19,6 +19,7 @@ from springtide_ps.client import Answer, RefusedError, ServerClient
 from springtide_ps.frames import Kind
 from springtide_ps.parts import loads
 from springtide_ps.server import Server
+from springtide_ps.shards import Shards
 from springtide_ps.slices import Slice
 from springtide_ps.stream import parse_address
 
@@ -206,6 +207,30 @@ def test_steps_go_on_while_a_copy_is_made_and_the_copy_has_them_all(
     first.step(steps + 1, [1, 500])
     second.prepare_only(steps + 1)
     assert second.await_copy() == first.dump() != wanted
+
+
+def test_steps_are_decided_faster_than_they_are_made(
+    clients: list[Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("springtide_ps.shards._RECIPES_LIMIT", 2)
+    client, piece, expected, go_on, steps = clients[0], make(20), make(20), threading.Event(), 12
+    bring = Shards._bring
+
+    def late(self: Shards, *work: Any) -> None:
+        assert go_on.wait(30)
+        bring(self, *work)
+
+    client.enter()
+    client.load(piece)
+    assert client.inventory() == KEY
+    monkeypatch.setattr(Shards, "_bring", late)
+    for number in range(1, steps + 1):
+        client.step(number, [number, 100 + number])
+    go_on.set()
+    for number in range(1, steps + 1):
+        expected.apply(record([number, 100 + number], number), RECIPE)
+    assert client.inventory() == KEY
+    assert client.dump() == dumped(expected)
 
 
 def test_ranges_are_pushed_while_a_copy_is_made_and_the_copy_has_them_all(

@@ -137,6 +137,17 @@ def test_parts_of_a_model_wait_for_values_also_where_the_model_itself_is_never_c
     assert waited == [[0, 1]]
 
 
+def test_parts_without_parameters_wait_for_nothing() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(X.shape[1], 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+    waited: list[Any] = []
+    numbers = {id(item): number for number, item in enumerate(model.parameters())}
+    ForwardWaits(model, numbers, lambda parameters: waited.append(parameters))
+    model(X)
+    waited.clear()
+    model(X)
+    assert waited == [[0, 1], [2, 3]]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_parameters_of_16_bits_are_trained(dtype: torch.dtype) -> None:
     """Each part of a batch is rounded by itself."""

@@ -55,8 +55,8 @@ class ForwardWaits:
         if self._waits is None:
             self._called.add(name)
             self._wait(None)  # a script may call parts of the model, and never the model itself
-        else:
-            self._wait(self._waits[name])
+        elif numbers := self._waits[name]:
+            self._wait(numbers)
 
     _enter_compiled = _disable_dynamo(_enter)
 
