@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from springtide_ps.frames import DTYPE_NAMES, DTYPES, joined
-from springtide_ps.fused import stepper
+from springtide_ps.fused import leaves_gradients, stepper
 from springtide_ps.ranges import Book
 from springtide_ps.selected import Selected, count_selected
 from springtide_ps.updates import Update, UpdateError, check_options
@@ -189,14 +189,18 @@ class Chunk:
         first = torch.empty_like(self.values) if spare is None else spare
         return first.copy_(gradient)
 
-    def apply(self, total: torch.Tensor, recipe: Recipe) -> None:
-        """One optimizer step with the sums of the gradients (like the values), which are used up."""
+    def apply(self, total: torch.Tensor, recipe: Recipe, keep: bool = False) -> None:
+        """One optimizer step with the sums of the gradients (like the values), which are used up unless
+        `keep`.
+        """
         if recipe.skip:
             return
         self.check(recipe)
         scale = recipe.scale * (recipe.factors[self.first] if recipe.factors else 1.0)
         if scale != 1.0:
-            total.mul_(scale)
+            total = total * scale if keep else total.mul_(scale)
+        elif keep and not leaves_gradients(self._optimizer):
+            total = total.clone()
         own = recipe.groups[self.first : self.first + len(self._groups)]
         self._groups = [dict(group) for group in own]
         for number, group in zip(self._group_numbers, self._optimizer.param_groups, strict=True):

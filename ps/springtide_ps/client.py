@@ -12,6 +12,7 @@ import os
 import queue
 import ssl
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -92,7 +93,7 @@ class ServerClient:
         self._unsent: set[Future[None]] = set()
         self.refusal = ""
         """Why the server refused what has no answer of its own; the request that counts it fails."""
-        self._outbox: queue.Queue[tuple[Frame, memoryview, Future[None] | None] | None] = queue.Queue(
+        self._outbox: queue.Queue[tuple[Frame, memoryview, Future[None] | None, float] | None] = queue.Queue(
             _QUEUED_LIMIT
         )
         self._threads = [
@@ -182,13 +183,27 @@ class ServerClient:
 
         number: of the step's round.
         """
-        dense = gradient.values if isinstance(gradient, Selected) else gradient
-        about = {"t": list(token), "s": step, "me": member, "k": key, "d": DTYPE_NAMES[dense.dtype]}
-        about |= in_round(number)
+        about, payload = _staged(token, step, member, key, gradient)
+        kind = Kind.STAGE_SELECTED if isinstance(gradient, Selected) else Kind.STAGE
+        self._send_unanswered(kind, about | in_round(number), payload)
+
+    def stage_early(
+        self,
+        token: tuple[int, int, int],
+        step: int,
+        member: str,
+        key: str,
+        gradient: torch.Tensor | Selected,
+        out: torch.Tensor,
+        rank: int,
+    ) -> Future[Answer]:
+        """As `stage`, answered with what was foreseen of the chunk (`early`), which lands in `out`. rank: how
+        many values are needed before these.
+        """
+        about, payload = _staged(token, step, member, key, gradient)
         if isinstance(gradient, Selected):
-            self._send_unanswered(Kind.STAGE_SELECTED, about, pack(gradient))
-        else:
-            self._send_unanswered(Kind.STAGE, about, gradient)
+            about["sel"] = True
+        return self._ask(Kind.STAGE_EARLY, about | {"rank": rank}, payload, out)
 
     def offer(
         self,
@@ -231,7 +246,8 @@ class ServerClient:
                 raise ServerLostError(f"parameter server {self.address}: {self._broken}")
             self._begin_to_wait()
             self._unsent.add(sent)
-        self._outbox.put((Frame(kind, NO_REPLY, about, len(payload)), payload, sent))
+        frame = Frame(kind, NO_REPLY, about, len(payload))
+        self._outbox.put((frame, payload, sent, time.monotonic()))
         return sent
 
     def status(self) -> Future[Answer]:
@@ -277,8 +293,9 @@ class ServerClient:
                 raise ServerLostError(f"parameter server {self.address}: {self._broken}")
             self._begin_to_wait()
             self._pending[number] = _Pending(future, target, any_size)
+        frame = Frame(kind, number, meta, len(sent))
         try:
-            self._outbox.put((Frame(kind, number, meta, len(sent)), sent, None), timeout=self._patience)
+            self._outbox.put((frame, sent, None, time.monotonic()), timeout=self._patience)
         except queue.Full:
             with self._lock:
                 self._pending.pop(number, None)
@@ -300,9 +317,9 @@ class ServerClient:
 
     def _send_for_ever(self) -> None:
         while self._broken is None and (item := self._outbox.get()) is not None:
-            frame, payload, sent = item
+            frame, payload, sent, since = item
             try:
-                self._stream.send(frame, payload)
+                self._stream.send(frame, payload, since)
                 if sent is not None:
                     self._has_left(sent)
             except OSError as error:
@@ -405,6 +422,15 @@ class ServerClient:
             pending.future.set_exception(ServerLostError(f"parameter server {self.address}: {reason}"))
         for sent in unsent:
             sent.set_exception(ServerLostError(f"parameter server {self.address}: {reason}"))
+
+
+def _staged(
+    token: tuple[int, int, int], step: int, member: str, key: str, gradient: torch.Tensor | Selected
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """What a gradient's frame says, and brings."""
+    dense = gradient.values if isinstance(gradient, Selected) else gradient
+    about = {"t": list(token), "s": step, "me": member, "k": key, "d": DTYPE_NAMES[dense.dtype]}
+    return about, pack(gradient) if isinstance(gradient, Selected) else gradient
 
 
 def in_round(number: int) -> dict[str, Any]:

@@ -41,12 +41,15 @@ class Counters:
 
 @dataclass(slots=True)
 class Answer:
-    """A frame and its payload; `done` is called when it has been sent, or cannot be."""
+    """A frame and its payload; `done` is called when it has been sent, or cannot be. since: by
+    `time.monotonic`, when it was there to be sent.
+    """
 
     frame: Frame
     payload: memoryview = _EMPTY
     lease: Lease | None = None
     entry: Entry | None = None
+    since: float = math.inf
 
     def done(self) -> None:
         if self.entry is not None and self.lease is not None:

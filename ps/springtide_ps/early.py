@@ -63,7 +63,7 @@ class Early:
         self.step, self.recipe = -1, None
         if self.chunk is None or not self.chunk.become(chunk):
             self.chunk = chunk.again(*chunk.dump())
-        self.chunk.apply(total.clone(), recipe)
+        self.chunk.apply(total, recipe, keep=True)
         self.step, self.recipe = step, recipe
         return self.chunk
 

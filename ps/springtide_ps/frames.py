@@ -26,6 +26,7 @@ PART_BYTES: Final = 32 * 1024 * 1024
 NO_REPLY: Final = 0  # request number of frames that answer nothing and want no answer
 
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+_decode: Final = json.JSONDecoder().raw_decode
 DTYPES: Final[dict[str, torch.dtype]] = {
     name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32")
 }
@@ -66,9 +67,11 @@ class Kind(IntEnum):
     COMMIT = 46  # {"t", "s", "me", "recipe"}
     TRY = 51  # {"t", "s", "me"}: it has committed step s and needs the values, though not all have
     FETCH = 47  # {"t", "s", "k"}; answered with the values after step s
+    # As STAGE, with "sel" as STAGE_SELECTED; answered as FETCH, before the step is decided: with the values
+    # after it if it is made as foreseen.
+    STAGE_EARLY = 57
     FORESEE = 52  # {"t", "s", "me", "recipe"}: how the member expects the step to be made
-    # As FETCH, answered before the step is decided: with what was foreseen, or with "parts" (how many) of it.
-    FETCH_EARLY = 53
+    FETCH_EARLY = 53  # {"t", "s", "k", "parts"}; answered with the values after so many parts of step s
     WITHIN = 63  # {"t", "s", "me", "recipe"}: the parts of the step that the member has made so far
     SUM = 48  # {"t", "s", "k"} + sum of all gradients, from the chunk's first server to the others
     RESOLVE = 50  # {"t", "recipe"}: all members hold the state that the generation begins from
@@ -111,6 +114,9 @@ class Kind(IntEnum):
     VALUES = 31  # {"version"} + values
     REFUSED = 32  # {"error", "message"}: this request failed, the connection is fine
     PULSE = 33  # the server lives: unasked, to clients that said "pulse" and wait for it (`pulses`)
+
+
+_KINDS: Final = {int(kind): kind for kind in Kind}
 
 
 class FrameError(ValueError):
@@ -159,20 +165,19 @@ def pack(frame: Frame) -> bytes:
 
 def unpack_header(raw: bytes | bytearray | memoryview) -> Header:
     """Raise FrameError for what is no header of this version, or announces more than the limits."""
-    magic, version, kind, _, request, meta_bytes, payload_bytes, _ = _HEADER.unpack(raw)
+    magic, version, number, _, request, meta_bytes, payload_bytes, _ = _HEADER.unpack(raw)
     if magic != MAGIC:
         raise FrameError("the peer does not speak the parameter servers' protocol")
     if version != VERSION:
         raise FrameError(f"the peer speaks version {version} of the protocol, this is version {VERSION}")
-    try:
-        known = Kind(kind)
-    except ValueError:
-        raise FrameError(f"frame of unknown kind {kind}") from None
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise FrameError(f"frame of unknown kind {number}")
     if meta_bytes > META_LIMIT or payload_bytes > PAYLOAD_LIMIT:
         raise FrameError(
-            f"{known.name} announces {meta_bytes} + {payload_bytes} bytes, which is over the limits"
+            f"{kind.name} announces {meta_bytes} + {payload_bytes} bytes, which is over the limits"
         )
-    return Header(known, request, meta_bytes, payload_bytes)
+    return Header(kind, request, meta_bytes, payload_bytes)
 
 
 def unpack_meta(raw: bytes | bytearray | memoryview) -> dict[str, Any]:
@@ -180,9 +185,12 @@ def unpack_meta(raw: bytes | bytearray | memoryview) -> dict[str, Any]:
     if not len(raw):
         return {}
     try:
-        meta = json.loads(bytes(raw))
+        text = str(raw, "utf-8")
+        meta, end = _decode(text)
     except (ValueError, RecursionError) as error:
         raise FrameError(f"a frame's JSON cannot be read: {error}") from None
+    if end != len(text):
+        raise FrameError(f"{len(text) - end} characters follow a frame's JSON")
     if not isinstance(meta, dict):
         raise FrameError("a frame's JSON is no object")
     return meta

@@ -41,6 +41,11 @@ def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     return step
 
 
+def leaves_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its steps read gradients and do not change them, also the first one."""
+    return _kind(optimizer) in _KERNELS and all(group.get("fused") for group in optimizer.param_groups)
+
+
 def without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """The same optimizer, whose making does not import torch's compiler.
 

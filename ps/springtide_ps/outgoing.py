@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+import time
 from typing import Final
 
 from springtide_ps.desk import Answer
@@ -75,6 +76,7 @@ class Outgoing:
 
     def put(self, answer: Answer) -> None:
         """Queue an answer; never waits."""
+        answer.since = time.monotonic()
         with self._changed:
             nbytes, rank = self._open.pop(answer.frame.request, (0, 0))
             self._held -= nbytes

@@ -217,7 +217,7 @@ class Server:
 
     def _send(self, stream: Stream, answer: Answer) -> None:
         try:
-            stream.send(answer.frame, answer.payload)
+            stream.send(answer.frame, answer.payload, answer.since)
             sent = len(answer.payload)
             self.counters.bytes_out += sent
         except FrameError as error:
@@ -252,10 +252,15 @@ class Server:
                 if in_steps and header.request != NO_REPLY:
                     # It may wait for other clients, and for this one's own next words.
                     client.outgoing.open(header.request, _held_by(header), _rank_in(meta))
-                payload = self._payload(client, header.payload_bytes)
+                own = self.steps.spare_for(header, meta) if in_steps else None
+                payload = (
+                    self._payload(client, header.payload_bytes) if own is None else self._fill(client, own)
+                )
                 taken = True
                 if in_ranges:
                     self._asynchronous.answer(header, meta, payload, reply, client.offers)
+                elif in_steps:
+                    self.steps.answer(header, meta, payload, reply, own is not None)
                 else:
                     desk.answer(header, meta, payload, reply)
             except _REFUSALS as error:
@@ -271,6 +276,12 @@ class Server:
             client.stream.receive_into(client.scratch_memory[:nbytes])
             self.counters.bytes_in += nbytes
         return client.scratch if client.scratch.numel() == nbytes else client.scratch[:nbytes]
+
+    def _fill(self, client: _Client, own: torch.Tensor) -> torch.Tensor:
+        """A payload in memory that is not the client's."""
+        client.stream.receive_into(memory(own))
+        self.counters.bytes_in += own.nbytes
+        return own
 
 
 def _refusal(request: int, error: Exception) -> Frame:

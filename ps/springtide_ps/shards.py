@@ -153,13 +153,28 @@ class Shards:
             self._before_change([key] if key in self._held else [])
             held = self._held.setdefault(key, Held())
             with held.lock:
-                held.chunk, held.version, held.early = chunk, version, Early()
+                held.chunk, held.version, held.early, held.spare = chunk, version, Early(), None
                 held.drop_sums(lambda step: step <= version)
             self.lost.forget(key)
             self._todo.append((key, self._rounds.version, False))
             self._wake.notify_all()
 
     # ---- a step
+
+    def take_spare(self, key: str, nbytes: int, dtype: torch.dtype | None) -> torch.Tensor | None:
+        """Memory (uint8) for a gradient of that type (None: the values'), if there is some that nobody uses.
+
+        Who takes it stages the gradient with it, or lets it go.
+        """
+        held = self._held.get(key)
+        if held is None or held.spare is None:
+            return None
+        with held.lock:
+            spare = held.spare
+            if spare is None or spare.nbytes != nbytes or dtype not in (None, spare.dtype):
+                return None
+            held.spare = None
+        return spare.view(torch.uint8)
 
     def stage(
         self,
@@ -169,8 +184,11 @@ class Shards:
         key: str,
         gradient: torch.Tensor | Selected,
         number: int = 0,
+        own: bool = False,
     ) -> None:
-        """Add a gradient (flat, of the chunk's size; its memory is not kept) to a round of the step."""
+        """Add a gradient (flat, of the chunk's size) to a round of the step. own: it is in memory of
+        `take_spare`, which is the chunk's again; other memory is not kept.
+        """
         which = (step, number)
         with self._lock:
             chunk: Any = self.dense(key) if isinstance(gradient, Selected) else self._chunk(key)
@@ -179,8 +197,13 @@ class Shards:
             held.lock.acquire()
             held.added = 0 if first else held.added
         try:
-            spare, held.spare = (held.spare, None) if first else (None, held.spare)
-            held.sums[which] = chunk.add(None if first else held.sums[which], gradient, spare)
+            kept = gradient if own and isinstance(gradient, torch.Tensor) else None
+            if first and kept is not None:
+                held.sums[which] = kept
+            else:
+                spare, held.spare = (held.spare, None) if first else (None, held.spare)
+                held.sums[which] = chunk.add(None if first else held.sums[which], gradient, spare)
+                held.spare = held.spare if kept is None else kept
         finally:
             held.lock.release()
         with self._lock:

@@ -166,15 +166,17 @@ class Slice:
         sums = torch.zeros(len(unique), dim).index_add_(0, torch.from_numpy(inverse.reshape(-1)), rows)
         return records(torch.from_numpy(unique), sums).view(-1)
 
-    def apply(self, total: torch.Tensor, recipe: Recipe) -> None:
-        """One step of the sparse optimizer with the sums, unless no worker used the table."""
+    def apply(self, total: torch.Tensor, recipe: Recipe, keep: bool = False) -> None:
+        """One step of the sparse optimizer with the sums, which are used up unless `keep`; none if no worker
+        used the table.
+        """
         self.check(recipe)
         if recipe.skip:
             return
         self.groups = [dict(group) for group in recipe.groups]
         if self.parameter in recipe.unused:
             return
-        ids, gradients = self._gradients(total)
+        ids, gradients = self._gradients(total.clone() if keep else total)
         options = self.groups[self.group]
         factor = -recipe.scale if options.get("maximize") else recipe.scale
         if recipe.factors:

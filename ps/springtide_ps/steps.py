@@ -19,7 +19,7 @@ from springtide_ps.frames import DTYPES, PART_BYTES, PAYLOAD_LIMIT, Frame, Frame
 from springtide_ps.frozen import Part
 from springtide_ps.held import Sum
 from springtide_ps.rounds import MEMBERS_LIMIT, NoRoomError, RoundError, Token
-from springtide_ps.selected import unpack
+from springtide_ps.selected import Selected, unpack
 from springtide_ps.slices import ROW_DTYPES, SLICES_LIMIT, Slice
 from springtide_ps.store import KEY_LIMIT
 from springtide_ps.stream import parse_address
@@ -27,7 +27,8 @@ from springtide_ps.within import NO_ROOM
 
 _OF_RANGES: Final = {Kind.FINISHED, Kind.OFFER, Kind.COPY_OFFER}
 KINDS: Final = frozenset(k for k in Kind if Kind.ENTER <= k < Kind.PUSH_RANGE) - _OF_RANGES
-_PAYLOAD_KINDS: Final = (Kind.LOAD, Kind.STAGE, Kind.STAGE_SELECTED, Kind.SUM, Kind.ROWS, Kind.STAGE_ROWS)
+_GRADIENTS: Final = (Kind.STAGE, Kind.STAGE_EARLY, Kind.STAGE_SELECTED)
+_PAYLOAD_KINDS: Final = (*_GRADIENTS, Kind.LOAD, Kind.SUM, Kind.ROWS, Kind.STAGE_ROWS)
 _EMPTY: Final = memoryview(b"")
 
 Reply = Callable[[Answer], None]
@@ -72,10 +73,10 @@ class Steps:
                 raise FrameError(f"{kind.name} brings no tensor")
             return
         key = key_in(meta)
-        if kind is Kind.STAGE:
-            self.shards.check_gradient(key, nbytes, DTYPES.get(str(meta["d"])) if "d" in meta else None)
-        elif kind is Kind.STAGE_SELECTED:
+        if kind in _GRADIENTS and _selects(kind, meta):
             self.shards.dense(key).check_selected(nbytes, DTYPES.get(str(meta.get("d"))))
+        elif kind in _GRADIENTS:
+            self.shards.check_gradient(key, nbytes, DTYPES.get(str(meta["d"])) if "d" in meta else None)
         elif kind in (Kind.ROWS, Kind.STAGE_ROWS):
             slices = _slices(meta)
             piece = self.shards.slice_of(slices[0][0])
@@ -106,8 +107,21 @@ class Steps:
         """Whether second copies of the chunks fit as well. besides: as in `check_room`."""
         return not self._memory_limit or 2 * self.shards.held_bytes + besides <= self._memory_limit
 
-    def answer(self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply) -> None:
-        """Carry a checked request out; `reply` gets the answer now or later, from any thread."""
+    def spare_for(self, header: Header, meta: dict[str, Any]) -> torch.Tensor | None:
+        """Where the gradient of a checked request may come, and become the sum itself (uint8), if any."""
+        kind = header.kind
+        if kind not in _GRADIENTS or _selects(kind, meta):
+            return None
+        dtype = DTYPES.get(str(meta["d"])) if "d" in meta else None
+        return self.shards.take_spare(key_in(meta), header.payload_bytes, dtype)
+
+    def answer(
+        self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply, own: bool = False
+    ) -> None:
+        """Carry a checked request out; `reply` gets the answer now or later, from any thread.
+
+        own: the payload is memory of `spare_for`.
+        """
         number, shards, token = header.request, self.shards, token_in(meta)
 
         def done(frame: Frame, payload: memoryview = _EMPTY) -> None:
@@ -139,17 +153,13 @@ class Steps:
             case Kind.ARRANGE:
                 self._arrange(token, meta)
                 done(Frame(Kind.DONE, number))
-            case Kind.STAGE:
-                key = key_in(meta)
-                dtype = DTYPES[str(meta["d"])] if "d" in meta else shards.dtype(key)
-                shards.stage(token, _step(meta), str(meta.get("me")), key, payload.view(dtype), _round(meta))
+            case Kind.STAGE | Kind.STAGE_SELECTED:
                 # A gradient has no answer of its own: PREPARE counts them.
-                self._counters.pushes += 1
-            case Kind.STAGE_SELECTED:
-                chunk = shards.dense(key := key_in(meta))
-                selected = unpack(payload, chunk.dtype, chunk.values.numel())
-                shards.stage(token, _step(meta), str(meta.get("me")), key, selected, _round(meta))
-                self._counters.pushes += 1
+                self._stage(header.kind, token, meta, payload, own)
+            case Kind.STAGE_EARLY:
+                self._stage(header.kind, token, meta, payload, own)
+                shards.fetch_early(token, _step(meta), key_in(meta), _values_later(number, reply))
+                self._counters.pulls += 1
             case Kind.STAGE_ROWS:
                 slices, start, me = _slices(meta), 0, str(meta.get("me"))
                 piece = shards.slice_of(slices[0][0])
@@ -201,12 +211,9 @@ class Steps:
                 recipe = Recipe.from_json(meta.get("recipe"))
                 shards.foresee(token, _step(meta), str(meta.get("me")), recipe)
                 done(Frame(Kind.DONE, number))
-            case Kind.FETCH_EARLY if "parts" in meta:
+            case Kind.FETCH_EARLY:
                 count, values = number_in(meta, "parts"), _values_later(number, reply)
                 shards.fetch_within(token, _step(meta), key_in(meta), count, values)
-                self._counters.pulls += 1
-            case Kind.FETCH_EARLY:
-                shards.fetch_early(token, _step(meta), key_in(meta), _values_later(number, reply))
                 self._counters.pulls += 1
             case Kind.WITHIN:
                 if self._memory_limit and shards.held_bytes + shards.dense_bytes > self._memory_limit:
@@ -239,6 +246,19 @@ class Steps:
                 done(Frame(Kind.DONE, number))
             case _:
                 raise FrameError(f"{header.kind.name} is no request of a step")
+
+    def _stage(
+        self, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor, own: bool
+    ) -> None:
+        key = key_in(meta)
+        gradient: torch.Tensor | Selected
+        if _selects(kind, meta):
+            chunk = self.shards.dense(key)
+            gradient = unpack(payload, chunk.dtype, chunk.values.numel())
+        else:
+            gradient = payload.view(DTYPES[str(meta["d"])] if "d" in meta else self.shards.dtype(key))
+        self.shards.stage(token, _step(meta), str(meta.get("me")), key, gradient, _round(meta), own)
+        self._counters.pushes += 1
 
     def _loaded(self, meta: dict[str, Any], payload: torch.Tensor) -> Chunk | Slice:
         if "table" in meta:
@@ -342,6 +362,10 @@ def _values_later(number: int, reply: Reply) -> Callable[[Any, Exception | None]
     return _later(
         number, reply, lambda values: (Frame(Kind.VALUES, number, {}, values.nbytes), memory(values))
     )
+
+
+def _selects(kind: Kind, meta: dict[str, Any]) -> bool:
+    return kind is Kind.STAGE_SELECTED or (kind is Kind.STAGE_EARLY and meta.get("sel") is True)
 
 
 def token_in(meta: dict[str, Any]) -> Token:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import ssl
@@ -27,6 +28,8 @@ from springtide_ps.tls import TlsSocket
 
 HANDSHAKE_SECONDS: Final = 10.0
 _SOCKET_BUFFER: Final = 4 * 1024 * 1024
+_AHEAD: Final = 4096
+"""Bytes that are read at once where a frame begins: its header, its JSON and what follows, if it is there."""
 _EMPTY: Final = memoryview(b"")
 
 
@@ -43,10 +46,11 @@ class Stream:
 
     def __init__(self, sock: socket.socket | TlsSocket) -> None:
         self.socket = sock
-        self._header = bytearray(HEADER_BYTES)
+        self._ahead = memoryview(bytearray(_AHEAD))
+        self._at = self._end = 0  # of what has been read ahead
         self._sending = threading.Lock()
         self._pace = read_pace(os.environ)
-        self._free_at = 0.0
+        self._free_again = 0.0
         self._on_tick: Callable[[], None] = lambda: None
         self.silence = 0
         """Ticks in a row in which a byte was waited for and none came."""
@@ -57,54 +61,82 @@ class Stream:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
 
-    def send(self, frame: Frame, payload: memoryview = _EMPTY) -> None:
-        """Send a frame whole. Raises OSError, and FrameError for what is over the limits."""
+    def send(self, frame: Frame, payload: memoryview = _EMPTY, since: float = math.inf) -> None:
+        """Send a frame whole. Raises OSError, and FrameError for what is over the limits.
+
+        since: by `time.monotonic`, when it could have left.
+        """
         head = pack(frame)
         with self._sending:
             if not payload:
                 self.socket.sendall(head)
                 return
             if self._pace:
-                self._wait_for_turn(len(payload) / self._pace)
+                self._wait_for_turn(len(payload) / self._pace, since)
             if isinstance(self.socket, TlsSocket):
                 self.socket.sendall(head)
                 self.socket.sendall(payload)
                 return
             _send_both(self.socket, head, payload)
 
-    def _wait_for_turn(self, seconds: float) -> None:
-        """As a line of that rate would: what is sent arrives when it has been on it for so long."""
-        self._free_at = max(time.monotonic(), self._free_at) + seconds
-        time.sleep(max(0.0, self._free_at - time.monotonic()))
+    def _wait_for_turn(self, seconds: float, since: float) -> None:
+        """As a line of that rate would: what is sent arrives when it has been on it for so long, and what was
+        waiting when the line became free follows without a gap.
+        """
+        begins = self._free_again if since <= self._free_again else time.monotonic()
+        self._free_again = begins + seconds
+        time.sleep(max(0.0, self._free_again - time.monotonic()))
 
     def receive(self) -> tuple[Header, dict[str, Any]]:
         """The next frame up to its payload, which is taken by `receive_into` or `skip`.
 
         Raises PeerClosedError at the end of the stream, FrameError for what is no frame, OSError.
         """
-        self.receive_into(memoryview(self._header), at_start=True)
-        header = unpack_header(self._header)
-        if not header.meta_bytes:
+        header = unpack_header(self._next(HEADER_BYTES, at_start=True))
+        count = header.meta_bytes
+        if not count:
             return header, {}
-        meta = bytearray(header.meta_bytes)
+        if count <= _AHEAD:
+            return header, unpack_meta(self._next(count))
+        meta = bytearray(count)
         self.receive_into(memoryview(meta))
         return header, unpack_meta(meta)
 
-    def receive_into(self, memory: memoryview, at_start: bool = False) -> None:
+    def receive_into(self, memory: memoryview) -> None:
         """Fill the memory. Raises PeerClosedError when the stream ends before."""
-        got = 0
+        got = min(len(memory), self._end - self._at)
+        if got:
+            memory[:got] = self._ahead[self._at : self._at + got]
+            self._at += got
         while got < len(memory):
+            got += self._receive_some(memory[got:] if got else memory)
+
+    def _next(self, count: int, at_start: bool = False) -> memoryview:
+        """So many bytes, at most _AHEAD; they stay until the next call."""
+        if self._at == self._end:
+            self._at = self._end = 0
+        elif self._at + count > _AHEAD:
+            rest = bytes(self._ahead[self._at : self._end])
+            self._at, self._end = 0, len(rest)
+            self._ahead[: self._end] = rest
+        while self._end - self._at < count:
+            self._end += self._receive_some(self._ahead[self._end :], at_start and self._at == self._end)
+        self._at += count
+        return self._ahead[self._at - count : self._at]
+
+    def _receive_some(self, memory: memoryview, at_start: bool = False) -> int:
+        while True:
             try:
-                count = self.socket.recv_into(memory[got:])
+                count = self.socket.recv_into(memory)
             except BlockingIOError:
                 self.silence += 1
                 self._on_tick()
                 continue
             self.silence = 0
             if count == 0:
-                where = "" if at_start and got == 0 else " in the middle of a frame"
+                where = "" if at_start else " in the middle of a frame"
                 raise PeerClosedError(f"the peer closed the connection{where}")
-            got += count
+            return count
 
     def tick(self, seconds: float, on_tick: Callable[[], None]) -> None:
         """Have whoever receives call `on_tick` each time that no byte has come for so long. What that raises,

@@ -55,5 +55,4 @@ def make_parts(chunk: Chunk | Slice, totals: Mapping[int, torch.Tensor], recipe:
     parts = recipe.parts
     for number, part in enumerate(parts):
         again = keep or any(later.round == part.round for later in parts[number + 1 :])
-        total = totals[part.round]
-        chunk.apply(total.clone() if again else total, part)
+        chunk.apply(totals[part.round], part, again)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import wait
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from ps_snapshots import states_on
 
 from springtide.servers.early import EarlyExchange
 from springtide.servers.links import ServerError
+from springtide.servers.wire import Wire
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import RefusedError
 from springtide_ps.early import Early, Foresight
@@ -196,8 +198,11 @@ def test_a_gradient_waits_until_the_step_before_it_is_made_everywhere() -> None:
             a.values()
         a.exchange.links._answer_seconds = 20.0
         b.commit()
-        a.exchange.push(a.flats[0])
-        assert not a.exchange.links[next(iter(a.exchange.links))].refusal
+        for flat in a.flats:
+            a.exchange.push(flat)
+        b.send(1, 2)
+        assert len(job.early) == len(a.exchange.chunks)
+        assert all(future.exception(30.0) is None for future in job.early)
 
 
 def test_without_room_for_a_second_copy_values_come_as_before() -> None:
@@ -222,6 +227,39 @@ def test_without_room_for_a_second_copy_values_come_as_before() -> None:
 def chunk() -> Chunk:
     values = torch.arange(6, dtype=torch.float32)
     return Chunk(values, [(0, 0, 0, 4), (1, 0, 4, 6)], "sgd", GROUPS)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "TopK"])
+def test_compressed_gradients_are_answered_early_too(kind: str) -> None:
+    wire = partial(Wire, kind, 0.2)
+    with servers(2) as running, members(2, adam, kind=EarlyExchange, wire=wire) as (a, b):
+        job = Job(running, a, b)
+        job.step()
+        for _ in range(3):
+            job.prepare()
+            early = job.early
+            assert len(early) == len(a.exchange.chunks)
+            assert all(future.exception(60.0) is None for future in early)
+            job.commit()
+            foreseen = a.values()
+            a.exchange.fetch_again()
+            assert all(torch.equal(x, y) for x, y in zip(a.values(), foreseen, strict=True))
+
+
+def test_an_optimizer_that_changes_gradients_leaves_a_sum_that_is_kept() -> None:
+    groups = ({"lr": 0.1, "weight_decay": 0.1, "maximize": True},)
+    one = Chunk(torch.ones(6), [(0, 0, 0, 6)], "rmsprop", groups)
+    total = torch.arange(6, dtype=torch.float32)
+
+    def step() -> None:
+        for tensor in one._tensors:
+            assert tensor.grad is not None
+            tensor.grad.zero_()
+
+    one._make_step = step
+    for scale in (1.0, 0.5):
+        one.apply(total, Recipe(scale, False, groups), keep=True)
+        assert torch.equal(total, torch.arange(6, dtype=torch.float32))
 
 
 def test_what_members_foresee_holds_while_all_foresee_the_same() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from springtide_ps.fused import stepper
+from springtide_ps.fused import leaves_gradients, stepper
 from springtide_ps.updates import Update
 
 SIZES = (1, 7, 1000, 4099)
@@ -76,6 +76,25 @@ def test_steps_are_the_optimizers_own(kind: Any, options: dict[str, Any], dtype:
         step()
         theirs.step()
         check_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES, ids=NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_stay_as_they_are(kind: Any, options: dict[str, Any], dtype: torch.dtype) -> None:
+    optimizer, values = make(kind, options, dtype)
+    assert leaves_gradients(optimizer)
+    step = stepper(optimizer)
+    for number, without in enumerate([(1,), (), (0, 1, 2), (), (3,)], start=1):
+        give(values, number, without)
+        gradients = [None if value.grad is None else value.grad.clone() for value in values]
+        step()
+        for value, before in zip(values, gradients, strict=True):
+            assert (value.grad is None) or (before is not None and torch.equal(value.grad, before))
+
+
+def test_of_other_optimizers_that_is_not_known() -> None:
+    assert not leaves_gradients(torch.optim.RMSprop(tensors(0)))
+    assert not leaves_gradients(torch.optim.SGD(tensors(0), lr=0.1, fused=False))
 
 
 @pytest.mark.parametrize(("kind", "options"), CASES, ids=NAMES)

@@ -40,7 +40,7 @@ def test_any_bytes_are_a_header_or_refused(raw: bytes) -> None:
         assert header.payload_bytes <= frames.PAYLOAD_LIMIT
 
 
-@pytest.mark.parametrize("raw", [b"[1]", b"{", b"\xff", b"[" * 60_000])
+@pytest.mark.parametrize("raw", [b"[1]", b"{", b"\xff", b"[" * 60_000, b"{}{}", b'{"k":1} x'])
 def test_meta_that_is_no_object_is_refused(raw: bytes) -> None:
     with pytest.raises(FrameError):
         frames.unpack_meta(raw)

@@ -19,16 +19,15 @@ from springtide.exchange.store import StreamStore
 from springtide.servers.leading import Place
 from springtide.servers.links import ServerError
 from springtide.servers.plan import PlannedChunk
-from springtide.servers.wire import Pushed
+from springtide.servers.wire import Made, Pushed
 from springtide.servers.within import WithinExchange
 from springtide_ps.chunk import Recipe
 from springtide_ps.client import Answer
 from springtide_ps.frames import Kind
+from springtide_ps.selected import Selected
 
 _REST_LIMIT: Final = 64
 
-Ask = Callable[[str, Kind, dict[str, Any], torch.Tensor | None], Future[Answer]]
-"""(server, kind, what, where the answer goes)."""
 Asked = tuple[Future[Answer], str]
 Options = Callable[[], tuple[dict[str, Any], ...]]
 
@@ -78,20 +77,14 @@ class EarlyValues:
         """The values of a chunk, which land where `expect` said, are asked for."""
         self._asked[key] = future, server
 
-    def ask(self, server: str, chunk: PlannedChunk, me: str, ask: Ask) -> None:
-        """This chunk's gradient is about to leave for the server: ask for what becomes of the chunk.
+    def tell(self, server: str, recipe: Recipe, me: str, ask: Callable[..., object]) -> None:
+        """Before the first gradient the server hears how the step is expected to be made. Raise ServerError.
 
-        Raise ServerError.
+        ask: of (server, kind, what).
         """
-        if (expected := self.expect(chunk)) is None:
-            return
-        recipe, out = expected
         if server not in self._told:
             self._told.add(server)
-            about = {"s": self._step, "me": me, "recipe": recipe.to_json()}
-            ask(server, Kind.FORESEE, about, None)
-        about = {"s": self._step, "k": chunk.key}
-        self.asked(chunk.key, server, ask(server, Kind.FETCH_EARLY, about, out))
+            ask(server, Kind.FORESEE, {"s": self._step, "me": me, "recipe": recipe.to_json()})
 
     def commit(self, step: int, made: Recipe) -> dict[str, Asked]:
         """The step is committed, made like this: the values by chunk, here or under way, and their server."""
@@ -124,7 +117,7 @@ class EarlyValues:
 
     def abandon(self) -> None:
         """What was asked for is not needed. Its memory is used again when nothing can land there."""
-        for key, (future, _) in self._asked.items():
+        for key, (future, _) in list(self._asked.items()):  # another thread may send still
             self.keep(key, future)
         self._asked = {}
 
@@ -139,6 +132,7 @@ class EarlyExchange(WithinExchange):
         super().__init__(*args, **named)
         self._wants_early = early and not self._with_norm
         self._early = EarlyValues(self._memory.values)
+        self._expected: dict[str, torch.Tensor] = {}  # where values of chunks land whose gradients leave next
         self._came_early: dict[str, Future[Answer]] = {}
         self._coming: dict[str, Asked] | None = {}
 
@@ -153,6 +147,7 @@ class EarlyExchange(WithinExchange):
 
     def begin_step(self) -> None:
         super().begin_step()
+        self._expected = {}
         self._early.begin(self._step + 1, self._last_made(), lambda: self.optimizers.options)
 
     def _last_made(self) -> Recipe | None:
@@ -165,10 +160,18 @@ class EarlyExchange(WithinExchange):
     def push(self, gradients: torch.Tensor) -> Pushed:
         self._await_commits()
         for chunk in self._by_bucket[self._pushed]:
-            if self._round == 0:
-                # Before the gradients, or it would wait until all of the bucket's have left.
-                self._early.ask(self._homes[chunk.key][0], chunk, self._me, self._ask_early)
+            if self._round == 0 and (expected := self._early.expect(chunk)) is not None:
+                recipe, self._expected[chunk.key] = expected
+                self._early.tell(self._homes[chunk.key][0], recipe, self._me, self._ask)
         return super().push(gradients)
+
+    def _send_gradient(self, server: str, made: Made, key: str, gradient: torch.Tensor | Selected) -> None:
+        out = self._expected.pop(key, None)
+        if out is None:
+            super()._send_gradient(server, made, key, gradient)
+            return
+        asked = self.links[server].stage_early(*made, self._me, key, gradient, out, self._ranks[key])
+        self._early.asked(key, server, asked)
 
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
         self._coming = None
@@ -177,12 +180,6 @@ class EarlyExchange(WithinExchange):
         for key, asked in unneeded.items():
             self._early.keep(key, asked[0])
         self._coming, self._ahead = {}, bool(self._came_early or self._seen)
-
-    def _ask_early(
-        self, server: str, kind: Kind, about: dict[str, Any], out: torch.Tensor | None
-    ) -> Future[Answer]:
-        rank = {"rank": self._ranks[about["k"]]} if "k" in about else {}
-        return self._ask(server, kind, {**about, **rank}, out=out)
 
     def _fetch(self, chunks: Collection[PlannedChunk], step: int, at: str | None = None) -> None:
         if self._coming is None:

@@ -35,6 +35,7 @@ from springtide.tables.step import tables_among
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import Answer, in_round
 from springtide_ps.frames import Kind
+from springtide_ps.selected import Selected
 from springtide_ps.slices import Slice
 
 
@@ -309,17 +310,14 @@ class ServerExchange(TableSteps):
         return self.optimizers.stage(optimizer, clip_norm, scale, inverse, resting)
 
     def push(self, gradients: torch.Tensor) -> Pushed:
-        """Send the next bucket's gradients (flat, in the layout's order) on their way.
-
-        Raise ServerError.
-        """
-        step, place, bucket = self._step + 1, self._entered, self._pushed
+        """Send the next bucket's gradients (flat, in the layout's order) on their way. Raise ServerError."""
+        made, bucket = (self._entered.token, self._step + 1), self._pushed
         chunks = [(self._homes[chunk.key][0], chunk) for chunk in self._by_bucket[bucket]]
 
         def stage(gradients: torch.Tensor) -> None:
             for server, chunk in chunks:
                 part = self.wire.outgoing(chunk, gradients[chunk.start : chunk.stop])
-                self.links[server].stage(place.token, step, self._me, chunk.key, part, self._round)
+                self._send_gradient(server, made, chunk.key, part)
 
         for server, _ in chunks:
             self._counts[server] = self._counts.get(server, 0) + 1
@@ -329,6 +327,9 @@ class ServerExchange(TableSteps):
             raise ServerError(str(error)) from None
         self._pushed += 1
         return Pushed(sum(self.wire.nbytes(c.stop - c.start, gradients.dtype) for _, c in chunks))
+
+    def _send_gradient(self, server: str, made: Made, key: str, gradient: torch.Tensor | Selected) -> None:
+        self.links[server].stage(*made, self._me, key, gradient, self._round)
 
     def make_way(self) -> None:
         """Gradients of a body are about to be kept where those of the last one are. Raise ServerError."""
