@@ -348,7 +348,12 @@ def test_a_copy_that_has_no_answer_is_waited_for_no_longer(
     first.load(piece)
     fill(first, second)
     shards = running[0].steps.shards
-    until(lambda: bool(gates.sizes) and shards._sending is None, "the copy is still waited for")
+
+    def is_over() -> bool:
+        with shards._lock:  # what follows belongs to it
+            return bool(gates.sizes) and shards._sending is None
+
+    until(is_over, "the copy is still waited for")
     assert shards.cuts.readings.nbytes == 0
     assert shards._held[KEY].forward == []
 
