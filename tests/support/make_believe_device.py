@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+import springtide
+
 DEVICE = torch.device("meta")
 """A type of device for which torch slices views without a driver."""
 
+_PACKAGE = str(Path(springtide.__file__).parent)
 _aten: Any = torch.ops.aten
 _READS = (_aten._local_scalar_dense.default, _aten.equal.default, _aten.is_nonzero.default)
 _COPIES = (_aten._to_copy.default, _aten.copy_.default)
@@ -93,7 +97,7 @@ class Accelerator(TorchDispatchMode):
                 raise RuntimeError(f"{func}: tensors on {DEVICE} and on the CPU ({tuple(item.shape)})")
 
     def _note(self) -> None:
-        frames = [frame for frame in traceback.extract_stack() if "/springtide/" in frame.filename]
+        frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(_PACKAGE)]
         self.syncs.append(f"{frames[-1].name}" if frames else "the test")
 
 
