@@ -200,8 +200,6 @@ def springtide_kv(stack: ExitStack, ports: list[int], elements: int, key: str = 
 def tune(connection: socket.socket) -> None:
     """The options of our own streams."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        connection.setsockopt(socket.SOL_SOCKET, option, CHUNK_BYTES)
 
 
 def receive(connection: socket.socket, memory: memoryview) -> bool:

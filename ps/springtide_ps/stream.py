@@ -27,7 +27,6 @@ from springtide_ps.frames import (
 from springtide_ps.tls import TlsSocket
 
 HANDSHAKE_SECONDS: Final = 10.0
-_SOCKET_BUFFER: Final = 4 * 1024 * 1024
 _AHEAD: Final = 4096
 """Bytes that are read at once where a frame begins: its header, its JSON and what follows, if it is there."""
 _EMPTY: Final = memoryview(b"")
@@ -58,8 +57,6 @@ class Stream:
         """Whether the client wants to hear that the server lives, and the server says so."""
         with contextlib.suppress(OSError):  # a Unix socket has no delay
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
 
     def send(self, frame: Frame, payload: memoryview = _EMPTY, since: float = math.inf) -> None:
         """Send a frame whole. Raises OSError, and FrameError for what is over the limits.
