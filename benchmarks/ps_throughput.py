@@ -6,7 +6,8 @@ One worker and one server, two processes on loopback, 4 MiB chunks, one torch th
 the same work: all chunks go to the server, which makes an SGD step with momentum on each, and come back,
 over TCP as between two machines (torch RPC would take shared memory here). The ways take turns, so that a
 noisy machine is noisy for all. Both directions count: 128 MiB a round. More workers and servers are
-recorded without a judgement.
+recorded without a judgement. The plain sockets have the options of our streams; `congestion_control` says
+what these have and what the machine's is, which torch RPC and gRPC have.
 """
 
 from __future__ import annotations
@@ -199,7 +200,21 @@ def springtide_kv(stack: ExitStack, ports: list[int], elements: int, key: str = 
 
 def tune(connection: socket.socket) -> None:
     """The options of our own streams."""
+    from springtide_ps import congestion
+
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    congestion.choose(connection)
+
+
+def congestion_control() -> dict[str, str]:
+    from springtide_ps import congestion
+
+    name = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as connection,
+    ):
+        return {"streams": congestion.choose(connection), "machine": name.read_text().strip()}
 
 
 def receive(connection: socket.socket, memory: memoryview) -> bool:
@@ -388,6 +403,8 @@ def main() -> None:
     for peer in ("raw_tcp", "torch_rpc", "grpc"):
         if result[f"ratio_to_{peer}"]:
             print(f"ratio_to_{peer} {result[f'ratio_to_{peer}']:.2f}")
+    result["congestion_control"] = congestion_control()
+    print("congestion control: {streams} (the machine's: {machine})".format(**result["congestion_control"]))
     result["sizes"] = {}
     for workers, servers in ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (4, 4)):
         figure = measure_size(workers, servers, max(3, rounds // 10))

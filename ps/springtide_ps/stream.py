@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from springtide_ps import auth
+from springtide_ps import auth, congestion
 from springtide_ps.frames import (
     HEADER_BYTES,
     Frame,
@@ -196,10 +196,12 @@ def connect(
 
     Raises RejectedError when either side does not know the token, OSError (TimeoutError) otherwise.
     """
-    sock: socket.socket | TlsSocket = socket.create_connection(address, timeout=timeout)
+    sock: socket.socket | TlsSocket
+    plain = sock = socket.create_connection(address, timeout=timeout)
     try:
-        if tls is not None and isinstance(sock, socket.socket):
-            sock = TlsSocket(tls.wrap_socket(sock, server_hostname=address[0]))
+        if tls is not None:
+            plain = tls.wrap_socket(plain, server_hostname=address[0])
+            sock = TlsSocket(plain)
         stream = Stream(sock)
         header, meta = stream.receive()
         _expect(header, Kind.CHALLENGE)
@@ -214,6 +216,7 @@ def connect(
         if not auth.holds(meta.get("proof"), token, "server", theirs, ours):
             raise RejectedError(f"{address[0]}:{address[1]} does not know this job's token")
         stream.pulses = meta.get("pulse") is True
+        congestion.choose(plain)
         sock.settimeout(None)
         return stream, meta
     except BaseException:
@@ -229,7 +232,8 @@ def accept(
     try:
         accepted.settimeout(HANDSHAKE_SECONDS)
         if tls is not None:
-            sock = TlsSocket(tls.wrap_socket(accepted, server_side=True))
+            accepted = tls.wrap_socket(accepted, server_side=True)
+            sock = TlsSocket(accepted)
         stream = Stream(sock)
         ours = auth.nonce()
         stream.send(Frame(Kind.CHALLENGE, meta={"nonce": ours}))
@@ -241,6 +245,7 @@ def accept(
         stream.pulses = meta.get("pulse") is True
         answer = {**about, "proof": auth.proof(token, "server", ours, theirs), "pulse": stream.pulses}
         stream.send(Frame(Kind.ACCEPTED, meta=answer))
+        congestion.choose(accepted)
         sock.settimeout(None)
         return stream
     except BaseException:
