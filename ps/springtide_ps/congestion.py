@@ -1,4 +1,4 @@
-"""Congestion control of the streams of parameters, where the machine's own is made for longer paths.
+"""Congestion control of what carries parameters or gradients, where the machine's is made for longer paths.
 
 BBR (Cardwell et al., BBR: Congestion-Based Congestion Control, 2016) sends at a pace, by timers, as fast as
 it believes the path to be. Over loopback that takes a fifth to two fifths of the throughput, another part on
@@ -49,7 +49,10 @@ def choose(sock: socket.socket) -> str:
 
 
 def _round_trip(sock: socket.socket) -> float | None:
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + 4)
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + 4)
+    except OSError:
+        return None
     if len(info) < _MIN_RTT_AT + 4:
         return None
     (microseconds,) = struct.unpack_from("I", info, _MIN_RTT_AT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, form, peers_in
 from springtide.exchange.messages import Collective
 from springtide.exchange.store import FormationCancelled, StreamStore
+from springtide_ps import congestion
 
 
 @pytest.fixture
@@ -43,6 +45,27 @@ def test_sum_over_three(groups: Callable[..., list[Group]]) -> None:
     works = [group.start_sum(tensor) for group, tensor in zip(members, tensors, strict=True)]
     together([lambda work=work: work.wait() for work in works])
     assert all(torch.equal(tensor, torch.full((1000,), 6.0)) for tensor in tensors)
+
+
+def test_connections_are_not_paced(
+    groups: Callable[..., list[Group]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, plain = list[str](), congestion.choose
+
+    def from_bbr(connection: socket.socket) -> str:
+        with contextlib.suppress(OSError):  # not every kernel has it
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+        chosen.append(plain(connection))
+        return chosen[-1]
+
+    monkeypatch.setattr(congestion, "choose", from_bbr)
+    members = groups(3)
+    assert len(chosen) >= 6  # in one process a group also finds connections between the others
+    assert not any(name.startswith("bbr") for name in chosen)
+    tensors = [torch.ones(1000) for _ in members]
+    works = [group.start_sum(tensor) for group, tensor in zip(members, tensors, strict=True)]
+    together([lambda work=work: work.wait() for work in works])
+    assert all(torch.equal(tensor, torch.full((1000,), 3.0)) for tensor in tensors)
 
 
 def test_group_of_one_needs_no_peer() -> None:

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from springtide.exchange.device import DeviceSums, form_nccl
 from springtide.exchange.messages import Collective, Message, Waiter
 from springtide.exchange.store import FormationCancelled, StreamStore
+from springtide_ps import congestion
 
 log = logging.getLogger("springtide")
 
@@ -257,6 +258,7 @@ def form(
         )
     for connection in connections:
         _notice_silence(connection, connect_seconds)
+        congestion.choose(connection)
     group.adopt(store, connections)
     if nccl_device is not None:
         group.use_device(form_nccl(store, rank, size, nccl_device, collective_seconds))
