@@ -158,7 +158,8 @@ class CopyingShards(Shards):
                     self._asides += [partial(self._send_more, sending)] * (_IN_FLIGHT - 1)
             if address in held.forward:
                 for which, total in held.closed_sums(self._rounds.version + 1).items():
-                    self._send_sum(address, which, key, total)
+                    # Nobody waits for it any more who has prepared: the step may use the sum up meanwhile.
+                    self._send_sum(address, which, key, total.clone())
 
     def _try_part(self, sending: Sending, chunk: Any) -> None:
         """As `_send_part`; the copy is over when that fails."""

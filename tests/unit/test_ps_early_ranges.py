@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import Future, wait
 from typing import Any
@@ -17,6 +18,7 @@ from ps_servers import TOKEN, names, servers
 from ps_snapshots import states_on
 
 from springtide.servers.early_ranges import EarlyRanges
+from springtide.servers.links import ServerError
 from springtide_ps import early_ranges
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import RefusedError
@@ -246,6 +248,38 @@ def test_a_lost_server_is_made_again_from_values_that_came_early() -> None:
         assert torch.equal(loose.values(), undisturbed(3, "None"))
         assert loose.books() == {(0, 3)}
         loose.exchange.close()
+
+
+def test_gradients_stay_where_they_are_until_a_push_has_left_though_its_values_are_here() -> None:
+    """A connection breaks between early values and the pushes, which leave in the next generation."""
+    with servers(2) as running:
+        loose = Loose(running, kind=EarlyRanges)
+        exchange = loose.exchange
+        loose.begin()
+        loose.body()
+        exchange.commit(1.0, ())
+        loose.values()
+        assert offered(loose)
+        [other] = [server for server in running if f"s{server.port}" != exchange._desk]
+        for client in list(other._clients.values()):
+            client.stream.abort()
+        until(lambda: exchange.links[f"s{other.port}"].broken is not None, "the connection's end")
+        exchange.commit(1.0, ())
+        gradients = list(exchange._gradients.values())
+        assert exchange._next_lease is not None
+        wait([exchange._next_lease], 60.0)
+        assert exchange.lease(0, 100).number == 2
+        exchange.settle(range(len(list(loose.member.model.parameters()))))  # its forward pass
+        with contextlib.suppress(ServerError):
+            exchange.make_way()
+            for gradient in gradients:
+                gradient.fill_(7.0)  # the next body's, in the same memory
+        with pytest.raises(ServerError, match="range 1 has not left whole"):
+            exchange.make_way()
+        loose.begin()
+        assert loose.books() == {(0, 2)}
+        assert torch.equal(loose.held(), undisturbed(2, "None"))
+        exchange.close()
 
 
 def test_an_early_offer_without_a_number_ends_the_connection() -> None:
