@@ -274,7 +274,7 @@ def test_gradients_stay_where_they_are_until_a_push_has_left_though_its_values_a
             exchange.make_way()
             for gradient in gradients:
                 gradient.fill_(7.0)  # the next body's, in the same memory
-        with pytest.raises(ServerError, match="range 1 has not left whole"):
+        with pytest.raises(ServerError):
             exchange.make_way()
         loose.begin()
         assert loose.books() == {(0, 2)}
