@@ -204,8 +204,10 @@ class Hub:
         With it, anything that comes much later than the next tick should have shows that this process stood
         still.
         """
+        began = self.clock()
         self._take(Tick())
-        self._next_tick = self.clock() + every if every else math.inf
+        # From the beginning: the process may stand still in here as well.
+        self._next_tick = began + every if every else math.inf
 
     # ---- inside ----
 

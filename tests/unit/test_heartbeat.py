@@ -135,3 +135,21 @@ def test_whatever_comes_late_shows_that_the_coordinator_stood_still(
     assert [r.getMessage() for r in caplog.records if "stood still" in r.getMessage()] == [
         "this process stood still for 3.0 s: broken streams may return"
     ]
+
+
+def test_a_coordinator_that_stood_still_within_a_tick_is_noticed(tmp_path: Path) -> None:
+    now = [1000.0]
+    options = Options(token="t", number=1, state_dir=tmp_path, membership=Settings(standstill=0.5))
+    hub = Hub(options, Incarnation(1), lambda: now[0])
+    stream, take = hub.new_stream(), hub._take
+    hub.tick(0.05)
+
+    def take_and_stand_still(event: object) -> None:
+        take(event)  # type: ignore[arg-type]
+        now[0] += 3
+
+    hub._take = take_and_stand_still  # type: ignore[method-assign]
+    hub.tick(0.05)
+    hub._take = take  # type: ignore[method-assign]
+    hub.closed(stream)
+    assert hub.membership.awake_since == now[0]
