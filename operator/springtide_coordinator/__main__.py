@@ -9,6 +9,7 @@ import sys
 from importlib import metadata
 
 from . import logs
+from .lobby import raise_descriptor_limit
 from .service import PortTakenError, serve
 from .settings import BadEnvironmentError, read_options
 
@@ -21,6 +22,7 @@ def main() -> int:
     logs.set_up(
         job=os.environ.get("SPRINGTIDE_JOB", "job"), namespace=os.environ.get("SPRINGTIDE_NAMESPACE", "")
     )
+    raise_descriptor_limit()
     try:
         asyncio.run(serve(read_options(os.environ)))
     except (BadEnvironmentError, PortTakenError, ValueError, OSError) as error:

@@ -10,6 +10,13 @@ from __future__ import annotations
 from .heartbeat import Heartbeat, of_coordinator
 from .settings import MAX_MESSAGE_BYTES
 
+OPERATOR_METADATA = "springtide-operator"
+"""Name of the metadata in which the operator's own token travels."""
+HANDSHAKE_MS = 5_000
+IDLE_MS = 120_000
+MAX_METADATA_BYTES = 8 * 1024
+MAX_STREAMS = 32
+
 Options = list[tuple[str, int]]
 
 
@@ -33,10 +40,21 @@ def keepalive_options(heartbeat: Heartbeat) -> Options:
     ]
 
 
-def server_options(heartbeat: Heartbeat) -> Options:
-    """Clients may ping as often as they like; a second server on the same port is an error."""
+def server_options(heartbeat: Heartbeat, connections: int = 8192) -> Options:
+    """Clients may ping as often as they like; a second server on the same port is an error.
+
+    What anybody may cost before a token was seen is bounded: time until a connection speaks HTTP/2, calls and
+    metadata on it, its life without a call, and the window in which bytes come that nobody has read.
+    """
     return [
         *keepalive_options(heartbeat),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
@@ -58,5 +76,7 @@ def client_options(limit: float) -> Options:
     ]
 
 
-def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {token}"),)
+def token_metadata(token: str, operator_token: str = "") -> tuple[tuple[str, str], ...]:
+    """What every call carries; the operator's calls its own token as well."""
+    own = ((OPERATOR_METADATA, operator_token),) if operator_token else ()
+    return (("authorization", f"Bearer {token}"), *own)

@@ -677,18 +677,20 @@ class ServerLeave(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Pod(_message.Message):
-    __slots__ = ("uid", "name", "slot", "started", "leave_by")
+    __slots__ = ("uid", "name", "slot", "started", "leave_by", "unheard")
     UID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_BY_FIELD_NUMBER: _ClassVar[int]
+    UNHEARD_FIELD_NUMBER: _ClassVar[int]
     uid: str
     name: str
     slot: int
     started: bool
     leave_by: float
-    def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., slot: _Optional[int] = ..., started: _Optional[bool] = ..., leave_by: _Optional[float] = ...) -> None: ...
+    unheard: bool
+    def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., slot: _Optional[int] = ..., started: _Optional[bool] = ..., leave_by: _Optional[float] = ..., unheard: _Optional[bool] = ...) -> None: ...
 
 class SyncRequest(_message.Message):
     __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation", "hang_seconds", "hung", "pause_seconds", "servers", "living_servers", "suspend", "suspend_by", "consistency", "saved")

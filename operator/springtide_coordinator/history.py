@@ -13,6 +13,7 @@ from statistics import median
 
 from .membership.messages import Start
 from .membership.names import GenerationName, StateName
+from .reported import Latest
 
 KEPT_COMMITS = 20_000
 KEPT_GENERATIONS = 2_000
@@ -57,11 +58,14 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class GenerationSeen:
+    """A generation as it was made. number: among all that this coordinator made, from 1."""
+
     name: GenerationName
     at_unix: float
     cause: str
     reason: str
     members: tuple[str, ...]
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class History:
     recovery_seconds: float = 0.0
     last_recovery: Recovery | None = None
     failures: list[Recovery] = field(default_factory=list)  # the newest that a failure was the cause of
-    values: dict[str, float] = field(default_factory=dict)
+    values: Latest = field(default_factory=Latest)
     lost_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOST_CAUSES, 0.0))
     held_up: float = 0.0  # seconds per step that a slow member costs now
     _begun: _Begun | None = None
@@ -118,7 +122,12 @@ class History:
             cause = "failure"
             reason = before.reason if reason in before.reason else f"{before.reason}; {reason}"
         seen = GenerationSeen(
-            start.generation, now, cause, reason[:_REASON], tuple(member.label for member in start.members)
+            start.generation,
+            now,
+            cause,
+            reason[:_REASON],
+            tuple(member.label for member in start.members),
+            self.generations[-1].number + 1 if self.generations else 1,
         )
         self.generations = [*self.generations[-KEPT_GENERATIONS:], seen]
         self._before = self._before if self._pending is not None else self.last_commit_unix
@@ -179,7 +188,7 @@ class History:
         self.lost_seconds["checkpoint"] += commit.checkpoint_seconds
         self.lost_seconds["straggler"] += min(self.held_up, commit.step_seconds)
         if commit.values and self.commits[-1] is commit:
-            self.values.update(commit.values)
+            self.values.report(commit.values)
         self._recovered(commit)
         return True
 
@@ -226,6 +235,12 @@ class History:
         productive = self._productive - self._productive_base
         return min(1.0, max(0.0, productive / (until - self._first_unix)))
 
-    def since(self, step: int) -> list[Commit]:
-        """The kept commits after `step`."""
-        return self.commits[bisect_left(self.commits, step + 1, key=lambda commit: commit.state.step) :]
+    def since(self, step: int, most: int) -> list[Commit]:
+        """Return the kept commits after `step`, the oldest ones, at most so many."""
+        at = bisect_left(self.commits, step + 1, key=lambda commit: commit.state.step)
+        return self.commits[at : at + most]
+
+    def generations_since(self, number: int, most: int) -> list[GenerationSeen]:
+        """Return the kept generations after the one with that number, the oldest ones, at most so many."""
+        at = bisect_left(self.generations, number + 1, key=lambda seen: seen.number)
+        return self.generations[at : at + most]

@@ -31,6 +31,7 @@ from .poison import Death, Poison
 from .rates import Rates
 from .rendezvous import Rendezvous, TooMuchError
 from .reply import sync_reply
+from .reported import Latest, Names
 from .settings import Options
 from .slowness import Slow, Slowness
 from .stall import Motion
@@ -81,7 +82,8 @@ class Hub:
         self.transfers = Transfers()
         self.storage = Storage(interval=options.checkpoint_seconds)
         self.data = pb.Data()
-        self.values: dict[str, float] = {}
+        self.values = Latest()
+        self._names = Names()
         self.evaluations = Evaluations()
         self.poison = Poison()
         self.streams: dict[int, WorkerStream] = {}
@@ -147,7 +149,7 @@ class Hub:
                 case "evaluate":
                     self._evaluate(stream, message.evaluate)
                 case "values":
-                    self.values.update(message.values.values)
+                    self.values.report(message.values.values)
                 case "hello":
                     raise wire.MalformedError("Hello may only be the first message of a stream")
                 case None:
@@ -169,8 +171,13 @@ class Hub:
 
     def server_hello(self, stream: ServerStream, hello: pb.ServerHello) -> None:
         """Let a parameter server in (or refuse it, which ends the stream)."""
+        try:
+            event = ServerConnected(stream.session, wire.to_server_hello(hello))
+        except wire.MalformedError as error:
+            self.refuse_server(stream, str(error))
+            return
         stream.member = hello.server.id
-        self._take(ServerConnected(stream.session, wire.to_server_hello(hello)))
+        self._take(event)
 
     def server_receive(self, stream: ServerStream, message: pb.ServerMessage) -> None:
         """Take in a message; one that cannot be right ends the stream with the reason."""
@@ -194,8 +201,10 @@ class Hub:
     # ---- operator and time ----
 
     def sync(self, request: pb.SyncRequest) -> pb.SyncReply:
-        self.hang_seconds = request.hang_seconds
-        self._take(wire.to_synced(request))
+        """Take in what the operator wants and sees; return the job's state. Raises MalformedError."""
+        synced = wire.to_synced(request)
+        self.hang_seconds = _seconds(request.hang_seconds)
+        self._take(synced)
         return sync_reply(self, self.clock())
 
     def tick(self, every: float = 0.0) -> None:
@@ -331,7 +340,7 @@ class Hub:
                 number, answer = answers[stream.member]
                 stream.put(wire.from_evaluation(number, answer))
                 if isinstance(answer, Total):
-                    self.values.update(answer.values)
+                    self.values.report(answer.values)
 
     def _times(self, stream: WorkerStream, times: pb.Times) -> None:
         if stream.member not in self.membership.members:
@@ -368,7 +377,7 @@ class Hub:
                     commit.unix_time,
                     commit.step_seconds,
                     commit.samples,
-                    dict(commit.values),
+                    self._names.of(commit.values),
                     commit.exposed_communication_seconds,
                     commit.skipped,
                     _seconds(commit.data_seconds),

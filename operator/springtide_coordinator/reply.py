@@ -10,6 +10,7 @@ from .membership import Phase, describe, serving
 from .membership.consistency import why_cut, why_refused
 from .membership.liveness import silent_pods, vanished_pods
 from .membership.saving import put_away
+from .reported import bounded
 
 if TYPE_CHECKING:
     from .history import Recovery
@@ -39,7 +40,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         recoveries=sum(history.recoveries.values()),
         states_lost=m.states_lost,
         ended_stages=m.ended_stages,
-        values={**hub.values, **history.values},
+        values=bounded({**hub.values, **history.values}),
         unix_time=now,
         last_commit_unix=history.last_commit_unix,
         silent=[uid for uid, _ in silent_pods(m)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
 import logging
 import signal
@@ -15,43 +16,70 @@ import grpc.aio
 
 from . import coordinator_pb2 as pb
 from . import coordinator_pb2_grpc as pb_grpc
-from .channel import server_options
+from .channel import OPERATOR_METADATA, server_options
 from .hub import Hub
 from .restarts import next_incarnation
 from .settings import Options
 from .streams import Stream
+from .wire import MalformedError
 
 log = logging.getLogger("springtide.coordinator")
 
+MIN_CONNECTIONS = 8192
 HELLO_TIMEOUT = 10.0  # s from the opening of a stream to its Hello
+METHODS = ("Session", "Serve", "Sync")
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):
-    """Every call presents the job's token, or is refused before anything of it is read."""
+    """Lets calls with the job's token in, and Sync only with the operator's own beside it.
 
-    def __init__(self, token: str) -> None:
+    A refused call is handled as a stream of which nothing is read: gRPC takes a unary request into memory
+    before its handler is asked, up to the limit of a message. What remains is the transport's window.
+
+    Args:
+        operator_digest: SHA-256 of the operator's token, hex: whoever reads it here cannot speak as the
+            operator. Empty: the job's token suffices.
+    """
+
+    def __init__(self, token: str, operator_digest: str = "") -> None:
         self._expected = f"Bearer {token}".encode()
-        self._denied: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "Session": grpc.stream_stream_rpc_method_handler(self._deny),
-            "Serve": grpc.stream_stream_rpc_method_handler(self._deny),
-            "Sync": grpc.unary_unary_rpc_method_handler(self._deny),
-        }
+        self._operator_digest = operator_digest
+        self._unknown: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(self._deny)
+        self._no_operator: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
+            self._deny_sync
+        )
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
-        for key, value in details.invocation_metadata or ():
-            if key == "authorization":
-                given = value if isinstance(value, bytes) else value.encode()
-                if hmac.compare_digest(given, self._expected):
-                    return await continuation(details)
-        return self._denied.get(details.method.rpartition("/")[2])
+        """Return the handler of the call, or one that refuses it; None for a method that there is not."""
+        method = details.method.rpartition("/")[2]
+        if method not in METHODS:
+            return None
+        given = dict(details.invocation_metadata or ())
+        if not hmac.compare_digest(_bytes(given.get("authorization", "")), self._expected):
+            return self._unknown
+        if method == "Sync" and self._operator_digest:
+            digest = hashlib.sha256(_bytes(given.get(OPERATOR_METADATA, ""))).hexdigest()
+            if not hmac.compare_digest(digest, self._operator_digest):
+                return self._no_operator
+        return await continuation(details)
 
     async def _deny(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.abort(
             grpc.StatusCode.UNAUTHENTICATED,
             "the job's token is missing or wrong: send `authorization: Bearer TOKEN` (SPRINGTIDE_TOKEN)",
         )
+
+    async def _deny_sync(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(
+            grpc.StatusCode.PERMISSION_DENIED,
+            "only the operator may say this: its own token is missing or wrong",
+        )
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()
 
 
 class Servicer(pb_grpc.CoordinatorServicer):
@@ -138,7 +166,10 @@ class Servicer(pb_grpc.CoordinatorServicer):
     async def Sync(
         self, request: pb.SyncRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.SyncReply:
-        return self._hub.sync(request)
+        try:
+            return self._hub.sync(request)
+        except MalformedError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 
 def host_port(host: str, port: int) -> str:
@@ -159,8 +190,12 @@ async def start_grpc(hub: Hub, options: Options) -> tuple[grpc.aio.Server, int]:
     Raises:
         PortTakenError: with the address.
     """
+    # One for each process and as many again for those that come back; a job may be edited to be larger.
+    connections = max(MIN_CONNECTIONS, 4 * (options.maximum + options.servers))
     server = grpc.aio.server(
-        interceptors=[TokenCheck(options.token)], options=server_options(options.heartbeat)
+        interceptors=[TokenCheck(options.token, options.operator_digest)],
+        options=server_options(options.heartbeat, connections),
+        maximum_concurrent_rpcs=connections,
     )
     pb_grpc.add_CoordinatorServicer_to_server(Servicer(hub), server)  # type: ignore[no-untyped-call]
     certificate = options.certificate
@@ -205,9 +240,9 @@ async def serve(options: Options) -> None:
     loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
-    from .web import start_web  # aiohttp takes as long to import as all the rest
+    from .web import start_web  # what it imports takes as long as all the rest
 
-    web = await start_web(hub, options)
+    web = start_web(hub, options)
     ticker = asyncio.create_task(tick_for_ever(hub, options.tick))
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -220,4 +255,4 @@ async def serve(options: Options) -> None:
             task.cancel()
         await asyncio.gather(ticker, stopped, return_exceptions=True)
         await server.stop(grace=None)
-        await web.cleanup()
+        web.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ class Options:
     state_dir: Path
     job: str = "job"
     namespace: str = "default"
+    operator_digest: str = ""  # SHA-256 of the operator's own token; empty: the job's suffices for all
     host: str = ""
     port: int = 7070
     metrics_port: int = 9401
@@ -73,6 +75,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         ),
         job=env.get("SPRINGTIDE_JOB", "job"),
         namespace=env.get("SPRINGTIDE_NAMESPACE", "default"),
+        operator_digest=digest(env),
         host=env.get("SPRINGTIDE_BIND", ""),
         port=whole(env, "SPRINGTIDE_PORT", 7070),
         metrics_port=whole(env, "SPRINGTIDE_METRICS_PORT", 9401),
@@ -103,6 +106,15 @@ def consistency(env: Mapping[str, str]) -> Consistency | None:
         )
     staleness = whole(env, "SPRINGTIDE_STALENESS", 4, least=1)
     return Consistency(mode, staleness if mode == BOUNDED else 0)
+
+
+def digest(env: Mapping[str, str]) -> str:
+    text = env.get("SPRINGTIDE_OPERATOR_DIGEST", "")
+    if text and not re.fullmatch("[0-9a-f]{64}", text):
+        raise BadEnvironmentError(
+            "SPRINGTIDE_OPERATOR_DIGEST must be a SHA-256 in 64 hexadecimal digits. The operator sets it."
+        )
+    return text
 
 
 def required(env: Mapping[str, str], name: str, meaning: str) -> str:

@@ -25,12 +25,21 @@ class SyncClient:
     """The operator's client of one job's coordinator; use it in one event loop, and close it.
 
     keepalive: seconds until a coordinator that gives no sign of life is left, at most, while it is asked.
-    authority: the certificate, in PEM, that the coordinator must have; empty: no TLS.
+    authority: the certificate, in PEM, that the coordinator must have; empty: no TLS. operator_token: what
+    only the operator knows; a coordinator that was told of it refuses Sync without.
     """
 
-    def __init__(self, address: str, token: str, *, keepalive: float = 10.0, authority: str = "") -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        *,
+        keepalive: float = 10.0,
+        authority: str = "",
+        operator_token: str = "",
+    ) -> None:
         self.address = address
-        self._metadata = token_metadata(token)
+        self._metadata = token_metadata(token, operator_token)
         self._channel = aio_channel(address, client_options(keepalive), authority)
         self._stub = pb_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -45,7 +54,11 @@ class SyncClient:
                 request, metadata=self._metadata, timeout=timeout, wait_for_ready=False
             )
         except grpc.aio.AioRpcError as error:
-            refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
+            refused = error.code() in (
+                grpc.StatusCode.UNAUTHENTICATED,
+                grpc.StatusCode.PERMISSION_DENIED,
+                grpc.StatusCode.INVALID_ARGUMENT,
+            )
             raise SyncError(
                 f"coordinator at {self.address}: {error.code().name}: {error.details()}", retry=not refused
             ) from None

@@ -1,66 +1,134 @@
-"""HTTP beside gRPC: /metrics for Prometheus, /healthz for the kubelet, /timeline for live views."""
+"""HTTP beside gRPC: /metrics for Prometheus, /healthz for the kubelet, /timeline for holders of the token."""
 
 from __future__ import annotations
 
+import asyncio
+import hmac
+import json
 import logging
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from .history import Commit, GenerationSeen
+from .bounded_http import REQUEST_SECONDS, BoundedServer, Kept, Reply, Request, in_loop, in_words, serve
+from .history import Commit, GenerationSeen, History
 from .hub import Hub
 from .metrics import JobCollector
 from .settings import Options
 
 log = logging.getLogger("springtide.coordinator")
 
+PAGE_COMMITS = 500
+PAGE_GENERATIONS = 50
+NAMED_MEMBERS = 64
+"""Of a generation: so many members are named, the others are counted."""
+KEPT_PAGES = 4
 
-async def start_web(hub: Hub, options: Options) -> web.AppRunner:
-    """Serve on the metrics port, or on a free one when that is taken; the caller cleans up."""
-    runner = web.AppRunner(make_app(hub), access_log=None)
-    await runner.setup()
-    host = options.host or None
-    try:
-        await web.TCPSite(runner, host, options.metrics_port).start()
-    except OSError as error:
-        log.warning("metrics port %s is not free (%s): another one is taken", options.metrics_port, error)
-        await web.TCPSite(runner, host, 0).start()
-    port = runner.addresses[0][1]
-    log.info("serves metrics", extra={"fields": {"metrics_port": port}})
-    return runner
+_LOOP_SECONDS = REQUEST_SECONDS - 1.0
 
 
-def make_app(hub: Hub) -> web.Application:
-    registry = CollectorRegistry()
-    registry.register(JobCollector(hub))
+def start_web(hub: Hub, options: Options) -> BoundedServer:
+    """Serve on the metrics port, or on a free one when that is taken; the caller closes it.
 
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    Called in the event loop that the hub lives in.
+    """
+    pages = Pages(hub, options.token, asyncio.get_running_loop())
+    server = serve(pages.answer, options.host, options.metrics_port)
+    log.info("serves metrics", extra={"fields": {"metrics_port": server.port}})
+    return server
 
-    async def healthz(_: web.Request) -> web.Response:
-        if hub.membership.superseded:
-            return web.Response(status=503, text=f"superseded: {hub.membership.superseded}\n")
-        return web.Response(text="ok\n")
 
-    async def timeline(request: web.Request) -> web.Response:
-        text = request.query.get("since", "-1")
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a reader of /timeline stands: the last step and the number of the last generation that it has."""
+
+    step: int = -1
+    generation: int = 0
+
+    @classmethod
+    def of(cls, request: Request) -> Place:
+        """Read `since` and `generations_since`. Raises ValueError that says which is wrong."""
+
+        def number(name: str, default: int) -> int:
+            given = request.query.get(name, str(default))
+            if len(given) > 20 or not given.removeprefix("-").isdecimal():
+                raise ValueError(f"{name}={given[:40]!r} must be a whole number")
+            return int(given)
+
+        return cls(number("since", -1), number("generations_since", 0))
+
+
+class Pages:
+    """Answers HTTP requests, in the server's threads; what the hub has is read in its event loop alone.
+
+    token: the job's, which /timeline asks for: it shows what the script reports, and names of pods.
+    """
+
+    def __init__(self, hub: Hub, token: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._hub, self._loop = hub, loop
+        self._expected = f"Bearer {token}".encode()
+        registry = CollectorRegistry()
+        registry.register(JobCollector(hub))
+        self._metrics = Kept(lambda: in_loop(loop, lambda: generate_latest(registry), _LOOP_SECONDS))
+        self._one_at_a_time = threading.Lock()
+        self._timelines: OrderedDict[Place, Kept[bytes]] = OrderedDict()
+
+    def answer(self, request: Request) -> Reply:
+        """Answer a request for one of the three pages."""
+        match request.path:
+            case "/metrics":
+                return Reply(200, self._metrics(), CONTENT_TYPE_LATEST)
+            case "/healthz":
+                superseded = in_loop(self._loop, lambda: self._hub.membership.superseded, _LOOP_SECONDS)
+                return in_words(503, f"superseded: {superseded}") if superseded else in_words(200, "ok")
+            case "/timeline":
+                return self._timeline(request)
+        return in_words(404, "/metrics, /healthz, /timeline")
+
+    def _timeline(self, request: Request) -> Reply:
+        given = request.headers.get("authorization", "").encode(errors="replace")
+        if not hmac.compare_digest(given, self._expected):
+            return _json(
+                401, {"error": "the job's token is missing or wrong: send `Authorization: Bearer TOKEN`"}
+            )
         try:
-            since = int(text)
-        except ValueError:
-            return web.json_response({"error": f"since={text!r} must be a step number"}, status=400)
-        return web.json_response(
-            {
-                "commits": [commit_json(commit) for commit in hub.history.since(since)],
-                "generations": [generation_json(seen) for seen in hub.history.generations],
-            }
-        )
+            place = Place.of(request)
+        except ValueError as error:
+            return _json(400, {"error": str(error)})
+        with self._one_at_a_time:
+            page = self._timelines.get(place)
+            if page is None:
+                page = self._timelines[place] = Kept(lambda: self._page(place))
+                while len(self._timelines) > KEPT_PAGES:
+                    self._timelines.popitem(last=False)
+            return Reply(200, page(), "application/json")
 
-    app = web.Application()
-    app.add_routes(
-        [web.get("/metrics", metrics), web.get("/healthz", healthz), web.get("/timeline", timeline)]
-    )
-    return app
+    def _page(self, place: Place) -> bytes:
+        page = in_loop(self._loop, lambda: timeline_page(self._hub.history, place), _LOOP_SECONDS)
+        return json.dumps(page).encode()
+
+
+def timeline_page(history: History, place: Place) -> dict[str, object]:
+    """Return what comes after a place, at most a page; with `more`, asking again from `next` brings more."""
+    commits = history.since(place.step, PAGE_COMMITS + 1)
+    generations = history.generations_since(place.generation, PAGE_GENERATIONS + 1)
+    shown, made = commits[:PAGE_COMMITS], generations[:PAGE_GENERATIONS]
+    return {
+        "commits": [commit_json(commit) for commit in shown],
+        "generations": [generation_json(seen) for seen in made],
+        "more": len(commits) > len(shown) or len(generations) > len(made),
+        "next": {
+            "since": shown[-1].state.step if shown else place.step,
+            "generations_since": made[-1].number if made else place.generation,
+        },
+    }
+
+
+def _json(status: int, value: dict[str, object]) -> Reply:
+    return Reply(status, json.dumps(value).encode(), "application/json")
 
 
 def commit_json(commit: Commit) -> dict[str, object]:
@@ -84,5 +152,6 @@ def generation_json(seen: GenerationSeen) -> dict[str, object]:
         "at_unix": seen.at_unix,
         "cause": seen.cause,
         "reason": seen.reason,
-        "members": list(seen.members),
+        "members": list(seen.members[:NAMED_MEMBERS]),
+        "memberCount": len(seen.members),
     }

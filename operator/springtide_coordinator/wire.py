@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from . import coordinator_pb2 as pb
@@ -38,26 +39,49 @@ PHASES = {
 
 
 _TEXT_LIMIT = 1000
+# What a message may count, at most. Far above every job, far below what could keep this process busy.
+MAX_PROCESSES = 1_000_000
+MAX_PER_POD = 1024
+MAX_SERVERS = 4096
+MAX_SLOT = 10_000_000
+MAX_STALENESS = 1_000_000
+MAX_COUNT = 2**53
+MAX_PAUSE = 3600.0
 
 
 class MalformedError(ValueError):
     """A message lacks something it must have; the text says what."""
 
 
+def _count(value: int, most: int, what: str) -> int:
+    if value > most:
+        raise MalformedError(f"{what} is {value}, and {most} is the limit")
+    return value
+
+
+def _duration(value: float, most: float = math.inf) -> float:
+    """Seconds, or a unix time: what cannot be one counts as not told."""
+    return min(value, most) if value > 0 and math.isfinite(value) else 0.0
+
+
 # ---- names ----
 
 
 def to_incarnation(name: pb.Incarnation) -> Incarnation:
+    """Raises MalformedError for a number beyond all: whoever made that up would fence every later one."""
+    _count(max(name.number, name.restart), MAX_COUNT, "an incarnation's number")
     return Incarnation(name.number, name.restart)
 
 
 def to_generation(name: pb.GenerationName) -> GenerationName | None:
-    """None when unset: generation numbers begin at 1."""
+    """None when unset: generation numbers begin at 1. Raises MalformedError for a number beyond all."""
+    _count(name.number, MAX_COUNT, "a generation's number")
     return GenerationName(to_incarnation(name.incarnation), name.number) if name.number else None
 
 
 def to_state(name: pb.StateName) -> StateName | None:
     generation = to_generation(name.generation)
+    _count(name.step, MAX_COUNT, "a step")
     return StateName(generation, name.step) if generation is not None else None
 
 
@@ -79,12 +103,17 @@ def from_state(name: StateName | None) -> pb.StateName | None:
 
 
 def to_member(member: pb.Member) -> say.MemberInfo:
+    """Raises MalformedError."""
+    _count(member.slot, MAX_SLOT, "a member's slot")
+    _count(member.local_rank, MAX_PER_POD, "a member's local rank")
     return say.MemberInfo(
         member.id, member.pod_uid, member.pod_name, member.local_rank, member.address, member.slot
     )
 
 
 def to_server(server: pb.Server) -> say.ServerInfo:
+    """Raises MalformedError."""
+    _count(server.slot, MAX_SERVERS, "a parameter server's slot")
     return say.ServerInfo(
         server.id, server.pod_uid, server.pod_name, server.slot, server.address, server.attempt
     )
@@ -96,7 +125,8 @@ def to_consistency(told: pb.Consistency) -> say.Consistency | None:
         return None
     if told.mode not in MODES:
         raise MalformedError(f"{told.mode!r} is no consistency: {', '.join(MODES)} are")
-    return say.Consistency(told.mode, max(1, told.staleness) if told.mode == BOUNDED else 0)
+    staleness = _count(told.staleness, MAX_STALENESS, "the staleness")
+    return say.Consistency(told.mode, max(1, staleness) if told.mode == BOUNDED else 0)
 
 
 def from_consistency(known: say.Consistency | None) -> pb.Consistency | None:
@@ -195,6 +225,7 @@ def to_evaluate(message: pb.Evaluate) -> Asked:
         raise MalformedError("Evaluate.state is not set")
     if not message.samples or not message.unit:
         raise MalformedError("Evaluate needs samples and unit")
+    _count(max(message.samples, message.unit, message.start, message.stop), MAX_COUNT, "Evaluate's samples")
     if len(message.sums) > evaluation.MOST_NAMES:
         raise MalformedError(f"Evaluate has more than {evaluation.MOST_NAMES} names")
     finished = None
@@ -335,25 +366,28 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
 
 
 def to_pod(pod: pb.Pod) -> PodSeen:
-    return PodSeen(pod.uid, pod.name, pod.slot, pod.started, pod.leave_by)
+    """Raises MalformedError."""
+    _count(pod.slot, MAX_SLOT, "a pod's slot")
+    return PodSeen(pod.uid, pod.name, pod.slot, pod.started, _duration(pod.leave_by), pod.unheard)
 
 
 def to_synced(request: pb.SyncRequest) -> Synced:
+    """Raises MalformedError for counts beyond every job, and a consistency that there is not."""
     return Synced(
-        target=request.target,
-        minimum=request.minimum,
-        maximum=request.maximum,
+        target=_count(request.target, MAX_PROCESSES, "target"),
+        minimum=_count(request.minimum, MAX_PROCESSES, "minimum"),
+        maximum=_count(request.maximum, MAX_PROCESSES, "maximum"),
         living=tuple(to_pod(pod) for pod in request.living),
         observed=request.observed,
-        processes_per_pod=request.processes_per_pod or 1,
-        number=request.incarnation_number,
+        processes_per_pod=_count(request.processes_per_pod, MAX_PER_POD, "processes_per_pod") or 1,
+        number=_count(request.incarnation_number, MAX_COUNT, "incarnation_number"),
         trained=request.generation > 0,
-        pause=max(0.0, request.pause_seconds),
-        servers=request.servers,
+        pause=_duration(request.pause_seconds, MAX_PAUSE),
+        servers=_count(request.servers, MAX_SERVERS, "servers"),
         living_servers=tuple(to_pod(pod) for pod in request.living_servers),
         hung=frozenset(request.hung),
         suspend=request.suspend,
-        suspend_by=max(0.0, request.suspend_by),
+        suspend_by=_duration(request.suspend_by),
         saved=request.saved,
         consistency=to_consistency(request.consistency),
     )

@@ -37,6 +37,8 @@ def main() -> None:
     assert handlers.job_event is not None
     logging.getLogger("springtide").setLevel(settings.log_level)
     kopf.run(clusterwide=not settings.watched, namespaces=settings.watched, standalone=True)
+    if handlers.failure:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -4,16 +4,20 @@ newest wins.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from springtide_operator import records
 from springtide_operator.api import names
 from springtide_operator.plan import observe
 from springtide_operator.plan.observation import CoordinatorPod, Node, ServerPod, WorkerPod
 
 Object = dict[str, Any]
 Key = tuple[str, str]  # namespace, name of the job
+AnyPod = WorkerPod | CoordinatorPod | ServerPod
 
 TOMBSTONES = 4096
 
@@ -25,17 +29,33 @@ class View(NamedTuple):
     coordinators: tuple[CoordinatorPod, ...] = ()
     servers: tuple[ServerPod, ...] = ()
     foreign: frozenset[str] = frozenset()
+    unreadable: tuple[str, ...] = ()
+
+
+class Known(NamedTuple):
+    """A pod, whatever its role: which one, how new, and the uid of the job that controls it."""
+
+    name: str
+    version: int
+    owner: str
 
 
 class Pods:
-    """The pods that carry one job's name."""
+    """The pods that carry one job's name, and that some job controls."""
 
     def __init__(self) -> None:
-        self.raw: dict[str, Object] = {}  # by uid
+        self.known: dict[str, Known] = {}  # by uid
+        self.going: dict[str, None] = {}  # uids of those that are being deleted, in that order
         self.workers: dict[str, WorkerPod] = {}
         self.coordinators: dict[str, CoordinatorPod] = {}
         self.servers: dict[str, ServerPod] = {}
+        self.unreadable: dict[str, str] = {}  # why a pod cannot be observed
+        self.asked_to_go: dict[str, tuple[float, object]] = {}  # by uid: since when, with which grace
         self._views: dict[str, View] = {}
+
+    def any(self, uid: str) -> AnyPod | None:
+        """The pod, whatever its role."""
+        return self.workers.get(uid) or self.coordinators.get(uid) or self.servers.get(uid)
 
     def changed(self) -> None:
         """After every change: what was seen before holds no more."""
@@ -44,14 +64,56 @@ class Pods:
     def view(self, job_uid: str) -> View:
         """As a job of this uid sees them; asked for far more often than anything changes."""
         if job_uid not in self._views:
-            own = {uid for uid, raw in self.raw.items() if observe.owned_by(raw, job_uid)}
+            own = {uid for uid, pod in self.known.items() if pod.owner == job_uid}
             self._views[job_uid] = View(
                 tuple(pod for uid, pod in self.workers.items() if uid in own),
                 tuple(pod for uid, pod in self.coordinators.items() if uid in own),
                 tuple(pod for uid, pod in self.servers.items() if uid in own),
-                frozenset(raw["metadata"]["name"] for uid, raw in self.raw.items() if uid not in own),
+                frozenset(pod.name for uid, pod in self.known.items() if uid not in own),
+                tuple(text for uid, text in self.unreadable.items() if uid in own),
             )
         return self._views[job_uid]
+
+    def observe(self, uid: str, pod: Object, now: float) -> None:
+        """Take the pod as it is now. One that cannot be read is told of, and is the job's to bear.
+
+        now: by the clock from which it is counted for how long the pod has been going.
+        """
+        role = observe.role_of(pod)
+        self.unreadable.pop(uid, None)
+        if names.UNREADABLE in pod:
+            self.unreadable[uid] = f"the pod {pod['metadata']['name']}: {pod[names.UNREADABLE]}"
+            return
+        try:
+            if role == names.ROLE_WORKER and (worker := observe.worker_pod(pod)) is not None:
+                self.workers[uid] = replace(worker, going_since=self._going_since(pod, now))
+            elif role == names.ROLE_COORDINATOR and (found := observe.coordinator_pod(pod)) is not None:
+                self.coordinators[uid] = replace(found, going_since=self._going_since(pod, now))
+            elif role == names.ROLE_PARAMETER_SERVER and (server := observe.server_pod(pod)) is not None:
+                self.servers[uid] = replace(server, going_since=self._going_since(pod, now))
+        except Exception as error:  # what nobody foresaw in one pod must not hide all others
+            text = f"{type(error).__name__}: {str(error)[:200]}"
+            self.unreadable[uid] = f"the pod {pod['metadata']['name']} cannot be read ({text})"
+
+    def _going_since(self, pod: Object, now: float) -> float | None:
+        """When it was first seen that the pod is to go, within its present grace period."""
+        meta = pod["metadata"]
+        if "deletionTimestamp" not in meta:
+            return None
+        asked = meta["deletionTimestamp"], meta.get("deletionGracePeriodSeconds")
+        if self.asked_to_go.get(meta["uid"], (0.0, None))[1] != asked:
+            self.asked_to_go[meta["uid"]] = now, asked
+        return self.asked_to_go[meta["uid"]][0]
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone."""
+        self.known.pop(uid, None)
+        self.going.pop(uid, None)
+        self.asked_to_go.pop(uid, None)
+        self.unreadable.pop(uid, None)
+        self.workers.pop(uid, None)
+        self.coordinators.pop(uid, None)
+        self.servers.pop(uid, None)
 
     def nodes(self) -> set[str | None]:
         found = {pod.node for pod in self.workers.values()}
@@ -60,12 +122,19 @@ class Pods:
 
 
 class Cache:
-    """`on_change(key)` is called for the job whose facts changed. resourceVersions compare as numbers."""
+    """`on_change(key)` is called for the job whose facts changed. resourceVersions compare as numbers.
 
-    def __init__(self, on_change: Callable[[Key], None] = lambda key: None) -> None:
+    clock: seconds that never jump. What may cost a pod its life is counted from when it was first seen here.
+    """
+
+    def __init__(
+        self, on_change: Callable[[Key], None] = lambda key: None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._on_change = on_change
+        self.clock = clock
         self._jobs: dict[Key, Object] = {}
         self._pods: dict[Key, Pods] = {}
+        self._job_of_pod: dict[str, Key] = {}  # by uid
         self._nodes: dict[str, Node] = {}
         self._node_versions: dict[str, int] = {}
         self.nodes_listed = False
@@ -84,9 +153,9 @@ class Cache:
         meta = job["metadata"]
         key = (meta["namespace"], meta["name"])
         known = self._jobs.get(key)
-        if meta["uid"] in self._gone or not _newer(job, known):
+        if meta["uid"] in self._gone or (known is not None and _version(job) <= _version(known)):
             return False
-        self._jobs[key] = job
+        self._jobs[key] = records.read(job, records.job)
         self._on_change(key)
         return True
 
@@ -121,27 +190,52 @@ class Cache:
         found = self._pods.get(key)
         return found.view(job_uid).foreign if found is not None else frozenset()
 
+    def pod_keys(self) -> list[Key]:
+        """Names of jobs that pods carry, whether there is such a job or not."""
+        return list(self._pods)
+
+    def left_behind(self, key: Key) -> Mapping[str, tuple[AnyPod, ...]]:
+        """Pods that are being deleted and that another job of this name controls than the present one, by
+        that job's uid.
+        """
+        pods, job = self._pods.get(key), self._jobs.get(key)
+        if pods is None:
+            return {}
+        present = None if job is None else job["metadata"]["uid"]
+        found: dict[str, tuple[AnyPod, ...]] = {}
+        for uid in pods.going:
+            owner, pod = pods.known[uid].owner, pods.any(uid)
+            if owner != present and pod is not None:
+                found[owner] = (*found.get(owner, ()), pod)
+        return found
+
     def put_pod(self, pod: Object) -> bool:
         """False if it is older than what is known, or none of ours."""
         key = _job_of(pod)
-        uid = pod["metadata"]["uid"]
-        if key is None or uid in self._gone:
+        uid, owner = pod["metadata"]["uid"], records.controller(pod)
+        before = self._job_of_pod.get(uid)
+        if before is not None and (before != key or owner is None):  # its label or controller was taken away
+            self._forget(before, uid, for_ever=False)
+        if key is None or owner is None or uid in self._gone:
             return False
         pods = self._pods.setdefault(key, Pods())
-        if not _newer(pod, pods.raw.get(uid)):
+        known, version = pods.known.get(uid), _version(pod)
+        if known is not None and version <= known.version:
             return False
-        pods.raw[uid] = pod
-        role = observe.role_of(pod)
-        if role == names.ROLE_WORKER and (worker := observe.worker_pod(pod)) is not None:
-            pods.workers[uid] = worker
-        elif role == names.ROLE_COORDINATOR and (coordinator := observe.coordinator_pod(pod)) is not None:
-            pods.coordinators[uid] = coordinator
-        elif role == names.ROLE_PARAMETER_SERVER and (server := observe.server_pod(pod)) is not None:
-            pods.servers[uid] = server
-        self._mark_stuck(key, uid, observe.unplaced(pod) is not None)
+        pod = records.read(pod, records.pod)
+        pods.known[uid], self._job_of_pod[uid] = Known(pod["metadata"]["name"], version, owner), key
+        if pod["metadata"].get("deletionTimestamp"):
+            pods.going[uid] = None
+        pods.observe(uid, pod, self.clock())
+        self._mark_stuck(key, uid, uid not in pods.unreadable and observe.unplaced(pod) is not None)
         pods.changed()
         self._on_change(key)
         return True
+
+    def unreadable(self, key: Key, job_uid: str) -> tuple[str, ...]:
+        """Why pods that this very job controls cannot be observed."""
+        found = self._pods.get(key)
+        return found.view(job_uid).unreadable if found is not None else ()
 
     def drop_pod(self, pod: Object) -> None:
         self._forget(_job_of(pod), pod["metadata"]["uid"])
@@ -162,10 +256,10 @@ class Cache:
     def replace_pods(self, items: Iterable[Object], resource_version: str) -> None:
         items = list(items)
         listed = {item["metadata"]["uid"] for item in items}
-        for pods in list(self._pods.values()):
-            for pod in list(pods.raw.values()):
-                if pod["metadata"]["uid"] not in listed and _version(pod) <= int(resource_version):
-                    self.drop_pod(pod)
+        for key, pods in list(self._pods.items()):
+            for uid, known in list(pods.known.items()):
+                if uid not in listed and known.version <= int(resource_version):
+                    self._forget(key, uid)
         for item in items:
             self.put_pod(item)
 
@@ -198,6 +292,8 @@ class Cache:
     def _set_node(self, version: int, node: Node) -> None:
         """Tell the jobs that have pods there, if it is news."""
         known = self._nodes.get(node.name)
+        same = known is not None and (known.ready, known.gone) == (node.ready, node.gone)
+        node = replace(node, since=known.since if known is not None and same else self.clock())
         self._nodes[node.name], self._node_versions[node.name] = node, version
         if known != node:
             for key in self._jobs_on(node.name):
@@ -206,18 +302,17 @@ class Cache:
     def _jobs_on(self, node: str) -> list[Key]:
         return [key for key, pods in self._pods.items() if node in pods.nodes()]
 
-    def _forget(self, key: Key | None, uid: str) -> None:
-        self._bury(uid)
+    def _forget(self, key: Key | None, uid: str, for_ever: bool = True) -> None:
+        if for_ever:
+            self._bury(uid)
+        self._job_of_pod.pop(uid, None)
         pods = self._pods.get(key) if key is not None else None
-        if key is None or pods is None or uid not in pods.raw:
+        if key is None or pods is None or uid not in pods.known:
             return
-        pods.raw.pop(uid)
         self._mark_stuck(key, uid, False)
-        pods.workers.pop(uid, None)
-        pods.coordinators.pop(uid, None)
-        pods.servers.pop(uid, None)
+        pods.forget(uid)
         pods.changed()
-        if not pods.raw:
+        if not pods.known:
             del self._pods[key]
         self._on_change(key)
 
@@ -248,7 +343,3 @@ def _job_of(pod: Object) -> Key | None:
 def _version(obj: Object) -> int:
     text = obj["metadata"].get("resourceVersion", "0")
     return int(text) if text.isdigit() else 0
-
-
-def _newer(obj: Object, known: Object | None) -> bool:
-    return known is None or _version(obj) > _version(known)

@@ -5,7 +5,9 @@ role.
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
 
+from springtide_operator import records
 from springtide_operator.api import names
 from springtide_operator.kube import APPLY_PATCH, MERGE_PATCH, ApiError, Kube
 from springtide_operator.manifests.kueue import POD_PRIORITY_SOURCE
@@ -13,7 +15,7 @@ from springtide_operator.manifests.kueue import POD_PRIORITY_SOURCE
 Object = dict[str, Any]
 
 FIELD_MANAGER = names.MANAGER
-PAGE = 500
+PAGE = 250
 
 
 class Listing(NamedTuple):
@@ -56,6 +58,13 @@ class Cluster(Protocol):
         """
         ...
 
+    async def shorten_grace(self, namespace: str, name: str, uid: str, seconds: int) -> Object:
+        """Delete a pod that is being deleted already once more, to be gone sooner.
+
+        409 Conflict: the name is another pod's now.
+        """
+        ...
+
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         """Delete exactly this job, and in the background what it made."""
         ...
@@ -64,19 +73,29 @@ class Cluster(Protocol):
 
     async def get_service(self, namespace: str, name: str) -> Object: ...
 
-    async def apply_service(self, service: Object) -> Object: ...
+    async def apply_service(self, service: Object) -> Object:
+        """Change what has the uid in its metadata; without one, make it, and 409 where there is one. The
+        same holds for all that is applied.
+        """
+        ...
 
     async def delete_service(self, namespace: str, name: str, uid: str) -> None: ...
 
-    async def apply_network_policy(self, policy: Object) -> None: ...
+    async def get_network_policy(self, namespace: str, name: str) -> Object: ...
+
+    async def apply_network_policy(self, policy: Object) -> Object: ...
+
+    async def delete_network_policy(self, namespace: str, name: str, uid: str) -> None: ...
 
     async def serves(self, api: str) -> bool:
         """Whether the cluster has one of `names.OPTIONAL_APIS`."""
         ...
 
-    async def apply_pod_group(self, group: Object) -> None: ...
+    async def get_pod_group(self, api_version: str, namespace: str, name: str) -> Object: ...
 
-    async def delete_pod_group(self, api_version: str, namespace: str, name: str) -> None: ...
+    async def apply_pod_group(self, group: Object) -> Object: ...
+
+    async def delete_pod_group(self, api_version: str, namespace: str, name: str, uid: str) -> None: ...
 
     async def list_workloads(self) -> Listing:
         """Kueue's, those that the operator made."""
@@ -98,7 +117,11 @@ class Cluster(Protocol):
         """The value of a priority class of pods, or of Kueue's own kind. 404 where there is none."""
         ...
 
-    async def apply_disruption_budget(self, budget: Object) -> None: ...
+    async def get_disruption_budget(self, namespace: str, name: str) -> Object: ...
+
+    async def apply_disruption_budget(self, budget: Object) -> Object: ...
+
+    async def delete_disruption_budget(self, namespace: str, name: str, uid: str) -> None: ...
 
     async def patch_status(
         self, namespace: str, name: str, uid: str, resource_version: str, status: Object
@@ -129,35 +152,40 @@ class KubeCluster:
         self._namespaces = namespaces
 
     async def list_jobs(self) -> Listing:
-        return await self._list_all(f"/apis/{names.API_VERSION}", names.PLURAL, {})
+        return await self._list_all(f"/apis/{names.API_VERSION}", names.PLURAL, {}, records.job)
 
     async def list_pods(self) -> Listing:
-        return await self._list_all("/api/v1", "pods", {"labelSelector": names.OURS})
+        return await self._list_all("/api/v1", "pods", {"labelSelector": names.OURS}, records.pod)
 
     async def list_nodes(self) -> Listing:
-        return await self._list("/api/v1/nodes", {})
+        return await self._list("/api/v1/nodes", {}, records.node)
 
     async def list_waiting_pods(self) -> Listing:
         query = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
-        return await self._list_all("/api/v1", "pods", query)
+        return await self._list_all("/api/v1", "pods", query, records.waiting_pod)
 
-    async def _list_all(self, prefix: str, plural: str, query: dict[str, str]) -> Listing:
+    async def _list_all(
+        self, prefix: str, plural: str, query: dict[str, str], reader: records.Reader | None = None
+    ) -> Listing:
         """In all namespaces watched, one after the other; the lowest of their versions holds for all."""
         if not self._namespaces:
-            return await self._list(f"{prefix}/{plural}", query)
-        pages = [await self._list(f"{prefix}/namespaces/{name}/{plural}", query) for name in self._namespaces]
+            return await self._list(f"{prefix}/{plural}", query, reader)
+        pages = [
+            await self._list(f"{prefix}/namespaces/{_part(name)}/{plural}", query, reader)
+            for name in self._namespaces
+        ]
         return Listing(
             [item for page in pages for item in page.items],
             min((page.resource_version for page in pages), key=int),
         )
 
-    async def _list(self, path: str, query: dict[str, str]) -> Listing:
+    async def _list(self, path: str, query: dict[str, str], reader: records.Reader | None) -> Listing:
         items: list[Object] = []
         query = {**query, "limit": str(PAGE)}
         while True:
-            page = await self._kube.request("GET", path, query=query, urgent=True)
-            items += page.get("items") or []
-            meta = page.get("metadata") or {}
+            page = await self._kube.page(path, query, reader)
+            items += page.items
+            meta = page.around.get("metadata") or {}
             if not meta.get("continue"):
                 return Listing(items, meta.get("resourceVersion") or "0")
             query = {**query, "continue": meta["continue"]}
@@ -184,6 +212,15 @@ class KubeCluster:
             body["gracePeriodSeconds"] = grace
         return await self._kube.request("DELETE", path, body)
 
+    async def shorten_grace(self, namespace: str, name: str, uid: str, seconds: int) -> Object:
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid},
+            "gracePeriodSeconds": seconds,
+        }
+        return await self._kube.request("DELETE", _core(namespace, "pods", name), body)
+
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         body = {
             "apiVersion": "v1",
@@ -200,17 +237,19 @@ class KubeCluster:
         return await self._kube.request("GET", _core(namespace, "services", name))
 
     async def apply_service(self, service: Object) -> Object:
-        meta = service["metadata"]
-        return await self._apply(_core(meta["namespace"], "services", meta["name"]), service)
+        return await self._apply(_core(service["metadata"]["namespace"], "services"), service)
 
     async def delete_service(self, namespace: str, name: str, uid: str) -> None:
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
-        await self._kube.request("DELETE", _core(namespace, "services", name), body)
+        await self._delete(_core(namespace, "services", name), uid)
 
-    async def apply_network_policy(self, policy: Object) -> None:
-        meta = policy["metadata"]
-        path = f"/apis/networking.k8s.io/v1/namespaces/{meta['namespace']}/networkpolicies/{meta['name']}"
-        await self._apply(path, policy)
+    async def get_network_policy(self, namespace: str, name: str) -> Object:
+        return await self._kube.request("GET", _policies(namespace, name))
+
+    async def apply_network_policy(self, policy: Object) -> Object:
+        return await self._apply(_policies(policy["metadata"]["namespace"]), policy)
+
+    async def delete_network_policy(self, namespace: str, name: str, uid: str) -> None:
+        await self._delete(_policies(namespace, name), uid)
 
     async def serves(self, api: str) -> bool:
         try:
@@ -221,12 +260,15 @@ class KubeCluster:
             raise
         return names.OPTIONAL_APIS[api] in {entry["name"] for entry in found.get("resources") or []}
 
-    async def apply_pod_group(self, group: Object) -> None:
-        meta = group["metadata"]
-        await self._apply(_custom(group["apiVersion"], meta["namespace"], "podgroups", meta["name"]), group)
+    async def get_pod_group(self, api_version: str, namespace: str, name: str) -> Object:
+        return await self._kube.request("GET", _custom(api_version, namespace, "podgroups", name))
 
-    async def delete_pod_group(self, api_version: str, namespace: str, name: str) -> None:
-        await self._kube.request("DELETE", _custom(api_version, namespace, "podgroups", name))
+    async def apply_pod_group(self, group: Object) -> Object:
+        path = _custom(group["apiVersion"], group["metadata"]["namespace"], "podgroups")
+        return await self._apply(path, group)
+
+    async def delete_pod_group(self, api_version: str, namespace: str, name: str, uid: str) -> None:
+        await self._delete(_custom(api_version, namespace, "podgroups", name), uid)
 
     async def list_workloads(self) -> Listing:
         return await self._list_all(f"/apis/{names.KUEUE_API}", "workloads", {"labelSelector": names.OURS})
@@ -240,28 +282,40 @@ class KubeCluster:
         return await self._kube.request("PATCH", path, patch, MERGE_PATCH)
 
     async def delete_workload(self, namespace: str, name: str, uid: str) -> None:
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
-        path = _custom(names.KUEUE_API, namespace, "workloads", name)
-        await self._kube.request("DELETE", path, body)
+        await self._delete(_custom(names.KUEUE_API, namespace, "workloads", name), uid)
 
     async def get_flavor(self, name: str) -> Object:
-        return await self._kube.request("GET", f"/apis/{names.KUEUE_API}/resourceflavors/{name}")
+        return await self._kube.request("GET", f"/apis/{names.KUEUE_API}/resourceflavors/{_part(name)}")
 
     async def get_priority(self, source: str, name: str) -> int:
         kind = f"/apis/{names.KUEUE_API}/workloadpriorityclasses"
         if source == POD_PRIORITY_SOURCE:
             kind = "/apis/scheduling.k8s.io/v1/priorityclasses"
-        found = await self._kube.request("GET", f"{kind}/{name}")
+        found = await self._kube.request("GET", f"{kind}/{_part(name)}")
         return int(found.get("value") or 0)
 
-    async def apply_disruption_budget(self, budget: Object) -> None:
-        meta = budget["metadata"]
-        path = f"/apis/policy/v1/namespaces/{meta['namespace']}/poddisruptionbudgets/{meta['name']}"
-        await self._apply(path, budget)
+    async def get_disruption_budget(self, namespace: str, name: str) -> Object:
+        return await self._kube.request("GET", _budgets(namespace, name))
+
+    async def apply_disruption_budget(self, budget: Object) -> Object:
+        return await self._apply(_budgets(budget["metadata"]["namespace"]), budget)
+
+    async def delete_disruption_budget(self, namespace: str, name: str, uid: str) -> None:
+        await self._delete(_budgets(namespace, name), uid)
 
     async def _apply(self, path: str, obj: Object) -> Object:
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        return await self._kube.request("PATCH", path, obj, APPLY_PATCH, query)
+        """What is there is changed by server-side apply, and only while it has the uid that was seen; what is
+        not there is made by POST, which takes nothing over.
+        """
+        query = {"fieldManager": FIELD_MANAGER}
+        if "uid" not in obj["metadata"]:
+            return await self._kube.request("POST", path, obj, query=query)
+        path += _last(obj["metadata"]["name"])
+        return await self._kube.request("PATCH", path, obj, APPLY_PATCH, {**query, "force": "true"})
+
+    async def _delete(self, path: str, uid: str) -> None:
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        await self._kube.request("DELETE", path, body)
 
     async def patch_status(
         self, namespace: str, name: str, uid: str, resource_version: str, status: Object
@@ -286,20 +340,43 @@ class KubeCluster:
         return await self._kube.request("GET", _core(namespace, "secrets", name))
 
 
+def _part(text: str) -> str:
+    """One segment of a path, whatever is in it: `..` and `/` must not lead to another object.
+
+    Raises ApiError (404) for what no object can be called.
+    """
+    if text in ("", ".", ".."):
+        raise ApiError(404, "NotFound", f"{text!r} is no name of an object")
+    return quote(text, safe="")
+
+
 def _core(namespace: str, plural: str, name: str | None = None) -> str:
-    return f"/api/v1/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
+    return f"/api/v1/namespaces/{_part(namespace)}/{plural}" + _last(name)
 
 
 def _custom(api_version: str, namespace: str, plural: str, name: str | None = None) -> str:
-    return f"/apis/{api_version}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
+    """`api_version` is a constant of ours, never what an object says."""
+    return f"/apis/{api_version}/namespaces/{_part(namespace)}/{plural}" + _last(name)
 
 
 def _job(namespace: str, name: str) -> str:
-    return f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}/{name}"
+    return _custom(names.API_VERSION, namespace, names.PLURAL, name)
 
 
 def _lease(namespace: str, name: str | None = None) -> str:
-    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases" + (f"/{name}" if name else "")
+    return _custom("coordination.k8s.io/v1", namespace, "leases", name)
+
+
+def _policies(namespace: str, name: str | None = None) -> str:
+    return _custom("networking.k8s.io/v1", namespace, "networkpolicies", name)
+
+
+def _budgets(namespace: str, name: str | None = None) -> str:
+    return _custom("policy/v1", namespace, "poddisruptionbudgets", name)
+
+
+def _last(name: str | None) -> str:
+    return "" if name is None else f"/{_part(name)}"
 
 
 def is_gone(error: ApiError) -> bool:

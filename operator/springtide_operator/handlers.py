@@ -10,18 +10,24 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from typing import Any
 
 import kopf
 
 from springtide_operator.api import names
-from springtide_operator.kube import find_credentials
+from springtide_operator.cluster import PAGE
+from springtide_operator.credentials import Login
 from springtide_operator.runtime import Operator
 from springtide_operator.settings import read_settings
 from springtide_operator.stateless import NoDifferences, NoProgress
 
 log = logging.getLogger("springtide.operator")
 
+LAST_SECONDS = 20.0  # for a process that ends by itself
+
+_login = Login()
 _BACKOFFS = (0.2, 0.5, 1, 2, 3, *([5] * 10_000))
 
 
@@ -29,8 +35,23 @@ _BACKOFFS = (0.2, 0.5, 1, 2, 3, *([5] * 10_000))
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     ours = read_settings(os.environ)
     configure(settings, ours.watched)
-    memo.operator = Operator(ours)
+    memo.operator = Operator(ours, on_death=die)
     await memo.operator.start()
+
+
+failure = ""  # why this process ends by itself
+
+
+def die(why: str) -> None:
+    """End this process as for SIGTERM, which gives the lease back; by force if that takes too long."""
+    global failure
+    if failure:
+        return
+    failure = why
+    last = threading.Timer(LAST_SECONDS, os._exit, (1,))
+    last.daemon = True
+    last.start()
+    signal.raise_signal(signal.SIGTERM)
 
 
 def configure(settings: kopf.OperatorSettings, watched: tuple[str, ...] = ()) -> None:
@@ -44,6 +65,7 @@ def configure(settings: kopf.OperatorSettings, watched: tuple[str, ...] = ()) ->
     settings.watching.server_timeout = 120
     settings.watching.client_timeout = 150
     settings.watching.connect_timeout = 5
+    settings.watching.chunk_size = PAGE
     settings.watching.label_selectors["", "v1", "pods"] = names.OURS
     settings.networking.request_timeout = 10
     settings.networking.error_backoffs = _BACKOFFS
@@ -61,9 +83,9 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
 
 
 @kopf.on.login()
-def login(settings: kopf.OperatorSettings, **_: Any) -> kopf.ConnectionInfo:
+async def login(**_: Any) -> kopf.AiohttpSession:
     try:
-        return find_credentials(settings)
+        return await _login.session()
     except kopf.LoginError as error:
         raise kopf.TemporaryError(str(error), delay=5) from error
 

@@ -105,13 +105,22 @@ class JobTest:
                 ) from error
             raise
         self._say(f"created {self._namespace}/{self._name}")
+        failure: TestError | ApiError | None = None
         try:
             await self._until_over()
-        except TestError:
+        except (TestError, ApiError) as error:
+            failure = error
             await self._tell_events()
-            raise
         finally:
-            await self._remove("the job")
+            try:
+                await self._remove("the job")
+            except (TestError, ApiError) as error:
+                # What failed first is the cause: what is left over does not hide it.
+                if failure is None:
+                    raise
+                self._say(str(error))
+        if failure is not None:
+            raise failure
 
     async def _request(
         self, method: str, path: str, body: Object | None = None, query: dict[str, str] | None = None

@@ -19,6 +19,8 @@ from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster, is_gone, merge_patch
 from springtide_operator.kube import ApiError
 from springtide_operator.link import Link, news
+from springtide_operator.logs import in_words
+from springtide_operator.lookout import LOOK_SECONDS, Lookout
 from springtide_operator.perform import Performer
 from springtide_operator.plan import conditions, gang, kueue, nodes, progress
 from springtide_operator.plan import coordinator as coordinator_policy
@@ -26,7 +28,7 @@ from springtide_operator.plan.actions import Event, Plan
 from springtide_operator.plan.decide import invalid, plan
 from springtide_operator.plan.elasticity import has_size_of_its_own
 from springtide_operator.plan.ledger import Ledger
-from springtide_operator.plan.observation import Observation, ServiceSeen
+from springtide_operator.plan.observation import Observation, Report, ServiceSeen
 from springtide_operator.plan.refused import answers_to
 from springtide_operator.plan.relay import Word, word
 from springtide_operator.queues import Queues
@@ -38,13 +40,27 @@ FIRST_RETRY = 0.2
 SOON = 10.0  # what is to be looked at again within it keeps a job from being calm
 # Reasons of Degraded that only an event changes: the job may be calm.
 LASTING = (reasons.QUEUE_LIMITS_SIZE, reasons.QUEUE_UNAVAILABLE, reasons.GANG_UNAVAILABLE)
+_WAITS = ("WaitingForReports", "Reconnecting", "Parking", "WaitingForServers")
 SETTLE = 0.005  # events of one cause come in bunches
+PROTECTION_SECONDS = 30.0  # between two looks at a job's NetworkPolicy and disruption budget
+PROTECTION_PAUSES = 10.0  # and at least so many ordinary looks at the job
+INVALID_SECONDS = 30.0  # between two looks at a job that only an edit can mend
+SURPRISE_SECONDS = 60.0  # between two tries of a job that the operator fails with, in the end
+
+
+class UnreadableError(Exception):
+    """Something of the job's cannot be observed, so that nothing can be decided."""
+
+
+DOUBT_SECONDS = 1.0  # without an answer, until the operator looks itself
 
 
 class Meter(Protocol):
     """What a loop counts."""
 
     def reconciled(self, result: str, seconds: float) -> None: ...
+
+    def surprised(self, where: str) -> None: ...
 
 
 def calm(old: dict[str, Any], decided: Plan, now: float) -> bool:
@@ -74,6 +90,13 @@ def calm(old: dict[str, Any], decided: Plan, now: float) -> bool:
     )
 
 
+def waits_for_somebody(report: Report | None) -> bool:
+    """Whether a coordinator waits for processes that may have gone with their machine: one that took over
+    does not know it by itself.
+    """
+    return report is not None and bool(report.waiting_for) and report.reason in _WAITS
+
+
 class JobLoop:
     """`wake()` after anything that may matter. Both tasks end by themselves when the job is gone."""
 
@@ -97,6 +120,8 @@ class JobLoop:
         apis: Callable[[Iterable[str]], Mapping[str, bool]] = lambda needed: {},
         queues: Queues | None = None,
         clock: Callable[[], float] = time.time,
+        lookout: Lookout | None = None,
+        tls: bool = False,
     ) -> None:
         self.key = key
         self.uid = uid
@@ -120,19 +145,28 @@ class JobLoop:
         self._promised = tick  # what the coordinator was told of the next call
         self._crowd = crowd
         self._look: asyncio.TimerHandle | None = None
+        self._lookout = lookout or Lookout(*key)
+        self._in_doubt = asyncio.Event()
         self._clock = clock
+        self._tls = tls  # of jobs that do not say
         self._plan_wanted = asyncio.Event()
         self._sync_wanted = asyncio.Event()
         self._said: tuple[str, Word] | None = None
         self._retired: set[str] = set()
+        self._surprises = 0  # rounds in a row that ended with an error that nobody foresaw
+        self._told = ""  # what the log was told of the last one
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
+    def start(self, on_end: Callable[[asyncio.Task[None]], None] = lambda task: None) -> None:
+        """Begin; `on_end` is called with a task that ends without being stopped."""
         name = "/".join(self.key)
         self._tasks = [
             asyncio.create_task(self._plan_for_ever(), name=f"plan {name}"),
             asyncio.create_task(self._sync_for_ever(), name=f"sync {name}"),
+            asyncio.create_task(self._look_out_for_ever(), name=f"look out {name}"),
         ]
+        for task in self._tasks:
+            task.add_done_callback(lambda task: None if task.cancelled() else on_end(task))
 
     async def stop(self) -> None:
         if self._look is not None:
@@ -150,6 +184,12 @@ class JobLoop:
 
     def _look_for_news(self) -> None:
         self._look = None
+        try:
+            self._compare_with_said()
+        except Exception as error:  # the round says what is wrong
+            log.debug("no word for the coordinator: %s", in_words(error), extra=self._fields())
+
+    def _compare_with_said(self) -> None:
         job = self._job()
         if job is None:
             return
@@ -186,6 +226,9 @@ class JobLoop:
             pod_group_gone=memory.pod_group_gone,
             taken=foreign | memory.taken,
             nodes=self._cache.nodes(),
+            steady=self._cache.clock(),
+            sight=self._lookout.seen(),
+            tls_default=self._tls,
             crowd=self._crowd(self.key) if has_size_of_its_own(job) else (),
         )
         return nodes.judged(found, self._clock())
@@ -208,16 +251,15 @@ class JobLoop:
         pause = 0.0
         while True:
             if pause > 0:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._plan_wanted.wait()
+                await self._rest(pause)
                 await asyncio.sleep(SETTLE)
             began = time.monotonic()
             try:
-                async with self._turns.turn(urgent=self._trains()):
+                async with self._turns.turn(self._trains(), self.key[0]):
                     self._plan_wanted.clear()
                     began = time.monotonic()
                     pause = await self.round()
+                self._surprises, self._told = 0, ""
                 self._meter.reconciled("success", time.monotonic() - began)
             except ApiError as error:
                 pause = self._tick
@@ -225,10 +267,55 @@ class JobLoop:
                 log.warning(
                     "a round failed, the next one is in %.0f s: %s", pause, error, extra=self._fields()
                 )
-            except Exception:  # a bug in one job's plan must not stop the others', nor its own next try
-                pause = self._tick
+            except Exception as error:  # one job that nobody foresaw is that job's trouble alone
+                pause = await self._surprised(error)
                 self._meter.reconciled("error", time.monotonic() - began)
-                log.exception("a round failed, the next one is in %.0f s", pause, extra=self._fields())
+
+    async def _rest(self, pause: float) -> None:
+        """Wait, until something is to be looked at. After a surprise only an edit of the job is."""
+        seen, until = self._generation(), time.monotonic() + pause
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + pause):
+                while True:
+                    await self._plan_wanted.wait()
+                    if not self._surprises or self._generation() != seen or time.monotonic() >= until:
+                        return
+                    self._plan_wanted.clear()
+
+    def _generation(self) -> object:
+        return ((self.raw() or {}).get("metadata") or {}).get("generation")
+
+    async def _surprised(self, error: Exception) -> float:
+        """Say in the job's status, and once in the log, what nobody foresaw.
+
+        Returns seconds until the next try.
+        """
+        self._surprises += 1
+        pause = min(SURPRISE_SECONDS, self._tick * 2.0 ** min(self._surprises - 1, 10))
+        said = in_words(error)
+        self._meter.surprised("round")
+        if said != self._told:
+            self._told = said
+            log.error("the job cannot be worked with, it is tried again: %s", said, extra=self._fields())
+            log.debug("where that came from", exc_info=error, extra=self._fields())
+        raw = self.raw()
+        if raw is None or not self._may_act():
+            return pause
+        text = (
+            f"the operator fails with this job, and does nothing for it until an edit or a later try helps:"
+            f" {said}"
+        )
+        generation = raw["metadata"].get("generation", 1)
+        try:
+            decided = invalid(
+                raw.get("status") or {}, generation, text, self._clock(), reasons.INTERNAL_ERROR
+            )
+            if await self._write_status(raw, decided):
+                for event in decided.events:
+                    await self._post(raw, event)
+        except Exception as second:  # the log has it
+            log.debug("nor can that be written: %s", in_words(second), extra=self._fields())
+        return pause
 
     async def round(self) -> float:
         """One look, one plan, one status write, its actions, its events. Returns seconds to wait. Raises
@@ -245,6 +332,11 @@ class JobLoop:
         except InvalidJob as error:
             decided = invalid(raw.get("status") or {}, raw["metadata"].get("generation", 1), str(error), now)
         else:
+            unreadable = [*self._cache.unreadable(self.key, self.uid)]
+            if self._queues is not None and self._queues.unreadable(self.uid):
+                unreadable.append(self._queues.unreadable(self.uid))
+            if unreadable:
+                raise UnreadableError("; ".join(unreadable[:3]))
             decided = plan(job, self.observe(job), now)
         if not await self._write_status(raw, decided):
             return 0.0
@@ -257,8 +349,12 @@ class JobLoop:
             done = await self._performer.perform(replace(job, status=decided.status), decided.actions)
         for event in decided.events:
             await self._post(raw, event)
+        if job is not None:  # it may raise, and what status tells is told once
+            done += await self._performer.look_after(job, self._protection_seconds())
         if done:
             return 0.0
+        if job is None:
+            return INVALID_SECONDS
         # Calm jobs are planned half as often as their coordinators are asked: news of theirs wakes the plan.
         wait = 2 * self.pause if self._calm and self.pause > self._tick else self.pause
         if self._trust_until:
@@ -266,6 +362,10 @@ class JobLoop:
         if decided.wake_at is not None:
             wait = min(wait, max(0.02, decided.wake_at - self._clock()))
         return wait
+
+    def _protection_seconds(self) -> float:
+        """How long what protects a job is believed to be there: longer, where there are many jobs."""
+        return max(PROTECTION_SECONDS, PROTECTION_PAUSES * self.pause)
 
     def _trust(self, job: Job, now: float) -> None:
         """In the first round, hold for made what a job that trains must have; later, see to it after all."""
@@ -340,19 +440,22 @@ class JobLoop:
             log.warning("an event could not be posted: %s", error, extra=self._fields())
 
     async def _sync_for_ever(self) -> None:
-        pause = FIRST_RETRY
+        pause, told = FIRST_RETRY, ""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._sync_wanted.wait()
             wanted = self._sync_wanted.is_set()
             try:
-                async with self._calls.turn(urgent=wanted):
+                async with self._calls.turn(wanted, self.key[0]):
                     self._sync_wanted.clear()
                     ok = await self._sync()
-            except Exception:  # a reply that cannot be read must not end the line for ever
-                log.exception("a call of the coordinator failed", extra=self._fields())
-                ok = False
+            except Exception as error:  # what nobody foresaw must not end the line for ever
+                ok, said = False, in_words(error)
+                self._meter.surprised("round")
+                if said != told:
+                    told = said
+                    log.error("the coordinator cannot be called: %s", said, extra=self._fields())
             pause = self._promised if ok else min(self._tick, max(FIRST_RETRY, pause * 1.5))
 
     async def _sync(self) -> bool:
@@ -370,7 +473,18 @@ class JobLoop:
         self._promised = self.pause
         said = word(job, observation, ledger.incarnation, self._clock(), self._promised)
         self._said = (pod.uid, word(job, observation, ledger.incarnation, 0.0))
-        ok = await self.link.call(pod, said)
+        owes = self._lookout.asks(pod)
+        # It answers within milliseconds, or not at all.
+        doubt = asyncio.get_running_loop().call_later(DOUBT_SECONDS, self._in_doubt.set) if owes else None
+        try:
+            ok = await self.link.call(pod, said, job.tls)
+        finally:
+            if doubt is not None:
+                doubt.cancel()
+        if ok:
+            self._lookout.answered()
+        if (owes and not ok) or waits_for_somebody(self.link.report):
+            self._in_doubt.set()
         for old in observation.coordinators:
             if (
                 old.incarnation < ledger.incarnation
@@ -378,12 +492,33 @@ class JobLoop:
                 and old.uid not in self._retired
             ):
                 self._retired.add(old.uid)
-                await self.link.retire(old, said)
+                await self.link.retire(old, said, job.tls)
         if not ok:
             self._said = None
         if news(before, self.link.report) or was_reachable != ok:
             self._plan_wanted.set()
         return ok
+
+    async def _look_out_for_ever(self) -> None:
+        """While the coordinator does not answer, or waits for somebody, see for ourselves."""
+        while True:
+            await self._in_doubt.wait()
+            self._in_doubt.clear()
+            try:
+                while self._doubtful():
+                    began, job = time.monotonic(), self._job()
+                    if job is not None and self._may_act():
+                        await self._lookout.look(self.observe(job))
+                        self.wake()
+                    await asyncio.sleep(max(0.05, began + LOOK_SECONDS - time.monotonic()))
+            except Exception:  # a look that fails must not be the last one
+                log.exception("looking out failed", extra=self._fields())
+                await asyncio.sleep(LOOK_SECONDS)
+            self._lookout.rest()
+
+    def _doubtful(self) -> bool:
+        silent = self._lookout.silence >= DOUBT_SECONDS
+        return self._job() is not None and (silent or waits_for_somebody(self.link.report))
 
     @property
     def pause(self) -> float:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 import kopf
+from yarl import URL
+
+from springtide_operator import wire_json
+from springtide_operator.credentials import Credentials, find_credentials
+from springtide_operator.guarded_http import Page, read_page
+from springtide_operator.records import Reader
+from springtide_operator.turns import Turns
 
 Object = dict[str, Any]
-
-log = logging.getLogger("springtide.operator")
 
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 AT_A_TIME = 48  # requests; more would only wait in the API server
+CONNECT_SECONDS = 5.0
+PAGE_SECONDS = 120.0  # of a list
 CONNECTIONS = AT_A_TIME + 16  # the others are for what waits for no other request
-TOKEN_SECONDS = 60.0  # service account tokens are replaced on disk about once an hour
 
 
 class ApiError(Exception):
@@ -38,25 +42,6 @@ class ApiError(Exception):
         self.message = message
 
 
-def find_credentials(settings: kopf.OperatorSettings | None = None) -> kopf.ConnectionInfo:
-    """KUBECONFIG when set, else the pod's service account, else ~/.kube/config.
-
-    Raises kopf.LoginError where there is none of them, or where a file cannot be read.
-    """
-    settings = settings if settings is not None else kopf.OperatorSettings()
-    order = [kopf.login_with_service_account, kopf.login_with_kubeconfig]
-    if os.environ.get("KUBECONFIG"):
-        order.reverse()
-    for login in order:
-        try:
-            info = login(settings=settings, logger=log)
-        except (OSError, KeyError, TypeError, AttributeError) as error:
-            raise kopf.LoginError(f"the cluster's credentials cannot be read: {error!r}") from error
-        if isinstance(info, kopf.ConnectionInfo):
-            return info
-    raise kopf.LoginError("no cluster: set KUBECONFIG, or run in a pod with a service account")
-
-
 class Kube:
     """Requests with a time limit. Use as `async with`."""
 
@@ -66,13 +51,16 @@ class Kube:
         timeout: float = 10.0,
         on_error: Callable[[int], None] = lambda code: None,
     ) -> None:
-        self._credentials = credentials
-        self._timeout = timeout
+        self._credentials = Credentials(credentials)
+        self._timeouts = aiohttp.ClientTimeout(total=timeout, connect=CONNECT_SECONDS)
+        # A page that somebody has made large takes its time, as long as it comes.
+        self._page_timeouts = aiohttp.ClientTimeout(
+            total=PAGE_SECONDS, connect=CONNECT_SECONDS, sock_read=timeout
+        )
         self._on_error = on_error
         self._info: kopf.ConnectionInfo | None = None
-        self._read_at = float("-inf")
         self._session: aiohttp.ClientSession | None = None
-        self._slots = asyncio.Semaphore(AT_A_TIME)
+        self._slots = Turns(AT_A_TIME)
         self.answered_at: float | None = None  # monotonic seconds of the last answer of any kind
 
     async def __aenter__(self) -> Self:
@@ -100,32 +88,36 @@ class Kube:
         """The answer's JSON; `urgent`: it waits for no other request. Raises ApiError."""
         if urgent:
             return await self._ask(method, path, body, content_type, query)
-        async with self._slots:  # waiting for one's turn is no part of the request's time
+        async with self._slots.turn(of=_namespace(path)):  # the wait is no part of its time
             return await self._ask(method, path, body, content_type, query)
 
+    async def page(self, path: str, query: dict[str, str], reader: Reader | None) -> Page:
+        """One page of a list, each object as `reader` makes it; it waits for no other request. Raises
+        ApiError.
+        """
+        found: list[Page] = []
+
+        async def read(response: aiohttp.ClientResponse) -> None:
+            found.append(await read_page(response.content, reader))
+
+        await self._ask("GET", path, None, "", query, read)
+        return found[0]
+
     async def _ask(
-        self, method: str, path: str, body: Object | None, content_type: str, query: dict[str, str] | None
+        self,
+        method: str,
+        path: str,
+        body: Object | None,
+        content_type: str,
+        query: dict[str, str] | None,
+        read: Callable[[aiohttp.ClientResponse], Awaitable[None]] | None = None,
     ) -> Object:
+        """The answer's JSON, or what is left when `read` has taken it."""
         try:
-            session, info = self._connect()
-            headers = {**info.as_http_headers(), "Accept": "application/json"}
-            if body is not None:
-                headers["Content-Type"] = content_type
-            async with session.request(
-                method,
-                info.server.rstrip("/") + path,
-                data=None if body is None else json.dumps(body),
-                headers=headers,
-                params=query,
-                proxy=info.proxy_url,
-            ) as response:
-                text = await response.text()
-                self.answered_at = time.monotonic()
-                if response.status == 401:
-                    self._read_at = float("-inf")
-                if response.status >= 400:
-                    raise _refusal(response.status, response.reason or "", text)
-                return dict(json.loads(text)) if text else {}
+            code, reason, data = await self._send(method, path, body, content_type, query, read)
+            if code >= 400:
+                raise _refusal(code, reason, data)
+            return dict(wire_json.loads(data)) if data else {}
         except kopf.LoginError as error:
             self._on_error(0)
             raise ApiError(0, "NoCredentials", str(error)) from error
@@ -136,35 +128,71 @@ class Kube:
             self._on_error(error.code)
             raise
 
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Object | None,
+        content_type: str,
+        query: dict[str, str] | None,
+        read: Callable[[aiohttp.ClientResponse], Awaitable[None]] | None,
+    ) -> tuple[int, str, bytes]:
+        """Ask once, or twice when a token was replaced on disk since it was read; status, reason, body."""
+        while True:
+            session, info = self._connect()
+            who = info.as_http_headers()
+            headers = {**who, "Accept": "application/json"}
+            if body is not None:
+                headers["Content-Type"] = content_type
+            async with session.request(
+                method,
+                URL(info.server.rstrip("/") + path, encoded=True),
+                data=None if body is None else json.dumps(body),
+                headers=headers,
+                params=query,
+                proxy=info.proxy_url,
+                timeout=self._timeouts if read is None else self._page_timeouts,
+            ) as response:
+                self.answered_at = time.monotonic()
+                if response.status == 401 and self._credentials.refused(who):
+                    continue
+                if response.status < 400 and read is not None:
+                    await read(response)
+                    return response.status, response.reason or "", b""
+                return response.status, response.reason or "", await response.read()
+
     def _connect(self) -> tuple[aiohttp.ClientSession, kopf.ConnectionInfo]:
-        now = time.monotonic()
-        if self._info is None or now - self._read_at > TOKEN_SECONDS:
-            found = self._credentials()
-            before = self._info
-            self._info, self._read_at = found, now
-            if self._session is not None and (before is None or _endpoint(before) != _endpoint(found)):
-                old, self._session = self._session, None
-                closing = asyncio.ensure_future(old.close())
-                closing.add_done_callback(lambda task: task.exception())
+        before, self._info = self._info, self._credentials.current()
+        found = self._info
+        if self._session is not None and (before is None or _endpoint(before) != _endpoint(found)):
+            old, self._session = self._session, None
+            closing = asyncio.ensure_future(old.close())
+            closing.add_done_callback(lambda task: task.exception())
         if self._session is None:
             connector = aiohttp.TCPConnector(
-                ssl=self._info.as_ssl_context(), limit=CONNECTIONS, keepalive_timeout=30
+                ssl=found.as_ssl_context(), limit=CONNECTIONS, keepalive_timeout=30
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,
-                timeout=aiohttp.ClientTimeout(total=self._timeout, connect=5.0),
                 trust_env=False,
             )
-        return self._session, self._info
+        return self._session, found
+
+
+def _namespace(path: str) -> str:
+    """Return the namespace that a request is about; "" for none."""
+    _, found, rest = path.partition("/namespaces/")
+    return rest.partition("/")[0] if found else ""
 
 
 def _endpoint(info: kopf.ConnectionInfo) -> tuple[object, ...]:
     return (info.server, info.ca_data, info.ca_path, info.certificate_data, info.certificate_path)
 
 
-def _refusal(code: int, reason: str, text: str) -> ApiError:
+def _refusal(code: int, reason: str, data: bytes) -> ApiError:
+    text = data[:65536].decode(errors="replace")
     try:
-        status = json.loads(text)
+        status = wire_json.loads(data)
         details = status.get("details") or {}
         causes = tuple(str(cause.get("reason") or "") for cause in details.get("causes") or [])
         return ApiError(code, status.get("reason") or reason, status.get("message") or text[:500], causes)

@@ -4,16 +4,21 @@ answer.
 
 from __future__ import annotations
 
-import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
+
+from google.protobuf.message import Message
 
 from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator.client import SyncClient, SyncError
 from springtide_operator.api import names
+from springtide_operator.api.limits import MAX_NUMBER
+from springtide_operator.api.names import MAX_WORKERS
+from springtide_operator.plan.clock import LAST_SECOND
 from springtide_operator.plan.observation import (
     CheckpointReport,
     CoordinatorPod,
@@ -31,6 +36,8 @@ from springtide_operator.plan.relay import LivingPod, Word
 
 log = logging.getLogger("springtide.operator")
 
+STILL_SECONDS = 4.0
+
 _DOING: Mapping[int, str] = {
     pb.DOING_FETCHING: "fetching samples",
     pb.DOING_COMPUTING: "computing (forward and backward)",
@@ -40,6 +47,13 @@ _DOING: Mapping[int, str] = {
     pb.DOING_EVALUATING: "in an evaluation loop",
     pb.DOING_ASKING: "waiting for the others' part of an evaluation",
 }
+_OTHER_TOKEN = (
+    "; the job's Secret {} holds another token than the operator's, as when somebody else made it: delete"
+    " that Secret, and then the pod {}"
+)
+_MOST_TEXT = 4096  # of a reply: characters of a text
+_MOST_ENTRIES = 64  # and of what is told of one by one
+_AS_SAID = ("members", "servers", "values", "silent", "vanished")  # lists of thousands, and a loss may be NaN
 _IN_GENERATION = (pb.ACTIVE, pb.ENDED, pb.AFTER)
 
 
@@ -62,14 +76,27 @@ class Link:
         timeout: float,
         connect: Callable[..., Caller] = SyncClient,
         clock: Callable[[], float] = time.time,
-        authority: str = "",
+        authority: Callable[[], str] = str,
+        secret: str = "",
     ) -> None:
+        """Make a line that is not open yet.
+
+        Args:
+            token: The job's.
+            timeout: Of one call, in seconds.
+            connect: Makes what calls an address.
+            clock: Unix seconds.
+            authority: Gives the certificate, PEM, that a coordinator with TLS must have.
+            secret: Name of the job's Secret, for people.
+        """
         self._token = token
         self._timeout = timeout
-        self._connect = functools.partial(connect, authority=authority) if authority else connect
+        self._connect = connect
+        self._authority = authority
+        self._secret = secret
         self._clock = clock
         self._caller: Caller | None = None
-        self._target: tuple[str, str] | None = None  # pod uid, address
+        self._target: tuple[str, str, bool] | None = None  # pod uid, address, whether with TLS
         self.report: Report | None = None
         self.unreachable_since: float | None = None
         self.why = ""
@@ -80,20 +107,30 @@ class Link:
         self._caller = None
         self._target = None
 
-    async def call(self, pod: CoordinatorPod, word: Word) -> bool:
-        """Tell and ask once; False if it failed, for the reason in `why`."""
+    async def call(self, pod: CoordinatorPod, word: Word, tls: bool = False) -> bool:
+        """Tell and ask once.
+
+        Args:
+            pod: The coordinator's.
+            word: What it is told.
+            tls: Whether the job uses TLS.
+
+        Returns:
+            False if it failed, for the reason in `why`.
+        """
         if pod.ip is None:
             self._failed(f"{pod.name} has no address yet")
             return False
-        target = (pod.uid, _address(pod.ip))
+        target = (pod.uid, _address(pod.ip), tls)
         if target != self._target or self._caller is None:
             await self.close()
-            self._caller = self._connect(target[1], self._token)
+            self._caller = self._open(target[1], tls)
             self._target = target
         try:
             reply = await self._caller.sync(to_request(word), self._timeout)
         except SyncError as error:
-            self._failed(str(error))
+            refused = "UNAUTHENTICATED" in str(error)
+            self._failed(f"{error}{_OTHER_TOKEN.format(self._secret, pod.name) if refused else ''}")
             await self.close()  # idle lines are not pinged: one that broke is noticed here alone
             return False
         if reply.incarnation.number != pod.incarnation:
@@ -102,16 +139,29 @@ class Link:
             )
             return False
         living = frozenset(living.uid for living in word.living)
-        self.report = replace(to_report(reply, self._clock()), told_living=living)
+        try:
+            report = to_report(reply, self._clock())
+        except Exception as error:  # one coordinator's word must not end the line to it
+            text = f"{type(error).__name__}: {str(error)[:200]}"
+            self._failed(f"what {target[1]} answers cannot be read ({text})")
+            return False
+        told = (*word.living, *word.living_servers)
+        leaving = frozenset(pod.uid for pod in told if pod.leave_by)
+        self.report = replace(report, told_living=living, told_leaving=leaving)
         self.unreachable_since = None
         self.why = ""
         return True
 
-    async def retire(self, pod: CoordinatorPod, word: Word) -> None:
+    def _open(self, address: str, tls: bool) -> Caller:
+        if not tls:
+            return self._connect(address, self._token)
+        return self._connect(address, self._token, authority=self._authority())
+
+    async def retire(self, pod: CoordinatorPod, word: Word, tls: bool = False) -> None:
         """Tell a coordinator that was replaced and still runs that it is out of date. It need not answer."""
         if pod.ip is None:
             return
-        caller = self._connect(_address(pod.ip), self._token)
+        caller = self._open(_address(pod.ip), tls)
         try:
             await caller.sync(to_request(word), self._timeout)
         except SyncError as error:
@@ -158,11 +208,21 @@ def to_request(word: Word) -> pb.SyncRequest:
 
 
 def _pod(pod: LivingPod) -> pb.Pod:
-    return pb.Pod(uid=pod.uid, name=pod.name, slot=pod.slot, started=pod.started, leave_by=pod.leave_by)
+    return pb.Pod(
+        uid=pod.uid,
+        name=pod.name,
+        slot=pod.slot,
+        started=pod.started,
+        leave_by=pod.leave_by,
+        unheard=pod.unheard,
+    )
 
 
 def to_report(reply: pb.SyncReply, at: float) -> Report:
-    """What policies need of an answer; `at` in unix seconds."""
+    """What policies need of an answer; `at` in unix seconds. Numbers that no coordinator of ours says are
+    taken for the nearest that one might.
+    """
+    _make_sane(reply)
     generation = reply.generation.number if reply.HasField("generation") else None
     data: Mapping[str, int] | None = None
     if reply.HasField("data"):
@@ -190,6 +250,7 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
                 active=member.standing in _IN_GENERATION,
                 connected=member.connected,
                 leaving=member.leaving,
+                starting=member.standing == pb.STARTING,
             )
             for member in reply.members
         ),
@@ -205,10 +266,11 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         recovery_cause=reply.last_recovery.cause if recovered else "",
         failures=tuple(
             FailureReport(failure.number, failure.generation.number, failure.seconds, failure.reason)
-            for failure in reply.failures
+            for failure in reply.failures[-_MOST_ENTRIES:]
         ),
         states_lost=reply.states_lost,
         last_commit_at=reply.last_commit_unix or None,
+        still=_stands_still(reply),
         step_seconds=reply.step_seconds,
         lost_seconds=dict(reply.lost_seconds),
         slow=(
@@ -228,7 +290,7 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         checkpoint_error=reply.checkpoint_error,
         restored=f"{reply.restored.uri}/{reply.restored.name}" if reply.restored.name else "",
         restored_step=reply.restored.state.step,
-        not_restored=tuple(reply.restored.skipped),
+        not_restored=tuple(reply.restored.skipped[:_MOST_ENTRIES]),
         put_away=reply.put_away,
         all_saved=reply.all_saved,
         silent=frozenset(reply.silent),
@@ -237,17 +299,49 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         poison=_poison(reply),
         rates=tuple(
             RateReport(rate.workers, rate.samples_per_second, rate.seconds, rate.steps)
-            for rate in reply.rates
+            for rate in reply.rates[:MAX_WORKERS]
         ),
         opaque=reply.opaque,
     )
+
+
+def _make_sane(message: Message) -> None:
+    """Bound the numbers and texts of a message, as far as they end up in status."""
+    for field, value in message.ListFields():
+        if field.name in _AS_SAID:
+            continue
+        entry = field.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            for key in list(value):
+                value[key] = _sane(value[key])
+        elif entry is not None:
+            for inner in [*value][-_MOST_ENTRIES:] if field.is_repeated else (value,):
+                _make_sane(inner)
+        elif field.is_repeated:
+            value[:] = [_sane(one) for one in value[:_MOST_TEXT]]
+        else:
+            setattr(message, field.name, _sane(value))
+
+
+def _sane(value: Any) -> Any:
+    if isinstance(value, float):
+        return max(min(value, LAST_SECOND), -LAST_SECOND) if math.isfinite(value) else 0.0
+    if isinstance(value, str):
+        return value[:_MOST_TEXT]
+    return min(value, MAX_NUMBER) if isinstance(value, int) else value
+
+
+def _stands_still(reply: pb.SyncReply) -> bool:
+    """Whether it commits nothing: by the coordinator's own clock."""
+    idle = reply.unix_time - reply.last_commit_unix
+    return reply.last_commit_unix > 0 and idle > max(STILL_SECONDS, 3 * reply.step_seconds)
 
 
 def _poison(reply: pb.SyncReply) -> PoisonReport | None:
     if not reply.HasField("poison"):
         return None
     told = reply.poison
-    return PoisonReport(told.step, told.samples, tuple(told.workers), told.detail)
+    return PoisonReport(told.step, told.samples, tuple(told.workers[:_MOST_ENTRIES]), told.detail)
 
 
 def to_stall(stall: pb.Stall) -> StallReport:
@@ -260,7 +354,7 @@ def to_stall(stall: pb.Stall) -> StallReport:
             member.activity.where,
             member.since_unix,
         )
-        for member in stall.late
+        for member in stall.late[:_MOST_ENTRIES]
     ]
     return StallReport(stall.seconds, stall.since_unix, stall.step, tuple(late), stall.waiting)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
+import traceback
 
 
 class KeyValueFormatter(logging.Formatter):
@@ -41,3 +43,11 @@ def set_up() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for name in ("kopf", "aiohttp.access", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def in_words(error: BaseException) -> str:
+    """Return what an exception says and where it was raised, in one line."""
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if text else ''}{text[:300]}{place}"

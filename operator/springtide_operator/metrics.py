@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_args
@@ -52,6 +53,14 @@ class Metrics:
             "1 while nodes can be read; 0: lost and cordoned nodes are heard of only through their pods.",
             registry=self.registry,
         )
+        self._surprises = Counter(
+            "springtide_operator_internal_errors",
+            "Errors that nobody foresaw, by where: round (of one job), object (that cannot be read), task.",
+            ["where"],
+            registry=self.registry,
+        )
+        for where in ("round", "object", "task"):
+            self._surprises.labels(where)
         for result in ("success", "error"):
             self._reconciles.labels(result)
         self.registry.register(_JobCollector(jobs, acting))
@@ -59,6 +68,10 @@ class Metrics:
     def reconciled(self, result: str, seconds: float) -> None:
         self._reconciles.labels(result).inc()
         self._seconds.observe(seconds)
+
+    def surprised(self, where: str) -> None:
+        """Count an error that nobody foresaw."""
+        self._surprises.labels(where).inc()
 
     def nodes_readable(self, readable: bool) -> None:
         self._nodes.set(readable)
@@ -134,30 +147,31 @@ def _per_job(jobs: list[tuple[str, str, Status]]) -> Iterator[Metric]:
         ),
     }
     for namespace, name, status in jobs:
-        labels = [name, namespace]
-        counts = status.get("workers") or {}
-        for state, key in (
-            ("desired", "desired"),
-            ("existing", "replicas"),
-            ("ready", "ready"),
-            ("active", "active"),
-        ):
-            workers.add_metric([*labels, state], float(counts.get(key, 0)))
-        if counts := status.get("parameterServers"):
-            for state, key in (("desired", "desired"), ("existing", "replicas"), ("ready", "ready")):
-                serving.add_metric([*labels, state], float(counts.get(key, 0)))
-        ended = status.get("restarts") or {}
-        restarts.add_metric([*labels, "failure"], float(ended.get("failures", 0)))
-        restarts.add_metric([*labels, "preemption"], float(ended.get("preemptions", 0)))
-        restarts.add_metric([*labels, "ignored"], float(ended.get("ignored", 0)))
-        recoveries.add_metric(labels, float(status.get("recoveries", 0)))
-        if "data" in status:
-            samples.add_metric(labels, float(status["data"].get("totalSeen", 0)))
-        for cause, seconds in (status.get("lostSeconds") or {}).items():
-            lost.add_metric([*labels, cause], float(seconds))
-        for key, family in plain.items():
-            if key in status:
-                family.add_metric(labels, float(status[key]))
+        with contextlib.suppress(TypeError, ValueError, AttributeError):  # a status that is not ours
+            labels = [name, namespace]
+            counts = status.get("workers") or {}
+            for state, key in (
+                ("desired", "desired"),
+                ("existing", "replicas"),
+                ("ready", "ready"),
+                ("active", "active"),
+            ):
+                workers.add_metric([*labels, state], float(counts.get(key, 0)))
+            if counts := status.get("parameterServers"):
+                for state, key in (("desired", "desired"), ("existing", "replicas"), ("ready", "ready")):
+                    serving.add_metric([*labels, state], float(counts.get(key, 0)))
+            ended = status.get("restarts") or {}
+            restarts.add_metric([*labels, "failure"], float(ended.get("failures", 0)))
+            restarts.add_metric([*labels, "preemption"], float(ended.get("preemptions", 0)))
+            restarts.add_metric([*labels, "ignored"], float(ended.get("ignored", 0)))
+            recoveries.add_metric(labels, float(status.get("recoveries", 0)))
+            if "data" in status:
+                samples.add_metric(labels, float(status["data"].get("totalSeen", 0)))
+            for cause, seconds in (status.get("lostSeconds") or {}).items():
+                lost.add_metric([*labels, cause], float(seconds))
+            for key, family in plain.items():
+                if key in status:
+                    family.add_metric(labels, float(status[key]))
     yield from (workers, serving, restarts, recoveries, samples, lost, *plain.values())
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,7 @@ from springtide_operator.plan.actions import (
     DeleteWorkload,
     EnsureSecret,
     ReportWorkload,
+    ShortenGrace,
     UpdateWorkload,
 )
 from springtide_operator.plan.observation import Refusal, ServiceSeen
@@ -47,6 +49,11 @@ from springtide_operator.plan.refused import refuse, room_was_made
 from springtide_operator.queues import Queues
 
 log = logging.getLogger("springtide.operator")
+
+Object = dict[str, Any]
+Getter = Callable[[str, str], Awaitable[Object]]
+Applier = Callable[[Object], Awaitable[Object]]
+Deleter = Callable[[str, str, str], Awaitable[None]]
 
 _WORKLOAD = (CreateWorkload, UpdateWorkload, ReportWorkload, DeleteWorkload)
 _FIRST = (
@@ -60,6 +67,7 @@ _FIRST = (
     CreateServer,
 )
 PARALLEL = 32  # requests of one job at a time
+MOST_CREATIONS = 64  # workers made in one turn: what is left comes when others have had theirs
 
 
 @dataclass
@@ -73,6 +81,10 @@ class Memory:
     secret_made: bool = False
     secret_made_at: float = 0.0
     policy_applied: bool = False
+    policy_spec: Object | None = None  # as the API server gave it back
+    budget_spec: Object | None = None
+    protection_seen_at: float = 0.0  # unix seconds
+    former_names_gone: set[str] = field(default_factory=set)  # of an older version: seen to
     server_budget: int | None = None
     pod_group: str = ""
     pod_group_gone: bool = False
@@ -98,7 +110,8 @@ class Performer:
         doors: Doors | None = None,
         queues: Queues | None = None,
         server_image: str = names.PARAMETER_SERVER_IMAGE,
-        certificate: tuple[str, str] | None = None,
+        certificate: Callable[[], tuple[str, str]] | None = None,
+        operator_token: str = "",
     ) -> None:
         self._cluster = cluster
         self._cache = cache
@@ -110,6 +123,7 @@ class Performer:
         self._queues = queues
         self._server_image = server_image
         self._certificate = certificate
+        self._operator_token = operator_token
         self._defaults = pod_defaults or PodDefaults()
         self._may_act = may_act
         self._on_action = on_action
@@ -128,12 +142,19 @@ class Performer:
         """
         first = [a for a in actions if isinstance(a, _FIRST)]
         deletions: list[Action] = [a for a in actions if isinstance(a, DeletePod)]
+        deletions += [a for a in actions if isinstance(a, ShortenGrace)]
         deletions += [a for a in actions if isinstance(a, DeleteJob | DeleteService | DeletePodGroup)]
-        creations = [a for a in actions if isinstance(a, CreateWorker)]
+        creations = [a for a in actions if isinstance(a, CreateWorker)][:MOST_CREATIONS]
         if not any(isinstance(action, DeletePod) for action in deletions):
             self.memory.refusals.pop("deletion", None)  # what could not be deleted has gone by itself
         done = 0
+        # None of these needs another, and all of them come before the first pod.
+        together = [a for a in first if isinstance(a, EnsureSecret | ApplyNetworkPolicy | ApplyService)]
+        if together and self._may_act():
+            done += sum(await asyncio.gather(*(self._one(job, action) for action in together)))
         for action in first:
+            if action in together:
+                continue
             if not self._may_act():
                 return done
             done += await self._one(job, action)
@@ -164,6 +185,10 @@ class Performer:
                 if error.code not in (404, 409):
                     log.warning("deleting the job: %s", error, extra=_fields(job))
                 return False
+            if isinstance(action, ShortenGrace):
+                if error.code not in (404, 409):
+                    log.warning("%s: %s", _what(job, action), error, extra=_fields(job))
+                return False
             if isinstance(action, DeletePod) and error.code == 404:
                 self.memory.refusals.pop(role, None)
                 return False
@@ -184,14 +209,15 @@ class Performer:
     async def _do(self, job: Job, action: Action) -> None:
         if isinstance(action, EnsureSecret):
             try:
-                await self._cluster.create_secret(secret(job, self._token, self._certificate))
+                certificate = self._certificate() if self._certificate is not None and job.tls else None
+                await self._cluster.create_secret(secret(job, self._token, certificate))
             except ApiError as error:
                 if error.code != 409:
                     raise
             self.memory.secret_made, self.memory.secret_made_at = True, self._clock()
         elif isinstance(action, ApplyNetworkPolicy):
             if self._doors is not None:
-                await self._cluster.apply_network_policy(network_policy(job, self._doors))
+                await self._apply_policy(job, self._doors)
             self.memory.policy_applied = True
         elif isinstance(action, ApplyService):
             await self._apply_service(job, action)
@@ -200,18 +226,19 @@ class Performer:
         elif isinstance(action, ApplyPodGroup):
             await self._apply_pod_group(job, action)
         elif isinstance(action, DeletePodGroup):
-            try:
-                await self._cluster.delete_pod_group(action.api_version, job.namespace, action.name)
-            except ApiError as error:
-                if not is_gone(error):
-                    raise
+            await self._delete_own(
+                job,
+                action.name,
+                functools.partial(self._cluster.get_pod_group, action.api_version),
+                functools.partial(self._cluster.delete_pod_group, action.api_version),
+            )
             self.memory.pod_group, self.memory.pod_group_gone = "", True
         elif isinstance(action, CreateCoordinator):
-            await self._create(job, self._coordinator_pod(job, action.incarnation))
+            await self._create(job, self._coordinator_pod(job, action.incarnation, action.avoid))
         elif isinstance(action, CreateServer):
             await self._create(job, self._server_pod(job, action.slot, action.attempt, action.address))
         elif isinstance(action, ApplyServerBudget):
-            await self._cluster.apply_disruption_budget(server_disruption_budget(job, action.servers))
+            await self._apply_budget(job, action.servers)
             self.memory.server_budget = action.servers
         elif isinstance(action, CreateWorker):
             pod = self._worker_pod(job, action.slot, action.attempt, action.address, action.avoid)
@@ -220,6 +247,8 @@ class Performer:
             await self._cluster.delete_job(job.namespace, job.name, job.uid)
         elif isinstance(action, DeleteService):
             await self._delete_service(job)
+        elif isinstance(action, ShortenGrace):
+            await shorten_grace(self._cluster, self._cache, self._key, action)
         else:
             try:
                 answer = await self._cluster.delete_pod(
@@ -236,8 +265,9 @@ class Performer:
             if answer.get("kind") == "Pod" and "deletionTimestamp" in answer.get("metadata", {}):
                 self._cache.put_pod(answer)
 
-    def _coordinator_pod(self, job: Job, incarnation: int) -> dict[str, Any]:
-        pod = coordinator_pod(job, incarnation, self._image, self._pull_policy)
+    def _coordinator_pod(self, job: Job, incarnation: int, avoid: str | None = None) -> dict[str, Any]:
+        own = self._operator_token
+        pod = coordinator_pod(job, incarnation, self._image, self._pull_policy, avoid, own)
         return with_defaults(pod, self._defaults, names.ROLE_COORDINATOR)
 
     def _worker_pod(
@@ -267,7 +297,12 @@ class Performer:
             ]
             if job.spec.servers:
                 pods.append((self._server_pod(job, 0, 0, ""), job.spec.servers))
-            await self._cluster.apply_pod_group(pod_group(job, scheduler, action.min_member, pods))
+            await self._apply_own(
+                job,
+                pod_group(job, scheduler, action.min_member, pods),
+                functools.partial(self._cluster.get_pod_group, scheduler.api),
+                self._cluster.apply_pod_group,
+            )
         self.memory.pod_group, self.memory.pod_group_gone = action.version, False
 
     async def _create(self, job: Job, pod: dict[str, Any]) -> None:
@@ -285,28 +320,17 @@ class Performer:
         self._cache.put_pod(created)
 
     async def _apply_service(self, job: Job, action: ApplyService) -> None:
+        cluster = self._cluster
         wanted = service(job, action.incarnation, action.cluster_ip)
         name = wanted["metadata"]["name"]
         try:
-            found = await self._cluster.get_service(job.namespace, name)
-        except ApiError as error:
-            if not is_gone(error):
-                raise
-        else:
-            if not observe.owned_by(found, job.uid):
-                raise ApiError(
-                    409,
-                    "Conflict",
-                    f"a Service {name!r} exists that this job does not control: delete it, or wait until"
-                    " Kubernetes has collected it if it belonged to a deleted job of the same name",
-                )
-        try:
-            applied = await self._cluster.apply_service(wanted)
+            applied = await self._apply_own(job, wanted, cluster.get_service, cluster.apply_service)
         except ApiError as error:
             if error.code != 422 or action.cluster_ip is None:
                 raise
             # The address is somebody else's now; workers made before keep training, but find no coordinator.
-            applied = await self._cluster.apply_service(service(job, action.incarnation))
+            wanted = service(job, action.incarnation)
+            applied = await self._apply_own(job, wanted, cluster.get_service, cluster.apply_service)
         ip = (applied.get("spec") or {}).get("clusterIP") or ""
         if not ip or ip == "None":
             raise ApiError(0, "NoAddress", f"the Service {name!r} has no cluster IP yet")
@@ -316,22 +340,133 @@ class Performer:
         )
 
     async def _delete_service(self, job: Job) -> None:
-        """One of that name that another job controls is none of ours: then ours is gone."""
         name = names.service_name(job.name)
+        await self._delete_own(job, name, self._cluster.get_service, self._cluster.delete_service)
+        self.memory.service, self.memory.service_gone = None, True
+
+    async def _apply_policy(self, job: Job, doors: Doors) -> None:
+        cluster = self._cluster
+        wanted = network_policy(job, doors)
+        applied = await self._apply_own(job, wanted, cluster.get_network_policy, cluster.apply_network_policy)
+        self.memory.policy_spec, self.memory.protection_seen_at = applied.get("spec"), self._clock()
+
+    async def _apply_budget(self, job: Job, servers: int) -> None:
+        cluster = self._cluster
+        wanted = server_disruption_budget(job, servers)
+        applied = await self._apply_own(
+            job, wanted, cluster.get_disruption_budget, cluster.apply_disruption_budget
+        )
+        self.memory.budget_spec, self.memory.protection_seen_at = applied.get("spec"), self._clock()
+        # At once: no pod with two budgets can be evicted, so that its node could not be drained.
+        await self._delete_former_budget(job)
+
+    async def look_after(self, job: Job, seconds: float) -> bool:
+        """See whether what protects the job is still as it was applied, if nobody has looked for so long.
+
+        Returns whether something is to be applied again. Raises ApiError.
+        """
+        memory, now = self.memory, self._clock()
+        if now - memory.protection_seen_at < seconds or not self._may_act():
+            return False
+        memory.protection_seen_at = now
+        await self._delete_former_policy(job)
+        await self._delete_former_budget(job)
+        before = (memory.policy_applied, memory.server_budget)
+        if memory.policy_applied and memory.policy_spec is not None:
+            name = names.network_policy_name(job.name, job.uid)
+            found = await self._seen(job, name, self._cluster.get_network_policy)
+            memory.policy_applied = found == memory.policy_spec
+        if memory.server_budget is not None and memory.budget_spec is not None:
+            name = names.server_budget_name(job.name, job.uid)
+            if await self._seen(job, name, self._cluster.get_disruption_budget) != memory.budget_spec:
+                memory.server_budget = None
+        return before != (memory.policy_applied, memory.server_budget)
+
+    async def _delete_former_policy(self, job: Job) -> None:
+        """Of an older version, once what replaces it has been there for a while."""
+        name, cluster = names.former_network_policy_name(job.name), self._cluster
+        if self.memory.policy_spec is not None:
+            await self._delete_former(job, name, cluster.get_network_policy, cluster.delete_network_policy)
+
+    async def _delete_former_budget(self, job: Job) -> None:
+        name, cluster = names.former_server_budget_name(job.name), self._cluster
+        if self.memory.budget_spec is not None:
+            get, delete = cluster.get_disruption_budget, cluster.delete_disruption_budget
+            await self._delete_former(job, name, get, delete)
+
+    async def _seen(self, job: Job, name: str, get: Getter) -> Object | None:
+        """The spec of an object of the job's; None where there is none."""
         try:
-            found = await self._cluster.get_service(job.namespace, name)
-            if observe.owned_by(found, job.uid):
-                await self._cluster.delete_service(job.namespace, name, found["metadata"]["uid"])
+            found = await get(job.namespace, name)
         except ApiError as error:
             if not is_gone(error):
                 raise
-        self.memory.service, self.memory.service_gone = None, True
+            return None
+        return dict(found.get("spec") or {}) if observe.owned_by(found, job.uid) else None
+
+    async def _apply_own(self, job: Job, wanted: Object, get: Getter, apply: Applier) -> Object:
+        """Make an object or change it, if this job controls it. Raises ApiError: 409 for somebody else's."""
+        meta = wanted["metadata"]
+        try:
+            found = await get(job.namespace, meta["name"])
+        except ApiError as error:
+            if not is_gone(error):
+                raise
+            return await apply(wanted)  # nobody's, and refused where it is somebody's meanwhile
+        if not observe.owned_by(found, job.uid):
+            raise ApiError(
+                409,
+                "Conflict",
+                f"a {wanted['kind']} {meta['name']!r} exists that this job does not control: delete it, or"
+                " wait until Kubernetes has collected it if it belonged to a deleted job of the same name",
+            )
+        return await apply({**wanted, "metadata": {**meta, "uid": found["metadata"]["uid"]}})
+
+    async def _delete_own(self, job: Job, name: str, get: Getter, delete: Deleter) -> None:
+        """Delete an object, if this job controls it; then, and where there is none, ours is gone."""
+        try:
+            found = await get(job.namespace, name)
+            if observe.owned_by(found, job.uid):
+                await delete(job.namespace, name, found["metadata"]["uid"])
+        except ApiError as error:
+            if not is_gone(error):
+                raise
+
+    async def _delete_former(self, job: Job, name: str, get: Getter, delete: Deleter) -> None:
+        """Delete what an older version made under a name without the uid, unless others have written to it:
+        that version took over what it found. Kubernetes itself writes status, which is nobody's claim.
+        """
+        if name in self.memory.former_names_gone:
+            return
+        try:
+            found = await get(job.namespace, name)
+            fields = found["metadata"].get("managedFields") or []
+            writers = {entry.get("manager") for entry in fields if not entry.get("subresource")}
+            if observe.owned_by(found, job.uid) and writers <= {names.MANAGER}:
+                await delete(job.namespace, name, found["metadata"]["uid"])
+        except ApiError as error:
+            if not is_gone(error):
+                log.warning("%s, of an older version, stays for now: %s", name, error, extra=_fields(job))
+                return
+        self.memory.former_names_gone.add(name)
 
     def _refused(self, job: Job, role: str, code: int, message: str, terminating: bool = False) -> None:
         before = self.memory.refusals.get(role)
         self.memory.refusals[role] = refuse(before, code, message, self._clock(), terminating, job.generation)
         if before is None or before.message != message:
             log.warning("refused by the API server: %s: %s (%s)", role, message, code, extra=_fields(job))
+
+
+async def shorten_grace(cluster: Cluster, cache: Cache, key: Key, action: ShortenGrace) -> None:
+    """Carry one out, and remember what the API server answered. Raise ApiError."""
+    try:
+        answer = await cluster.shorten_grace(key[0], action.name, action.uid, action.seconds)
+    except ApiError as error:
+        if is_gone(error) or error.code == 409:
+            cache.drop_pod_uid(key, action.uid)
+        raise
+    if answer.get("kind") == "Pod" and "deletionTimestamp" in answer.get("metadata", {}):
+        cache.put_pod(answer)
 
 
 def _role(action: Action) -> str:
@@ -364,6 +499,8 @@ def _what(job: Job, action: Action) -> str:
         return f"creates {names.coordinator_name(job.name, action.incarnation)}"
     if isinstance(action, DeletePod):
         return f"deletes {action.name}{' by force' if action.force else ''} ({action.because})"
+    if isinstance(action, ShortenGrace):
+        return f"waits for {action.name} no longer than {action.seconds} s"
     if isinstance(action, DeleteJob):
         return "deletes the job"
     if isinstance(action, DeleteService):

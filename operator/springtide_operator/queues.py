@@ -17,6 +17,7 @@ from springtide_operator.api import names
 from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster
 from springtide_operator.kube import ApiError
+from springtide_operator.logs import in_words
 from springtide_operator.plan import kueue
 from springtide_operator.plan.workload import WorkloadSeen, flavors_named, workload_seen
 
@@ -50,6 +51,7 @@ class Queues:
         self._clock = clock
         self._raw: dict[str, Object] = {}  # by uid of the job
         self._seen: dict[str, WorkloadSeen] = {}
+        self._unreadable: dict[str, str] = {}
         self._flavors: dict[str, Object | str] = {}
         self._flavors_due: dict[str, float] = {}
         self.trouble = ""  # why they cannot be listed
@@ -72,9 +74,14 @@ class Queues:
         self._raw[uid] = workload
         self._read(uid)
 
+    def unreadable(self, job_uid: str) -> str:
+        """Why the job's Workload cannot be read; "" where it can."""
+        return self._unreadable.get(job_uid, "")
+
     def drop(self, job_uid: str) -> None:
         """It was deleted."""
         gone = self._raw.pop(job_uid, None)
+        self._unreadable.pop(job_uid, None)
         self._seen.pop(job_uid, None)
         if gone is not None:
             self._tell(gone)
@@ -111,7 +118,7 @@ class Queues:
         for uid, known in list(self._raw.items()):
             if uid not in there and _version(known) <= int(found.resource_version):
                 self.drop(uid)
-        for name in sorted({name for raw in self._raw.values() for name in flavors_named(raw)}):
+        for name in sorted({name for raw in self._raw.values() for name in _flavors(raw)}):
             await self._read_flavor(name)
         if news:
             self._tell_all()
@@ -120,6 +127,10 @@ class Queues:
         if self._clock() < self._flavors_due.get(name, float("-inf")):
             return
         before = self._flavors.get(name)
+        if not names.is_name(name):
+            self._flavors[name] = f"no ResourceFlavor can be called {name[:80]!r}"
+            self._flavors_due[name] = float("inf")
+            return
         try:
             self._flavors[name] = await self._cluster.get_flavor(name)
             self._flavors_due[name] = self._clock() + FLAVOR_SECONDS
@@ -129,11 +140,19 @@ class Queues:
                 self._flavors[name] = f"the ResourceFlavor {name} cannot be read: {error}"
         if self._flavors.get(name) != before:
             for uid, raw in list(self._raw.items()):
-                if name in flavors_named(raw):
+                if name in _flavors(raw):
                     self._read(uid)
 
     def _read(self, uid: str) -> None:
-        seen = workload_seen(self._raw[uid], self._flavors)
+        before = self._unreadable.pop(uid, None)
+        try:
+            seen = workload_seen(self._raw[uid], self._flavors)
+        except Exception as error:  # one Workload that nobody foresaw must not hide the others
+            name = self._raw[uid]["metadata"]["name"]
+            self._unreadable[uid] = f"the Workload {name} cannot be read ({in_words(error)})"
+            if before is None:
+                self._tell(self._raw[uid])
+            return
         if self._seen.get(uid) != seen:
             self._seen[uid] = seen
             self._tell(self._raw[uid])
@@ -150,6 +169,13 @@ class Queues:
         """Jobs that have to do with a queue."""
         found = ((key, self._jobs.job(key)) for key in self._jobs.job_keys())
         return [key for key, job in found if job is not None and kueue.concerns(job)]
+
+
+def _flavors(raw: Object) -> set[str]:
+    try:
+        return flavors_named(raw)
+    except (AttributeError, KeyError, TypeError):
+        return set()  # `_read` has said what is wrong
 
 
 def _controller(obj: Object) -> str | None:

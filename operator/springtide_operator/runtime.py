@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from aiohttp import web
-
+from springtide_coordinator.bounded_http import BoundedServer
 from springtide_coordinator.client import SyncClient
 from springtide_operator import rootkey
 from springtide_operator.api import names
@@ -21,8 +21,11 @@ from springtide_operator.crowding import FRESH_SECONDS, LIST_SECONDS, Crowding, 
 from springtide_operator.job_loop import JobLoop
 from springtide_operator.kube import ApiError, Kube
 from springtide_operator.lease import Lease, Renewal
+from springtide_operator.leftovers import Leftovers
 from springtide_operator.link import Caller, Link
-from springtide_operator.manifests.coordinator import job_token
+from springtide_operator.logs import in_words
+from springtide_operator.lookout import Leases, Lookout
+from springtide_operator.manifests.coordinator import job_token, operator_token
 from springtide_operator.metrics import Metrics
 from springtide_operator.optional_apis import OptionalApis
 from springtide_operator.pace import busy_seconds, calm_seconds, resync_seconds
@@ -40,6 +43,7 @@ Object = dict[str, Any]
 SILENT_API_SECONDS = 20.0
 BUSY_COUNT_SECONDS = 1.0
 CALLS_AT_A_TIME = 64  # of coordinators: after a take-over all of them are called
+MOST_SURPRISES = 1000  # that are told apart
 NODES_SECONDS = 300.0  # between two lists of all nodes, which are many and well watched
 
 
@@ -54,8 +58,12 @@ class Operator:
         kube: Kube | None = None,
         cluster: Cluster | None = None,
         connect: Callable[..., Caller] = SyncClient,
+        on_death: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.settings = settings
+        self._on_death = on_death
+        self._deaths: list[str] = []
+        self._surprises: dict[str, str] = {}  # what the log was told last, by what it was about
         self._connect = connect
         self.cache = Cache(self._changed)
         self.metrics = Metrics(self._statuses, lambda: self.acting)
@@ -68,7 +76,9 @@ class Operator:
             self._cluster, settings.namespace, settings.identity, self._lease_changed, self._silent
         )
         self._apis = OptionalApis(self._cluster, self._meet)
+        self._leases = Leases(self._cluster)
         self._queues = Queues(self._cluster, self.cache, self._changed, self._may_queue)
+        self._leftovers = Leftovers(self._cluster, self.cache, lambda: self.acting, self.metrics.acted)
         self._loops: dict[Key, JobLoop] = {}
         self._turns = Turns()
         self._calls = Turns(CALLS_AT_A_TIME)
@@ -76,7 +86,7 @@ class Operator:
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: set[asyncio.Task[None]] = set()
         self._ending = False  # an answer or an event that still comes begins nothing any more
-        self._web: web.AppRunner | None = None
+        self._web: BoundedServer | None = None
         self._root_key = settings.root_key
         self._listed = False  # since this process got the lease, or the one before stopped acting
         self._looked_after: Renewal | None = None  # everything was listed after the silence that followed it
@@ -94,16 +104,24 @@ class Operator:
     async def start(self) -> None:
         """Begin; needs no API server to return."""
         settings = self.settings
-        self._web = await start_web(
-            self.metrics.registry, self.unhealthy, self.unready, settings.bind, settings.metrics_port
+        self._web = start_web(
+            self.metrics.registry,
+            self.dead,
+            self.unhealthy,
+            self.unready,
+            settings.bind,
+            settings.metrics_port,
         )
         self._tasks = [
             asyncio.create_task(self._lease.run(), name="lease"),
             asyncio.create_task(self._resync_for_ever(), name="resync"),
-            asyncio.create_task(self._look_around_for_ever(), name="crowding"),
-            asyncio.create_task(self._apis.run(), name="optional APIs"),
-            asyncio.create_task(self._queues.run(), name="queues"),
+            asyncio.create_task(self._begin_anew("crowding", self._look_around_for_ever), name="crowding"),
+            asyncio.create_task(self._begin_anew("optional APIs", self._apis.run), name="optional APIs"),
+            asyncio.create_task(self._begin_anew("queues", self._queues.run), name="queues"),
+            asyncio.create_task(self._begin_anew("leftovers", self._leftovers.run), name="leftovers"),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
         log.info(
             "started", extra={"fields": {"identity": settings.identity, "namespace": settings.namespace}}
         )
@@ -122,27 +140,68 @@ class Operator:
         await asyncio.gather(*(loop.stop() for loop in loops), *self._ends)
         await self._lease.release()
         if self._web is not None:
-            await self._web.cleanup()
+            self._web.close()
         await self._kube.close()
+
+    async def _begin_anew(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Run a task that ends with an error that nobody foresaw again and again, ever more seldom."""
+        pause = 1.0
+        while True:
+            try:
+                return await work()
+            except Exception as error:
+                self._surprised("task", f"the task {name!r}", error)
+            await asyncio.sleep(pause)
+            pause = min(30.0, pause * 2)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Without one of its tasks this process must not keep the lease: it ends, and another begins."""
+        if self._ending:
+            return
+        error = None if task.cancelled() else task.exception()
+        why = f"the task {task.get_name()!r} has ended" + (f": {in_words(error)}" if error else "")
+        log.critical("%s: this process ends, and Kubernetes starts it again", why)
+        self._deaths.append(why)
+        self._on_death(why)
+
+    def _surprised(self, where: str, what: str, error: Exception) -> None:
+        """Count what nobody foresaw, and log it once."""
+        self.metrics.surprised(where)
+        said = in_words(error)
+        if self._surprises.get(what) != said:
+            if len(self._surprises) >= MOST_SURPRISES:
+                self._surprises.clear()
+            self._surprises[what] = said
+            log.error("%s: %s", what, said)
+            log.debug("where that came from", exc_info=error)
 
     def job_event(self, kind: str | None, job: Object) -> None:
         """From a watch: kind is ADDED, MODIFIED, DELETED, or None for what existed before."""
-        if kind == "DELETED":
-            self.cache.drop_job(job)
-        else:
-            self.cache.put_job(job)
+        self._hear(kind, job, self.cache.put_job, self.cache.drop_job)
 
     def pod_event(self, kind: str | None, pod: Object) -> None:
-        if kind == "DELETED":
-            self.cache.drop_pod(pod)
-        else:
-            self.cache.put_pod(pod)
+        self._hear(kind, pod, self.cache.put_pod, self.cache.drop_pod)
 
     def node_event(self, kind: str | None, node: Object) -> None:
-        if kind == "DELETED":
-            self.cache.drop_node(node)
-        else:
-            self.cache.put_node(node)
+        self._hear(kind, node, self.cache.put_node, self.cache.drop_node)
+
+    def _hear(
+        self,
+        kind: str | None,
+        obj: Object,
+        put: Callable[[Object], object],
+        drop: Callable[[Object], object],
+    ) -> None:
+        """One object that cannot be taken in hides no other."""
+        try:
+            (drop if kind == "DELETED" else put)(obj)
+        except Exception as error:
+            meta = obj.get("metadata") or {}
+            self._surprised("object", f"{obj.get('kind')} {meta.get('namespace')}/{meta.get('name')}", error)
+
+    def dead(self) -> str | None:
+        """What of this process has ended that must not: it cannot serve its jobs any more."""
+        return self._deaths[0] if self._deaths else None
 
     def unhealthy(self) -> str | None:
         """What is wrong with this process or its world; None for nothing."""
@@ -158,6 +217,12 @@ class Operator:
         return None
 
     def unready(self) -> str | None:
+        """Say what keeps this process from acting or standing by; None for nothing, and while it ends.
+
+        Kubelets ask until a pod has ended, and each No is a Warning event.
+        """
+        if self._ending:
+            return None
         if self._trouble is not None:
             return self._trouble
         if self._lease.held or (self._lease.trouble or "").startswith("stands by"):
@@ -188,6 +253,9 @@ class Operator:
                 if self._trouble != str(error):
                     log.warning("cannot list jobs and pods: %s", error)
                 self._trouble = str(error)
+            except Exception as error:
+                self._surprised("task", "cannot list jobs and pods", error)
+                self._trouble = f"cannot list jobs and pods: {in_words(error)}"
             pause = resync_seconds(time.monotonic() - began, self.settings.resync)
             if self._trouble is not None:
                 pause = min(1.0, self.settings.resync)
@@ -218,11 +286,6 @@ class Operator:
             self.cache.replace_nodes(nodes.items, nodes.resource_version)
         self.metrics.nodes_readable(self.cache.nodes() is not None)
         self._nodes_listed_at = now
-
-    def _wants_tls(self, key: Key) -> bool:
-        """Of a field that cannot be changed."""
-        spec = (self.cache.job(key) or {}).get("spec") or {}
-        return bool((spec.get("security") or {}).get("tls"))
 
     def _may_queue(self) -> bool:
         return self.acting and self._apis.served(names.KUEUE_API)
@@ -261,38 +324,48 @@ class Operator:
         if self.cache.stuck_version != self._stuck_version and self._crowd_told is None:
             self._crowd_told = asyncio.get_running_loop().call_later(FRESH_SECONDS, self._wake_for_crowd)
         self._changed_at[key] = time.monotonic()
+        self._leftovers.look(key)
         loop = self._loops.get(key)
         if loop is not None and loop.raw() is not None:
             loop.wake()
-        elif self._trouble is None:
+        elif self._trouble is None or self._listed:  # a list that fails later hides no news of a watch
             self._meet(key)
 
     def _meet(self, key: Key | None = None) -> None:
         """Have one loop for each job that exists, and wake it; what changed last comes first."""
         if self._ending:
             return
+        if key is None:
+            for named in self.cache.pod_keys():
+                self._leftovers.look(named)
         keys = [key] if key is not None else [*{*self._loops, *self.cache.job_keys()}]
         for one in sorted(keys, key=lambda one: self._changed_at.get(one, 0.0), reverse=True):
-            job = self.cache.job(one)
-            loop = self._loops.get(one)
-            if job is None:
-                self._changed_at.pop(one, None)
-            if loop is not None and (job is None or job["metadata"]["uid"] != loop.uid):
-                del self._loops[one]
-                end = asyncio.create_task(loop.stop(), name=f"end {one}")
-                self._ends.add(end)
-                end.add_done_callback(self._ends.discard)
-                loop = None
-            if loop is None and job is not None and self._root_key is not None:
-                loop = self._new_loop(one, job["metadata"]["uid"], self._root_key)
-                loop.start()
-                self._loops[one] = loop
-            if loop is not None:
-                loop.wake()
+            try:
+                self._meet_one(one)
+            except Exception as error:  # the others have their loops all the same
+                self._surprised("object", f"the job {'/'.join(one)}", error)
+
+    def _meet_one(self, one: Key) -> None:
+        job = self.cache.job(one)
+        loop = self._loops.get(one)
+        if job is None:
+            self._changed_at.pop(one, None)
+        if loop is not None and (job is None or job["metadata"]["uid"] != loop.uid):
+            del self._loops[one]
+            end = asyncio.create_task(loop.stop(), name=f"end {one}")
+            self._ends.add(end)
+            end.add_done_callback(self._ends.discard)
+            loop = None
+        if loop is None and job is not None and self._root_key is not None:
+            loop = self._new_loop(one, job["metadata"]["uid"], self._root_key)
+            loop.start(self._ended)
+            self._loops[one] = loop
+        if loop is not None:
+            loop.wake()
 
     def _new_loop(self, key: Key, uid: str, root_key: bytes) -> JobLoop:
-        token = job_token(root_key, uid)
-        certificate = job_certificate(root_key, uid) if self._wants_tls(key) else None
+        token, own = job_token(root_key, uid), operator_token(root_key, uid)
+        certificate = functools.partial(job_certificate, root_key, uid)
 
         def may_act() -> bool:
             return self.acting
@@ -311,9 +384,13 @@ class Operator:
             queues=self._queues,
             server_image=self.settings.server_image,
             certificate=certificate,
+            operator_token=own,
         )
-        authority = certificate[0] if certificate is not None else ""
-        link = Link(token, self.settings.sync_timeout, self._connect, authority=authority)
+        connect = functools.partial(self._connect, operator_token=own)
+        secret = names.secret_name(key[1], uid)
+        link = Link(
+            token, self.settings.sync_timeout, connect, authority=lambda: certificate()[0], secret=secret
+        )
         return JobLoop(
             key,
             uid,
@@ -332,6 +409,8 @@ class Operator:
             self._crowding.waiting,
             self._apis.known,
             self._queues,
+            lookout=Lookout(*key, self._leases),
+            tls=self.settings.jobs_tls,
         )
 
     def _busy_seconds(self) -> float:

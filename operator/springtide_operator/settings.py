@@ -14,8 +14,17 @@ from springtide_operator.manifests.defaults import PodDefaults
 from springtide_operator.manifests.protection import Doors
 
 DEFAULT_NAMESPACE = "springtide-system"
+SERVICE_ACCOUNT_DIR = "SPRINGTIDE_SERVICE_ACCOUNT_DIR"
+MOUNTED_AT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _NAMESPACE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def service_account_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder with the pod's `token`, `ca.crt` and `namespace`.
+
+    A variable names it where a container has no mounts of its own: on the embedded cluster.
+    """
+    return Path(environ.get(SERVICE_ACCOUNT_DIR) or MOUNTED_AT)
 
 
 class BadEnvironmentError(ValueError):
@@ -34,6 +43,7 @@ class Settings:
     server_image: str = names.PARAMETER_SERVER_IMAGE
     coordinator_pull_policy: str = "IfNotPresent"  # and of parameter servers
     pod_defaults: PodDefaults = field(default_factory=PodDefaults)
+    jobs_tls: bool = False  # of new jobs that do not say
     doors: Doors | None = None  # None: no NetworkPolicies are made for jobs
     bind: str = ""
     metrics_port: int = names.OPERATOR_METRICS_PORT
@@ -61,6 +71,7 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         server_image=env.get("SPRINGTIDE_PARAMETER_SERVER_IMAGE") or names.PARAMETER_SERVER_IMAGE,
         coordinator_pull_policy=_pull_policy(env),
         pod_defaults=_pod_defaults(env),
+        jobs_tls=_jobs_tls(env),
         doors=_doors(env),
         bind=env.get("SPRINGTIDE_BIND", ""),
         metrics_port=int(text),
@@ -98,6 +109,13 @@ def _pull_policy(env: Mapping[str, str]) -> str:
     return policy
 
 
+def _jobs_tls(env: Mapping[str, str]) -> bool:
+    text = env.get("SPRINGTIDE_JOBS_TLS") or "false"
+    if text not in ("true", "false"):
+        raise BadEnvironmentError(f"SPRINGTIDE_JOBS_TLS is {text!r}: say true or false")
+    return text == "true"
+
+
 def _doors(env: Mapping[str, str]) -> Doors | None:
     text = env.get("SPRINGTIDE_NETWORK_POLICY")
     try:
@@ -121,7 +139,8 @@ def _namespace(env: Mapping[str, str]) -> str:
         if env.get(variable):
             return env[variable]
     try:
-        return _NAMESPACE_FILE.read_text(encoding="utf-8").strip() or DEFAULT_NAMESPACE
+        file = service_account_folder(env) / "namespace"
+        return file.read_text(encoding="utf-8").strip() or DEFAULT_NAMESPACE
     except OSError:
         return DEFAULT_NAMESPACE
 

@@ -1,60 +1,108 @@
-"""Turns: so many jobs are planned and carried out at a time; those that train come first.
+"""Turns: so many jobs are planned and carried out at a time, those of each namespace in their turn.
 
 Without a limit a thousand jobs that start together have thousands of requests wait for the API server at
-once, and all of them run into their timeouts. A job that waits for its turn is planned from what is known
-when it comes.
+once, and all of them run into their timeouts. Without an order among namespaces, two hundred jobs of one
+tenant make another one's first pod wait for all of theirs. A job that waits for its turn is planned from what
+is known when it comes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 AT_A_TIME = 32
 
 
-class Turns:
-    """For one event loop. Within a class, first come, first served."""
+@dataclass
+class _Line:
+    """Those of one namespace that wait; urgent ones come first."""
 
-    def __init__(self, at_a_time: int = AT_A_TIME) -> None:
+    urgent: deque[asyncio.Future[None]] = field(default_factory=deque)
+    others: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+    def next(self) -> asyncio.Future[None] | None:
+        """Take the first who still waits out of the line."""
+        for queue in (self.urgent, self.others):
+            while queue:
+                future = queue.popleft()
+                if not future.done():
+                    return future
+        return None
+
+    def waiting(self) -> int:
+        return sum(not future.done() for queue in (self.urgent, self.others) for future in queue)
+
+
+class Turns:
+    """For one event loop. Namespaces take turns, none has more than its share at a time, and within each one
+    the urgent come first, then who came first.
+    """
+
+    def __init__(self, at_a_time: int = AT_A_TIME, share: int | None = None) -> None:
+        """
+        Args:
+            at_a_time: How many have a turn.
+            share: How many of one namespace; a quarter of all when left out: another finds one at once, and
+                few requests before its own.
+        """
         self._free = at_a_time
-        self._urgent: deque[asyncio.Future[None]] = deque()
-        self._others: deque[asyncio.Future[None]] = deque()
+        self._share = share if share is not None else max(1, at_a_time // 4)
+        self._held: Counter[str] = Counter()
+        self._lines: OrderedDict[str, _Line] = OrderedDict()  # whose turn comes next is first
 
     @property
     def waiting(self) -> int:
         """How many wait for a turn."""
-        return sum(not future.done() for queue in (self._urgent, self._others) for future in queue)
+        return sum(line.waiting() for line in self._lines.values())
 
     @contextlib.asynccontextmanager
-    async def turn(self, urgent: bool = False) -> AsyncIterator[None]:
-        """Wait for a turn and have it."""
-        await self._take(self._urgent if urgent else self._others)
+    async def turn(self, urgent: bool = False, of: str = "") -> AsyncIterator[None]:
+        """Wait for a turn and have it.
+
+        Args:
+            urgent: It comes before others of its namespace.
+            of: The namespace.
+        """
+        await self._take(urgent, of)
         try:
             yield
         finally:
-            self._give()
+            self._give(of)
 
-    async def _take(self, queue: deque[asyncio.Future[None]]) -> None:
-        if self._free > 0:
+    async def _take(self, urgent: bool, of: str) -> None:
+        if self._free > 0 and self._held[of] < self._share:  # who waits has its share, or none were free
             self._free -= 1
+            self._held[of] += 1
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(future)
+        line = self._lines.setdefault(of, _Line())
+        (line.urgent if urgent else line.others).append(future)
         try:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self._give()  # the turn had just come
+                self._give(of)  # the turn had just come
             raise
 
-    def _give(self) -> None:
-        for queue in (self._urgent, self._others):
-            while queue:
-                future = queue.popleft()
-                if not future.done():
-                    future.set_result(None)
-                    return
+    def _give(self, of: str) -> None:
         self._free += 1
+        self._held[of] -= 1
+        if not self._held[of]:
+            del self._held[of]
+        for namespace in list(self._lines):
+            if self._free == 0:
+                return
+            if self._held[namespace] >= self._share:
+                continue
+            future = self._lines[namespace].next()
+            if future is None:
+                del self._lines[namespace]
+                continue
+            self._lines.move_to_end(namespace)
+            self._free -= 1
+            self._held[namespace] += 1
+            future.set_result(None)

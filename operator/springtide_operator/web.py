@@ -1,52 +1,67 @@
-"""HTTP for Prometheus and the kubelet: /metrics, /livez (the loop turns), /healthz and /readyz with their
-reasons.
+"""HTTP for Prometheus and the kubelet: /metrics, /livez (the loop turns and every task lives), /healthz and
+/readyz with their reasons.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from springtide_coordinator.bounded_http import (
+    REQUEST_SECONDS,
+    Answer,
+    BoundedServer,
+    Kept,
+    Reply,
+    Request,
+    in_loop,
+    in_words,
+    serve,
+)
 
 log = logging.getLogger("springtide.operator")
 
 Trouble = Callable[[], str | None]
 
-
-async def start_web(
-    registry: CollectorRegistry, unhealthy: Trouble, unready: Trouble, host: str, port: int
-) -> web.AppRunner:
-    """Serve on `port`, or on a free one when that is taken; the caller cleans up."""
-    runner = web.AppRunner(make_app(registry, unhealthy, unready), access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host or None, port).start()
-    except OSError as error:
-        log.warning("metrics port %s is not free (%s): a free port is used instead", port, error)
-        await web.TCPSite(runner, host or None, 0).start()
-    log.info("serves metrics", extra={"fields": {"metrics_port": runner.addresses[0][1]}})
-    return runner
+_LOOP_SECONDS = REQUEST_SECONDS - 1.0
 
 
-def make_app(registry: CollectorRegistry, unhealthy: Trouble, unready: Trouble) -> web.Application:
-    """`unhealthy` and `unready` say what is wrong, or None."""
+def start_web(
+    registry: CollectorRegistry, dead: Trouble, unhealthy: Trouble, unready: Trouble, host: str, port: int
+) -> BoundedServer:
+    """Serve on `port`, or on a free one when that is taken; the caller closes it. In the event loop."""
+    answer = pages(registry, dead, unhealthy, unready, asyncio.get_running_loop())
+    server = serve(answer, host, port)
+    log.info("serves metrics", extra={"fields": {"metrics_port": server.port}})
+    return server
 
-    def check(trouble: Trouble) -> Callable[[web.Request], object]:
-        async def answer(_: web.Request) -> web.Response:
-            text = trouble()
-            return web.Response(text="ok\n") if text is None else web.Response(status=503, text=f"{text}\n")
 
-        return answer
+def pages(
+    registry: CollectorRegistry,
+    dead: Trouble,
+    unhealthy: Trouble,
+    unready: Trouble,
+    loop: asyncio.AbstractEventLoop,
+) -> Answer:
+    """Answer requests from any thread: what is asked for is looked up in the event loop.
 
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    Args:
+        dead: says what is wrong, or None; as `unhealthy` and `unready`.
+    """
+    checks: dict[str, Trouble] = {"/livez": dead, "/healthz": unhealthy, "/readyz": unready}
+    metrics = Kept(lambda: in_loop(loop, lambda: generate_latest(registry), _LOOP_SECONDS))
 
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    app.router.add_get("/livez", check(lambda: None))  # type: ignore[arg-type]
-    app.router.add_get("/healthz", check(unhealthy))  # type: ignore[arg-type]
-    app.router.add_get("/readyz", check(unready))  # type: ignore[arg-type]
-    return app
+    def answer(request: Request) -> Reply:
+        if request.path == "/metrics":
+            return Reply(200, metrics(), CONTENT_TYPE_LATEST)
+        check = checks.get(request.path)
+        if check is None:
+            return in_words(404, "/metrics, /livez, /healthz, /readyz")
+        trouble = in_loop(loop, check, _LOOP_SECONDS)
+        return in_words(200, "ok") if trouble is None else in_words(503, trouble)
+
+    return answer

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.cluster import Cluster, is_gone
 from springtide_operator.kube import ApiError
@@ -51,6 +52,8 @@ async def _write(
 ) -> None:
     bare = kueue.unplaced(job)
     source, name = kueue.priority_class(job)
+    if name and not names.is_name(name):
+        raise ApiError(422, "Invalid", f"no priority class can be called {name[:80]!r}")
     try:
         priority = await cluster.get_priority(source, name) if name else None
     except ApiError as error:
@@ -64,8 +67,13 @@ async def _write(
         try:
             queues.put(await cluster.create_workload(wanted))
         except ApiError as error:
-            if error.reason != "AlreadyExists":  # then the next list brings it
+            if error.reason != "AlreadyExists":
                 raise
+            await queues.look()  # which brings it, if it is this job's
+            if queues.raw(job.uid) is None:
+                name = wanted["metadata"]["name"]
+                text = f"a Workload {name!r} exists that this job does not control: delete it"
+                raise ApiError(409, "Conflict", text) from error
         return
     for key in ("priorityClassName", "priorityClassSource", "priority"):
         wanted["spec"].setdefault(key, None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from springtide_ps.stop_signals import STOPPING  # before torch
+
+# isort: split
 import gc
 import logging
 import os
@@ -10,9 +13,12 @@ import sys
 from importlib import metadata
 
 import torch
-from prometheus_client import REGISTRY, start_http_server
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from springtide_coordinator.bounded_http import BoundedServer, Kept, Reply, Request, in_words, serve
 from springtide_coordinator.client import read_authority
+from springtide_coordinator.lobby import raise_descriptor_limit
 from springtide_ps import registration
 from springtide_ps.metrics import ServerCollector
 from springtide_ps.server import Server
@@ -22,7 +28,6 @@ from springtide_ps.tls import client_context, server_context
 from springtide_ps.updates import Update
 
 log = logging.getLogger("springtide.ps")
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> int:
@@ -36,8 +41,8 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
-    # Before any thread exists: all of them leave these signals to the wait below.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    # Again, for a process that was forked from one in which the signals were not blocked.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         settings = read(os.environ)
         tls = server_context(settings.certificate, settings.key) if settings.certificate else None
@@ -46,6 +51,7 @@ def main() -> int:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         _warm_up()
+        raise_descriptor_limit()
         server = Server(
             Store(settings.memory_limit), settings.token, settings.bind, settings.port, tls=tls, peers=peers
         )
@@ -54,13 +60,11 @@ def main() -> int:
         log.error("%s", error)
         return 2
     REGISTRY.register(ServerCollector(server))
-    metrics, thread = _serve_metrics(settings)
-    log.info("serves parameters on port %d, metrics on port %d", server.port, metrics.server_port)
+    metrics = _serve_metrics(settings)
+    log.info("serves parameters on port %d, metrics on port %d", server.port, metrics.port)
     why, well = _serve_until_told(in_job)
     log.log(logging.INFO if well else logging.ERROR, "stops: %s; %s", why, server.status())
-    metrics.shutdown()
-    metrics.server_close()
-    thread.join(5.0)
+    metrics.close()
     server.close()
     # The interpreter's end would look through all of torch's objects for garbage, for most of a second.
     gc.freeze()
@@ -70,10 +74,10 @@ def main() -> int:
 def _serve_until_told(in_job: registration.Settings | None) -> tuple[str, bool]:
     """Why it ends, and whether that is as it should be."""
     if in_job is None:
-        return signal.Signals(signal.sigwait(_STOPPING)).name, True
+        return signal.Signals(signal.sigwait(STOPPING)).name, True
     known = registration.Registration(in_job)
     try:
-        return known.wait(_STOPPING)
+        return known.wait(STOPPING)
     finally:
         known.close()
 
@@ -84,13 +88,16 @@ def _warm_up() -> None:
         Update(name).bind(torch.zeros(1))(torch.zeros(1))
 
 
-def _serve_metrics(settings: Settings):  # type: ignore[no-untyped-def]  # (WSGIServer, Thread) of the library
-    host = settings.bind or "0.0.0.0"
-    try:
-        return start_http_server(settings.metrics_port, addr=host)
-    except OSError as error:
-        log.warning("metrics port %d is not free (%s): another one is taken", settings.metrics_port, error)
-        return start_http_server(0, addr=host)
+def _serve_metrics(settings: Settings) -> BoundedServer:
+    """Raise OSError when no port can be had."""
+    metrics = Kept(lambda: generate_latest(REGISTRY))
+
+    def answer(request: Request) -> Reply:
+        if request.path not in ("/metrics", "/"):
+            return in_words(404, "/metrics")
+        return Reply(200, metrics(), CONTENT_TYPE_LATEST)
+
+    return serve(answer, settings.bind, settings.metrics_port)
 
 
 if __name__ == "__main__":

@@ -22,14 +22,14 @@ from springtide_ps import early_ranges
 from springtide_ps.acknowledged import Acknowledged
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.desk import Answer, Counters
-from springtide_ps.frames import DTYPES, NO_REPLY, Frame, FrameError, Header, Kind, memory
+from springtide_ps.frames import NO_REPLY, Frame, FrameError, Header, Kind, memory
 from springtide_ps.leases import LeaseError, Leases, Over, Wait
 from springtide_ps.offers import Offer, Offers
 from springtide_ps.ranges import Book, RangeError, RangeSet
 from springtide_ps.rounds import MEMBERS_LIMIT, RoundError, StaleError, Token
 from springtide_ps.selected import unpack
 from springtide_ps.slices import Slice
-from springtide_ps.steps import Reply, Steps, key_in, number_in, token_in
+from springtide_ps.steps import Reply, Steps, dtype_in, key_in, number_in, token_in
 
 log = logging.getLogger("springtide.ps")
 
@@ -83,7 +83,7 @@ class Asynchronous:
         if header.kind in _OFFERS:
             self._shards.check_member(token_in(meta), str(meta.get("me")))
             self._steps.check_room(f"the offer of {key!r}", header.payload_bytes, self._offered())
-        self._shards.check_pushed(key, header.payload_bytes, _dtype(meta), bool(meta.get("sel")))
+        self._shards.check_pushed(key, header.payload_bytes, dtype_in(meta), bool(meta.get("sel")))
 
     def answer(
         self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply, offers: Offers
@@ -181,7 +181,7 @@ class Asynchronous:
             payload = offer.payload
         if kind is Kind.COPY_RANGE and self._shards.is_coming(key):
             kept = payload.clone() if offer is None else payload
-            if self._shards.postpone(token, key, partial(_late, of_range, recipe, kept, _dtype(meta))):
+            if self._shards.postpone(token, key, partial(_late, of_range, recipe, kept, dtype_in(meta))):
                 reply(Answer(Frame(Kind.DONE, number)))
                 return
         try:
@@ -349,13 +349,6 @@ def _ranges_in(meta: dict[str, Any], name: str) -> list[int]:
     return value
 
 
-def _dtype(meta: dict[str, Any]) -> torch.dtype:
-    dtype = DTYPES.get(str(meta.get("d")))
-    if dtype is None:
-        raise FrameError(f"{meta.get('d')!r} is no type of a gradient")
-    return dtype
-
-
 def _values(chunk: Chunk | Slice) -> torch.Tensor:
     """What a push of it is answered with; rows are asked for by id."""
     return chunk.values if isinstance(chunk, Chunk) else _NONE
@@ -364,10 +357,10 @@ def _values(chunk: Chunk | Slice) -> torch.Tensor:
 def _gradient(chunk: Chunk | Slice, meta: dict[str, Any], payload: torch.Tensor) -> torch.Tensor:
     """Flat, as the chunk's `apply` takes it; it may be the payload's memory. Raise SelectedError."""
     if isinstance(chunk, Slice):
-        return chunk.records_in(payload, _dtype(meta))
+        return chunk.records_in(payload, dtype_in(meta))
     if meta.get("sel"):
         return chunk.add(None, unpack(payload, chunk.dtype, chunk.values.numel()), None)
-    return payload.view(_dtype(meta)).to(chunk.dtype)
+    return payload.view(dtype_in(meta)).to(chunk.dtype)
 
 
 def _late(of_range: int, recipe: Recipe, payload: torch.Tensor, dtype: torch.dtype, piece: Slice) -> None:

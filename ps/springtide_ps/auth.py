@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from typing import Final
 
 NONCE_BYTES: Final = 32
+_HEX: Final = re.compile(r"[0-9a-f]{64}")
+"""Nonces and proofs alike."""
 
 
 def nonce() -> str:
     return secrets.token_hex(NONCE_BYTES)
+
+
+def nonce_in(given: object) -> str | None:
+    """Return the peer's nonce; None for what is none."""
+    return given if isinstance(given, str) and _HEX.fullmatch(given) else None
 
 
 def proof(token: str, role: str, server_nonce: str, client_nonce: str) -> str:
@@ -26,4 +34,4 @@ def proof(token: str, role: str, server_nonce: str, client_nonce: str) -> str:
 def holds(given: object, token: str, role: str, server_nonce: str, client_nonce: str) -> bool:
     """Whether `given` is the proof of `role`; compared in constant time."""
     expected = proof(token, role, server_nonce, client_nonce)
-    return isinstance(given, str) and hmac.compare_digest(given.encode(), expected.encode())
+    return nonce_in(given) is not None and hmac.compare_digest(str(given).encode(), expected.encode())

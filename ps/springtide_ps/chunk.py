@@ -95,7 +95,7 @@ class Recipe:
             before = tuple(cls.from_json(part) for part in earlier)
         except ChunkError:
             raise
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ChunkError(f"a step cannot be applied like this: {error!r}") from None
         return cls(scale, skip, groups, unused, factors, number, before)
 
@@ -320,7 +320,7 @@ class Chunk:
                     if has:
                         held = reader.take(1 if scalar else tensor.numel(), DTYPES[kind])
                         chunk._optimizer.state[tensor][str(name)] = held[0] if scalar else held
-        except (KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, ChunkError | UpdateError):
                 raise
             raise ChunkError(f"this is no chunk: {error!r}") from None

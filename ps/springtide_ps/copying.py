@@ -79,6 +79,11 @@ class CopyingShards(Shards):
         with self._lock:
             return super().held_bytes + sum(coming.piece.nbytes for coming in self._coming.values())
 
+    @property
+    def unlocked_bytes(self) -> int:
+        coming = list(self._coming.values())
+        return super().unlocked_bytes + sum(one.piece.nbytes for one in coming)
+
     # ---- for who reads
 
     def dump(

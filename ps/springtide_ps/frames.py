@@ -20,6 +20,8 @@ VERSION: Final = 1
 _HEADER: Final = struct.Struct("<4sBBHQIQQ")  # magic, version, kind, -, request, meta bytes, payload bytes, -
 HEADER_BYTES: Final = _HEADER.size
 META_LIMIT: Final = 64 * 1024
+HANDSHAKE_META_LIMIT: Final = 1024
+"""Of the frames that come before both sides have proven that they know the token."""
 PAYLOAD_LIMIT: Final = 256 * 1024 * 1024
 PART_BYTES: Final = 32 * 1024 * 1024
 """Of a slice of a table that is larger, so much at a time is on its way."""
@@ -163,7 +165,9 @@ def pack(frame: Frame) -> bytes:
     )
 
 
-def unpack_header(raw: bytes | bytearray | memoryview) -> Header:
+def unpack_header(
+    raw: bytes | bytearray | memoryview, meta_limit: int = META_LIMIT, payload_limit: int = PAYLOAD_LIMIT
+) -> Header:
     """Raise FrameError for what is no header of this version, or announces more than the limits."""
     magic, version, number, _, request, meta_bytes, payload_bytes, _ = _HEADER.unpack(raw)
     if magic != MAGIC:
@@ -173,7 +177,7 @@ def unpack_header(raw: bytes | bytearray | memoryview) -> Header:
     kind = _KINDS.get(number)
     if kind is None:
         raise FrameError(f"frame of unknown kind {number}")
-    if meta_bytes > META_LIMIT or payload_bytes > PAYLOAD_LIMIT:
+    if meta_bytes > meta_limit or payload_bytes > payload_limit:
         raise FrameError(
             f"{kind.name} announces {meta_bytes} + {payload_bytes} bytes, which is over the limits"
         )

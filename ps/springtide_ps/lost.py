@@ -32,6 +32,10 @@ class Lost:
         """It is here again."""
         self._why.pop(key, None)
 
+    def has(self, key: str) -> bool:
+        """Whether the chunk was held here, and its update failed."""
+        return key in self._why
+
     def of(self, key: str) -> RoundError:
         """What is said to who asks for a chunk that is not here."""
         return self._why.get(key) or RoundError(f"chunk {key!r} is not held here")

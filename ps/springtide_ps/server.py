@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
+from springtide_coordinator.lobby import Guest, Lobby
 from springtide_ps import asynchronous
 from springtide_ps.chunk import ChunkError
 from springtide_ps.client import ServerClient
@@ -25,7 +28,7 @@ from springtide_ps.rounds import RoundError
 from springtide_ps.selected import SelectedError
 from springtide_ps.steps import KINDS, Steps
 from springtide_ps.store import Store, StoreError
-from springtide_ps.stream import PeerClosedError, Stream, accept
+from springtide_ps.stream import HANDSHAKE_SECONDS, PeerClosedError, Stream, accept
 from springtide_ps.tables import TableError
 from springtide_ps.updates import UpdateError
 
@@ -39,9 +42,14 @@ _REFUSALS: Final = (
     ChunkError,
     SelectedError,
     *asynchronous.REFUSALS,
+    FrameError,  # of a request that came whole and lacks what it must have: the next one may be right
 )
 _GONE: Final = (PeerClosedError, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 _CLIENTS_LIMIT: Final = 512
+_STRANGERS_LIMIT: Final = 64
+_TICK_SECONDS: Final = 0.5
+_TELL_SECONDS: Final = 10.0
+_MANY: Final = 5
 _RANK_LIMIT: Final = 1 << 31
 
 
@@ -60,6 +68,7 @@ class Server:
     """Listens at once; `close` ends everything. `about` is told to every client that connects.
 
     tls: of this server. peers: for its own connections to other servers. part_bytes: as of `CopyingShards`.
+    handshake: seconds in which a connection has proven that it knows the token, from its first byte on.
     """
 
     def __init__(
@@ -72,6 +81,7 @@ class Server:
         tls: ssl.SSLContext | None = None,
         peers: ssl.SSLContext | None = None,
         part_bytes: int = PART_BYTES,
+        handshake: float = HANDSHAKE_SECONDS,
     ) -> None:
         if not token:
             raise ValueError("a parameter server needs the job's token")
@@ -83,9 +93,16 @@ class Server:
             self.counters,
             part_bytes,
         )
+        # One limit for all that is here, by hand and of a job.
+        store.others = lambda: self.steps.shards.unlocked_bytes
+        self.steps.others = lambda: store.held_bytes
         self._asynchronous = asynchronous.Asynchronous(self.steps, self.counters, lambda: self.offered_bytes)
         self._token, self._about, self._tls = token, about or {}, tls
-        self._listener = socket.create_server((bind, port), backlog=128)
+        # Strangers do not count among the clients, or they would keep these out.
+        self.lobby = Lobby(_STRANGERS_LIMIT, handshake)
+        self._quiet = Quiet()
+        self._listener = socket.create_server((bind, port), backlog=1024)
+        self._listener.settimeout(min(_TICK_SECONDS, handshake / 4))
         self.port = int(self._listener.getsockname()[1])
         self._lock = threading.Lock()
         self._clients: dict[int, _Client] = {}
@@ -101,6 +118,7 @@ class Server:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.lobby.close()
         with self._lock:
             clients = list(self._clients.values())
             threads = list(self._threads)
@@ -151,34 +169,51 @@ class Server:
 
     def _accept_for_ever(self) -> None:
         while not self._closed.is_set():
+            self.lobby.expire()
             try:
                 sock, address = self._listener.accept()
+            except TimeoutError:
+                continue
             except OSError as error:
                 if self._closed.is_set():
                     return
-                log.warning("accept: %s", error)
+                self._quiet.warn("accept: %s", error)
                 self._closed.wait(0.1)
                 continue
-            with self._lock:
-                full = len(self._threads) > 2 * _CLIENTS_LIMIT
-            if full:
-                log.warning("%s is refused: %d clients are connected", address[0], self.clients)
+            try:
+                guest = self.lobby.enter(sock, str(address[0]))
+                if guest is None:
+                    raise OSError("all strangers are being answered")
+                self._spawn(
+                    self._serve,
+                    f"springtide-ps-{address[0]}:{address[1]}",
+                    sock,
+                    f"{address[0]}:{address[1]}",
+                    guest,
+                )
+            except (OSError, RuntimeError) as error:  # no descriptor, or no thread, for one more
+                self._quiet.warn("%s is refused: %s", address[0], error)
                 sock.close()
-                continue
-            self._spawn(
-                self._serve, f"springtide-ps-{address[0]}:{address[1]}", sock, f"{address[0]}:{address[1]}"
-            )
 
-    def _serve(self, sock: socket.socket, name: str) -> None:
+    def _serve(self, sock: socket.socket, name: str, guest: Guest) -> None:
         try:
             stream = accept(sock, self._token, self._about, self._tls)
         except _GONE as error:
             # It may be one of the job's own, which was killed while it connected.
-            log.info("%s has gone before it said who it is: %s", name, error)
+            if guest.dropped:
+                self._quiet.warn("%s is dropped: it has not proven in time that it knows the token", name)
+            else:
+                log.info("%s has gone before it said who it is: %s", name, error)
             return
         except (OSError, FrameError) as error:
             self.counters.refused += 1
-            log.warning("%s is refused: %s", name, error)
+            self._quiet.warn("%s is refused: %s", name, error)
+            return
+        finally:
+            self.lobby.leave(guest)
+        if self.clients >= _CLIENTS_LIMIT:
+            self._quiet.warn("%s is refused: %d clients are connected", name, self.clients)
+            stream.close()
             return
         client = _Client(stream, name)
         with self._lock:
@@ -282,6 +317,30 @@ class Server:
         client.stream.receive_into(memory(own))
         self.counters.bytes_in += own.nbytes
         return own
+
+
+class Quiet:
+    """Warns a few times in ten seconds, and then counts: whoever floods the port shall not fill the log."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._since, self._told, self._untold = -math.inf, 0, 0
+
+    def warn(self, text: str, *args: object) -> None:
+        """Log a warning, unless there have been too many."""
+        with self._lock:
+            now = self._clock()
+            untold = 0
+            if now - self._since >= _TELL_SECONDS:
+                untold, self._since, self._told, self._untold = self._untold, now, 0, 0
+            self._told += 1
+            quiet = self._told > _MANY
+            self._untold += quiet
+        if untold:
+            log.warning("%d more warnings about connections were left out", untold)
+        if not quiet:
+            log.warning(text, *args)
 
 
 def _refusal(request: int, error: Exception) -> Frame:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.chunk import ROUNDS_LIMIT, Chunk, Recipe
 from springtide_ps.early import Early
 from springtide_ps.frozen import Cuts
 from springtide_ps.gathered import Done, GatheredRows
@@ -29,6 +29,8 @@ from springtide_ps.within import make_parts
 log = logging.getLogger("springtide.ps")
 
 _RECIPES_LIMIT: Final = 256
+_SUMS_AHEAD: Final = 4
+"""So many steps, at most, is the first server of a chunk ahead of those that keep copies."""
 
 
 class Shards:
@@ -64,6 +66,11 @@ class Shards:
     def held_bytes(self) -> int:
         with self._lock:
             return sum(h.chunk.nbytes for h in self._held.values() if h.chunk is not None)
+
+    @property
+    def unlocked_bytes(self) -> int:
+        """As `held_bytes`, for whoever may hold a chunk's lock; it may be of a moment ago."""
+        return sum(h.chunk.nbytes for h in list(self._held.values()) if h.chunk is not None)
 
     @property
     def version(self) -> int:
@@ -220,10 +227,28 @@ class Shards:
             for address in held.forward:
                 self._send_sum(address, which, key, held.sums[which])
 
+    def check_sum(self, key: str, which: Sum, nbytes: int, dtype: torch.dtype) -> None:
+        """Raise RoundError for a sum of a chunk that is neither here nor on its way, or of a step far ahead;
+        ChunkError for one that does not fit the chunk. Nothing else bounds what another server may send.
+        """
+        step, number = which
+        if step > self._rounds.version + _SUMS_AHEAD or number >= ROUNDS_LIMIT:
+            raise RoundError(
+                f"a sum of step {step}, round {number}, and step {self._rounds.version} is the last"
+            )
+        if not self.is_coming(key) and not self.lost.has(key):
+            self.check_gradient(key, nbytes, dtype)
+
+    def is_coming(self, key: str) -> bool:
+        """Whether parts of it are here, and not all."""
+        return False
+
     def take_sum(self, token: Token, which: Sum, key: str, total: torch.Tensor) -> None:
         """The sum of all gradients of a chunk, from the server that the workers send them to."""
         with self._lock:
             self._rounds.check_token(token)
+            if key not in self._held and not self.is_coming(key):
+                return  # it was given up here, which the next generation finds out
             held = self._held.setdefault(key, Held())
             with held.lock:
                 held.sums[which] = total.clone()
@@ -371,7 +396,9 @@ class Shards:
                 if self._rounds.token != token:
                     return
                 self._unacknowledged -= 1
-                if error is not None:
+                held = self._held.get(key)
+                # A copy that was given up meanwhile, as there is no room for it, misses nothing.
+                if error is not None and (held is None or address in held.forward):
                     self._lost_backup = f"{address}: {error}"
                 self._answer_prepares()
 

@@ -9,7 +9,7 @@ rows counts there as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ import torch
 from springtide_ps.chunk import ChunkError, Recipe, options_of
 from springtide_ps.frequencies import divided, ids_of, summed
 from springtide_ps.idmap import Ids, mix
-from springtide_ps.ranges import Book, RangeError
+from springtide_ps.ranges import Book
 from springtide_ps.tables import OPTIMIZERS, Table, TableError, TableSpec
 
 ID_WORDS: Final = 2
@@ -29,6 +29,8 @@ ROW_DTYPES: Final[dict[str, torch.dtype]] = {
 }
 """In which gradients of rows may travel."""
 _ID_BYTES: Final = 8
+Others = Callable[[int], int]
+"""How many bytes a server holds beside a slice that has so many."""
 _WORDS: Final = {4: torch.int32, 2: torch.int16}
 _SEED: Final = 2  # bits that neither a server's id map nor raw tables use
 
@@ -98,14 +100,15 @@ class Slice:
         groups: Sequence[Mapping[str, Any]],
         memory: int = 0,
         first: int = 0,
+        others: Others = lambda own: 0,
     ) -> None:
         if not 0 <= first <= group < len(groups):
             raise ChunkError(f"a table of parameter group {group}, and there are {len(groups)} from {first}")
         self.first = first
-        self.table = Table(spec, memory)
+        self.table = Table(spec, memory, lambda: others(self.table.nbytes))
         self.parameter, self.group, self.groups = parameter, group, groups
         self.book: Book | None = None
-        self._memory = memory
+        self._memory, self._others = memory, others
 
     @property
     def nbytes(self) -> int:
@@ -205,7 +208,15 @@ class Slice:
 
     def some(self, ids: Ids) -> Slice:
         """Those of these rows (each once) that are there, with the optimizer's state; none are let go."""
-        made = Slice(self.table.spec, self.parameter, self.group, self.groups, self._memory, self.first)
+        made = Slice(
+            self.table.spec,
+            self.parameter,
+            self.group,
+            self.groups,
+            self._memory,
+            self.first,
+            self._others,
+        )
         made.table = self.table.some(ids)
         return made
 
@@ -238,23 +249,27 @@ class Slice:
 
     def again(self, meta: Mapping[str, Any], payload: torch.Tensor) -> Slice:
         """This slice as it was dumped."""
-        return Slice.load(meta, payload, self._memory)
+        return Slice.load(meta, payload, self._memory, self._others)
 
     @classmethod
-    def load(cls, meta: Mapping[str, Any], payload: torch.Tensor, memory: int = 0) -> Slice:
+    def load(
+        cls, meta: Mapping[str, Any], payload: torch.Tensor, memory: int = 0, others: Others = lambda own: 0
+    ) -> Slice:
         """The slice that was dumped. Raise ChunkError for what is none, TableError for no room."""
-        made = cls.begin(meta, payload.numel(), memory)
+        made = cls.begin(meta, payload.numel(), memory, others)
         made.write(0, payload)
         made.finish()
         return made
 
     @classmethod
-    def begin(cls, meta: Mapping[str, Any], nbytes: int, memory: int = 0) -> Slice:
+    def begin(
+        cls, meta: Mapping[str, Any], nbytes: int, memory: int = 0, others: Others = lambda own: 0
+    ) -> Slice:
         """A slice whose dump of so many bytes is to be written. Raise as `load`, before it takes memory."""
         try:
             groups = [dict(group) for group in meta["groups"]]
             about = spec_from_json(meta["table"]), int(meta["parameter"]), int(meta["group"])
-            made = cls(*about, groups, memory, int(meta.get("first", 0)))
+            made = cls(*about, groups, memory, int(meta.get("first", 0)), others)
             count, dim = int(meta.get("rows", 0)), made.table.spec.dim
             if count < 0 or nbytes != count * (16 + 4 * dim * made.table.width):
                 raise ChunkError(f"{nbytes} bytes are not {count} rows of dimension {dim}")
@@ -262,7 +277,9 @@ class Slice:
                 made.book = Book.from_json(meta["book"])
             made.table.begin(count, int(meta.get("pushes", 0)))
             made.table.evicted = int(meta.get("evicted", 0))
-        except (KeyError, TypeError, RuntimeError, MemoryError, RangeError) as error:
+        except (ChunkError, TableError):
+            raise
+        except (ArithmeticError, KeyError, TypeError, ValueError, RuntimeError, MemoryError) as error:
             raise ChunkError(f"this is no slice of a table: {error!r}") from None
         return made
 

@@ -52,6 +52,8 @@ class Steps:
     ) -> None:
         self._connect, self._memory_limit = connect, memory_limit
         self._counters = counters or Counters()
+        self.others: Callable[[], int] = lambda: 0
+        """Bytes that the server holds beside these chunks."""
         self._peers: dict[str, ServerClient] = {}
         self._lock = threading.Lock()
         self.shards = CountedShards(self._forward, self._fill, part_bytes)
@@ -76,7 +78,7 @@ class Steps:
         if kind in _GRADIENTS and _selects(kind, meta):
             self.shards.dense(key).check_selected(nbytes, DTYPES.get(str(meta.get("d"))))
         elif kind in _GRADIENTS:
-            self.shards.check_gradient(key, nbytes, DTYPES.get(str(meta["d"])) if "d" in meta else None)
+            self.shards.check_gradient(key, nbytes, dtype_in(meta) if "d" in meta else None)
         elif kind in (Kind.ROWS, Kind.STAGE_ROWS):
             slices = _slices(meta)
             piece = self.shards.slice_of(slices[0][0])
@@ -94,25 +96,36 @@ class Steps:
                 self.check_room(f"chunk {key!r}", total)
         elif kind is Kind.LOAD:
             self.check_room(f"chunk {key!r}", nbytes)
+        elif kind is Kind.SUM:
+            self.shards.check_sum(key, (_step(meta), _round(meta)), nbytes, dtype_in(meta))
 
     def check_room(self, what: str, nbytes: int, besides: int = 0) -> None:
         """Raise NoRoomError when so many more bytes are too many. besides: held beside the chunks."""
-        taken = self.shards.held_bytes + besides
+        taken = self.shards.held_bytes + besides + self.others()
         if self._memory_limit and taken + nbytes > self._memory_limit:
             raise NoRoomError(
                 f"{what} ({nbytes} bytes) does not fit: {taken} of {self._memory_limit} bytes are taken"
             )
 
+    def _has_no_second_copy(self) -> bool:
+        taken = self.shards.held_bytes + self.shards.dense_bytes + self.others()
+        return bool(self._memory_limit) and taken > self._memory_limit
+
+    def _besides_slice(self, own: int) -> int:
+        """Bytes of everything but a slice that has so many. Without a lock: it asks in its own."""
+        return max(0, self.shards.unlocked_bytes - own) + self.others()
+
     def has_room_twice(self, besides: int = 0) -> bool:
         """Whether second copies of the chunks fit as well. besides: as in `check_room`."""
-        return not self._memory_limit or 2 * self.shards.held_bytes + besides <= self._memory_limit
+        taken = 2 * self.shards.held_bytes + besides + self.others()
+        return not self._memory_limit or taken <= self._memory_limit
 
     def spare_for(self, header: Header, meta: dict[str, Any]) -> torch.Tensor | None:
         """Where the gradient of a checked request may come, and become the sum itself (uint8), if any."""
         kind = header.kind
         if kind not in _GRADIENTS or _selects(kind, meta):
             return None
-        dtype = DTYPES.get(str(meta["d"])) if "d" in meta else None
+        dtype = dtype_in(meta) if "d" in meta else None
         return self.shards.take_spare(key_in(meta), header.payload_bytes, dtype)
 
     def answer(
@@ -140,7 +153,7 @@ class Steps:
                 done(Frame(Kind.DONE, number))
             case Kind.LOAD if "of" in meta:
                 at, total = number_in(meta, "at"), number_in(meta, "of")
-                begin = partial(Slice.begin, meta, total, self._memory_limit)
+                begin = partial(Slice.begin, meta, total, self._memory_limit, self._besides_slice)
                 shards.load_part(token, key_in(meta), _step(meta), begin, at, total, payload)
                 done(Frame(Kind.DONE, number))
             case Kind.LOAD:
@@ -177,7 +190,7 @@ class Steps:
             case Kind.SUM:
                 key = key_in(meta)
                 which = (_step(meta), _round(meta))
-                shards.take_sum(token, which, key, payload.view(DTYPES[str(meta["d"])]))
+                shards.take_sum(token, which, key, payload.view(dtype_in(meta)))
                 done(Frame(Kind.DONE, number))
             case Kind.PREPARE:
                 shards.prepare(
@@ -206,7 +219,7 @@ class Steps:
                 shards.fetch(token, _step(meta), key_in(meta), _values_later(number, reply))
                 self._counters.pulls += 1
             case Kind.FORESEE:
-                if self._memory_limit and shards.held_bytes + shards.dense_bytes > self._memory_limit:
+                if self._has_no_second_copy():
                     raise RoundError(f"{NO_ROOM} for a second copy of the chunks")
                 recipe = Recipe.from_json(meta.get("recipe"))
                 shards.foresee(token, _step(meta), str(meta.get("me")), recipe)
@@ -216,7 +229,7 @@ class Steps:
                 shards.fetch_within(token, _step(meta), key_in(meta), count, values)
                 self._counters.pulls += 1
             case Kind.WITHIN:
-                if self._memory_limit and shards.held_bytes + shards.dense_bytes > self._memory_limit:
+                if self._has_no_second_copy():
                     raise RoundError(
                         f"{NO_ROOM} for a second copy of the chunks, which values within a body need"
                     )
@@ -256,13 +269,13 @@ class Steps:
             chunk = self.shards.dense(key)
             gradient = unpack(payload, chunk.dtype, chunk.values.numel())
         else:
-            gradient = payload.view(DTYPES[str(meta["d"])] if "d" in meta else self.shards.dtype(key))
+            gradient = payload.view(dtype_in(meta) if "d" in meta else self.shards.dtype(key))
         self.shards.stage(token, _step(meta), str(meta.get("me")), key, gradient, _round(meta), own)
         self._counters.pushes += 1
 
     def _loaded(self, meta: dict[str, Any], payload: torch.Tensor) -> Chunk | Slice:
         if "table" in meta:
-            return Slice.load(meta, payload, self._memory_limit)
+            return Slice.load(meta, payload, self._memory_limit, self._besides_slice)
         chunk = Chunk.load(meta, payload)
         check_recipe(chunk.optimizer_name, meta["groups"])
         return chunk
@@ -413,6 +426,14 @@ def _cut_in(meta: dict[str, Any]) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= KEY_LIMIT:
         raise FrameError(f"a cut is named by 1 to {KEY_LIMIT} characters")
     return name
+
+
+def dtype_in(meta: dict[str, Any]) -> torch.dtype:
+    """The type of numbers that a request brings. Raise FrameError."""
+    dtype = DTYPES.get(str(meta.get("d")))
+    if dtype is None:
+        raise FrameError(f"{str(meta.get('d'))[:32]!r} is no type of numbers: {', '.join(DTYPES)} are")
+    return dtype
 
 
 def _round(meta: dict[str, Any]) -> int:

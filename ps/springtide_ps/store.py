@@ -7,7 +7,7 @@ on a copy, and the readers keep what they had. Without readers it is made in pla
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -97,7 +97,9 @@ class Entry:
 
 
 class Store:
-    """Entries by key. `memory_limit` is in bytes of values; 0 sets no limit."""
+    """Entries by key. `memory_limit` is in bytes of values; 0 sets no limit. `others`: bytes that the server
+    holds besides, which count as well.
+    """
 
     def __init__(self, memory_limit: int = 0) -> None:
         self._lock = threading.Lock()
@@ -105,6 +107,7 @@ class Store:
         self._tables: dict[str, Table] = {}
         self._update = Update("assign")
         self.memory_limit = memory_limit
+        self.others: Callable[[], int] = lambda: 0
         self._value_bytes = 0
 
     @property
@@ -116,9 +119,12 @@ class Store:
         """Raise StoreError for a key that is no key, or when there is no memory for `nbytes` more."""
         if not key or len(key) > KEY_LIMIT:
             raise StoreError(f"a key has 1 to {KEY_LIMIT} characters, not {len(key)}")
-        if self.memory_limit and key not in self._entries and self.held_bytes + nbytes > self.memory_limit:
+        if not self.memory_limit or key in self._entries:
+            return
+        taken = self.held_bytes + self.others()
+        if taken + nbytes > self.memory_limit:
             raise StoreError(
-                f"no room for {key!r}: {nbytes} bytes beside {self.held_bytes}, and {self.memory_limit} are "
+                f"no room for {key!r}: {nbytes} bytes beside {taken}, and {self.memory_limit} are "
                 "this server's limit: use more servers, or give them more memory"
             )
 
@@ -164,11 +170,15 @@ class Store:
             self.check_room(key, 0)
             there = self._tables.get(key)
             if there is None:
-                self._tables[key] = Table(spec, self.memory_limit)
+                self._tables[key] = Table(spec, self.memory_limit, lambda: self._beside(key))
                 return True
         if there.spec != spec:
             raise StoreError(f"table {key!r} is there as {there.spec}, and was to be made as {spec}")
         return False
+
+    def _beside(self, key: str) -> int:
+        """Bytes of everything but that table. Without a lock: a table asks for it in its own."""
+        return self.held_bytes - self._tables[key].nbytes + self.others()
 
     def table(self, key: str) -> Table:
         """Raise StoreError for a table that was never made."""

@@ -15,7 +15,10 @@ from typing import Any, Final
 
 from springtide_ps import auth, congestion
 from springtide_ps.frames import (
+    HANDSHAKE_META_LIMIT,
     HEADER_BYTES,
+    META_LIMIT,
+    PAYLOAD_LIMIT,
     Frame,
     FrameError,
     Header,
@@ -84,12 +87,14 @@ class Stream:
         self._free_again = begins + seconds
         time.sleep(max(0.0, self._free_again - time.monotonic()))
 
-    def receive(self) -> tuple[Header, dict[str, Any]]:
+    def receive(
+        self, meta_limit: int = META_LIMIT, payload_limit: int = PAYLOAD_LIMIT
+    ) -> tuple[Header, dict[str, Any]]:
         """The next frame up to its payload, which is taken by `receive_into` or `skip`.
 
         Raises PeerClosedError at the end of the stream, FrameError for what is no frame, OSError.
         """
-        header = unpack_header(self._next(HEADER_BYTES, at_start=True))
+        header = unpack_header(self._next(HEADER_BYTES, at_start=True), meta_limit, payload_limit)
         count = header.meta_bytes
         if not count:
             return header, {}
@@ -203,15 +208,17 @@ def connect(
             plain = tls.wrap_socket(plain, server_hostname=address[0])
             sock = TlsSocket(plain)
         stream = Stream(sock)
-        header, meta = stream.receive()
+        header, meta = stream.receive(HANDSHAKE_META_LIMIT, 0)
         _expect(header, Kind.CHALLENGE)
-        theirs, ours = str(meta.get("nonce", "")), auth.nonce()
+        theirs, ours = auth.nonce_in(meta.get("nonce")), auth.nonce()
+        if theirs is None:
+            raise RejectedError(f"{address[0]}:{address[1]} does not speak as a parameter server")
         answer = {"nonce": ours, "proof": auth.proof(token, "client", theirs, ours), "pulse": True}
         stream.send(Frame(Kind.PROOF, meta=answer))
-        try:
-            header, meta = stream.receive()
-        except PeerClosedError as error:
-            raise RejectedError(f"{address[0]}:{address[1]} refused this process's token") from error
+        # Closed without a word: it has too many connections, or dies. That may pass, unlike its refusal.
+        header, meta = stream.receive(META_LIMIT, 0)
+        if header.kind is Kind.REFUSED:
+            raise RejectedError(f"{address[0]}:{address[1]} refused this process's token")
         _expect(header, Kind.ACCEPTED)
         if not auth.holds(meta.get("proof"), token, "server", theirs, ours):
             raise RejectedError(f"{address[0]}:{address[1]} does not know this job's token")
@@ -227,7 +234,10 @@ def connect(
 def accept(
     accepted: socket.socket, token: str, about: dict[str, Any], tls: ssl.SSLContext | None = None
 ) -> Stream:
-    """The server's side of `connect`. Raises RejectedError, FrameError or OSError, with the socket closed."""
+    """The server's side of `connect`. Raises RejectedError, FrameError or OSError, with the socket closed.
+
+    The limit of time is per wait; the caller bounds the handshake as a whole.
+    """
     sock: socket.socket | TlsSocket = accepted
     try:
         accepted.settimeout(HANDSHAKE_SECONDS)
@@ -237,10 +247,11 @@ def accept(
         stream = Stream(sock)
         ours = auth.nonce()
         stream.send(Frame(Kind.CHALLENGE, meta={"nonce": ours}))
-        header, meta = stream.receive()
+        header, meta = stream.receive(HANDSHAKE_META_LIMIT, 0)
         _expect(header, Kind.PROOF)
-        theirs = str(meta.get("nonce", ""))
-        if not auth.holds(meta.get("proof"), token, "client", ours, theirs):
+        theirs = auth.nonce_in(meta.get("nonce"))
+        if theirs is None or not auth.holds(meta.get("proof"), token, "client", ours, theirs):
+            stream.send(Frame(Kind.REFUSED, meta={"error": "RejectedError", "message": "another token"}))
             raise RejectedError("a client with another token was refused")
         stream.pulses = meta.get("pulse") is True
         answer = {**about, "proof": auth.proof(token, "server", ours, theirs), "pulse": stream.pulses}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -61,7 +61,7 @@ class TableSpec:
 
         if not whole(self.dim, 1, DIM_LIMIT):
             raise TableError(f"dim is {self.dim!r}, expected 1 to {DIM_LIMIT}")
-        if self.optimizer not in OPTIMIZERS:
+        if not isinstance(self.optimizer, str) or self.optimizer not in OPTIMIZERS:
             raise TableError(
                 f"tables have no optimizer {self.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}"
             )
@@ -72,13 +72,13 @@ class TableSpec:
             values = (
                 value if name == "betas" and isinstance(value, (list, tuple)) and len(value) == 2 else [value]
             )
-            if not all(isinstance(v, (int, float)) and math.isfinite(v) and v >= 0 for v in values):
+            if not all(_is_number(v) and 0 <= v < math.inf for v in values):
                 raise TableError(
                     f"{self.optimizer}: {name} is {value!r}, expected a number that is not negative"
                 )
-        if self.init not in KINDS:
+        if not isinstance(self.init, str) or self.init not in KINDS:
             raise TableError(f"there is no initialisation {self.init!r}: choose one of {', '.join(KINDS)}")
-        if not isinstance(self.scale, (int, float)) or not math.isfinite(self.scale):
+        if not _is_number(self.scale) or abs(self.scale) == math.inf:
             raise TableError(f"scale is {self.scale!r}, expected a finite number")
         if self.max_norm is not None and not (_is_number(self.max_norm) and 0 <= self.max_norm < math.inf):
             raise TableError(f"max_norm is {self.max_norm!r}, expected a finite number that is not negative")
@@ -98,13 +98,19 @@ class TableSpec:
 class Table:
     """The rows of one table that one server holds. float32. Methods may be called from any thread."""
 
-    def __init__(self, spec: TableSpec, memory_limit: int = 0) -> None:
+    def __init__(self, spec: TableSpec, memory_limit: int = 0, others: Callable[[], int] = lambda: 0) -> None:
+        """Make an empty one.
+
+        Args:
+            memory_limit: bytes that it and everything else on the server may take; 0: there is no limit.
+            others: how many everything else takes.
+        """
         self.spec = spec
         self.pushes = 0
         self.evicted = 0
         self._lock = threading.Lock()
         self._ids = IdMap()
-        self._memory_limit = memory_limit
+        self._memory_limit, self._others = memory_limit, others
         # The rows, then the optimizer's state, row by row.
         width = 1 + _STATES[spec.optimizer]
         self._data = [torch.empty(0, spec.dim) for _ in range(width)]
@@ -278,12 +284,14 @@ class Table:
 
     def _reserve(self, rows: int, needed: int) -> None:
         each = self._row_bytes
-        if self._memory_limit and rows * each > self._memory_limit:
+        others = self._others() if self._memory_limit else 0
+        if self._memory_limit and others + rows * each > self._memory_limit:
             rows = needed
-        if self._memory_limit and rows * each > self._memory_limit:
+        if self._memory_limit and others + rows * each > self._memory_limit:
+            beside = f" beside {others} of others" if others else ""
             raise TableError(
-                f"no room for {needed} rows of {each} bytes: {self._memory_limit} bytes are this server's "
-                "limit; set max_rows, use more servers, or give them more memory"
+                f"no room for {needed} rows of {each} bytes{beside}: {self._memory_limit} bytes are this "
+                "server's limit; set max_rows, use more servers, or give them more memory"
             )
         count = len(self)
         for index, part in enumerate(self._data):
@@ -353,4 +361,10 @@ def _between(parts: Iterable[torch.Tensor], start: int, stop: int) -> Iterator[t
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    """Whether it is one that a float can be, infinity included."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return not math.isnan(value)
+    except OverflowError:  # an integer beyond every float
+        return False

@@ -81,7 +81,9 @@ def test_a_minimum_above_the_maximum_is_refused(e2e: E2ECluster, namespace: str)
 
 
 def test_a_name_that_is_too_long_is_refused(e2e: E2ECluster, namespace: str) -> None:
-    assert "at most 40 characters" in refused(e2e, namespace, job("a" * 41, e2e.image))
+    message = refused(e2e, namespace, job("a" * 41, e2e.image))
+    assert "* metadata.name: Invalid value" in message or "is invalid: metadata.name:" in message
+    assert "at most 40 characters" in message
 
 
 def test_an_unknown_field_is_refused_by_name(e2e: E2ECluster, namespace: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from e2e_cluster import E2ECluster
+from e2e_cluster import E2ECluster, schedulable_nodes, why_no_volume
 from e2e_jobs import TRAIN, RunningJob, job, script
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -21,12 +21,21 @@ CLAIM: dict[str, Any] = {
 }
 
 
+def hostname(e2e: E2ECluster, node: str) -> str:
+    labels: dict[str, str] = e2e.read(f"/api/v1/nodes/{node}")["metadata"]["labels"]
+    return labels["kubernetes.io/hostname"]
+
+
 def test_a_suspended_job_is_resumed_at_another_size_where_it_was(e2e: E2ECluster, namespace: str) -> None:
+    if why := why_no_volume(e2e):
+        pytest.skip(why)
     place = {"uri": "/checkpoints", "intervalSeconds": 3600}
     wanted = job("saved", e2e.image, workers=2, epochs=EPOCHS, checkpoint=place)
     spec = wanted["spec"]["workers"]["template"]["spec"]
     spec["volumes"].append({"name": "saved", "persistentVolumeClaim": {"claimName": "checkpoints"}})
     spec["containers"][0]["volumeMounts"].append({"name": "saved", "mountPath": "/checkpoints"})
+    # All on one node: most volumes are attached to one at a time.
+    spec["nodeSelector"] = {"kubernetes.io/hostname": hostname(e2e, schedulable_nodes(e2e)[0])}
     pace = {"name": "PACE", "value": "0.5"}
     spec["containers"][0]["env"].append(pace)
     e2e.apply(CLAIM, script("saved", PACED), wanted, namespace=namespace)

@@ -105,7 +105,7 @@ def test_a_cordoned_and_drained_node_costs_no_sample(e2e: E2ECluster, start: Sta
                 and len(running.pods()) == running.status()["workers"]["active"] == 2
             ),
         )
-        e2e.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
+        e2e.drain(node, running.name)
     finally:
         e2e.kubectl("uncordon", node)
     running.until_goes_on()
@@ -137,6 +137,7 @@ def test_a_job_deleted_while_the_operator_is_gone_takes_everything_with_it(
     running = start("orphaned", workers=1, epochs=100_000)
     running.until_trains(1)
     deployment = e2e.kubectl("get", "deployments", "-n", OPERATOR_NAMESPACE, "-o", "name").split()[0]
+    replicas = e2e.kubectl("get", deployment, "-n", OPERATOR_NAMESPACE, "-o", "jsonpath={.spec.replicas}")
     e2e.kubectl("scale", deployment, "-n", OPERATOR_NAMESPACE, "--replicas=0")
     try:
         e2e.until(
@@ -147,5 +148,5 @@ def test_a_job_deleted_while_the_operator_is_gone_takes_everything_with_it(
         e2e.kubectl("delete", "stj", "orphaned", "-n", running.namespace, "--timeout=60s")
         e2e.until(120, "all that the job made to go", lambda: not left_of(e2e, running))
     finally:
-        e2e.kubectl("scale", deployment, "-n", OPERATOR_NAMESPACE, "--replicas=1")
+        e2e.kubectl("scale", deployment, "-n", OPERATOR_NAMESPACE, f"--replicas={replicas}")
         until_operator_is_ready(e2e)

@@ -56,8 +56,10 @@ def training_pair(stack: ExitStack, server: CoordinatorProcess) -> tuple[Member,
     return first, second
 
 
-def get(port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+def get(port: int, path: str, token: str = "") -> str:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+    with urllib.request.urlopen(request, timeout=5) as answer:
         return str(answer.read().decode())
 
 
@@ -267,12 +269,23 @@ def test_metrics_health_and_timeline(stack: ExitStack, tmp_path: Path) -> None:
         'standing="active",training_job="digits"} 2.0' in text
     )
     assert get(server.metrics_port, "/healthz") == "ok\n"
-    timeline = json.loads(get(server.metrics_port, "/timeline?since=1"))
+    timeline = json.loads(get(server.metrics_port, "/timeline?since=1", TOKEN))
     assert [commit["step"] for commit in timeline["commits"]] == [2, 3]
     assert timeline["commits"][0]["incarnation"] == [1, 0]
     assert timeline["generations"][0]["members"] == ["w0", "w1"]
+    assert (timeline["more"], timeline["next"]) == (False, {"since": 3, "generations_since": 1})
+    again = json.loads(get(server.metrics_port, "/timeline?since=3&generations_since=1", TOKEN))
+    assert (again["commits"], again["generations"]) == ([], [])
     with pytest.raises(urllib.error.HTTPError, match="400"):
-        get(server.metrics_port, "/timeline?since=soon")
+        get(server.metrics_port, "/timeline?since=soon", TOKEN)
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN + "x", "\xff\xfe"])
+def test_the_timeline_asks_for_the_token(token: str, stack: ExitStack, tmp_path: Path) -> None:
+    server = coordinator(stack, tmp_path, SPRINGTIDE_TARGET="2")
+    until(lambda: bool(server.metrics_port), "the metrics port is told")
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        get(server.metrics_port, "/timeline", token)
 
 
 def test_sigterm_ends_it_quickly_and_with_success(stack: ExitStack, tmp_path: Path) -> None:

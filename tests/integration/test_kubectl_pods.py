@@ -251,6 +251,8 @@ def test_service_account_tokens_are_users(api: Api, embedded: EmbeddedServer, na
     token = api.do("create", "token", "robot", "-n", namespace).strip()
     robot = Api(_with_token(api, token))
     assert f"system:serviceaccount:{namespace}:robot" in robot.do("auth", "whoami")
+    api.do("create", "role", "r", "--verb=list", "--resource=pods", "-n", namespace)
+    api.do("create", "rolebinding", "b", "--role=r", f"--serviceaccount={namespace}:robot", "-n", namespace)
     embedded.call(embedded.server.audit.clear)
     robot.do("get", "pods", "-n", namespace)
     uses = embedded.call(embedded.server.audit.report)

@@ -8,7 +8,7 @@ import base64
 import json
 
 import pytest
-from local_cluster import EXTERNAL, FIXTURES, IMAGE, Kube, state_of, until
+from local_cluster import EXTERNAL, FIXTURES, IMAGE, ApiFailure, Kube, state_of, until
 
 cluster, kube, target_kubeconfig = FIXTURES
 
@@ -215,7 +215,12 @@ def test_paths_are_rewritten_inside_variables_and_options(kube: Kube) -> None:
 def test_nothing_of_the_callers_environment_leaks(kube: Kube) -> None:
     found = _env(kube, "clean")
     ours = {name for name in found if name.startswith("SPRINGTIDE_")}
-    assert ours == {"SPRINGTIDE_BIND", "SPRINGTIDE_LOCAL_CLUSTER", "SPRINGTIDE_LOCAL_CONTAINER"}
+    assert ours == {
+        "SPRINGTIDE_BIND",
+        "SPRINGTIDE_LOCAL_CLUSTER",
+        "SPRINGTIDE_LOCAL_CONTAINER",
+        "SPRINGTIDE_SERVICE_ACCOUNT_DIR",
+    }
     assert found["SPRINGTIDE_BIND"] == kube.get("pods", "clean")["status"]["podIP"]
     assert "PYTEST_CURRENT_TEST" not in found
     assert found["HOSTNAME"] == "clean"
@@ -232,12 +237,22 @@ def test_services_are_announced(kube: Kube) -> None:
     assert found["THE_JOB_PORT_7070_TCP"] == f"tcp://{address}:7070"
 
 
-@embedded
+def test_every_pod_is_told_where_the_api_server_is(kube: Kube) -> None:
+    found = _env(kube, "told")
+    host, port = found["KUBERNETES_SERVICE_HOST"], found["KUBERNETES_SERVICE_PORT"]
+    assert found["KUBERNETES_SERVICE_PORT_HTTPS"] == port
+    assert found["KUBERNETES_PORT"] == found[f"KUBERNETES_PORT_{port}_TCP"] == f"tcp://{host}:{port}"
+    assert found[f"KUBERNETES_PORT_{port}_TCP_ADDR"] == host
+    assert "KUBECONFIG" not in found
+
+
 def test_a_pod_speaks_to_the_api_as_its_service_account(kube: Kube) -> None:
     script = """
-import json, os, ssl, sys, urllib.request, yaml
-config = yaml.safe_load(open(os.environ["KUBECONFIG"]))
-server, token = config["clusters"][0]["cluster"]["server"], config["users"][0]["user"]["token"]
+import json, os, ssl, sys, urllib.request
+host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+token = open("/var/run/secrets/kubernetes.io/serviceaccount/token").read()
+print(open("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read())
 context = ssl.create_default_context(cafile="/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
 body = json.dumps({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}).encode()
 headers = {"Authorization": "Bearer " + token, "Content-Type": "application/json"}
@@ -247,13 +262,43 @@ print(json.load(urllib.request.urlopen(request, context=context))["status"]["use
     kube.create("serviceaccounts", {"kind": "ServiceAccount", "metadata": {"name": "robot"}})
     kube.pod("speaker", ["python", "-c", script], spec={"serviceAccountName": "robot"})
     kube.wait_phase("speaker", "Succeeded")
-    assert kube.logs("speaker").strip() == f"system:serviceaccount:{kube.namespace}:robot"
+    assert kube.logs("speaker").split() == [kube.namespace, f"system:serviceaccount:{kube.namespace}:robot"]
+    (volume,) = kube.get("pods", "speaker")["spec"]["volumes"]
+    assert volume["name"].startswith("kube-api-access-")
+    assert [*volume["projected"]["sources"][0]] == ["serviceAccountToken"]
+
+
+def test_a_template_may_say_itself_where_its_token_lies(kube: Kube) -> None:
+    token = {"path": "vault/token", "expirationSeconds": 1200, "audience": "vault"}
+    volume = {"name": "v", "projected": {"sources": [{"serviceAccountToken": token}]}}
+    script = (
+        "import base64, json; part = open('/tokens/vault/token').read().split('.')[1]; "
+        "claims = json.loads(base64.urlsafe_b64decode(part + '=' * (-len(part) % 4))); "
+        "print(claims['aud'][0], claims['exp'] - claims['iat'], claims['kubernetes.io']['pod']['uid'])"
+    )
+    mounts = [{"name": "v", "mountPath": "/tokens"}]
+    kube.pod("own", ["python", "-c", script], volumeMounts=mounts, spec={"volumes": [volume]})
+    pod = kube.wait_phase("own", "Succeeded")
+    assert kube.logs("own").split() == ["vault", "1200", pod["metadata"]["uid"]]
+    token["expirationSeconds"] = 30
+    with pytest.raises(ApiFailure, match="may not specify a duration less than 10 minutes"):
+        kube.pod("short", ["true"], spec={"volumes": [volume]})
+
+
+def test_a_pod_of_an_unknown_account_is_refused(kube: Kube) -> None:
+    text = f'pods "p" is forbidden: error looking up service account {kube.namespace}/nobody: '
+    with pytest.raises(ApiFailure) as refused:
+        kube.pod("p", ["true"], spec={"serviceAccountName": "nobody"})
+    assert (refused.value.code, refused.value.message) == (
+        403,
+        f'{text}serviceaccount "nobody" not found',
+    )
 
 
 @embedded
 def test_a_pod_that_wants_no_token_gets_none(kube: Kube) -> None:
     script = (
-        "import os; print('KUBECONFIG' in os.environ, "
+        "import os; print('SPRINGTIDE_SERVICE_ACCOUNT_DIR' in os.environ, "
         "os.path.exists('/var/run/secrets/kubernetes.io/serviceaccount/token'))"
     )
     kube.pod("silent", ["python", "-c", script], spec={"automountServiceAccountToken": False})

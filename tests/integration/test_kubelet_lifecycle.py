@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import time
+from datetime import datetime
 
 from local_cluster import FIXTURES, IMAGE, Kube, condition_of, state_of, status_of, until
 
@@ -102,6 +103,53 @@ def test_deletion_kills_after_the_grace_period(kube: Kube) -> None:
     assert terminating["metadata"]["deletionGracePeriodSeconds"] == 1
     until(lambda: kube.gone("pods", "stubborn"), "the pod to be gone")
     assert time.monotonic() - started > 0.5
+
+
+def test_first_process_without_a_handler_stays_its_grace(kube: Kube) -> None:
+    """As process 1 of a container: neither a program nor a shell dies of a SIGTERM that it does not catch."""
+    kube.pod("sleeps", ["sleep", "600"], spec={"terminationGracePeriodSeconds": 4})
+    shell = ["sh", "-c", "sleep 600; echo never"]
+    kube.pod("shell", shell, spec={"terminationGracePeriodSeconds": 4})
+    names = ("sleeps", "shell")
+    for name in names:
+        kube.wait_phase(name, "Running")
+    started = time.monotonic()
+    for name in names:
+        kube.delete("pods", name)
+    until(lambda: all(kube.gone("pods", name) for name in names), "the pods to be gone")
+    assert time.monotonic() - started > 3.5
+
+
+def test_second_deletion_shortens_the_grace_and_never_extends(kube: Kube) -> None:
+    kube.pod("patient", ["sleep", "900"], spec={"terminationGracePeriodSeconds": 600})
+    kube.wait_phase("patient", "Running")
+
+    def told(**options: int) -> tuple[int, str]:
+        metadata = kube.delete("pods", "patient", **options)["metadata"]
+        return metadata["deletionGracePeriodSeconds"], metadata["deletionTimestamp"]
+
+    first = told()
+    assert first[0] == 600
+    assert told(gracePeriodSeconds=900) == told() == first
+    grace, by = told(gracePeriodSeconds=3)
+    assert grace == 3
+    # It counts from the first deletion for those who read it, and from the second for the kubelet.
+    assert (moment(first[1]) - moment(by)).total_seconds() == 597
+    until(lambda: kube.gone("pods", "patient"), "the pod to be gone", 60)
+
+
+def test_pre_stop_hook_counts_in_the_grace(kube: Kube) -> None:
+    hook = {"preStop": {"exec": {"command": ["sleep", "600"]}}}
+    spec = {"terminationGracePeriodSeconds": 600}
+    kube.pod("hooked", ["sleep", "900"], spec=spec, lifecycle=hook)
+    kube.wait_phase("hooked", "Running")
+    kube.delete("pods", "hooked")
+    kube.delete("pods", "hooked", gracePeriodSeconds=2)
+    until(lambda: kube.gone("pods", "hooked"), "the pod to be gone", 60)
+
+
+def moment(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
 def test_a_pre_stop_hook_runs_before_sigterm(kube: Kube) -> None:

@@ -9,6 +9,8 @@ import pytest
 from local_cluster import EXTERNAL, FIXTURES, ApiFailure, Kube, condition_of, status_of, until
 from required import require_tool
 
+from springtide_operator.manifests.startup import startup_probe
+
 cluster, kube, target_kubeconfig = FIXTURES
 
 # A probe's own patience is long: a busy machine may need more than Kubernetes' second to run one.
@@ -103,6 +105,35 @@ def test_a_startup_probe_that_never_succeeds_restarts_the_container(kube: Kube) 
     )
     kube.wait_pod("never", lambda p: status_of(p).get("restartCount", 0) >= 1, "a restart")
     kube.until_event("never", "Killing", "Container main failed startup probe, will be restarted")
+
+
+def test_a_late_port_is_no_warning_to_a_probe_that_waits(kube: Kube) -> None:
+    serve = (
+        "import http.server, os, time; time.sleep(2);"
+        " http.server.HTTPServer((os.environ.get('SPRINGTIDE_BIND', ''), 8090),"
+        " http.server.SimpleHTTPRequestHandler).serve_forever()"
+    )
+    kube.pod("late", ["python", "-c", serve], startupProbe=startup_probe(8090, "/", 65))
+    assert status_of(kube.wait_phase("late", "Running"))["started"] is False
+    kube.wait_pod("late", _ready, "Ready")
+    events = kube.list("events", fieldSelector="involvedObject.name=late")
+    assert [event["message"] for event in events if event["type"] == "Warning"] == []
+
+
+def test_readiness_is_asked_until_the_pod_has_ended(kube: Kube) -> None:
+    _say(kube, "yes")
+    probe = {"exec": {"command": ["grep", "-q", "yes", "/said/word"]}, **QUICK}
+    lasts = (
+        "import signal, threading; signal.signal(signal.SIGTERM, lambda *_: None)\nthreading.Event().wait()"
+    )
+    spec = {**SAID["spec"], "terminationGracePeriodSeconds": 120}
+    kube.pod("ends", ["python", "-c", lasts], readinessProbe=probe, **{**SAID, "spec": spec})
+    kube.wait_pod("ends", _ready, "Ready")
+    kube.delete("pods", "ends")
+    kube.until_event("ends", "Killing")
+    _say(kube, "no")
+    kube.until_event("ends", "Unhealthy", "Readiness probe failed")
+    kube.delete("pods", "ends", gracePeriodSeconds=0)
 
 
 def test_a_grpc_probe_asks_the_health_service(kube: Kube) -> None:

@@ -90,6 +90,45 @@ def test_a_wrong_type_is_named(api: Api, widgets: str, namespace: str) -> None:
     )
 
 
+def test_rules_do_not_run_after_a_wrong_type(api: Api, widgets: str, namespace: str) -> None:
+    path = Home(widgets, namespace).widgets
+    _, answer, _ = api.request("POST", path, widget(size="many"))
+    unchecked = "some validation rules were not checked because the object was invalid"
+    assert any(unchecked in cause["message"] for cause in answer["details"]["causes"])
+    _, answer, _ = api.request("POST", path, widget(size=-1))
+    assert unchecked not in answer["message"]
+
+
+def test_definition_that_kubernetes_refuses_is_refused(api: Api) -> None:
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions?dryRun=All&fieldValidation=Strict"
+    group = "refused.test.springtide.dev"
+    rule = {"rule": "true", "message": "x", "messageExpression": "'x is ' + string(self.x)"}
+    spec = {"type": "object", "properties": {"x": {"type": "integer"}}, "x-kubernetes-validations": [rule]}
+    raw = {"type": "object", "properties": {"spec": spec}}
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"things.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"plural": "things", "kind": "Thing"},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": raw}}],
+        },
+    }
+    status, answer, _ = api.request("POST", path, definition)
+    place = "spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[0].messageExpression"
+    said = "Forbidden: estimated messageExpression cost exceeds budget by factor of more than 100x"
+    assert status == 422
+    assert f"{place}: {said}" in answer["message"]
+    del rule["messageExpression"]
+    assert api.request("POST", path, definition)[0] == 201
+    spec["maxlength"] = 3
+    status, answer, _ = api.request("POST", path, definition)
+    assert status == 400
+    assert 'unknown field "spec.versions[0].schema.openAPIV3Schema.properties.spec.maxlength"' in str(answer)
+
+
 def test_a_rule_and_a_transition_rule_refuse(api: Api, widgets: str, namespace: str) -> None:
     path = Home(widgets, namespace).widgets
     status, answer, _ = api.request("POST", path, widget(size=11))
@@ -201,7 +240,8 @@ def test_delete_preconditions(api: Api, widgets: str, namespace: str) -> None:
     for wrong in ({"uid": "00000000-0000-0000-0000-000000000000"}, {"resourceVersion": "1"}):
         status, answer, _ = api.request("DELETE", f"{path}/a", {"preconditions": wrong})
         assert status == 409
-        assert "Precondition failed" in answer["message"]
+        assert "in the precondition" in answer["message"]
+        assert "does not match the" in answer["message"]
     api.ok("DELETE", f"{path}/a", {"preconditions": {"uid": made["metadata"]["uid"]}})
     assert api.request("GET", f"{path}/a")[0] == 404
 
@@ -424,7 +464,11 @@ def test_a_collection_is_deleted_by_selector(api: Api, widgets: str, namespace: 
 def test_wrong_kinds_bodies_and_paths_get_clear_answers(api: Api, widgets: str, namespace: str) -> None:
     home = Home(widgets, namespace)
     status, answer, _ = api.request("POST", home.widgets, {**widget(), "kind": "Gadget"})
+    assert status == 422
+    assert 'kind: Invalid value: "Gadget": must be Widget' in answer["message"]
+    status, answer, _ = api.request("POST", f"{home.core}/configmaps", {"kind": "Gadget"})
     assert status == 400
+    assert "Gadget in version" in answer["message"]
     status, answer, _ = api.request("POST", home.widgets, b"{not json", "application/json")
     assert (status, answer["reason"]) == (400, "BadRequest")
     status, answer, _ = api.request("POST", home.widgets, b"x", "text/plain")
@@ -433,3 +477,53 @@ def test_wrong_kinds_bodies_and_paths_get_clear_answers(api: Api, widgets: str, 
     assert api.request("PUT", home.widgets, widget())[0] == 405
     assert api.request("GET", f"{home.widgets}?labelSelector=a%20b%20c")[0] == 400
     assert api.request("GET", f"{home.widgets}?fieldSelector=spec.size%3D1")[0] == 400
+
+
+def test_uid_of_a_patch_is_no_precondition(api: Api, widgets: str, namespace: str) -> None:
+    path = f"{Home(widgets, namespace).widgets}/a"
+    made = api.ok("POST", Home(widgets, namespace).widgets, widget())
+    status, answer, _ = api.request("PATCH", path, {"metadata": {"uid": "x"}}, MERGE)
+    assert status == 422
+    assert 'metadata.uid: Invalid value: "x": field is immutable' in answer["message"]
+    made["metadata"]["uid"] = "x"
+    status, answer, _ = api.request("PUT", path, made)
+    assert (status, answer["reason"]) == (409, "Conflict")
+    assert "Precondition failed: UID in precondition: x" in answer["message"]
+
+
+def test_uid_of_an_applied_new_object_conflicts(api: Api, widgets: str, namespace: str) -> None:
+    path = f"{Home(widgets, namespace).widgets}/a?fieldManager=test"
+    new = widget()
+    new["metadata"]["uid"] = "x"
+    status, answer, _ = api.request("PATCH", path, new, "application/apply-patch+yaml")
+    assert status == 409
+    assert "the provided object specified uid x, and no existing object was found" in answer["message"]
+    # A version of an object that is not there means no state of it.
+    new["metadata"] = {"name": "a", "resourceVersion": "7"}
+    made = api.ok("PATCH", path, new, "application/apply-patch+yaml")
+    assert made["metadata"]["resourceVersion"] != "7"
+
+
+def test_finalizer_without_domain_is_warned_of_or_refused(api: Api, widgets: str, namespace: str) -> None:
+    home = Home(widgets, namespace)
+    custom = widget()
+    custom["metadata"]["finalizers"] = ["x"]
+    status, _, headers = api.request("POST", home.widgets, custom)
+    assert status == 201
+    assert "prefer a domain-qualified finalizer name" in headers["Warning"]
+    api.ok("PATCH", f"{home.widgets}/a", {"metadata": {"finalizers": None}}, MERGE)
+    plain = {"metadata": {"name": "a", "finalizers": ["x"]}}
+    status, answer, _ = api.request("POST", f"{home.core}/configmaps", plain)
+    assert status == 422
+    assert "neither a standard finalizer name nor is it fully qualified" in answer["message"]
+
+
+def test_owner_that_is_not_whole_is_refused(api: Api, widgets: str, namespace: str) -> None:
+    owned = {"metadata": {"name": "a", "ownerReferences": [{"name": "x"}]}}
+    status, answer, _ = api.request("POST", f"{Home(widgets, namespace).core}/configmaps", owned)
+    assert status == 422
+    assert {(cause["field"], cause["message"]) for cause in answer["details"]["causes"]} == {
+        ("metadata.ownerReferences.apiVersion", 'Invalid value: "": version must not be empty'),
+        ("metadata.ownerReferences.kind", 'Invalid value: "": must not be empty'),
+        ("metadata.ownerReferences.uid", 'Invalid value: "": must not be empty'),
+    }

@@ -4,6 +4,8 @@ back.
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -183,6 +185,47 @@ def test_a_stopped_node_freezes_its_processes_until_it_is_restored(kube: Kube, c
     assert (pid_of(pod), status_of(pod)["restartCount"]) == (pid, 0)
 
 
+SERVER = """
+import socket
+listener = socket.create_server((__import__("os").environ["SPRINGTIDE_BIND"], 7000))
+while True:
+    connection, _ = listener.accept()
+    connection.send(b"hello")
+"""
+
+
+def test_crashed_node_is_silent_until_it_is_restored(kube: Kube, cluster: Cluster) -> None:
+    pod = kube.pod("served", ["python", "-c", SERVER], spec={"tolerations": [{"operator": "Exists"}]})
+    pod = kube.wait_phase("served", "Running")
+    node, pid, where = pod["spec"]["nodeName"], pid_of(pod), (pod["status"]["podIP"], 7000)
+
+    def connect() -> socket.socket | None:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(where, timeout=30)
+        return None
+
+    with until(connect, "the server to listen") as peer:
+        assert peer.recv(5) == b"hello"
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 700)
+        cluster.crash_node(node)
+        until(lambda: not alive(pid), "the process to be dead")
+        peer.settimeout(0.3)
+        with pytest.raises(TimeoutError):  # a kernel that lives would have said FIN
+            peer.recv(5)
+        with pytest.raises(TimeoutError):  # and this one would have been refused
+            socket.create_connection(where, timeout=0.3)
+        peer.send(b"?")
+        peer.settimeout(30)
+        with pytest.raises(TimeoutError, match="timed out"):  # nothing acknowledges it
+            peer.recv(5)
+        until(lambda: condition_of(_node(cluster, node), "Ready")["status"] == "Unknown", "NotReady")
+        assert kube.get("pods", "served")["status"]["phase"] == "Running"
+        cluster.restore_node(node)
+        kube.wait_phase("served", "Failed")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(where, timeout=30)
+
+
 def _process_state(pid: int) -> str:
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0]
@@ -225,6 +268,24 @@ def test_a_deleted_node_comes_back_and_its_pods_do_not(kube: Kube, cluster: Clus
     until(lambda: kube.gone("pods", "lost"), "the pod to be collected")
     cluster.restore_node(node)
     assert _node(cluster, node)["metadata"]["labels"]["kubernetes.io/hostname"] == node
+
+
+def test_node_that_registers_again_keeps_its_pods(kube: Kube, cluster: Cluster) -> None:
+    pod = _sleeper(kube, "stays")
+    node, pid = pod["spec"]["nodeName"], pid_of(pod)
+    old = _node(cluster, node)["metadata"]["uid"]
+    cluster.request("DELETE", f"/api/v1/nodes/{node}")
+
+    def registered() -> bool:
+        with contextlib.suppress(ClusterError):
+            return bool(_node(cluster, node)["metadata"]["uid"] != old)
+        return False
+
+    until(registered, "the kubelet to register its node again")
+    other = _sleeper(kube, "later")  # some time passes
+    assert alive(pid)
+    assert kube.get("pods", "stays")["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert alive(pid_of(other))
 
 
 def test_an_unknown_node_is_named(cluster: Cluster) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from http.client import HTTPSConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import standstill
@@ -82,6 +85,30 @@ def test_a_cluster_is_ready_soon_private_and_gone_after_its_stop(tmp_path: Path)
     assert not alive(pid)
     assert [pid for pid in family if alive(pid)] == []
     assert not (data / "run").exists()
+
+
+def test_other_users_find_no_key_and_need_credentials(own: Cluster) -> None:
+    data = own.files.data
+    assert stat.S_IMODE(data.stat().st_mode) == 0o700, "whatever is below, others cannot reach it"
+    keys = [path for path in data.rglob("*") if path.is_file() and _has_key(path)]
+    assert len(keys) >= 2, "the server's key and the kubeconfig"
+    assert {path: stat.S_IMODE(path.stat().st_mode) for path in keys} == dict.fromkeys(keys, 0o600)
+    address = urlsplit(own.url)
+    trusted = ssl.create_default_context()
+    trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
+    for path in ("/api", "/api/v1/secrets", "/api/v1/pods?watch=1", "/openapi/v3"):
+        for headers in ({}, {"Authorization": "Bearer a.b.c"}):
+            connection = HTTPSConnection(address.hostname or "", address.port, timeout=30, context=trusted)
+            try:
+                connection.request("GET", path, headers=headers)
+                assert connection.getresponse().status == 401, f"{path} with {headers}"
+            finally:
+                connection.close()
+
+
+def _has_key(path: Path) -> bool:
+    text = path.read_bytes()
+    return b"PRIVATE KEY" in text or b"client-key-data" in text
 
 
 @pytest.mark.parametrize("victim", ["cluster", "reaper"])

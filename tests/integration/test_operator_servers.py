@@ -64,8 +64,10 @@ def test_life_of_a_job_with_parameter_servers(system: E2ECluster, job: FakeJob) 
     status = until_trains(job, 0, "0-0", "1-0")
     first = serving(job)
 
+    uid8 = job.read()["metadata"]["uid"][:8]
+
     def budget() -> Object:
-        return read(system, "pdb", "fake-servers", "-n", job.namespace)
+        return read(system, "pdb", f"fake-servers-{uid8}", "-n", job.namespace)
 
     assert budget()["spec"]["minAvailable"] == 1
     system.until(60, "the budget to count both", lambda: budget()["status"]["currentHealthy"] == 2)

@@ -189,7 +189,7 @@ def test_who_does_not_know_the_token_is_refused() -> None:
 def _false_server(listener: socket.socket) -> None:
     connection, _ = listener.accept()
     with connection:
-        connection.sendall(frames.pack(frames.Frame(frames.Kind.CHALLENGE, meta={"nonce": "00"})))
+        connection.sendall(frames.pack(frames.Frame(frames.Kind.CHALLENGE, meta={"nonce": "00" * 32})))
         connection.recv(1 << 16)
         connection.sendall(frames.pack(frames.Frame(frames.Kind.ACCEPTED, meta={"proof": "00"})))
 

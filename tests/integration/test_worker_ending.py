@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from first_process import UNSHARE
 from worker_cluster import Worker, WorkerCluster, Zygote
 
 from springtide import outcome
 from springtide_coordinator import coordinator_pb2 as pb
+from springtide_local.strays import children_of
 
 OPTIONS: dict[str, Any] = {"samples": 160, "batch": 32, "epochs": 8, "pace": 0.03}
 STEPS = 40
+FIRST_PROCESS = Path(__file__).parents[1] / "support" / "first_process.py"
 BLOCKS = Path(__file__).parents[1] / "support" / "block_script.py"
 
 pytestmark = pytest.mark.timeout(300)
@@ -90,17 +96,74 @@ def test_sigterm_without_a_coordinator(cluster: WorkerCluster) -> None:
     assert newcomer.outcome() == outcome.Left("SIGTERM before it joined")
     assert newcomer.code == 0
     cluster.until(lambda: not first.running, "the end of the first, which nobody hears")
-    assert first.code == -15
-    assert time.monotonic() - began > 4
+    assert first.code == 143
+    assert time.monotonic() - began > 2
     assert first.outcome() is None
+    assert first.log().count("no coordinator") == 1
     # The second signal does not wait at all.
     second.terminate()
     cluster.until(lambda: "SIGTERM: leaving" in second.log(), "the first signal")
     second.terminate()
     began = time.monotonic()
     cluster.until(lambda: not second.running, "the end of the second")
-    assert second.code == -15
+    assert second.code == 143
     assert time.monotonic() - began < 20
+    assert "no coordinator" not in second.log()
+
+
+def test_sigterm_amid_a_step_nobody_ends_ends_the_process(cluster: WorkerCluster) -> None:
+    """The script's thread does not come to a place between two: the step is dropped with the process."""
+    (worker,) = cluster.start(1, faults={0: "gradients:5:sleep=600"}, options={"epochs": 80})
+    cluster.until_step(4)
+    cluster.kill_coordinator()
+    worker.terminate()
+    began = time.monotonic()
+    cluster.until(lambda: not worker.running, "the end of the worker")
+    assert worker.code == 143
+    print(f"ended {time.monotonic() - began:.1f} s after SIGTERM")
+    assert time.monotonic() - began < 30
+    assert worker.commits()[-1]["step"] == 4
+    assert worker.log().count("no coordinator") == 1
+
+
+@pytest.fixture
+def first_process_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[WorkerCluster]:
+    """Its workers are process 1 of a PID namespace each."""
+    tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no PID namespace can be made here: {tried.stderr.strip()}")
+    cluster = WorkerCluster(zygote, tmp_path, OPTIONS, script=FIRST_PROCESS)
+    yield cluster
+    cluster.close()
+
+
+def test_process_1_ends_when_nobody_hears_its_leave(first_process_cluster: WorkerCluster) -> None:
+    """To process 1 a signal that it sends itself is dropped, when its disposition is the default."""
+    cluster = first_process_cluster
+    (worker,) = cluster.start(1, options={"epochs": 800})
+    cluster.until_step(3)
+    cluster.stands_still = False
+    cluster.kill_coordinator()
+    began = time.monotonic()
+    (inside,) = children_of(worker.pid)
+    os.kill(inside, signal.SIGTERM)
+    cluster.until(lambda: not worker.running, "the end of the worker")
+    print(f"gone {time.monotonic() - began:.1f} s after SIGTERM")
+    assert time.monotonic() - began < 30
+    assert worker.code == 143
+    assert worker.log().count("SIGTERM, and no coordinator") == 1
+
+
+def test_process_1_ends_of_a_second_sigterm(first_process_cluster: WorkerCluster) -> None:
+    cluster = first_process_cluster
+    (worker,) = cluster.start(1, faults={0: "gradients:5:sleep=600"})
+    cluster.until_step(4)
+    (inside,) = children_of(worker.pid)
+    os.kill(inside, signal.SIGTERM)
+    cluster.until(lambda: "SIGTERM: leaving" in worker.log(), "the first signal")
+    os.kill(inside, signal.SIGTERM)
+    cluster.until(lambda: not worker.running, "the end of the worker")
+    assert worker.code == 143
 
 
 def test_script_that_leaves_its_loop(cluster: WorkerCluster) -> None:

@@ -89,8 +89,10 @@ class Build:
     folder: Path
     stages: Mapping[str, Stage]
     arguments: dict[str, str] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)  # --build-arg
     extra_environment: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    output: str = ""
 
     def root(self, stage: str) -> Path:
         return self.folder / stage / "root"
@@ -114,17 +116,21 @@ class Build:
             pip.chmod(0o755)
         workdir = PurePosixPath("/")
         steps = chain(self.stages, target)
-        variables = self.arguments | environment(steps)
+        variables = environment(steps)
         for step in steps:
-            rest = _VARIABLE.sub(lambda m: variables.get(m["braced"] or m["plain"], m[0]), step.rest)
-            if step.word == "WORKDIR":
+            rest = _expanded(step.rest, variables)
+            if step.word == "ARG":
+                name, _, default = rest.partition("=")
+                value = self.given.get(name, default.strip('"') or self.arguments.get(name, ""))
+                variables[name] = _expanded(value, self.arguments | variables)
+            elif step.word == "WORKDIR":
                 workdir = PurePosixPath(rest)
                 self._inside(root, workdir).mkdir(parents=True, exist_ok=True)
             elif step.word == "COPY":
                 self._copy(root, workdir, rest)
             elif step.word == "RUN":
                 if re.search(r"\b(pip|python)\b", rest):
-                    self._run(root, workdir, step.rest, python, environment(steps))
+                    self._run(root, workdir, step.rest, python, variables)
                 else:
                     self.skipped.append(rest)
         return root
@@ -153,26 +159,30 @@ class Build:
         self, root: Path, workdir: PurePosixPath, command: str, python: Path, env: dict[str, str]
     ) -> None:
         """The step's own shell text; paths from the root point into `root`."""
-        for top in ("/source", "/wheels", "/requirements", "/opt/springtide", "/springtide"):
+        for top in ("/source", "/wheels", "/requirements", "/opt/springtide", "/springtide", "/tmp/sbom"):
             command = re.sub(rf"(?<![\w./]){re.escape(top)}(?=[/\s]|$)", str(root) + top, command)
         path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SPRINGTIDE_")}
         done = subprocess.run(
             ["sh", "-eu", "-c", command],
             cwd=self._inside(root, workdir),
-            env=inherited | env | self.arguments | self.extra_environment | {"PATH": path},
+            env=inherited | env | self.extra_environment | {"PATH": path},
             capture_output=True,
             text=True,
             timeout=300,
             check=False,
         )
-        self.output = done.stdout
+        self.output += done.stdout
         if done.returncode != 0:
             raise RuntimeError(f"RUN {command}\nended with {done.returncode}:\n{done.stdout}{done.stderr}")
 
     @staticmethod
     def _inside(root: Path, path: PurePosixPath) -> Path:
         return root / path.relative_to("/")
+
+
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda m: variables.get(m["braced"] or m["plain"], m[0]), text)
 
 
 def _logical_lines(text: str) -> list[str]:

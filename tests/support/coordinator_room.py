@@ -161,6 +161,7 @@ class Room:
         self,
         *living: str,
         unstarted: tuple[str, ...] = (),
+        unheard: tuple[str, ...] = (),
         target: int | None = None,
         number: int = 0,
         trained: bool = False,
@@ -168,7 +169,10 @@ class Room:
         servers: int | None = None,
         consistency: say.Consistency | None = None,
     ) -> None:
-        pods = [PodSeen(uid, f"pod-{uid}", leave_by=self.leaving.get(uid, 0.0)) for uid in living]
+        pods = [
+            PodSeen(uid, f"pod-{uid}", leave_by=self.leaving.get(uid, 0.0), unheard=uid in unheard)
+            for uid in living
+        ]
         pods += [PodSeen(uid, f"pod-{uid}", started=False) for uid in unstarted]
         wanted = self.m.target if target is None else target
         sizes = wanted, self.m.minimum, self.m.maximum
@@ -179,7 +183,13 @@ class Room:
             trained=trained,
             servers=self.m.servers_wanted if servers is None else servers,
             living_servers=tuple(
-                PodSeen(uid, f"pod-{uid}", server(uid).slot, leave_by=self.leaving.get(uid, 0.0))
+                PodSeen(
+                    uid,
+                    f"pod-{uid}",
+                    server(uid).slot,
+                    leave_by=self.leaving.get(uid, 0.0),
+                    unheard=uid in unheard,
+                )
                 for uid in serving
             ),
             consistency=consistency or self.m.consistency_wanted,

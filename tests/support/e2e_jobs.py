@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,8 @@ for step, batch in enumerate(springtide.batches((x, 3 * x + 1), batch_size=16, e
 springtide.report(slope=model.weight.item())
 """
 
+NEVER_INIT = "import threading\nprint('reads a large file', flush=True)\nthreading.Event().wait()\n"
+
 
 def script(name: str, code: str, pace: str = "") -> Object:
     """A ConfigMap that holds `train.py`, and how many seconds a step of TRAIN takes."""
@@ -67,7 +70,8 @@ def script(name: str, code: str, pace: str = "") -> Object:
 def job(name: str, image: str, workers: int = 1, epochs: int = 25, **spec: Any) -> Object:
     """A TrainingJob that runs `train.py` of the ConfigMap of its name; an epoch is four steps, 10 ms each.
 
-    Keywords: `command`, `minimum`, `maximum`, `processes` (of each pod); all others are fields of the spec.
+    Keywords: `command`, `minimum`, `maximum`, `processes` (of each pod), `affinity`; all others are fields of
+    the spec.
     """
     container = {
         "name": "worker",
@@ -80,9 +84,11 @@ def job(name: str, image: str, workers: int = 1, epochs: int = 25, **spec: Any) 
         ],
         "volumeMounts": [{"name": "scripts", "mountPath": "/scripts"}],
     }
-    template = {
+    template: Object = {
         "spec": {"containers": [container], "volumes": [{"name": "scripts", "configMap": {"name": name}}]}
     }
+    if affinity := spec.pop("affinity", None):
+        template["spec"]["affinity"] = affinity
     sizes = {
         "replicas": workers,
         "minReplicas": spec.pop("minimum", 1),
@@ -131,6 +137,26 @@ class RunningJob:
             "patch", f"configmap/{self.name}", "-n", self.namespace, "--type=merge", "-p", patch
         )
 
+    def patch(self, **spec: Any) -> None:
+        """Merge fields into the job's spec, as `kubectl patch` does."""
+        patch = json.dumps({"spec": spec})
+        self.cluster.kubectl("patch", f"stj/{self.name}", "-n", self.namespace, "--type=merge", "-p", patch)
+
+    def all_pods(self) -> list[Object]:
+        """Return the job's pods of all roles."""
+        return self.cluster.pods(self.namespace, f"springtide.dev/job={self.name}")
+
+    def seconds_until_gone(self, within: float) -> float:
+        """Wait until no pod of the job is left; return how long it took. AssertionError names what is."""
+        began = time.monotonic()
+        while left := self.all_pods():
+            took = time.monotonic() - began
+            if took > within:
+                names = ", ".join(pod["metadata"]["name"] for pod in left)
+                raise AssertionError(f"after {took:.0f} s there is still {names}\n{self.describe()}")
+            time.sleep(0.1)
+        return time.monotonic() - began
+
     def delete_pod(self, name: str, *flags: str) -> None:
         self.cluster.kubectl("delete", "pod", name, "-n", self.namespace, *flags)
 
@@ -166,13 +192,14 @@ class RunningJob:
 
     def until_goes_on(self, seconds: float = 120.0) -> None:
         """Wait until a worker's log shows more steps than now."""
-        before = self._steps_said()
-        self._until(seconds, f"more than {before} steps in the logs", lambda: self._steps_said() > before)
+        before = self.steps_said()
+        self._until(seconds, f"more than {before} steps in the logs", lambda: self.steps_said() > before)
 
-    def _steps_said(self) -> int:
+    def steps_said(self, *names: str) -> int:
+        """Return the greatest step in the workers' logs (of those named); -1 where none says one."""
         newest = -1
-        for pod in self.pods():
-            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/log"
+        for name in names or [pod["metadata"]["name"] for pod in self.pods()]:
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/log"
             try:
                 log = self.cluster.api.text(path)
             except KubeError:

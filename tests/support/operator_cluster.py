@@ -18,6 +18,7 @@ from springtide_coordinator.client import SyncError
 from springtide_operator.api import names
 from springtide_operator.cluster import Listing
 from springtide_operator.kube import ApiError
+from springtide_operator.plan.clock import parse_time
 from springtide_operator.plan.ledger import timestamp
 
 Object = dict[str, Any]
@@ -168,6 +169,19 @@ class FakeCluster:
         }
         return {"kind": "Pod", **self.put("pods", pod)}
 
+    async def shorten_grace(self, namespace: str, name: str, uid: str, seconds: int) -> Object:
+        await self._call("shorten_grace", name)
+        pod = self._get("pods", namespace, name)
+        meta = pod["metadata"]
+        if meta["uid"] != uid:
+            raise ApiError(409, "Conflict", "uid")
+        before = meta["deletionGracePeriodSeconds"]
+        if seconds < before:
+            asked = (parse_time(meta["deletionTimestamp"]) or 0.0) - before
+            meta |= {"deletionTimestamp": timestamp(asked + seconds), "deletionGracePeriodSeconds": seconds}
+            self.put("pods", pod)
+        return {"kind": "Pod", **copy.deepcopy(pod)}
+
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         await self._call("delete_job", name)
         if self._get("trainingjobs", namespace, name)["metadata"]["uid"] != uid:
@@ -186,12 +200,26 @@ class FakeCluster:
         await self._call("get_service", name)
         return copy.deepcopy(self._get("services", namespace, name))
 
+    def _apply(self, plural: str, obj: Object) -> Object:
+        """As the API server: POST for what has no uid, else a change of exactly that object."""
+        obj, meta = copy.deepcopy(obj), obj["metadata"]
+        if "uid" not in meta:
+            return self._create(plural, obj)
+        live = self._get(plural, meta["namespace"], meta["name"])
+        if live["metadata"]["uid"] != meta["uid"]:
+            raise ApiError(409, "Conflict", "the uid is another one")
+        return self.put(plural, obj)
+
+    def _delete(self, plural: str, namespace: str, name: str, uid: str) -> None:
+        if self._get(plural, namespace, name)["metadata"]["uid"] != uid:
+            raise ApiError(409, "Conflict", "the uid is another one")
+        self.remove(plural, namespace, name)
+
     async def apply_service(self, service: Object) -> Object:
         await self._call("apply_service", service["metadata"]["name"])
         service = copy.deepcopy(service)
         service["spec"].setdefault("clusterIP", "10.7.7.7")
-        service["metadata"].setdefault("uid", f"uid-{self.version}")
-        return self.put("services", service)
+        return self._apply("services", service)
 
     async def delete_service(self, namespace: str, name: str, uid: str) -> None:
         await self._call("delete_service", name)
@@ -199,22 +227,33 @@ class FakeCluster:
             raise ApiError(409, "Conflict", "the uid is another one")
         self.remove("services", namespace, name)
 
-    async def apply_network_policy(self, policy: Object) -> None:
-        await self._call("apply_network_policy", policy["metadata"]["name"])
-        self.put("networkpolicies", copy.deepcopy(policy))
+    async def get_network_policy(self, namespace: str, name: str) -> Object:
+        await self._call("get_network_policy", name)
+        return copy.deepcopy(self._get("networkpolicies", namespace, name))
+
+    async def apply_network_policy(self, obj: Object) -> Object:
+        await self._call("apply_network_policy", obj["metadata"]["name"])
+        return self._apply("networkpolicies", obj)
+
+    async def delete_network_policy(self, namespace: str, name: str, uid: str) -> None:
+        await self._call("delete_network_policy", name)
+        self._delete("networkpolicies", namespace, name, uid)
 
     async def serves(self, api: str) -> bool:
         await self._call("serves", api)
         return api in self.apis
 
-    async def apply_pod_group(self, group: Object) -> None:
-        await self._call("apply_pod_group", group["metadata"]["name"])
-        self.put("podgroups", copy.deepcopy(group))
+    async def get_pod_group(self, api_version: str, namespace: str, name: str) -> Object:
+        await self._call("get_pod_group", name)
+        return copy.deepcopy(self._get("podgroups", namespace, name))
 
-    async def delete_pod_group(self, api_version: str, namespace: str, name: str) -> None:
+    async def apply_pod_group(self, obj: Object) -> Object:
+        await self._call("apply_pod_group", obj["metadata"]["name"])
+        return self._apply("podgroups", obj)
+
+    async def delete_pod_group(self, api_version: str, namespace: str, name: str, uid: str) -> None:
         await self._call("delete_pod_group", name)
-        self._get("podgroups", namespace, name)
-        self.remove("podgroups", namespace, name)
+        self._delete("podgroups", namespace, name, uid)
 
     async def list_workloads(self) -> Listing:
         await self._call("list_workloads")
@@ -247,9 +286,17 @@ class FakeCluster:
         await self._call("get_priority", name)
         return int(self._get(source, "", name)["value"])
 
-    async def apply_disruption_budget(self, budget: Object) -> None:
-        await self._call("apply_disruption_budget", budget["metadata"]["name"])
-        self.put("poddisruptionbudgets", copy.deepcopy(budget))
+    async def get_disruption_budget(self, namespace: str, name: str) -> Object:
+        await self._call("get_disruption_budget", name)
+        return copy.deepcopy(self._get("poddisruptionbudgets", namespace, name))
+
+    async def apply_disruption_budget(self, obj: Object) -> Object:
+        await self._call("apply_disruption_budget", obj["metadata"]["name"])
+        return self._apply("poddisruptionbudgets", obj)
+
+    async def delete_disruption_budget(self, namespace: str, name: str, uid: str) -> None:
+        await self._call("delete_disruption_budget", name)
+        self._delete("poddisruptionbudgets", namespace, name, uid)
 
     async def patch_status(
         self, namespace: str, name: str, uid: str, resource_version: str, status: Object
@@ -290,7 +337,7 @@ class FakeCoordinator:
         self.error: str | None = None
         self.open = 0
 
-    def connect(self, address: str, token: str, authority: str = "") -> _Call:
+    def connect(self, address: str, token: str, authority: str = "", operator_token: str = "") -> _Call:
         self.open += 1
         return _Call(self, address)
 

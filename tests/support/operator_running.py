@@ -29,13 +29,14 @@ async def operator(
     coordinator: FakeCoordinator | None = None,
     identity: str = "one",
     watch: bool = True,
+    on_death: Callable[[str], None] = lambda why: None,
     **changes: Any,
 ) -> AsyncIterator[Operator]:
     settings = Settings(
         identity=identity, bind="127.0.0.1", metrics_port=0, root_key=b"k" * 32, **{"tick": 0.2, **changes}
     )
     coordinator = coordinator or FakeCoordinator()
-    made = Operator(settings, cluster=cluster, connect=coordinator.connect)
+    made = Operator(settings, cluster=cluster, connect=coordinator.connect, on_death=on_death)
 
     def hear(plural: str, kind: str, obj: Object) -> None:
         if plural == "pods":

@@ -20,6 +20,8 @@ def every_field(schema: dict[str, Any], path: str) -> list[str]:
     found = []
     for name, child in (schema.get("properties") or {}).items():
         here = f"{path}.{name}"
+        if ".template" in path and "description" not in child:
+            continue  # a field of Kubernetes' own
         found.append(here)
         found += every_field(child, here)
         found += every_field(child.get("items") or {}, f"{here}[]")

@@ -279,8 +279,27 @@ def unheard(world: World, *slots: int, **node: object) -> None:
     world.reports(members=tuple(members))
 
 
-def stuck(world: World) -> None:
-    world.ask_deletion(worker(world, 1), grace=30)
+def blackout(world: World) -> None:
+    """No node is heard of any more; the coordinator hears one of the workers."""
+    for name in list(world.nodes):
+        world.node(name, ready=None)
+    unheard(world, 0, 1, ready=None)
+
+
+def coordinators_node_deleted(world: World) -> None:
+    world.lose_node("node-0")
+    world.unreachable_since = world.now
+    world.now += 6
+
+
+def stuck(world: World, lost: bool = False) -> None:
+    pod = worker(world, 1)
+    world.ask_deletion(pod, grace=30)
+    if lost:
+        pod["status"]["conditions"] = [
+            {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
+            {"type": "Ready", "status": "False"},
+        ]
     world.round()
     world.now += 30 + 61
     world.reports()
@@ -297,13 +316,19 @@ NODES = [
     Day("node not ready, its worker silent", lambda w: unheard(w, 1, ready=False), LOST, **NODE_LOST),
     Day("node unknown, its worker silent", lambda w: unheard(w, 1, ready=None), LOST, **NODE_LOST),
     Day("worker silent, its node ready", lambda w: unheard(w, 1), nodes=True),
-    Day("node deleted", lambda w: w.lose_node("node-1"), LOST, **NODE_LOST),
-    Day("the coordinator's node deleted", lambda w: w.lose_node("node-0"),
-        "+c2 -c1:Superseded +0-1 -0-0:NodeLost", **NODE_LOST),
+    Day("node deleted, its worker heard of", lambda w: unheard(w, ready=None, gone=True), nodes=True),
+    Day("node deleted, its worker silent", lambda w: unheard(w, 1, ready=None, gone=True), LOST, **NODE_LOST),
+    Day("the coordinator's node deleted, and it answers", lambda w: w.lose_node("node-0"), nodes=True),
+    Day("the coordinator's node deleted, and nobody reaches it",
+        coordinators_node_deleted,
+        "+c2 -c1:Superseded", nodes=True),
+    Day("every node silent, and so are two workers", lambda w: blackout(w), nodes=True),
     Day("node cordoned", lambda w: w.node("node-1", cordoned=True), "+1-1", nodes=True),
     Day("node cordoned, no room for one more", full, nodes=True),
-    Day("worker terminating for ever", stuck, "-1-0:StuckTerminating", counts=(0, 1), nodes=True),
-    Day("worker terminating for ever, nodes not readable", stuck, "-1-0:StuckTerminating", counts=(0, 1)),
+    Day("worker terminating for ever on a node that lives", stuck, counts=(0, 1), nodes=True),
+    Day("worker terminating for ever, nodes not readable", stuck, counts=(0, 1)),
+    Day("worker driven out of a lost node, nodes not readable", lambda w: stuck(w, lost=True),
+        "-1-0:StuckTerminating", counts=(0, 1)),
 ]  # fmt: skip
 
 

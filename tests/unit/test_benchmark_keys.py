@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks import checkpoint, exact, recovery, steady_state
+from benchmarks import checkpoint, exact, hostile, recovery, steady_state
 from benchmarks.peers import torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,3 +157,33 @@ def test_of_a_stopped_peer_nothing_is_left() -> None:
     while psutil.pid_exists(child.pid) and child.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the agent's child lives on"
         time.sleep(0.01)
+
+
+def test_hostile_has_every_key_and_adds_the_ports() -> None:
+    ports = {
+        "coordinator_alive": True,
+        "coordinator_peak_mib": 1.0,
+        "coordinator_surprises": 1,
+        "server_alive": False,
+        "server_extra_mib": 2.0,
+        "server_surprises": 2,
+    }
+    result = hostile.complete({"operator_alive": True, "unexpected_exceptions": 3}, ports)
+    assert set(hostile.KEYS) <= result.keys()
+    assert (result["operator_alive"], result["coordinator_alive"], result["server_alive"]) == (
+        True,
+        True,
+        False,
+    )
+    assert result["unexpected_exceptions"] == 6
+    assert result["operator_peak_mib"] is None  # nobody measured it
+
+
+def test_hostile_counts_surprises_of_both_kinds() -> None:
+    metrics = (
+        'springtide_operator_internal_errors_total{where="round"} 2.0\n'
+        'springtide_operator_internal_errors_total{where="task"} 0.0\n'
+    )
+    log = "Traceback (most recent call last):\n  ...\nKeyError: 'x'\n"
+    assert hostile.surprises(metrics, log) == 3
+    assert hostile.surprises("", "") == 0

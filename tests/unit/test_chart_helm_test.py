@@ -119,6 +119,19 @@ async def test_pods_that_stay_fail_the_test() -> None:
     assert "there is still pod/tiny-worker-0-0" in (await run(api))[-1]
 
 
+async def test_pods_that_stay_do_not_hide_why_the_test_failed() -> None:
+    api = FakeApi([condition("Failed")], pods_after_delete=10**6)
+    said = await run(api)
+    assert said[-1] == "raised the job failed: Failed: R: m"
+    assert "there is still pod/tiny-worker-0-0" in said[-2]
+
+
+def test_only_the_tests_pod_is_a_hook() -> None:
+    """helm 3.10 prints the log of a pod of each hook's name: others would repeat it, or make it fail."""
+    hooks = [o for o in render({}) if "helm.sh/hook" in (o["metadata"].get("annotations") or {})]
+    assert [(hook["kind"], hook["metadata"]["name"]) for hook in hooks] == [("Pod", "springtide-helm-test")]
+
+
 async def test_an_api_server_that_is_away_for_a_moment_is_asked_again() -> None:
     api = FakeApi([condition("Succeeded")])
     api.trouble = [ApiError(0, "Unreachable", "no answer"), ApiError(503, "ServiceUnavailable", "away")]

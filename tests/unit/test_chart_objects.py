@@ -159,7 +159,13 @@ def test_named_namespaces_need_no_cluster_wide_right() -> None:
         render({"watchNamespaces": ["a", "b"], "rbac": {"aggregateToUserRoles": False}}),
         "springtide-operator",
     )
-    assert set(everywhere) == {("ClusterRole", ""), ("Role", "springtide-system")}
+    assert set(everywhere) == {
+        ("ClusterRole", ""),
+        ("Role", "kube-node-lease"),
+        ("Role", "springtide-system"),
+    }
+    leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get"]}
+    assert everywhere["Role", "kube-node-lease"] == [leases]
     assert set(named) == {("Role", "a"), ("Role", "b"), ("Role", "springtide-system")}
     crds = {
         "apiGroups": ["apiextensions.k8s.io"],

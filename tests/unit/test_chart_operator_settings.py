@@ -8,6 +8,7 @@ import pytest
 from chart_render import pick, render
 
 from springtide_operator.cluster import KubeCluster
+from springtide_operator.guarded_http import Page
 from springtide_operator.kube import Kube
 from springtide_operator.manifests.defaults import PodDefaults
 from springtide_operator.manifests.protection import Doors
@@ -35,6 +36,7 @@ def test_defaults_arrive() -> None:
     assert (found.watched, found.log_level) == ((), "INFO")
     assert found.coordinator_pull_policy == "IfNotPresent"
     assert found.doors == Doors("ns")
+    assert not found.jobs_tls
 
 
 def test_defaults_of_job_pods_arrive() -> None:
@@ -51,6 +53,8 @@ def test_switches_arrive() -> None:
     assert found.coordinator_pull_policy == "Always"
     assert found.doors == Doors("ns", (peer,))
     assert settings_of({"networkPolicy": {"jobs": False}}).doors is None
+    assert settings_of({"jobs": {"tls": True}}).jobs_tls
+    assert not settings_of({"jobs": None}).jobs_tls  # as from --reuse-values of an older release
     assert found.watched == ("a", "b-1")
     assert found.log_level == "WARNING"
     assert found.coordinator_image == "r.example.com/springtide/operator@sha256:" + "3" * 64
@@ -63,6 +67,7 @@ def test_switches_arrive() -> None:
         ("SPRINGTIDE_WATCH_NAMESPACES", "a,A"),
         ("SPRINGTIDE_WATCH_NAMESPACES", "a,a"),
         ("SPRINGTIDE_LOG_LEVEL", "loud"),
+        ("SPRINGTIDE_JOBS_TLS", "yes"),
         ("SPRINGTIDE_POD_DEFAULTS", "{"),
         ("SPRINGTIDE_COORDINATOR_PULL_POLICY", "Sometimes"),
         ("SPRINGTIDE_NETWORK_POLICY", "["),
@@ -83,10 +88,10 @@ class Answers(Kube):
         super().__init__()
         self.paths: list[str] = []
 
-    async def request(self, method: str, path: str, *_: Any, **__: Any) -> dict[str, Any]:
+    async def page(self, path: str, *_: Any) -> Page:
         self.paths.append(path)
         item = {"metadata": {"name": path.split("/")[-2]}}
-        return {"items": [item], "metadata": {"resourceVersion": "7" if "/a/" in path else "12"}}
+        return Page([item], {"metadata": {"resourceVersion": "7" if "/a/" in path else "12"}})
 
 
 async def test_watched_namespaces_are_listed_one_by_one() -> None:

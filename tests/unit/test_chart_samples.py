@@ -9,11 +9,13 @@ from typing import Any
 import jsonschema
 import pytest
 from chart_podsecurity import restricted_violations
-from chart_render import KUBERNETES_VERSIONS, ROOT, Object, parse, schema_errors
+from chart_render import KUBERNETES_VERSIONS, ROOT, Object, parse, pick, render, schema_errors
 
+from springtide_local.quantities import parse_quantity
 from springtide_operator.api.crd import custom_resource_definition
 from springtide_operator.api.job import Job
 from springtide_operator.manifests.coordinator import coordinator_pod
+from springtide_operator.manifests.server import server_pod
 from springtide_operator.manifests.worker import worker_pod
 
 FILES = sorted((ROOT / "deploy" / "samples").glob("*.yaml"))
@@ -68,6 +70,51 @@ def test_pods_are_taken_everywhere(file: Path) -> None:
             for version in KUBERNETES_VERSIONS:
                 assert schema_errors(pod, version) == []
             assert restricted_violations(pod["spec"]) == []
+
+
+# Two machines of 2 cores and 4 GiB, less what the kubelet keeps and what the cluster's own pods ask for.
+SMALL_NODE = {"cpu": 1.9 - 0.4, "memory": 3.5 * 2**30 - 0.5 * 2**30}
+NEEDS_LARGE_NODES = {"digits-gpu"}
+
+
+def asked(spec: Object) -> dict[str, float]:
+    """Return what a pod's containers ask for."""
+    requests = [(one.get("resources") or {}).get("requests") or {} for one in spec["containers"]]
+    return {
+        name: float(sum(parse_quantity(str(request.get(name, "0"))) for request in requests))
+        for name in SMALL_NODE
+    }
+
+
+def fits(pods: list[dict[str, float]], nodes: int) -> bool:
+    """Put each pod, the largest first, on the first node with room."""
+    free = [dict(SMALL_NODE) for _ in range(nodes)]
+    for pod in sorted(pods, key=lambda pod: (pod["cpu"], pod["memory"]), reverse=True):
+        room = next((node for node in free if all(node[name] >= pod[name] for name in pod)), None)
+        if room is None:
+            return False
+        for name in pod:
+            room[name] -= pod[name]
+    return True
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if file.stem not in NEEDS_LARGE_NODES], ids=lambda file: file.stem
+)
+def test_a_sample_and_its_operator_fit_two_small_nodes(file: Path) -> None:
+    deployment = pick(render(), "Deployment")
+    pods = [asked(deployment["spec"]["template"]["spec"])] * deployment["spec"]["replicas"]
+    for obj in parse(file.read_text()):
+        if obj["kind"] == "TrainingJob":
+            job = Job.parse(with_identity(obj))
+            pods.append(asked(coordinator_pod(job, 1)["spec"]))
+            pods += [asked(worker_pod(job, 0, 0, "10.0.0.1:7070")["spec"])] * job.spec.workers.replicas
+            pods += [
+                asked(server_pod(job, slot, 0, "10.0.0.1:7070")["spec"]) for slot in range(job.spec.servers)
+            ]
+    assert len(pods) >= 4
+    assert fits(pods, 2), pods
+    assert not fits(pods * 10, 2)
 
 
 @EACH

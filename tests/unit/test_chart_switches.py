@@ -218,6 +218,7 @@ CASES: list[Case] = [
         1,
         "50%",
     ),
+    ("jobs.tls", True, lambda o: environment(o).get("SPRINGTIDE_JOBS_TLS"), None, "true"),
     ("networkPolicy.enabled", False, lambda o: "NetworkPolicy" in kinds(o), True, False),
     (
         "networkPolicy.jobs",
@@ -233,7 +234,7 @@ CASES: list[Case] = [
         "networkPolicy.metricsFrom",
         [PEER],
         lambda o: pick(o, "NetworkPolicy")["spec"]["ingress"][0]["from"],
-        [{"namespaceSelector": {}}],
+        [{"podSelector": {}}],
         [PEER],
     ),
     (

@@ -297,3 +297,19 @@ def test_tensors_that_do_not_fit_the_header_are_refused() -> None:
     for buffer in (good[:23], torch.zeros(25, dtype=torch.uint8), good.view(2, 12), good.view(torch.float32)):
         with pytest.raises(ValueError, match=r"the buffer has|packed buffer must be|more than the limit"):
             codec.unpack(header(), buffer)
+
+
+def test_what_nobody_could_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_TENSORS", 3)
+    tree = {"a": [torch.full((1,), float(n)) for n in range(3)]}
+    assert codec.unflatten(*codec.flatten(tree))["a"][2] == 2.0
+    with pytest.raises(TypeError, match="state: 4 tensors are more than the 3"):
+        codec.flatten([tree, torch.ones(2)])
+
+
+def test_a_mixture_of_many_experts_comes_back() -> None:
+    one = torch.ones(1)
+    header, _ = codec.flatten([one])
+    value = json.loads(header)
+    value["tensors"] *= 200_000
+    assert len(codec.specs(json.dumps(value).encode(), 1 << 40)) == 200_000

@@ -26,7 +26,7 @@ def test_commits_that_did_not_survive_go_when_the_next_generation_begins() -> No
     history.generation_made(start(2, state(3)), "failure", now=101)
     assert history.known == state(3)
     history.add([commit(4, 2)], 0.6, now=102)
-    assert [one.state for one in history.since(2)] == [state(3), state(4, 2)]
+    assert [one.state for one in history.since(2, 10)] == [state(3), state(4, 2)]
 
 
 def test_a_late_report_of_an_older_generation_replaces_nothing() -> None:

@@ -4,7 +4,8 @@ import pytest
 from demo_histories import FIRST, SECOND, THIRD, commit, steady
 
 from springtide_demo import report
-from springtide_demo.scenario import ORDER, Done
+from springtide_demo.machine import Machine, Reading
+from springtide_demo.scenario import KILL_WORKER, ORDER, Done
 from springtide_demo.survivors import Target, WorkerProcess, unexpected_ends
 
 OUTCOME = {
@@ -138,9 +139,53 @@ def test_an_end_counts_as_a_restart_only_when_nobody_aimed_at_it() -> None:
     assert FIRST < SECOND
 
 
-def test_only_promises_about_seconds_may_be_missed_by_a_busy_machine() -> None:
-    events = [dict(event, gap_seconds=9.0) for event in GOOD["events"]]
-    missed = [promise for promise in report.promises(GOOD | {"events": events}) if not promise.holds]
-    assert missed
-    assert all(promise.timing for promise in missed)
-    assert not any(p.timing for p in report.promises(GOOD | {"survivor_restarts": 1}) if not p.holds)
+QUIET, BUSY = {"others": 0.05, "idle": 0.4}, {"others": 0.55, "idle": 0.01}
+FULL_OF_OURS = {"others": 0.1, "idle": 0.0}
+ROOM_LEFT = {"others": 0.5, "idle": 0.3}
+
+
+def missed(machine: dict[str, float] | None) -> list[report.Promise]:
+    """Return what is missed where each event costs 9 s on such a machine."""
+    seen = {} if machine is None else {"machine": machine}
+    events = [dict(event, gap_seconds=9.0, **seen) for event in GOOD["events"]]
+    return [promise for promise in report.promises(GOOD | {"events": events}) if not promise.holds]
+
+
+def test_seconds_missed_on_a_busy_machine_are_not_judged() -> None:
+    found = missed(BUSY)
+    assert len(found) == 3
+    assert not any(promise.broken for promise in found)
+    assert all(
+        "9.000 s; not judged: the machine is busy (others took 55% of its processors, 1% was idle)"
+        in p.measured
+        for p in found
+    )
+
+
+@pytest.mark.parametrize("machine", [QUIET, FULL_OF_OURS, ROOM_LEFT, None])
+def test_seconds_missed_on_any_other_machine_are_shown(machine: dict[str, float] | None) -> None:
+    found = missed(machine)
+    assert [(promise.judged, promise.broken) for promise in found] == [(True, False)] * 3
+
+
+def test_an_event_that_did_not_happen_is_broken() -> None:
+    events = [event for event in GOOD["events"] if event["kind"] != KILL_WORKER]
+    lines = report.promises(GOOD | {"events": events})
+    assert "did not happen" in [line.measured for line in lines if line.broken]
+
+
+def test_a_busy_machine_excuses_nothing_but_seconds() -> None:
+    events = [dict(event, machine=BUSY) for event in GOOD["events"]]
+    for change in ({"survivor_restarts": 1}, {"final_workers": 3}):
+        lines = report.promises(GOOD | {"events": events} | change)
+        assert [line.broken for line in lines if not line.holds] == [True]
+
+
+def test_an_event_says_what_others_took_meanwhile() -> None:
+    readings = iter([Reading(99.0, 0, 0, 0), Reading(101.5, 5, 1, 3), Reading(103.0, 8, 1, 4)])
+    machine = Machine(lambda: next(readings), every=0.0)
+    machine.sample()
+    machine.sample()
+    curve = steady(1, 200, 100.0) + steady(201, 400, 102.2, SECOND)
+    (event,) = report.events(curve, [Done("kill-worker", 101.995)], machine)
+    assert event["machine"] == {"others": 0.667, "idle": 0.0}

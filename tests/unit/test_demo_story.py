@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def story(cluster: FakeCluster, tmp_path: Path) -> Iterator[Story]:
 
 
 def test_the_whole_story_is_told_and_its_report_holds(story: Story) -> None:
-    story.run(40.0)
+    story.run(20.0)
     story.history.add(story.logs.poll())
     assert tuple(done.kind for done in story.done) == ORDER
     restarted = unexpected_ends(story.watch.processes(), story.targets, story.over_at)
@@ -83,10 +84,27 @@ def test_a_job_that_fails_ends_the_story_with_its_message(story: Story, cluster:
         story.run(20.0)
 
 
-def test_a_story_that_takes_too_long_says_what_it_waits_for(story: Story, cluster: FakeCluster) -> None:
+def test_story_in_which_nothing_moves_says_what_it_waits_for(story: Story, cluster: FakeCluster) -> None:
     cluster.wanted = 0
-    with pytest.raises(StoryError, match="not over within 1 s: waits for the first commit"):
+    with pytest.raises(StoryError, match=r"nothing has moved for .* s: waits for the first commit"):
         story.run(1.0)
+
+
+def test_story_whose_pods_go_in_a_circle_ends_without_steps(
+    story: Story, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each new pod is a movement, and no step."""
+    monkeypatch.setattr(cluster, "total_steps", 1)
+    monkeypatch.setattr(cluster, "job", lambda *_: {"status": {"state": "Running"}})
+    with pytest.raises(StoryError, match=r"no step was made for .* s"):
+        story.run(30.0, no_step=1.0)
+
+
+def test_story_goes_on_for_as_long_as_steps_are_made(story: Story) -> None:
+    """Longer than its patience, by a clock that runs ten times as fast."""
+    began = time.monotonic()
+    story.run(20.0, no_step=30.0, clock=lambda: began + 10 * (time.monotonic() - began))
+    assert tuple(done.kind for done in story.done) == ORDER
 
 
 def test_a_silent_api_server_is_asked_again(

@@ -9,7 +9,7 @@ import pytest
 from chart_dockerfile import chain, environment, parse, values
 from chart_render import ROOT
 
-from deploy.requirements import IMAGES, requirements
+from deploy.requirements import IMAGES
 from springtide_operator.api import names
 
 TEXT = (ROOT / "Dockerfile").read_text()
@@ -19,7 +19,58 @@ EACH = pytest.mark.parametrize("target", TARGETS)
 
 
 def test_targets_are_the_images() -> None:
-    assert set(STAGES) == {"wheel", "slim", *IMAGES}
+    assert set(STAGES) == {"wheel", "slim", "torch", "worker-base", "worker-plain", *IMAGES}
+
+
+def test_bases_are_stages_or_named_by_digest() -> None:
+    for stage in STAGES.values():
+        assert stage.base in STAGES or stage.base in {"${PYTHON_IMAGE}", "${BASE}"}
+    assert re.fullmatch(r"python:3\.1[123]-slim-\w+@sha256:[0-9a-f]{64}", ARGUMENTS["PYTHON_IMAGE"])
+    assert ARGUMENTS["BASE"] == "${PYTHON_IMAGE}"
+    # Nor is another's parser of this file fetched by a tag.
+    assert "syntax=" not in TEXT
+
+
+@pytest.mark.parametrize("target", sorted(STAGES))
+def test_each_pip_takes_hashed_wheels_or_no_index(target: str) -> None:
+    commands = [
+        command
+        for step in STAGES[target].steps
+        if step.word == "RUN"
+        for command in re.split(r"&&|;|\|\|", step.rest)
+        if "pip " in command
+    ]
+    for command in commands:
+        hashed = "--require-hashes" in command and "--only-binary :all:" in command and "--no-deps" in command
+        assert hashed or "--no-index" in command, command
+    assert bool(commands) == (target != "slim")
+
+
+def test_no_second_index_can_be_named() -> None:
+    assert "EXTRA_INDEX" not in TEXT
+
+
+@pytest.mark.parametrize("target", ["worker-plain", "ps", "operator"])
+def test_examples_and_what_they_need_are_left_out(target: str) -> None:
+    for step in chain(STAGES, target):
+        assert "scikit" not in step.rest
+        assert "-r /opt/springtide/examples.txt" not in step.rest
+        assert not (step.word == "COPY" and step.rest.startswith("examples"))
+
+
+def test_workers_examples_are_the_last_layers() -> None:
+    rest = [step.rest for step in STAGES["worker"].steps if step.word in {"RUN", "COPY"}]
+    assert "-r /opt/springtide/examples.txt" in rest[0]
+    assert rest[1] == "examples examples"
+    assert STAGES["worker"].base == STAGES["worker-plain"].base == "worker-base"
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "worker-plain"])
+def test_image_says_what_it_holds(target: str) -> None:
+    steps = [step.rest for step in chain(STAGES, target) if step.word == "RUN"]
+    assert f"sbom.py image {target} " in steps[-1]
+    # Nothing is installed after the bill was written.
+    assert not [step for step in steps[:-1] if "sbom.py image" in step]
 
 
 @EACH
@@ -60,8 +111,11 @@ def test_package_index_is_an_argument_and_empty(target: str) -> None:
 @EACH
 def test_code_comes_after_dependencies(target: str) -> None:
     steps = [step for step in chain(STAGES, target) if step.word in {"RUN", "COPY"}]
+    names_of_locks = ("requirements.txt", f"{target}.txt")
     install = next(
-        index for index, step in enumerate(steps) if "-r /opt/springtide/requirements.txt" in step.rest
+        index
+        for index, step in enumerate(steps)
+        if any(f"-r /opt/springtide/{name}" in step.rest for name in names_of_locks)
     )
     code = [
         index
@@ -72,32 +126,9 @@ def test_code_comes_after_dependencies(target: str) -> None:
     assert min(code) > install
 
 
-def test_default_base_has_the_promised_python() -> None:
-    assert re.fullmatch(r"python:3\.1[123]-slim-\w+", ARGUMENTS["PYTHON_IMAGE"])
-
-
 @EACH
 def test_commands_exist(target: str) -> None:
     command = json.loads(values(chain(STAGES, target), "CMD")[-1])
     if command[:2] == ["python", "-m"]:
         module = command[2]
         assert any((ROOT / root / module / "__main__.py").is_file() for root in ("operator", "worker", "ps"))
-
-
-def test_requirements_follow_extras_of_extras() -> None:
-    text = """
-[project]
-dependencies = ["grpcio>=1"]
-[project.optional-dependencies]
-operator = ["kopf>=1"]
-cli = ["springtide[operator]", "rich"]
-local = ["springtide[cli,operator]", "psutil"]
-"""
-    assert requirements(text, ("local",)) == ["grpcio>=1", "psutil", "rich", "kopf>=1"]
-    with pytest.raises(KeyError):
-        requirements(text, ("gone",))
-
-
-def test_operator_needs_no_torch() -> None:
-    needs = requirements((ROOT / "pyproject.toml").read_text(), IMAGES["operator"])
-    assert not [line for line in needs if line.startswith(("torch", "numpy", "kubernetes>"))]

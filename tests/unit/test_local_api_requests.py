@@ -7,8 +7,9 @@ import pytest
 from springtide_local.api import protobuf
 from springtide_local.api.kinds.registry import builtin_resources
 from springtide_local.api.negotiation import negotiate
+from springtide_local.api.pages import resource_version
 from springtide_local.api.protobuf_types import KINDS, MESSAGES
-from springtide_local.api.requests import parse_target, verb_of, write_options
+from springtide_local.api.requests import decimal, number, parse_target, verb_of, write_options
 from springtide_local.api.resources import Registry, version_priority
 from springtide_local.ports import ApiError
 
@@ -172,3 +173,41 @@ def test_the_tables_of_protobuf_are_closed() -> None:
         for field, kind in fields.values():
             base = kind.removeprefix("[]").removeprefix("map:")
             assert base in plain or base in MESSAGES, f"{name}.{field}"
+
+
+@pytest.mark.parametrize("text", ["x", "²", "٣", "1_0", " 1", "9" * 4400, "1e3", "nan", "+", "-" + "9" * 40])
+def test_a_number_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ApiError, match="ParseInt") as refused:
+        number({"limit": text}, "limit")
+    with pytest.raises(ApiError, match="ParseUint") as version:
+        resource_version(text)
+    assert (refused.value.code, version.value.code) == (400, 400)
+
+
+def test_numbers_of_64_bits_are_read() -> None:
+    assert number({"limit": str(-(2**63))}, "limit") == -(2**63)
+    assert number({"limit": "+0012"}, "limit") == 12
+    assert number({}, "limit") is None
+    assert resource_version(str(2**64 - 1)) == 2**64 - 1
+    assert resource_version("") == 0
+    assert decimal("0" * 5000 + "7") == 7
+    with pytest.raises(ApiError, match="out of range"):
+        resource_version(str(2**64))
+    with pytest.raises(ApiError, match="invalid syntax"):
+        resource_version("-1")
+
+
+def test_a_manager_is_printable_and_short() -> None:
+    assert write_options({}, "kubectl/1.30").manager == "kubectl"
+    assert write_options({}, "\udcff\ta b/1").manager == "a b"
+    assert write_options({}, "é" * 100).manager == "é" * 64
+    assert write_options({}, "\udcff/1").manager == "unknown"
+    assert write_options({"fieldManager": "é" * 64}, "x").manager == "é" * 64
+    for manager, text in (
+        ("é" * 65, "may not be more than 128 bytes"),
+        ("a\ud800", "at position 1"),
+        ("\n", "000A"),
+    ):
+        with pytest.raises(ApiError, match=text) as refused:
+            write_options({"fieldManager": manager}, "x")
+        assert refused.value.code == 422

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from springtide_local.api import cel, schema
+from springtide_local.api import schema
+from springtide_local.api.cel.evaluation import validate_rules
 from springtide_local.api.errors import FieldError
 from springtide_local.api.kinds.crds import Definitions
 
@@ -19,7 +20,7 @@ def problems(raw: dict[str, Any], value: Any, path: str = "spec") -> list[str]:
 
 def rule_problems(raw: dict[str, Any], value: Any, old: Any = schema.MISSING) -> list[str]:
     found: list[FieldError] = []
-    cel.validate_rules(schema.compile_schema(raw), value, old, "spec", found)
+    validate_rules(schema.compile_schema(raw), value, old, "spec", found)
     return [str(error) for error in found]
 
 
@@ -165,6 +166,8 @@ INT = {"type": "integer"}
         ("self.f < 1.5", {"f": 1}, {"f": 2}),
         ("self.m.k == 'v'", {"m": {"k": "v"}}, {"m": {"k": "w"}}),
         ("self.__namespace__ == 'a'", {"namespace": "a"}, {"namespace": "b"}),
+        ("self.namespace == 'a'", {"namespace": "a"}, {"namespace": "b"}),
+        ("!has(self.namespace)", {}, {"namespace": "b"}),
         ("self.a == 1 ? self.b == 1 : true", {"a": 1, "b": 1}, {"a": 1, "b": 2}),
         ("type(self.p) == int || self.p == '5'", {"p": 5}, {"p": "6"}),
     ],
@@ -242,7 +245,7 @@ def definition(raw: dict[str, Any]) -> dict[str, Any]:
         "spec": {
             "group": "example.dev",
             "scope": "Namespaced",
-            "names": {"plural": "things", "kind": "Thing"},
+            "names": {"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"},
             "conversion": {"strategy": "None"},
             "versions": [version],
         },
@@ -260,7 +263,7 @@ LIST = {"type": "array", "items": INT}
         ({"type": "object", "properties": {"a": {"type": "text"}}}, 'Unsupported value: "text"'),
         ({"type": "string"}, "must be object at the root"),
         (rules("self.a >", a=INT), "compilation failed"),
-        (rules("self.l.all(x, x > 0)", l=LIST), "estimated rule cost exceeds budget"),
+        (rules("self.l.all(x, self.l.all(y, x != y))", l=LIST), "estimated rule cost exceeds budget"),
         ({"type": "object", "properties": {"a": {**INT, "default": "x"}}}, "default: Invalid value"),
         ({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}, "regular expression"),
         (

@@ -197,7 +197,7 @@ def test_tokens_end_with_their_time_their_account_and_their_pod() -> None:
     clock.now += 601
     assert tokens.check(plain) is None
     lasting = tokens.issue_user("operator", ("g",))
-    assert tokens.check(lasting) == ("operator", ("g",), "")
+    assert tokens.check(lasting) == ("operator", ("g", "system:authenticated"), "")
     with pytest.raises(ApiError, match='serviceaccounts "nobody" not found'):
         tokens.issue("default", "nobody")
 

@@ -47,13 +47,17 @@ def test_a_policy_closes_the_pods_of_one_job_and_opens_three_doors() -> None:
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "springtide-system"}}}
     ]
     assert operator["ports"] == [{"port": 7070, "protocol": "TCP"}]
-    assert metrics == {"from": [MONITORING], "ports": [{"port": "metrics", "protocol": "TCP"}]}
+    assert metrics == {
+        "from": [*operator["from"], MONITORING],
+        "ports": [{"port": "metrics", "protocol": "TCP"}],
+    }
     for pod in ours:  # the port by its name, as every pod that we make calls it
         assert "metrics" in {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
 
 
-def test_metrics_are_for_everybody_unless_peers_are_chosen() -> None:
-    assert "from" not in network_policy(job(), Doors("ns"))["spec"]["ingress"][2]
+def test_metrics_are_closed_unless_peers_are_chosen() -> None:
+    found = network_policy(job(), Doors("ns"))["spec"]["ingress"][2]["from"]
+    assert found == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ns"}}}]
 
 
 def test_a_peer_of_pods_alone_means_the_operators_namespace() -> None:
@@ -61,7 +65,8 @@ def test_a_peer_of_pods_alone_means_the_operators_namespace() -> None:
     peer = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
     doors = Doors.parse('{"metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]}', "ns")
     found = network_policy(job(), doors)["spec"]["ingress"][2]["from"]
-    assert found == [{**peer, "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ns"}}}]
+    own = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ns"}}}
+    assert found == [own, {**peer, **own}]
     assert doors.metrics_from == (peer,)
 
 

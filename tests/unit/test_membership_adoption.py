@@ -13,7 +13,7 @@ from coordinator_room import Room, generation, info, state
 from springtide_coordinator.membership import Rules, Synced
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import PodSeen
-from springtide_coordinator.membership.liveness import VANISHED_SECONDS, vanished_pods
+from springtide_coordinator.membership.liveness import MACHINE_SILENT, VANISHED_SECONDS, vanished_pods
 from springtide_coordinator.membership.messages import ParkReason, Standing
 from springtide_coordinator.membership.names import Incarnation
 
@@ -98,6 +98,83 @@ def test_a_started_pod_that_is_silent_may_hold_a_newer_generation() -> None:
     room.tick(1)
     room.park("w5", ParkReason.DROPPED, state(40, 8))
     assert room.last("w0", say.Start).state == state(40, 8)
+
+
+def successor(*members: str, unheard: tuple[str, ...] = ()) -> Room:
+    """A second coordinator: these members of generation 7, and nobody of the others, have come to it."""
+    room = Room(incarnation=(2, 0))
+    for member in members:
+        active(room, member, 30)
+    room.sync("w0", "w1", unheard=unheard)
+    return room
+
+
+def test_member_whose_machine_nobody_hears_is_not_awaited() -> None:
+    room = successor("w0", unheard=("w1",))
+    assert room.told("w0", say.Prepare) == 0  # it may still be looking for this coordinator
+    assert "pod-w1" in room.status.waiting_for
+    room.tick(room.m.settings.return_after_standstill)
+    assert room.last("w0", say.Prepare).reason.endswith(MACHINE_SILENT)
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(30, 7))
+    start = room.last("w0", say.Start)
+    assert (start.generation, start.state) == (generation(8, 2), state(30, 7))
+    assert room.members == ("w0",)
+
+
+def test_failed_reduction_halves_the_wait_for_silent_machines() -> None:
+    room = successor("w0", unheard=("w1",))
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(30, 7))
+    half = room.m.settings.return_after_standstill / 2
+    room.tick(half - 0.1)
+    assert room.told("w0", say.Start) == 0
+    room.tick(0.1)
+    assert room.members == ("w0",)
+
+
+def test_member_that_the_operator_hears_is_awaited() -> None:
+    room = successor("w0")
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(30, 7))
+    room.tick(60)
+    assert room.told("w0", say.Start) == 0
+    room.sync("w0", "w1")
+    assert "pod-w1" in room.status.waiting_for
+
+
+def test_silent_machine_counts_only_while_the_operator_speaks() -> None:
+    room = successor("w0", unheard=("w1",))
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(30, 7))
+    room.now += room.m.patience + 1
+    room.tick(0)
+    assert room.told("w0", say.Start) == 0
+    room.sync("w0", "w1", unheard=("w1",))
+    assert room.told("w0", say.Start) == 1
+
+
+def test_silent_machines_alone_begin_nothing_anew() -> None:
+    room = Room(target=1, incarnation=(2, 0))
+    room.sync("w1", "w2", trained=True, unheard=("w1",))
+    room.hello("w2")
+    room.park("w2")
+    room.tick(120)
+    room.sync("w1", "w2", trained=True, unheard=("w1",))
+    assert room.told("w2", say.Start) == 0
+    assert room.status.waiting_for == ("pod-w1",)
+
+
+def test_member_back_from_a_silent_machine_joins_again() -> None:
+    room = successor("w0", unheard=("w1",))
+    room.tick(room.m.settings.return_after_standstill)
+    room.park("w0", ParkReason.REDUCTION_FAILED, state(30, 7))
+    room.form()
+    # It went on beyond the broken network, in a generation of the coordinator that was there.
+    active(room, "w1", 40, members=(info("w1"),), number=8)
+    assert room.last("w1", say.Prepare).generation == generation(8)
+    room.park("w1", ParkReason.DROPPED, state(40, 8))
+    room.tick(2)
+    room.park("w0", ParkReason.BOUNDARY, state(33, 8, 2))
+    start = room.last("w1", say.Start)
+    assert start.state == state(33, 8, 2)
+    assert say.Transfer("w1", "w0") in start.transfers
 
 
 def test_a_member_of_an_older_generation_is_told_to_park_and_joins_again() -> None:

@@ -8,6 +8,7 @@ from coordinator_servers import dropped, everybody, trains
 
 from springtide_coordinator.membership import Phase, Rules
 from springtide_coordinator.membership import messages as say
+from springtide_coordinator.membership.liveness import MACHINE_SILENT
 from springtide_coordinator.membership.serving import settled
 
 # ---- the beginning
@@ -419,6 +420,33 @@ def test_a_server_of_an_adopted_generation_whose_pod_has_another_process_is_lost
     room.sync("w0", serving=("s0",))
     room.park("w0", say.ParkReason.DROPPED, at=state(9, 4))
     assert room.servers == ("s0x",)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_adopted_server_on_a_silent_machine_is_lost(copies: int) -> None:
+    room = Room(servers=2, target=1, incarnation=(2, 0))
+    room.hello(
+        "w0",
+        say.Standing.ACTIVE,
+        generation=generation(4),
+        members=(info("w0"),),
+        state=state(9, 4),
+        servers=(server("s0"), server("s1")),
+    )
+    room.tell("w0", say.Formed(generation(4), (), False, copies))
+    room.serve("s0")
+    room.sync("w0", serving=("s0", "s1"), unheard=("s1",))
+    assert not room.told("w0", say.Prepare)
+    room.tick(room.m.settings.return_after_standstill)
+    assert room.last("w0", say.Prepare).reason == f"parameter server pod-s1 is lost: {MACHINE_SILENT}"
+    room.park("w0", say.ParkReason.DROPPED, at=state(9, 4))
+    if copies == 2:
+        assert room.servers == ("s0",)
+        return
+    room.serve("s1b", attempt=1, pod="s1b")
+    room.tick(60)  # it alone may hold a part of the state: nobody takes its slot before it is proven dead
+    assert room.number == 4
+    assert room.status.waiting_for == ("pod-s1",)
 
 
 def test_a_coordinator_that_is_out_of_date_sends_its_servers_away() -> None:

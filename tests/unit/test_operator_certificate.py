@@ -15,6 +15,9 @@ from operator_running import operator, until
 from operator_world import job_object
 
 from springtide_coordinator.tls import SERVER_NAME, read_authority, read_certificate
+from springtide_local.api import schema
+from springtide_local.api.cel.evaluation import validate_rules
+from springtide_local.api.errors import FieldError
 from springtide_operator.api.crd import custom_resource_definition
 from springtide_operator.api.job import Job
 from springtide_operator.certificate import job_certificate
@@ -73,10 +76,14 @@ def test_only_a_job_that_asks_for_it_has_it_in_its_secret_and_pods() -> None:
         assert not any("TLS" in name for name in variables(pod))
 
 
-def test_it_cannot_be_turned_on_or_off_later() -> None:
-    schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    field = schema["properties"]["spec"]["properties"]["security"]["properties"]["tls"]
-    assert [rule["rule"] for rule in field["x-kubernetes-validations"]] == ["self == oldSelf"]
+@pytest.mark.parametrize("old", [{}, {"tls": True}, {"tls": False}])
+@pytest.mark.parametrize("new", [{}, {"tls": True}, {"tls": False}])
+def test_it_cannot_be_turned_on_or_off_later(old: dict[str, Any], new: dict[str, Any]) -> None:
+    top = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    raw = top["properties"]["spec"]["properties"]["security"]
+    found: list[FieldError] = []
+    validate_rules(schema.compile_schema(raw), new, old, "spec.security", found)
+    assert ["security.tls is immutable" in str(error) for error in found] == [True] * (old != new)
 
 
 @pytest.mark.parametrize(

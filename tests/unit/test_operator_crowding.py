@@ -15,6 +15,7 @@ from springtide_operator.kube import ApiError
 from springtide_operator.plan.ledger import timestamp
 
 Object = dict[str, Any]
+OWNER = {"apiVersion": "springtide.dev/v1alpha1", "kind": "TrainingJob", "controller": True}
 NO = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
 
 
@@ -120,7 +121,7 @@ def test_extras_of_other_jobs_are_not_waited_for() -> None:
                 "resourceVersion": str(100 + number + 10 * placed),
                 "labels": {"springtide.dev/job": "other", "springtide.dev/role": "worker"},
                 "creationTimestamp": timestamp(time.time()),
-                "ownerReferences": [{"controller": True, "uid": other["metadata"]["uid"]}],
+                "ownerReferences": [{**OWNER, "uid": other["metadata"]["uid"]}],
             },
             "spec": {"nodeName": "node-0"} if placed else {},
             "status": {"phase": "Running"},
@@ -158,7 +159,7 @@ def test_servers_and_coordinators_of_other_jobs_are_waited_for() -> None:
             "resourceVersion": "100",
             "labels": {"springtide.dev/job": "other", "springtide.dev/role": role, **more},
             "creationTimestamp": timestamp(time.time()),
-            "ownerReferences": [{"controller": True, "uid": other["metadata"]["uid"]}],
+            "ownerReferences": [{**OWNER, "uid": other["metadata"]["uid"]}],
         }
         cache.put_pod(stuck({"metadata": meta, "spec": {}}))
     assert crowd.waiting(("default", "elastic")) == ("default/other-coordinator-1", "default/other-ps-0-0")

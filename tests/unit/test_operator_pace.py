@@ -200,27 +200,34 @@ async def test_a_take_over_of_many_jobs_mends_them_by_and_by() -> None:
     now = [world.now + 100]
     cluster = FakeCluster()
     cluster.put("trainingjobs", world.job, "ADDED")
+    former: dict[str, Any] = {"name": "digits-pods", "namespace": "default", "uid": "older"}
+    former["ownerReferences"] = [{"uid": world.job["metadata"]["uid"], "controller": True}]
+    cluster.put("networkpolicies", {"kind": "NetworkPolicy", "metadata": former})
     cache = Cache()
     cache.put_job(cluster.job())
     for number, pod in enumerate(world.pods.values()):
         pod["metadata"]["resourceVersion"] = str(100 + number)
         cache.put_pod(pod)
     key, uid = ("default", "digits"), world.job["metadata"]["uid"]
-    performer = Performer(cluster, cache, key, "t" * 16, "img", lambda: True, doors=Doors("ns"))
+
+    def clock() -> float:
+        return now[0]
+
+    performer = Performer(cluster, cache, key, "t" * 16, "img", lambda: True, doors=Doors("ns"), clock=clock)
     link = Link("t" * 16, 1.0, FakeCoordinator().connect)
     meter = Metrics(list, lambda: True)
-    loop = JobLoop(
-        key, uid, cluster, cache, performer, link, lambda: True, meter, clock=lambda: now[0], patience=20.0
-    )
+    loop = JobLoop(key, uid, cluster, cache, performer, link, lambda: True, meter, clock=clock, patience=20.0)
     await loop.round()
     applied = ("create_secret", "apply_service", "apply_network_policy")
     assert [cluster.calls[call] for call in applied] == [0, 0, 0]
     now[0] += 21
     await loop.round()
     assert [cluster.calls[call] for call in applied] == [1, 1, 1]
+    assert ("networkpolicies", "default", "digits-pods") in cluster.objects
     now[0] += 100
     await loop.round()
     assert [cluster.calls[call] for call in applied] == [1, 1, 1]
+    assert ("networkpolicies", "default", "digits-pods") not in cluster.objects
 
 
 def test_what_a_job_sees_of_its_pods_follows_every_change() -> None:

@@ -25,7 +25,8 @@ from springtide_operator import rootkey
 from springtide_operator.__main__ import prepare
 from springtide_operator.cache import Cache
 from springtide_operator.cluster import KubeCluster, merge_patch
-from springtide_operator.kube import ApiError, Kube, find_credentials
+from springtide_operator.credentials import find_credentials
+from springtide_operator.kube import ApiError, Kube
 from springtide_operator.lease import DEADLINE, DURATION, NAME, Lease
 from springtide_operator.link import Link, news, to_report
 from springtide_operator.manifests.worker import worker_pod
@@ -98,6 +99,54 @@ def test_pods_of_another_owner_are_names_that_are_taken() -> None:
     cache.put_pod(pod(5, "p", owner="an earlier job of that name"))
     assert cache.pods(KEY, "job-uid-1234") == ((), ())
     assert cache.foreign_names(KEY, "job-uid-1234") == {"digits-worker-0-0"}
+
+
+def lost_node(version: int, ready: str = "Unknown") -> Object:
+    said = {"type": "Ready", "status": ready, "lastTransitionTime": "2001-01-01T00:00:00Z"}
+    meta = {"name": "n0", "uid": "n", "resourceVersion": str(version)}
+    return {"metadata": meta, "status": {"conditions": [said]}}
+
+
+def test_lost_node_is_counted_from_when_it_was_seen() -> None:
+    now = [100.0]
+    cache = Cache(clock=lambda: now[0])
+    cache.replace_nodes([lost_node(1)], "1")
+    now[0] = 130.0
+    cache.put_node(lost_node(2))
+    nodes = cache.nodes()
+    assert nodes is not None
+    assert nodes["n0"].since == 100.0, "whatever another machine's clock says"
+    cache.put_node(lost_node(3, ready="True"))
+    now[0] = 140.0
+    cache.put_node(lost_node(4))
+    assert nodes["n0"].since == 140.0
+    now[0] = 150.0
+    cache.drop_node(lost_node(5))
+    assert (nodes["n0"].gone, nodes["n0"].since) == (True, 150.0)
+
+
+def test_deletion_is_counted_from_when_it_was_seen() -> None:
+    now = [100.0]
+    cache = Cache(clock=lambda: now[0])
+    going = {"deletionTimestamp": "2001-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30}
+    cache.put_pod(pod(5, **going))
+    now[0] = 110.0
+    cache.put_pod(pod(6, **going))
+    assert cache.pods(KEY, "job-uid-1234")[0][0].going_since == 100.0
+    cache.put_pod(pod(7, **{**going, "deletionGracePeriodSeconds": 1}))
+    assert cache.pods(KEY, "job-uid-1234")[0][0].going_since == 110.0
+
+
+def test_port_of_metrics_is_kept() -> None:
+    cache, made = Cache(), pod(5)
+    made["status"]["podIP"] = "10.0.0.7"
+    cache.put_pod(made)
+    assert cache.pods(KEY, "job-uid-1234")[0][0].address == ("10.0.0.7", 9400)
+    made = pod(6)
+    made["status"]["podIP"] = "10.0.0.7"
+    made["spec"]["containers"][0]["ports"] = [{"name": "metrics", "containerPort": 1234}]
+    cache.put_pod(made)
+    assert cache.pods(KEY, "job-uid-1234")[0][0].address == ("10.0.0.7", 1234)
 
 
 # ---- lease
@@ -331,9 +380,14 @@ async def server() -> AsyncIterator[tuple[str, list[web.Request]]]:
         seen.append(request)
         if request.path == "/api/v1/pods":
             if "continue" in request.query:
-                return web.json_response({"items": [{"n": 2}], "metadata": {"resourceVersion": "8"}})
+                return web.json_response(
+                    {"items": [{"metadata": {"name": "2"}}], "metadata": {"resourceVersion": "8"}}
+                )
             return web.json_response(
-                {"items": [{"n": 1}], "metadata": {"resourceVersion": "8", "continue": "t"}}
+                {
+                    "items": [{"metadata": {"name": "1"}}],
+                    "metadata": {"resourceVersion": "8", "continue": "t"},
+                }
             )
         if request.path.endswith("/broken"):
             return web.Response(status=502, text="<html>bad gateway</html>")
@@ -357,7 +411,7 @@ async def test_lists_are_read_page_by_page_and_refusals_keep_the_servers_words(
     kube = Kube(lambda: kopf.ConnectionInfo(server=url, token="secret"), on_error=errors.append)
     async with kube:
         listing = await KubeCluster(kube).list_pods()
-        assert [item["n"] for item in listing.items] == [1, 2]
+        assert [item["metadata"]["name"] for item in listing.items] == ["1", "2"]
         assert listing.resource_version == "8"
         assert seen[0].headers["Authorization"] == "Bearer secret"
         assert seen[0].query["labelSelector"] == "springtide.dev/job"

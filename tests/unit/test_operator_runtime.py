@@ -345,7 +345,7 @@ async def test_metrics_come_and_go_with_the_job() -> None:
     cluster.add_job(replicas=2)
     async with operator(cluster) as made, aiohttp.ClientSession() as session:
         assert made._web is not None
-        base = f"http://127.0.0.1:{made._web.addresses[0][1]}"
+        base = f"http://127.0.0.1:{made._web.port}"
 
         async def text(path: str) -> tuple[int, str]:
             async with session.get(base + path) as response:
@@ -390,3 +390,15 @@ async def test_any_call_may_fail_a_few_times(method: str) -> None:
             job = cluster.job()
         await until(lambda: len(failed) == 2, "both failures")
     assert cluster.job()["status"]["restarts"]["total"] == 0
+
+
+async def test_an_operator_that_ends_as_told_stays_ready() -> None:
+    """Kubelets ask until the pod has ended, and make a Warning event of each No."""
+    cluster = FakeCluster()
+    async with operator(cluster) as made:
+        await until(lambda: made.acting and made.unready() is None, "the operator to act")
+        seen: list[str | None] = []
+        cluster.before = lambda method, name: seen.append(made.unready())  # as it gives its lease back
+        await made.stop()
+    assert seen
+    assert set(seen) == {None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +20,7 @@ from springtide_operator.turns import Turns
 
 
 async def test_no_more_than_so_many_have_a_turn_and_urgent_ones_come_first() -> None:
-    turns, order, most, now = Turns(2), [], 0, 0
+    turns, order, most, now = Turns(2, 2), [], 0, 0
 
     async def job(name: str, urgent: bool) -> None:
         nonlocal most, now
@@ -42,7 +43,7 @@ async def test_no_more_than_so_many_have_a_turn_and_urgent_ones_come_first() -> 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["run", "cancel", "fail"])), max_size=12))
 def test_turns_are_given_back_whatever_happens(jobs: list[tuple[bool, str]]) -> None:
     async def all_of_them() -> None:
-        turns = Turns(2)
+        turns = Turns(2, 2)
 
         async def job(urgent: bool, kind: str) -> None:
             async with turns.turn(urgent):
@@ -60,10 +61,84 @@ def test_turns_are_given_back_whatever_happens(jobs: list[tuple[bool, str]]) -> 
             with suppress(ValueError, asyncio.CancelledError):
                 await task
         assert turns.waiting == 0
-        for _ in range(2):  # both are free again
-            await asyncio.wait_for(turns._take(turns._others), 60)
+        async with asyncio.timeout(60), turns.turn(), turns.turn():  # both are free again
+            pass
 
     asyncio.run(all_of_them())
+
+
+class Simulated:
+    """Jobs of namespaces that take a turn, hold it for some simulated seconds, and come again."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self.now = 0.0
+        self.began: dict[str, float] = {}  # the first turn of each job
+        self.held: list[tuple[float, int, asyncio.Event]] = []
+
+    async def job(self, namespace: str, name: str, rounds: int, seconds: float, urgent: bool = False) -> None:
+        for _ in range(rounds):
+            async with self.turns.turn(urgent, namespace):
+                self.began.setdefault(name, self.now)
+                done = asyncio.Event()
+                heapq.heappush(self.held, (self.now + seconds, len(self.began) + len(self.held), done))
+                await done.wait()
+
+    async def run(self, until: float) -> None:
+        """Move the clock from one end of a turn to the next."""
+        while True:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            if not self.held or self.held[0][0] > until:
+                self.now = until
+                return
+            self.now, _, done = heapq.heappop(self.held)
+            done.set()
+
+
+async def test_a_flood_of_one_namespace_delays_no_other() -> None:
+    """200 jobs whose turns take 2.5 s each, as creating 20 pods does among 32 others."""
+    world = Simulated(Turns(32))
+    tasks = [asyncio.create_task(world.job("flood", f"flood-{n}", 3, 2.5)) for n in range(200)]
+    await world.run(7.0)
+    tasks += [asyncio.create_task(world.job("other", f"other-{n}", 1, 0.2)) for n in range(3)]
+    await world.run(8.0)
+    assert [world.began[f"other-{n}"] for n in range(3)] == [7.0, 7.0, 7.0]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert world.turns.waiting == 0
+
+
+async def test_namespaces_take_turns_and_trains_go_first() -> None:
+    turns, order = Turns(1, 1), []
+
+    async def job(namespace: str, name: str, urgent: bool = False) -> None:
+        async with turns.turn(urgent, namespace):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(job("a", f"a{n}")) for n in range(4)]
+    tasks += [asyncio.create_task(job("a", "a-trains", urgent=True))]
+    tasks += [asyncio.create_task(job("b", f"b{n}")) for n in range(2)]
+    tasks += [asyncio.create_task(job("c", "c-trains", urgent=True)), asyncio.create_task(job("c", "c0"))]
+    await asyncio.gather(*tasks)
+    assert order == ["a0", "a-trains", "b0", "c-trains", "a1", "b1", "c0", "a2", "a3"]
+
+
+async def test_no_namespace_holds_more_than_its_share() -> None:
+    turns, held, most = Turns(8), 0, 0
+
+    async def job() -> None:
+        nonlocal held, most
+        async with turns.turn(of="a"):
+            held += 1
+            most = max(most, held)
+            await asyncio.sleep(0)
+            held -= 1
+
+    await asyncio.gather(*(job() for _ in range(30)))
+    assert most == 2
 
 
 @pytest.mark.parametrize(("jobs", "seconds"), [(0, 2), (100, 2), (500, 5), (1000, 10), (100_000, 50)])
@@ -74,7 +149,7 @@ def test_many_busy_jobs_are_looked_at_more_seldom(jobs: int, seconds: float) -> 
 async def test_waiting_for_other_requests_is_no_part_of_a_request_s_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kube_module, "AT_A_TIME", 2)
+    monkeypatch.setattr(kube_module, "AT_A_TIME", 8)  # two of them for one namespace
     kube = Kube()
     now, most, asked = 0, 0, []
 

@@ -14,6 +14,7 @@ from springtide_operator.plan.actions import (
     DeletePod,
     EnsureSecret,
 )
+from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.coordinator import LEARNING_SECONDS, SECRET_CHECK_SECONDS
 from springtide_operator.plan.observation import Refusal
 
@@ -93,6 +94,41 @@ def test_an_unreachable_coordinator_is_a_condition_and_costs_no_worker() -> None
     assert conditions["Running"]["status"] == "True"
     # Its Service may have been deleted: it is applied again, with the address that workers know.
     assert [a.cluster_ip for a in decided.actions if isinstance(a, ApplyService)] == ["10.0.0.1"]
+
+
+def degraded(world: World) -> dict[str, str]:
+    return next(c for c in world.status["conditions"] if c["type"] == "Degraded")
+
+
+def silent() -> World:
+    """A coordinator whose process runs, and which nobody has reached yet."""
+    world = started()
+    world.run(world.coordinators()[0])
+    world.now += 30
+    world.unreachable_since = world.now - 30
+    world.round()
+    return world
+
+
+def test_silence_of_a_starting_coordinator_is_no_news() -> None:
+    world = silent()
+    assert degraded(world)["status"] == "False"
+    world.now += 60
+    world.round()
+    assert degraded(world)["reason"] == "CoordinatorUnreachable"
+    assert "digits-coordinator-1 runs, and has not begun to answer within 60 s" in degraded(world)["message"]
+
+
+def test_silence_of_a_coordinator_that_is_up_is_news() -> None:
+    world = silent()
+    up = {"type": "Ready", "status": "True", "lastTransitionTime": timestamp(world.now)}
+    world.coordinators()[0]["status"]["conditions"] = [up]
+    world.round()
+    assert degraded(world)["status"] == "False"
+    world.now += 6
+    world.round()
+    assert "cannot reach digits-coordinator-1" in degraded(world)["message"]
+    assert "workers wait for it" in degraded(world)["message"]
 
 
 def test_without_the_coordinators_word_running_stays_what_it_was() -> None:

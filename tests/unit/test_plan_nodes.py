@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,14 +128,18 @@ def test_it_is_looked_at_again_when_something_gets_due() -> None:
     world.node("n1", ready=None)
     assert world.plan().wake_at == world.now + 2
     world.node("n1", ready=True)
-    world.ask_deletion(worker(world, 2), grace=30)
+    pod = worker(world, 2)
+    world.ask_deletion(pod, grace=30)
     world.round()
-    assert world.plan().wake_at == world.now + 30 + 60
+    assert world.plan().wake_at is None  # its node lives, and says when it has ended
+    world.nodes.clear()
+    pod["status"]["conditions"] = DRIVEN_OUT
+    assert world.plan().wake_at == world.now + 15
     world.job["spec"]["podCleanup"] = "None"
     world.end(worker(world, 0), 0, finished_message(1))
     world.round()
     assert world.status["state"] == "Succeeded"
-    assert world.plan().wake_at == world.now + 30 + 60
+    assert world.plan().wake_at == world.now + 15
 
 
 def test_without_the_coordinators_word_it_waits_for_the_next_coordinator() -> None:
@@ -145,7 +150,16 @@ def test_without_the_coordinators_word_it_waits_for_the_next_coordinator() -> No
     decided = world.round()
     assert "+c2" in done(decided)
     assert "+0-1" not in done(decided)
-    world.now += 30
+    world.now += 300
+    assert "+0-1" not in done(world.round())
+    world.kubelet()
+    world.unreachable_since = None
+    for pod in world.coordinators():
+        world.run(pod)
+    world.now += 11
+    silent(world, 0)
+    assert world.report is not None
+    world.report = replace(world.report, incarnation=2)
     assert "+0-1" in done(world.round())
 
 
@@ -157,12 +171,22 @@ def test_an_unreachable_coordinator_on_a_good_node_stays() -> None:
 
 def test_a_deleted_node_takes_its_pods_with_it() -> None:
     world = world_of_nodes()
-    world.lose_node("n0")
-    decided = world.round()
-    assert done(decided) == {"+c2", "-c1:Superseded", "+0-1", "-0-0:NodeLost"}
-    assert "digits-worker-0-0" not in living(world)
+    world.lose_node("n1")
+    silent(world, 1)
+    assert done(world.round()) == set()  # whoever is heard of would stay
+    world.now += 5
+    assert done(world.round()) == {"+1-1", "-1-0:NodeLost"}
+    assert "digits-worker-1-0" not in living(world)
     forced = {a.name for a in world.round().actions if isinstance(a, DeletePod) and a.force}
-    assert forced == {"digits-worker-0-0", "digits-coordinator-1"}
+    assert forced == {"digits-worker-1-0"}
+
+
+def test_deleted_node_ends_no_worker_that_is_heard_of() -> None:
+    world = world_of_nodes()
+    world.lose_node("n1")
+    world.now += 600
+    world.reports()
+    assert done(world.round()) == set()
 
 
 def test_a_node_that_is_not_known_yet_is_no_lost_node() -> None:
@@ -173,12 +197,19 @@ def test_a_node_that_is_not_known_yet_is_no_lost_node() -> None:
     assert done(world.round()) == set()
 
 
-def test_a_pod_that_stays_terminating_is_replaced_at_once_and_deleted_by_force_later() -> None:
+DRIVEN_OUT = [
+    {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
+    {"type": "Ready", "status": "False"},
+]
+
+
+def test_pod_driven_out_of_a_lost_node_is_forced_later() -> None:
     world = world_of_nodes()
-    world.nodes.clear()  # also where nodes cannot be read
+    world.nodes.clear()  # they cannot be read
+    worker(world, 2)["status"]["conditions"] = DRIVEN_OUT
     world.ask_deletion(worker(world, 2), grace=120)
     assert done(world.round()) == {"+2-1"}
-    world.now += 120 + 59
+    world.now += 14
     assert done(world.round()) == set()
     world.now += 2
     decided = world.round()
@@ -186,23 +217,64 @@ def test_a_pod_that_stays_terminating_is_replaced_at_once_and_deleted_by_force_l
     assert all(a.force for a in decided.actions if isinstance(a, DeletePod))
     said = [(event.reason, event.message) for event in decided.events]
     assert said == [
-        ("PodDeletedByForce", "pod digits-worker-2-0 is deleted by force: it does not end"),
+        ("PodDeletedByForce", "pod digits-worker-2-0 is deleted by force: its node was lost"),
     ]
     assert counts(world) == (0, 1)
 
 
-def test_what_a_finalizer_holds_is_asked_to_go_by_force_once() -> None:
+@pytest.mark.parametrize("readable", [True, False])
+def test_pod_on_a_node_that_lives_is_never_forced(readable: bool) -> None:
+    world = world_of_nodes()
+    if not readable:
+        world.nodes.clear()
+    world.ask_deletion(worker(world, 2), grace=30)
+    assert done(world.round()) == {"+2-1"}
+    world.now += 30 + 3600
+    assert done(world.round()) == set()
+    assert "digits-worker-2-0" not in living(world)  # the job does not wait for it
+
+
+def test_forced_deletion_is_asked_for_once() -> None:
     world = world_of_nodes()
     pod = worker(world, 2)
-    world.ask_deletion(pod, grace=30)
+    world.node("n2", ready=None)
+    silent(world, 2)
+    world.now += 6
     world.round()
-    world.now += 91
-    assert done(world.round()) == {"-2-0:StuckTerminating"}
+    world.now += 16
+    pod["metadata"].setdefault("finalizers", ["somebody/holds"])
+    assert done(world.round()) == {"-2-0:NodeLost"}
     pod["metadata"]["deletionGracePeriodSeconds"] = 0  # what the API server makes of a forced deletion
     pod["metadata"]["deletionTimestamp"] = timestamp(world.now)
     world.pods[pod["metadata"]["uid"]] = pod
     world.now += 600
+    assert not [a for a in world.round().actions if isinstance(a, DeletePod)]
+
+
+def test_no_worker_goes_while_most_nodes_look_lost() -> None:
+    world = world_of_nodes()
+    for name in ("n0", "n1", "n2"):
+        world.node(name, ready=None)
+    silent(world, 1, 2)
+    world.now += 600
     assert done(world.round()) == set()
+    world.node("n0", ready=True)  # two of three are lost one by one
+    assert {"-1-0:NodeLost", "-2-0:NodeLost"} <= done(world.round())
+
+
+def test_nothing_is_forced_while_most_nodes_look_lost() -> None:
+    world = world_of_nodes()
+    world.node("n0", ready=None)
+    world.unreachable_since = world.now
+    world.now += 6
+    assert done(world.round()) == {"+c2", "-c1:Superseded"}
+    for name in ("n1", "n2"):
+        world.node(name, ready=None)
+    world.now += 600
+    assert not [a for a in world.round().actions if isinstance(a, DeletePod) and a.force]
+    world.node("n1", ready=True)
+    forced = {a.name for a in world.round().actions if isinstance(a, DeletePod) and a.force}
+    assert forced == {"digits-coordinator-1"}
 
 
 def test_on_a_cordoned_node_the_replacement_starts_elsewhere_first() -> None:

@@ -11,7 +11,7 @@ from operator_world import World, finished_message, job_object
 
 from springtide_operator.api import reasons
 from springtide_operator.api.crd import custom_resource_definition
-from springtide_operator.plan.conditions import STALL_SECONDS
+from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.decide import invalid
 from springtide_operator.plan.observation import FailureReport
 from springtide_operator.plan.progress import rounded
@@ -86,10 +86,11 @@ def test_a_short_pause_is_no_news_and_a_long_one_is() -> None:
     world.reports()
     world.round()
     world.reports(phase="FORMING", generation=2, members=(), last_commit_at=world.now)
-    world.now += 4
+    world.now += 3
+    assert world.plan().wake_at == world.now + 1
     world.round()
     assert condition(world, "Running")["status"] == "True"
-    world.now += 2
+    world.now += 1
     world.round()
     assert condition(world, "Running")["status"] == "False"
     assert world.status["state"] == "Recovering"
@@ -295,13 +296,14 @@ def test_a_stand_still_for_members_out_of_reach_is_no_training() -> None:
     away: dict[str, Any] = {"reason": "Reconnecting", "message": "streams are broken", "step_seconds": 5.0}
     away |= {"waiting_for": ("digits-worker-1-0",), "last_commit_at": world.now}
     world.reports(**away)
-    world.now += STALL_SECONDS + 14
     world.round()
     assert world.status["state"] == "Running"
-    world.now += 1
+    since = timestamp(world.now)
+    world.reports(**away, still=True)
     world.round()
     assert world.status["state"] == "Recovering"
-    text = "no steps are reported: streams are broken (waits for digits-worker-1-0)"
+    assert world.status["samplesPerSecond"] == "0"
+    text = f"no step since {since}: streams are broken (waits for digits-worker-1-0)"
     assert condition(world, "Running")["message"] == text
 
 

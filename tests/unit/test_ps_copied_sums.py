@@ -12,6 +12,7 @@ from ps_loose import until
 
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.copying import CopyingShards
+from springtide_ps.rounds import RoundError
 
 TOKEN = (1, 0, 1)
 OPTIONS = {"lr": 0.5}
@@ -44,5 +45,35 @@ def test_a_sum_on_its_way_to_a_copy_is_not_used_up(scale: float) -> None:
         if spare is not None:
             spare.zero_()
         assert [total.tolist() for total in sent] == [[6.0] * 8]
+    finally:
+        shards.close()
+
+
+@pytest.mark.parametrize("given_up", [True, False])
+def test_only_the_sum_of_a_copy_that_stays_is_missed(given_up: bool) -> None:
+    copy, begun = Future[Any](), threading.Event()
+    sums, answers = list[Any](), list[Exception | None]()
+
+    def fill(*_: Any) -> Future[Any]:
+        begun.set()
+        return copy
+
+    def forward(address: str, which: tuple[int, int], key: str, total: torch.Tensor, done: Any) -> None:
+        sums.append(done)
+
+    shards = CopyingShards(forward, fill)
+    try:
+        shards.enter(TOKEN, ["a"], 0, "L")
+        shards.load(TOKEN, "k", 0, Chunk(torch.zeros(8), [(0, 0, 0, 8)], "sgd", [OPTIONS]))
+        shards.arrange(TOKEN, {}, {"k": ["other"]}, [])
+        assert begun.wait(60)
+        shards.stage(TOKEN, 1, "a", "k", torch.ones(8))
+        until(lambda: len(sums) == 1, "the sum is sent")
+        if given_up:
+            copy.set_exception(RoundError("no room"))
+        sums[0](RoundError("chunk 'k' is not held here"))
+        shards.prepare(TOKEN, 1, "a", 1, False, lambda _, error: answers.append(error))
+        until(lambda: len(answers) == 1, "an answer")
+        assert (answers[0] is None) == given_up
     finally:
         shards.close()

@@ -53,7 +53,20 @@ def test_every_file_of_tests_that_need_a_gpu_is_named_as_not_run() -> None:
 
 def test_make_targets_named_in_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    named = set(re.findall(r"\bmake ([a-z]+)", (ROOT / "README.md").read_text())) - {"and"}
+    named = set(re.findall(r"\bmake ([a-z-]+)", (ROOT / "README.md").read_text())) - {"and"}
     assert {target for target in named if not re.search(rf"^{target}:", makefile, re.MULTILINE)} == set()
-    for target in ("help", "demo", "test", "tools", "lint", "bench", "chaos", "clean"):
+    for target in ("help", "demo", "test", "tools", "lint", "bench", "chaos", "fuzz", "clean"):
         assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), f"make help does not list {target}"
+
+
+def test_every_test_of_the_threat_table_exists() -> None:
+    text = (ROOT / "docs/security.md").read_text()
+    rows = [line for line in text.splitlines() if "`test_" in line]
+    named = {name for row in rows for name in re.findall(r"`(test_\w+)`", row)}
+    assert len(rows) >= 20
+    found = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    assert named - found == set()

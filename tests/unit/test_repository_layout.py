@@ -110,18 +110,6 @@ def test_no_file_names_the_machine_it_was_made_on() -> None:
     assert found == []
 
 
-def test_no_file_is_too_long_to_hold_one_idea() -> None:
-    generated = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
-    found = {
-        str(path.relative_to(ROOT)): lines
-        for path in tracked_files()
-        if path.suffix == ".py"
-        and not path.name.endswith(generated)
-        and (lines := len(path.read_text().splitlines())) > 500
-    }
-    assert found == {}
-
-
 def test_the_version_is_the_same_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
@@ -130,3 +118,18 @@ def test_the_version_is_the_same_everywhere() -> None:
         images = re.findall(r"springtide/(?:operator|worker):(\S+?)[\"']?$", text, re.MULTILINE)
         assert images, f"{name} names no image of ours"
         assert set(images) == {version}
+
+
+def test_git_tracks_no_link_to_elsewhere_and_nothing_ignored() -> None:
+    def listed(*options: str) -> list[str]:
+        done = subprocess.run(
+            ["git", "ls-files", *options], cwd=ROOT, capture_output=True, text=True, check=False, timeout=30
+        )
+        if done.returncode != 0:
+            pytest.skip("this is no git checkout")
+        return done.stdout.splitlines()
+
+    links = [line.split("\t", 1)[1] for line in listed("--stage") if line.startswith("120000 ")]
+    inside = [(ROOT / name).resolve().relative_to(ROOT.resolve()) for name in links]
+    assert set(map(str, inside)) <= set(listed())
+    assert listed("--cached", "--ignored", "--exclude-standard") == []

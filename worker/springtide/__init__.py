@@ -21,6 +21,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from springtide.errors import GenerationChanged, SpringtideError, UsageError
+from springtide.termination import catch_early
 
 if TYPE_CHECKING:
     from springtide.api import (
@@ -63,6 +64,8 @@ __all__ = [
     "world_size",
 ]
 
+
+catch_early()
 
 if not TYPE_CHECKING:
 

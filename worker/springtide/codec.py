@@ -49,6 +49,10 @@ class TensorSpec:
     nbytes: int
 
 
+MAX_TENSORS = 1_000_000
+"""Of one state: of sixty layers with 256 experts each, with Adam, there are 200,000."""
+
+
 def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
@@ -162,6 +166,9 @@ def flatten(tree: Any, name: str = "", *, move: bool = True) -> tuple[bytes, lis
     """
     encoder = _Encoder(move)
     node = encoder.node(tree, name, 0)
+    if len(encoder.tensors) > MAX_TENSORS:
+        found = f"{len(encoder.tensors)} tensors"
+        raise TypeError(f"{name or 'state'}: {found} are more than the {MAX_TENSORS} that a state may have")
     described = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in encoder.tensors]
     header = {"version": VERSION, "tensors": described, "tree": node}
     return json.dumps(header, separators=(",", ":"), allow_nan=False).encode("utf-8"), encoder.tensors
@@ -203,6 +210,8 @@ def _parse(header: bytes) -> dict[str, Any]:
 def _specs(described: Any, limit_bytes: int) -> list[TensorSpec]:
     if not isinstance(described, list):
         raise ValueError("state header: tensors is no list")
+    if len(described) > MAX_TENSORS:
+        raise ValueError(f"state header: {len(described)} tensors, more than {MAX_TENSORS}")
     specs, end = [], 0
     for i, entry in enumerate(described):
         if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], list)):

@@ -10,12 +10,13 @@ import signal
 import sys
 import threading
 import time
-from types import FrameType, TracebackType
+from types import TracebackType
 
 from springtide import outcome
 from springtide.checkpoint.keeper import FLUSH_SECONDS
 from springtide.errors import ServerStepError
 from springtide.runtime import Runtime
+from springtide.termination import end_as_child, end_by, is_ours_or_default
 
 log = logging.getLogger("springtide")
 
@@ -37,8 +38,9 @@ def install(runtime: Runtime) -> None:
     atexit.register(_at_exit, runtime, os.getpid())
     if runtime.settings.alone or threading.current_thread() is not threading.main_thread():
         return
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda number, frame: _on_term(runtime, frame))
+    if is_ours_or_default(signal.getsignal(signal.SIGTERM)):
+        process = os.getpid()
+        signal.signal(signal.SIGTERM, lambda number, frame: _on_term(runtime, process))
 
 
 def _at_exit(runtime: Runtime, process: int) -> None:
@@ -56,13 +58,13 @@ def _at_exit(runtime: Runtime, process: int) -> None:
     gc.freeze()
 
 
-def _on_term(runtime: Runtime, frame: FrameType | None) -> None:
-    """First: ask to leave at the next boundary. Second: end now."""
+def _on_term(runtime: Runtime, process: int) -> None:
+    """First: ask to leave at the next boundary. Second: end now. See [Note: process 1] in `termination`."""
+    if os.getpid() != process:
+        end_as_child(signal.SIGTERM)  # of a data loader for example, which its parent ends
     session = runtime.session
     if session is None or session.term_at is not None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return
+        end_by(signal.SIGTERM)
     # Only a mark: a handler may interrupt code that holds a lock.
     session.term_at = time.monotonic()
     if session.membership.generation is None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from springtide_coordinator.bounded_http import BoundedServer, Kept, Reply, Request, in_words
 
 log = logging.getLogger("springtide")
 
@@ -86,6 +86,18 @@ class Metrics:
             registry=self.registry,
             buckets=(0, 1, 2, 4, 8, 16, 32, 64, 128),
         ).labels(**labels)
+        self.coordinator_missing = Gauge(
+            "springtide_worker_coordinator_missing_seconds",
+            "For how long this process has had no stream to the coordinator; 0 while it has one.",
+            list(labels),
+            registry=self.registry,
+        ).labels(**labels)
+        self.since_commit = Gauge(
+            "springtide_worker_since_commit_seconds",
+            "For how long this process has committed no step; NaN before the first.",
+            list(labels),
+            registry=self.registry,
+        ).labels(**labels)
         self.generation = Gauge(
             "springtide_worker_generation",
             "Number of the membership generation.",
@@ -107,19 +119,23 @@ class Metrics:
         """
         if port_file:
             port, address = 0, "127.0.0.1"
+        metrics = Kept(lambda: generate_latest(self.registry))
+
+        def answer(request: Request) -> Reply:
+            if request.path not in ("/metrics", "/"):
+                return in_words(404, "/metrics")
+            return Reply(200, metrics(), CONTENT_TYPE_LATEST)
+
         for candidate in (port, 0):
             try:
-                server, thread = start_http_server(
-                    candidate, addr=address or "0.0.0.0", registry=self.registry
-                )
+                server = BoundedServer(answer, address, candidate)
             except OSError as error:
                 log.warning("metrics: port %d cannot be used (%s)", candidate, error.strerror)
                 continue
-            log.info("metrics on port %d", server.server_port)
+            log.info("metrics on port %d", server.port)
             if port_file:
-                _write_port(port_file, server.server_port)
-
-            return partial(_stop, server, thread)
+                _write_port(port_file, server.port)
+            return server.close
         return lambda: None
 
 
@@ -129,9 +145,3 @@ def _write_port(path: str, port: int) -> None:
         os.replace(f"{path}.tmp", path)
     except OSError as error:
         log.warning("metrics: cannot tell the launcher the port in %s (%s)", path, error.strerror)
-
-
-def _stop(server: WSGIServer, thread: threading.Thread) -> None:
-    server.shutdown()
-    server.server_close()
-    thread.join(1.0)

@@ -36,6 +36,7 @@ from springtide.metrics import Metrics
 from springtide.names import ALONE, Generation, StateName
 from springtide.records import Commit, Ring, StepLog, as_numbers
 from springtide.recovery import Recovery
+from springtide.reported import ReportedNames
 from springtide.session import Session
 from springtide.state import Position
 from springtide.timing import Timing
@@ -72,6 +73,7 @@ class Runtime:
         self.ended_loops = 0
         self.generations = 0
         self.values: dict[str, float] = {}
+        self.reported = ReportedNames()
         self.outcome: outcome.Outcome | None = None
         self.part_kept = False
         self.rehearsing = False
@@ -90,8 +92,11 @@ class Runtime:
             self._on_checkpoint,
         )
         self._stop_metrics: Callable[[], None] = lambda: None
+        self._committed_at = math.nan
+        self.metrics.since_commit.set_function(lambda: time.monotonic() - self._committed_at)
         if not settings.alone:
             self.session = Session(settings, self)
+            self.metrics.coordinator_missing.set_function(self.session.missing_seconds)
             self.membership = self.session.membership
             self.membership.use_storage(self.checkpoints.able, books=settings.asynchronous)
             self.recovery = Recovery(self, self.membership)
@@ -376,6 +381,7 @@ class Runtime:
         self.metrics.data.observe(data)
         self.metrics.communicated(body.communication_seconds, body.exposed_seconds, body.reduced_bytes)
         self.metrics.steps.inc()
+        self._committed_at = time.monotonic()
         self.metrics.samples.inc(body.samples)
         return Commit(
             state,
@@ -431,7 +437,7 @@ class Runtime:
         return self.trainer is not None and self.trainer.transaction.phase is not Phase.IDLE
 
     def report(self, values: Mapping[str, Any]) -> None:
-        numbers = as_numbers(values)
+        numbers = self.reported.bounded(as_numbers(values))
         if self.step_in_body:
             self.ready("report()").report(numbers)
             return

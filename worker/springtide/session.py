@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 import time
@@ -17,6 +16,7 @@ from springtide.exchange.store import StreamStore
 from springtide.membership import Membership
 from springtide.outcome import Failed, Left, Outcome
 from springtide.records import data_message
+from springtide.termination import UNHEARD_SECONDS, end_by
 from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator.client import SessionClient, SessionClosedError
 
@@ -28,7 +28,8 @@ log = logging.getLogger("springtide")
 TELL_SECONDS = 0.1
 _TIMES_SECONDS = 1.0
 _FLUSH_SECONDS = 2.0
-_UNHEARD_SECONDS = 5.0
+BETWEEN_SECONDS = 1.5
+"""And then for the script's thread to end or drop its step and come to a place between two."""
 _SAY_SECONDS = 10.0
 _MOVED_SECONDS = 1.0
 _MOVED_SAY_SECONDS = 5.0
@@ -53,6 +54,9 @@ class Session:
         )
         self.membership.on_wait = self.check_term
         self.term_at: float | None = None
+        self._lost_at = float("-inf")
+        self._began = time.monotonic()
+        self._end = threading.Lock()
         self._said = 0.0
         self._moved_told = self._moved_said = 0.0
         self._timed_at = 0.0
@@ -66,6 +70,10 @@ class Session:
     def start(self) -> None:
         self._teller.start()
         self._client.start()
+
+    def missing_seconds(self) -> float:
+        """Return for how long there has been no stream to the coordinator; 0 while there is one."""
+        return 0.0 if self._client.connected else time.monotonic() - max(self._began, self._lost_at)
 
     def send(self, message: pb.WorkerMessage) -> None:
         """Queue a message; without a stream it is lost, since the next Hello tells what matters."""
@@ -99,17 +107,23 @@ class Session:
     def check_term(self) -> None:
         """End the process as SIGTERM would when nobody is there to let it leave.
 
-        The script's thread calls it between steps and in waits.
+        The script's thread calls it between steps and in waits, so that no step is open.
         """
-        if (
-            self.term_at is None
-            or self._client.connected
-            or time.monotonic() - self.term_at < _UNHEARD_SECONDS
-        ):
-            return
-        log.warning("SIGTERM, and no coordinator in %g s: ending without having left", _UNHEARD_SECONDS)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if self._unheard(time.monotonic()) >= UNHEARD_SECONDS:
+            self._end_unheard()
+
+    def _unheard(self, now: float) -> float:
+        """Return for how many seconds it has been asked to end with no coordinator there to let it leave."""
+        if self.term_at is None or self._client.connected:
+            return 0.0
+        return now - max(self.term_at, self._lost_at)
+
+    def _end_unheard(self) -> None:
+        """Say so once and end, whichever thread comes first; the other one waits for the end."""
+        with self._end:
+            log.warning("SIGTERM, and no coordinator in %g s: ends without having left", UNHEARD_SECONDS)
+            self._runtime.write_outcome()  # if there is one by now
+            end_by(signal.SIGTERM)
 
     # ---- the stream's thread
 
@@ -133,7 +147,9 @@ class Session:
         log.info("asked to stop after the step: members or servers come or go")
 
     def _disconnected(self, reason: str) -> None:
-        log.warning("lost the coordinator (%s); training goes on, trying to reach it", reason)
+        self._lost_at = time.monotonic()
+        if self.term_at is None:
+            log.warning("lost the coordinator (%s); training goes on, trying to reach it", reason)
         self.membership.disconnected()
 
     # ---- the telling thread
@@ -148,6 +164,8 @@ class Session:
             if self.term_at is not None and not self.membership.leaving:
                 log.info("SIGTERM: leaving at the next boundary")
                 self.membership.leave("SIGTERM")
+            if self._unheard(time.monotonic()) >= UNHEARD_SECONDS + BETWEEN_SECONDS:
+                self._end_unheard()
             if not self._client.connected:
                 try:
                     self._client.wait_connected(0.0)

@@ -15,10 +15,11 @@ QUIET_WINDOW_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Gap:
-    """The longest pause in seconds, and the generation that the event caused (None: it caused none)."""
+    """The longest pause in seconds, its end (unix s), and the generation that the event caused, if any."""
 
     seconds: float
     generation: Generation | None
+    until: float
 
 
 def gap_after(curve: Sequence[Commit], at: float, horizon: float) -> Gap:
@@ -46,4 +47,5 @@ def gap_after(curve: Sequence[Commit], at: float, horizon: float) -> Gap:
         # The pause that reaches over the window's end began inside it: it counts.
         caused, end = None, min(len(curve), bisect_left(times, at + QUIET_WINDOW_SECONDS) + 1)
     window = times[after - 1 : end]
-    return Gap(max(later - earlier for earlier, later in pairwise(window)), caused)
+    seconds, until = max((later - earlier, later) for earlier, later in pairwise(window))
+    return Gap(seconds, caused, until)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from springtide_demo.commits import Commit
+from springtide_demo.machine import Load, Machine
+from springtide_demo.patience import Patience
 from springtide_demo.steplog import StepLogs
 
-SECONDS = 120.0
+# Of a machine of our own, without a step: it starts beside all else, and gives way to it.
+STILL_SECONDS = 60.0
+POLL_SECONDS = 0.05
 
 
 @dataclass
@@ -26,18 +31,32 @@ class ReferenceRun:
         """Say whether it has ended (however)."""
         return self.process.poll() is not None
 
-    def curve(self, timeout: float = SECONDS) -> list[Commit]:
+    def curve(self, still: float = STILL_SECONDS, machine: Machine | None = None) -> list[Commit]:
         """Wait for the end and return its commits in order of their steps.
 
-        Raises TimeoutError after `timeout` seconds, RuntimeError with the end of its output when it failed.
+        Args:
+            still: seconds of a machine of our own in which it makes no step.
+            machine: says what others leave of it.
+
+        Raises:
+            TimeoutError: it made no step for so long.
+            RuntimeError: it failed; with the end of its output.
         """
-        try:
-            code = self.process.wait(timeout)
-        except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"the undisturbed run has not ended within {timeout:.0f} s") from error
+        logs, commits, patience = StepLogs(self.folder), [], Patience(still)
+        while (code := self.process.poll()) is None:
+            commits += logs.poll()
+            if machine is not None:
+                machine.sample()
+            load, now = machine.lately() if machine is not None else Load(), time.monotonic()
+            if patience.look([len(commits)], now, load.others):
+                raise TimeoutError(
+                    f"the undisturbed run has not ended, and made no step for {patience.since(now):.0f} s"
+                    f" ({len(commits)} steps so far; {load})"
+                )
+            time.sleep(POLL_SECONDS)
         if code != 0:
             raise RuntimeError(f"the undisturbed run ended with exit code {code}:\n{self._output()}")
-        commits = sorted(StepLogs(self.folder).poll(), key=lambda commit: commit.step)
+        commits = sorted([*commits, *logs.poll()], key=lambda commit: commit.step)
         if not commits:
             raise RuntimeError(f"the undisturbed run wrote no step log:\n{self._output()}")
         return commits

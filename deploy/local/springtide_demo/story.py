@@ -12,7 +12,9 @@ import urllib3
 from springtide_demo import actions, scenario
 from springtide_demo.commits import History, samples_per_second, steps_per_second
 from springtide_demo.kube import Kube, KubeError
+from springtide_demo.machine import Machine
 from springtide_demo.observe import PodView, WorkerWatch, pod_view
+from springtide_demo.patience import Patience
 from springtide_demo.reference import ReferenceRun
 from springtide_demo.scenario import Done, Observation, Pace
 from springtide_demo.steplog import StepLogs
@@ -24,6 +26,9 @@ OPERATOR_SELECTOR = "springtide.dev/role=operator"
 POLL_SECONDS = 0.1
 LIST_SECONDS = 0.4
 ANNOUNCE_SECONDS = 0.3
+# So many seconds of a machine of our own without anything new, and so many without a step or an event.
+STILL_SECONDS = 60.0
+NO_STEP_SECONDS = 240.0
 
 
 class StoryError(Exception):
@@ -41,6 +46,7 @@ class Story:
     namespace: str
     alone: ReferenceRun
     pace: Pace = field(default_factory=Pace)
+    machine: Machine = field(default_factory=Machine)
     list_seconds: float = LIST_SECONDS
     total_steps: int = 0
     history: History = field(default_factory=History)
@@ -57,21 +63,47 @@ class Story:
     _waiting: str = ""
     _generation: int = 0
 
-    def run(self, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Tell the story until the job has succeeded.
+    def run(
+        self,
+        still: float = STILL_SECONDS,
+        no_step: float = NO_STEP_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Tell the story until the job has succeeded, for as long as it takes.
 
-        Raises StoryError when the job fails, or has not ended within `timeout` seconds (and for what).
+        Args:
+            still: seconds in which nothing moves, and
+            no_step: seconds without a step that was not made before: then the story is given up. Both count
+                what the machine left to us.
+            clock: for tests.
+
+        Raises:
+            StoryError: the job failed; or nothing moved, and what was waited for, and since when.
         """
-        deadline = clock() + timeout
+        anything, steps = Patience(still), Patience(no_step)
         while True:
+            self.machine.sample()
             self.observe(clock())
             failure = _condition(self._job, "Failed")
             if failure is not None:
                 raise StoryError(f"the job failed: {failure.get('reason')}: {failure.get('message')}")
             if _condition(self._job, "Succeeded") is not None and self.watch.outcome:
                 return
-            if clock() > deadline:
-                raise StoryError(f"not over within {timeout:.0f} s: {self._waiting or self._state()}")
+            now, load = clock(), self.machine.lately()
+            advanced = {
+                ("step", self.history.last_step),
+                ("event", len(self.done)),
+                ("alone", self.total_steps),
+            }
+            for patience, marks, what in (
+                (anything, advanced | self._marks(), "nothing has moved"),
+                (steps, advanced, "no step was made"),
+            ):
+                if patience.look(marks, now, load.others):
+                    raise StoryError(
+                        f"{what} for {patience.since(now):.0f} s: {self._waiting or self._state()}"
+                        f" (step {self.history.last_step}; {load})"
+                    )
             self.advance()
             self.show()
             time.sleep(POLL_SECONDS)
@@ -118,6 +150,14 @@ class Story:
 
     def _targeted(self, kind: str) -> frozenset[str]:
         return frozenset(uid for target in self.targets if target.kind == kind for uid in target.uids)
+
+    def _marks(self) -> set[tuple[object, ...]]:
+        """Return what may be new in a look at the cluster: states of pods, and of the job."""
+        pods = [*self._workers, *(pod for pod in (self._coordinator, self._operator) if pod is not None)]
+        seen: set[tuple[object, ...]] = {
+            (pod.uid, pod.phase, pod.pid, pod.ready, pod.leaving) for pod in pods
+        }
+        return seen | {("job", self._state(), self._generation)}
 
     # ---- decide and act
 

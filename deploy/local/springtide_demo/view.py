@@ -128,7 +128,9 @@ class View:
         for promise in promises:
             if promise.holds:
                 mark = Text("yes", style="green")
-            elif promise.timing:
+            elif not promise.judged:
+                mark = Text("busy", style="bold yellow")
+            elif not promise.broken:
                 mark = Text("slow", style="bold yellow")
             else:
                 mark = Text("NO", style="bold red")

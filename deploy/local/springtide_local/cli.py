@@ -132,12 +132,22 @@ def stop(data: Data = None) -> None:
 
 @node.command("kill")
 def node_kill(name: Name, data: Data = None) -> None:
-    """Kill all processes of a node at once and let its heartbeat end, as when a machine loses power."""
+    """Kill all processes of a node at once and let its heartbeat end. The kernel tells their peers."""
     try:
         Cluster(data).kill_node(name)
     except ClusterError as error:
         _fail(error)
     print(f"Node {name} is dead. Bring it back with: springtide local node restore {name}{_data(data)}")
+
+
+@node.command("crash")
+def node_crash(name: Name, data: Data = None) -> None:
+    """Let a node's machine lose power: its processes are gone, and its addresses are silent."""
+    try:
+        Cluster(data).crash_node(name)
+    except ClusterError as error:
+        _fail(error)
+    print(f"Node {name} has crashed. Bring it back with: springtide local node restore {name}{_data(data)}")
 
 
 @node.command("stop")
@@ -154,7 +164,7 @@ def node_stop(name: Name, data: Data = None) -> None:
 
 @node.command("restore")
 def node_restore(name: Name, data: Data = None) -> None:
-    """Bring a killed or stopped node back, and wait until it is Ready."""
+    """Bring a node back that failed, and wait until it is Ready."""
     try:
         Cluster(data).restore_node(name)
     except ClusterError as error:

@@ -20,8 +20,10 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from springtide_local.images import add_image
+from springtide_local.kubelet import blackout
 from springtide_local.reaper import IN_USE
 from springtide_local.settings import (
+    CRASHED,
     KILLED,
     STATE_ANNOTATION,
     STOPPED,
@@ -205,6 +207,16 @@ class Cluster:
     def kill_node(self, name: str) -> None:
         """All processes of the node die, and nothing is heard of it any more."""
         self._set_node(name, KILLED)
+
+    def crash_node(self, name: str) -> None:
+        """Let the node's machine lose power: its processes are gone, its kubelet is silent, and so are its
+        addresses (no FIN, no RST, new connections hang) until it is restored.
+
+        Raise ClusterError where one process may not take over the sockets of another one.
+        """
+        if why := blackout.why_impossible():
+            raise ClusterError(f"node {name} cannot crash on this machine: {why}")
+        self._set_node(name, CRASHED)
 
     def stop_node(self, name: str) -> None:
         """All processes of the node are stopped (SIGSTOP), and nothing is heard of it any more."""

@@ -24,6 +24,7 @@ from springtide_local.addresses import (
     node_address,
     service_range,
 )
+from springtide_local.api.auth import ISSUER
 from springtide_local.api.discovery import VERSION
 from springtide_local.api.server import ApiServer
 from springtide_local.api.store import Store
@@ -43,12 +44,13 @@ from springtide_local.kubelet.pretend import OneAddress, PretendedPod
 from springtide_local.kubelet.processes import ProcessRuntime
 from springtide_local.kubelet.runtime import Runtime
 from springtide_local.kubelet.services import ApiAccess, NodeServices, WatchedReferences
+from springtide_local.kubelet.tokens import Issued
 from springtide_local.pki import write_private
+from springtide_local.ports import Object
 from springtide_local.scheduler import Scheduler
 from springtide_local.settings import AUDIT_VARIABLE, Files, Settings, node_names
 
 _log = logging.getLogger(__name__)
-_TOKEN_SECONDS = 10 * 365 * 24 * 3600
 _READY_TIMEOUT = 15.0
 
 
@@ -108,7 +110,8 @@ class LocalCluster:
         with claim:
             address = api_address(network)
             store = Store(services=service_range(network))
-            server = ApiServer(store, files.pki, address, api_port(address))
+            longest = self._settings.token_seconds or None
+            server = ApiServer(store, files.pki, address, api_port(address), longest)
             await server.start()
             try:
                 await self._run_parts(store, server, network, started)
@@ -152,13 +155,15 @@ class LocalCluster:
         images = Images(files.images, files.run / "root")
         addresses = PodAddresses(network)
         host, _, port = server.url.removeprefix("https://").partition(":")
-        access = ApiAccess(host, int(port), server.authority.certificate.decode())
+        access = ApiAccess(host, int(port))
         references = WatchedReferences(informers)
         for kind in ("pods", "nodes"):
             informers.of(kind)
 
-        def issue(namespace: str, service_account: str) -> str:
-            return server.tokens.issue(namespace, service_account, _TOKEN_SECONDS)[0]
+        def issue(pod: Object, audience: str, seconds: int) -> Issued:
+            space, account = pod["metadata"]["namespace"], pod["spec"].get("serviceAccountName") or "default"
+            audiences = (audience,) if audience else (ISSUER,)
+            return Issued(*server.tokens.issue(space, account, seconds, audiences, pod))
 
         kubelets = []
         for index, name in enumerate(node_names(settings.nodes)):
@@ -176,6 +181,7 @@ class LocalCluster:
                 api=access,
                 issue_token=issue,
                 pods_root=files.run / "pods",
+                names_resolve=settings.dns,
                 logs_root=Path(settings.pod_logs) if settings.pod_logs else None,
                 claims_root=files.run / "claims",
                 allocatable=settings.capacity(),

@@ -30,7 +30,7 @@ _SUFFIXES: dict[str, Fraction] = {
     },
 }
 _QUANTITY = re.compile(
-    r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d+)|(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)?)$"
+    r"^(?=.{1,64}$)([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:[eE]([+-]?[0-9]{1,2})|(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)?)$"
 )
 
 # What the scheduler assumes of a container that asks for nothing, so that such pods spread too (kube-

@@ -13,10 +13,12 @@ from springtide_local.quantities import parse_quantity
 MOST_NODES = 200
 LEASES = "kube-node-lease"
 
-# On a Node object: `killed` or `stopped` makes the node fail; without it the node works (see `kubelet.node`).
+# On a Node object: `killed`, `stopped` or `crashed` makes the node fail; without it the node works (see
+# `kubelet.node`).
 STATE_ANNOTATION = "springtide.dev/local-node"
 KILLED = "killed"
 STOPPED = "stopped"
+CRASHED = "crashed"
 
 # An environment variable that names a folder: a cluster that ends leaves its count of requests there.
 AUDIT_VARIABLE = "SPRINGTIDE_LOCAL_AUDIT"
@@ -45,6 +47,11 @@ class Settings:
 
     `pod_logs`: a folder where the logs of pods stay when these are gone (`kubelet.kept_logs`); otherwise they
     go with their pod.
+
+    `dns`: without it no name resolves in any pod, as in a cluster whose DNS is down.
+
+    `token_seconds`: no token of a service account lives longer (kube-apiserver's
+    `--service-account-max-token-expiration`); 0: as long as is asked for.
     """
 
     nodes: int = 3
@@ -56,6 +63,8 @@ class Settings:
     kubeconfig: str = ""
     pretend: str = ""
     pod_logs: str = ""
+    dns: bool = True
+    token_seconds: float = 0.0
 
     def check(self) -> None:
         """Raise ValueError with what is wrong and what to give instead."""

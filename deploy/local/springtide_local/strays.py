@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 CLUSTER_VARIABLE = "SPRINGTIDE_LOCAL_CLUSTER"
 CONTAINER_VARIABLE = "SPRINGTIDE_LOCAL_CONTAINER"
@@ -28,18 +29,25 @@ def processes_with(variable: str, value: str) -> list[int]:
     return found
 
 
+def processes_of_session(leader: int) -> list[int]:
+    """Ids of the processes in the session that this process leads, zombies included."""
+    return [pid for pid, fields in _stats() if int(fields[3]) == leader]
+
+
 def children_of(parent: int) -> list[int]:
     """Ids of the processes whose parent that is, zombies included."""
-    found = []
+    return [pid for pid, fields in _stats() if int(fields[1]) == parent]
+
+
+def _stats() -> Iterator[tuple[int, list[bytes]]]:
+    """Of each process, what `/proc/PID/stat` has after the command: state, parent, group, session, ..."""
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
-                # The command stands in parentheses and may hold any character; what follows is `state ppid`.
+                # The command stands in parentheses and may hold any character.
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue
-        if int(fields[1]) == parent:
-            found.append(int(name))
-    return found
+        yield int(name), fields

@@ -6,7 +6,8 @@ makes a generation of its own it must know of every process that may hold state.
 * when every member of the greatest reported generation has reported to it: a greater one would need one of
   them, parked, as the source of its state, and none has heard of one; or
 * when the operator listed the living pods after this incarnation began, every started one among them has said
-  Hello, and every process that a report named has reported or is known to be dead.
+  Hello, and every process that a report named has reported or is known to be dead. A process whose machine
+  nobody hears, neither the operator nor this coordinator, is not waited for (`liveness.gone_with_machine`).
 
 The very first incarnation knows that nobody holds state.
 """
@@ -14,7 +15,7 @@ The very first incarnation knows that nobody holds state.
 from __future__ import annotations
 
 from .generation import Generation
-from .liveness import proof_of_death, silent_pods
+from .liveness import gone_with_machine, proof_of_death, silent_machine, silent_pods
 from .messages import Hello, MemberInfo
 from .names import StateName
 from .state import Membership
@@ -44,7 +45,7 @@ def higher(base: StateName | None, state: StateName, below: Generation) -> State
     return state if base is None else max(base, state)
 
 
-def settle(m: Membership) -> list[str]:
+def settle(m: Membership, now: float) -> list[str]:
     """Find out whether enough is known to make generations; return for whom it still waits."""
     if m.settled or m.incarnation.is_first or not m.rules.wait_for_reports:
         m.settled = True
@@ -53,8 +54,9 @@ def settle(m: Membership) -> list[str]:
     if current is not None and all(info.id in m.heard for info in current.members):
         m.settled = True
         return []
-    missing = [info.label for info in unreported(m)]
-    missing += [name for _, name in silent_pods(m) if name not in missing]
+    missing = [info.label for info in unreported(m) if not gone_with_machine(m, info, now)]
+    awaited = ((uid, name) for uid, name in silent_pods(m) if not silent_machine(m, m.living[uid], now))
+    missing += [name for _, name in awaited if name not in missing]
     if not m.operator_word:
         missing.append("the operator")
     m.settled = not missing

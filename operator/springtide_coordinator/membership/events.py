@@ -36,13 +36,17 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class PodSeen:
-    """A pod that may still have a process; `leave_by` is unix time in seconds, 0 when it stays."""
+    """A pod that may still have a process; `leave_by` is unix time in seconds, 0 when it stays.
+
+    unheard: the operator looked for it, and nothing was heard of it nor of its node.
+    """
 
     uid: str
     name: str = ""
     slot: int = 0
     started: bool = True
     leave_by: float = 0.0
+    unheard: bool = False
 
 
 @dataclass(frozen=True, slots=True)

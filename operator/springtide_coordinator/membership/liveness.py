@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from .events import PodSeen
 from .generation import Generation
 from .messages import MemberInfo, Standing
 from .state import Membership
 
+MACHINE_SILENT = "nothing is heard of it, nor of its machine"
 VANISHED_SECONDS = 60.0  # without a stream; whoever restarts in place is back before
 
 
@@ -56,7 +58,7 @@ def why_lost(m: Membership, generation: Generation, info: MemberInfo, now: float
         return proof
     record = m.members.get(info.id)
     if record is None:
-        return ""
+        return MACHINE_SILENT if gone_with_machine(m, info, now) else ""
     if record.parked:
         generation.fenced.discard(info.id)
     if info.id in generation.fenced:
@@ -72,6 +74,28 @@ def why_lost(m: Membership, generation: Generation, info: MemberInfo, now: float
     if paused_without_operator(m, generation, now):
         return ""
     return "its stream broke"
+
+
+def gone_with_machine(m: Membership, info: MemberInfo, now: float) -> bool:
+    """Whether a process that an earlier coordinator knew, and this one never heard, counts as lost.
+
+    It is no proof of death, and starts nothing anew: the process may be on the far side of a broken network.
+    What it does there has an older name than all that comes here, and it is fenced when it returns.
+    """
+    return info.id not in m.heard and silent_machine(m, m.living.get(info.pod_uid), now)
+
+
+def silent_machine(m: Membership, pod: PodSeen | None, now: float) -> bool:
+    """Whether the operator hears nothing of a pod, and this coordinator has listened for long enough, too:
+    as long as it takes all that live to find a coordinator. Others must have come, with their generation;
+    where one of them says that a reduction failed, half of that is long enough.
+    """
+    if pod is None or not pod.unheard or m.current is None or m.deaf(now):
+        return False
+    patience = m.settings.return_after_standstill
+    if complaint_in(m, m.current):
+        patience /= 2
+    return now - m.started_at >= patience
 
 
 def may_return(m: Membership, broken_at: float, now: float) -> bool:

@@ -123,7 +123,7 @@ def decide(m: Membership, now: float) -> list[Effect]:
     if m.superseded:
         return effects
     m.blocked = None
-    settle(m)
+    settle(m, now)
     reconsider_finish(m, now)
     for _ in range(4):
         current = m.current

@@ -12,7 +12,13 @@ from .effects_once import once
 from .events import Cut, Effect, MemberLost, Send
 from .generation import Generation
 from .greeting import step_down
-from .liveness import complaint_in, may_return, paused_without_operator
+from .liveness import (
+    MACHINE_SILENT,
+    complaint_in,
+    may_return,
+    paused_without_operator,
+    silent_machine,
+)
 from .messages import PROTOCOL_VERSION, Refused, ServerHello, ServerInfo, ServerLeave, Start, Welcome
 from .servers import ServerRecord
 from .state import Membership, Status
@@ -117,6 +123,8 @@ def why_lost(m: Membership, generation: Generation, info: ServerInfo, now: float
     if proof := proof_of_death(m, info):
         return proof
     record = m.servers.get(info.id)
+    if record is None and info.id not in m.heard_servers:
+        return MACHINE_SILENT if silent_machine(m, m.living_servers.get(info.pod_uid), now) else ""
     if record is None or record.connected or record.disconnected_at is None:
         return ""
     if record.dismissed:

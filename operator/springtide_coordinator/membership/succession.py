@@ -52,7 +52,7 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
     current = m.current
     if not is_over(m, current):
         return None
-    missing = settle(m)
+    missing = settle(m, now)
     waiting = not_parked(m, current, now) if current is not None else None
     if waiting is not None:
         return waiting

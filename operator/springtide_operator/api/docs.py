@@ -20,6 +20,7 @@ API version `{names.API_VERSION}`, kind `{names.KIND}`, short name `{names.SHORT
 events and metrics mean, and what to do about them, stands in [operations.md](operations.md).
 
 `kubectl` refuses unknown fields by name. Fields without a default may be left out unless they are required.
+Templates have all fields of a pod of Kubernetes 1.29 to 1.37; here are those that the operator reads first.
 """
 
 
@@ -65,6 +66,8 @@ def _fields(schema: Schema, path: str) -> Iterator[tuple[str, Schema, bool]]:
     required = schema.get("required") or []
     for name, child in (schema.get("properties") or {}).items():
         here = f"{path}.{name}"
+        if ".template" in path and "description" not in child:
+            continue  # a field of Kubernetes' own, which explains it
         yield here, child, name in required
         inner = child
         if child.get("type") == "array":
@@ -100,7 +103,8 @@ def _type(schema: Schema) -> str:
 
 def _rules(schema: Schema, path: str) -> Iterator[tuple[str, str]]:
     for rule in schema.get("x-kubernetes-validations") or []:
-        yield (f"`{path}`" if path else "the job"), str(rule["message"]).replace("|", "\\|")
+        where = f"{path}{rule.get('fieldPath', '')}".lstrip(".")
+        yield f"`{where}`", str(rule["message"]).replace("|", "\\|")
     for name, child in (schema.get("properties") or {}).items():
         yield from _rules(child, f"{path}.{name}".lstrip("."))
     if "items" in schema:

@@ -34,6 +34,8 @@ class Job:
     def parse(cls, obj: dict[str, Any]) -> Job:
         """Raise InvalidJob."""
         meta = obj["metadata"]
+        if names.UNREADABLE in obj:
+            raise InvalidJob(str(obj[names.UNREADABLE]))
         try:
             spec = TrainingJobSpec.model_validate(obj.get("spec") or {})
         except ValidationError as error:
@@ -53,6 +55,12 @@ class Job:
             resource_version=meta.get("resourceVersion", ""),
             labels=meta.get("labels") or {},
         )
+
+    @property
+    def tls(self) -> bool:
+        """Whether its coordinator and parameter servers speak TLS: by its own field, else as status says."""
+        asked = self.spec.security.tls
+        return asked if asked is not None else self.status.get("tls") is True
 
     @property
     def owner_reference(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from springtide_operator.api.all_reduce import AllReduce
 from springtide_operator.api.base import ApiModel, rule
@@ -16,6 +16,7 @@ from springtide_operator.api.checkpoint import Checkpoint
 from springtide_operator.api.elasticity import Elasticity
 from springtide_operator.api.failure_rules import FailureRule
 from springtide_operator.api.names import MAX_WORKERS
+from springtide_operator.api.pod_template import without_nulls, worker_template
 from springtide_operator.api.servers import Consistency, ParameterServer, ParameterServers
 
 MAX_SECONDS = 2**31 - 1
@@ -73,56 +74,11 @@ class Strategy(ApiModel):
         return self.parameter_server.consistency if self.type is StrategyType.PARAMETER_SERVER else None
 
 
-_OPEN: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-
-# A PodTemplateSpec with only those fields spelled out that are checked early. Inlined in full it would be
-# hundreds of KB, which breaks client-side apply.
-_TEMPLATE_SCHEMA: dict[str, Any] = {
-    **_OPEN,
-    "required": ["spec"],
-    "properties": {
-        "metadata": {**_OPEN, "description": "Labels and annotations of the worker pods."},
-        "spec": {
-            **_OPEN,
-            "description": "A PodSpec. The container named 'worker', or else the first one, runs the script.",
-            "required": ["containers"],
-            "properties": {
-                "restartPolicy": {
-                    "type": "string",
-                    "maxLength": 32,
-                    "description": "Never, or left out: workers are replaced by the operator, not restarted.",
-                    "x-kubernetes-validations": [
-                        rule(
-                            "self == 'Never'",
-                            "leave restartPolicy out or say Never: the operator replaces workers that fail",
-                        )
-                    ],
-                },
-                "containers": {
-                    "type": "array",
-                    "minItems": 1,
-                    "maxItems": 16,
-                    "description": "Containers of a worker pod.",
-                    "items": {
-                        **_OPEN,
-                        "required": ["image"],
-                        "properties": {
-                            "name": {"type": "string", "maxLength": 63, "description": "Default: worker."},
-                            "image": {
-                                "type": "string",
-                                "minLength": 1,
-                                "maxLength": 1024,
-                                "description": "Image of the container.",
-                            },
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
-
-PodTemplate = Annotated[dict[str, Any], WithJsonSchema(_TEMPLATE_SCHEMA)]
+PodTemplate = Annotated[
+    dict[str, Any],
+    BeforeValidator(without_nulls),
+    WithJsonSchema(worker_template()),
+]
 
 
 class Workers(ApiModel):
@@ -135,15 +91,14 @@ class Workers(ApiModel):
                     "!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
                     "workers.minReplicas must not be greater than workers.maxReplicas",
                     reason="FieldValueInvalid",
+                    fieldPath=".minReplicas",
                 ),
                 rule(
                     "self.replicas >= self.minReplicas"
                     " && (!has(self.maxReplicas) || self.replicas <= self.maxReplicas)",
                     "workers.replicas must lie between workers.minReplicas and workers.maxReplicas",
-                    "'workers.replicas is ' + string(self.replicas) + ', but must lie between minReplicas ('"
-                    " + string(self.minReplicas) + ') and maxReplicas ('"
-                    " + (has(self.maxReplicas) ? string(self.maxReplicas) : 'no limit') + ')'",
                     reason="FieldValueInvalid",
+                    fieldPath=".replicas",
                 ),
             ]
         }
@@ -276,15 +231,24 @@ class PodMetadata(ApiModel):
 class Security(ApiModel):
     """Protection beyond the job's token."""
 
-    tls: bool = Field(
-        default=False,
-        description="Whether calls of the job's coordinator and streams of its parameter servers are"
-        " encrypted, with a certificate of the job's own. Gradients between workers are not. Immutable.",
+    model_config = ConfigDict(
         json_schema_extra={
             "x-kubernetes-validations": [
-                rule("self == oldSelf", "security.tls is immutable: create a new job")
+                rule(
+                    "has(self.tls) == has(oldSelf.tls) && (!has(self.tls) || self.tls == oldSelf.tls)",
+                    "security.tls is immutable, and can be neither added nor removed: create a new job",
+                    reason="FieldValueForbidden",
+                    fieldPath=".tls",
+                )
             ]
-        },
+        }
+    )
+
+    tls: bool | None = Field(
+        default=None,
+        description="Whether calls of the job's coordinator and streams of its parameter servers are"
+        " encrypted, with a certificate of the job's own. Gradients between workers are not. Absent: as the"
+        " operator's default was when it first saw the job, which status.tls says. Immutable.",
     )
 
 
@@ -298,26 +262,25 @@ class TrainingJobSpec(ApiModel):
                     "!self.strategy.allReduce.exact || (has(self.workers.maxReplicas)"
                     " && self.workers.maxReplicas * self.workers.processesPerPod"
                     " <= self.strategy.allReduce.logicalWorkers)",
-                    "with strategy.allReduce.exact, workers.maxReplicas must be given, and"
-                    " maxReplicas x processesPerPod not be greater than strategy.allReduce.logicalWorkers",
-                    "'with strategy.allReduce.exact, workers.maxReplicas x processesPerPod must be at most"
-                    " logicalWorkers (' + string(self.strategy.allReduce.logicalWorkers) + '), and is '"
-                    " + (has(self.workers.maxReplicas) ?"
-                    " string(self.workers.maxReplicas * self.workers.processesPerPod) : 'not given')"
-                    " + ': a process without a logical part has nothing to compute'",
+                    "with strategy.allReduce.exact, workers.maxReplicas must be given, and maxReplicas x"
+                    " processesPerPod be at most strategy.allReduce.logicalWorkers (default 8): a process"
+                    " without a logical part has nothing to compute",
                     reason="FieldValueInvalid",
+                    fieldPath=".workers.maxReplicas",
                 ),
                 rule(
                     "!self.strategy.allReduce.exact || self.strategy.allReduce.compression == 'None'",
                     "strategy.allReduce.exact and compression exclude each other: set compression to None, or"
                     " exact to false",
                     reason="FieldValueForbidden",
+                    fieldPath=".strategy.allReduce.compression",
                 ),
                 rule(
                     "self.strategy.allReduce.compression == 'None'"
                     " || self.strategy.type != 'ParameterServer'",
                     "strategy.allReduce.compression is for strategy.type AllReduce and Hybrid only",
                     reason="FieldValueForbidden",
+                    fieldPath=".strategy.allReduce.compression",
                 ),
                 rule(
                     "self.strategy.parameterServer.compression == 'None'"
@@ -325,23 +288,27 @@ class TrainingJobSpec(ApiModel):
                     "strategy.parameterServer.compression is for strategy.type ParameterServer and Hybrid"
                     " only",
                     reason="FieldValueForbidden",
+                    fieldPath=".strategy.parameterServer.compression",
                 ),
                 rule(
                     "self.strategy.parameterServer.compression != 'TopK' || self.strategy.type != 'Hybrid'",
                     "strategy.parameterServer.compression TopK is not for strategy.type Hybrid, where rows"
                     " of tables alone go to servers: use BF16 or FP16",
                     reason="FieldValueForbidden",
+                    fieldPath=".strategy.parameterServer.compression",
                 ),
                 rule(
                     "!self.strategy.allReduce.exact || self.strategy.type == 'AllReduce'",
                     "strategy.allReduce.exact is for strategy.type AllReduce only",
                     reason="FieldValueInvalid",
+                    fieldPath=".strategy.allReduce.exact",
                 ),
                 rule(
                     "!has(self.parameterServers) || self.strategy.type != 'AllReduce'",
                     "parameterServers is for strategy.type ParameterServer and Hybrid only: leave it out, or"
                     " choose one of those",
                     reason="FieldValueForbidden",
+                    fieldPath=".parameterServers",
                 ),
                 rule(
                     "self.strategy.type == 'AllReduce' || self.strategy.parameterServer.replication"
@@ -349,6 +316,7 @@ class TrainingJobSpec(ApiModel):
                     "strategy.parameterServer.replication must not be greater than parameterServers.replicas:"
                     " two copies need two servers",
                     reason="FieldValueInvalid",
+                    fieldPath=".strategy.parameterServer.replication",
                 ),
                 rule(
                     "self.strategy.type != 'Hybrid'"
@@ -356,17 +324,20 @@ class TrainingJobSpec(ApiModel):
                     "strategy.type Hybrid has consistency Synchronous only: dense gradients are summed in"
                     " each step",
                     reason="FieldValueInvalid",
+                    fieldPath=".strategy.parameterServer.consistency",
                 ),
                 rule(
                     "self.workers.groupSize == 1 || self.strategy.type == 'ParameterServer'",
                     "workers.groupSize is for strategy.type ParameterServer only",
                     reason="FieldValueInvalid",
+                    fieldPath=".workers.groupSize",
                 ),
                 rule(
                     "self.elasticity.policy != 'Capacity' || has(self.workers.maxReplicas)",
                     "elasticity.policy Capacity needs workers.maxReplicas: it says how many extra workers"
                     " there may be",
                     reason="FieldValueRequired",
+                    fieldPath=".workers.maxReplicas",
                 ),
             ]
         }

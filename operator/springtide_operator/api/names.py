@@ -30,6 +30,7 @@ MANAGER = "springtide-operator"
 APP = "springtide"
 OURS = LABEL_JOB  # whatever carries it: labels without our prefix are the user's to choose
 
+UNREADABLE = f"{GROUP}/unreadable"  # key of an object that the operator could not read: why; never sent
 ANNOTATION_DELETED_BECAUSE = f"{GROUP}/deleted-because"
 ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"
 # The cluster autoscaler spares nodes whose pods have an emptyDir or an owner unknown to it, unless told.
@@ -65,8 +66,14 @@ OPERATOR_METRICS_PORT = 9402
 TERMINATION_LOG = "/dev/termination-log"
 TOKEN = "SPRINGTIDE_TOKEN"  # variable of the process that belongs to the job, in each of its pods
 
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _WORKER = re.compile(r"-worker-(\d{1,9})-(\d{1,9})$")
 _SERVER = re.compile(r"-ps-(\d{1,9})-(\d{1,9})$")
+
+
+def is_name(text: str) -> bool:
+    """Whether an object of the API server may be called that (a DNS-1123 subdomain)."""
+    return _NAME.fullmatch(text) is not None
 
 
 def labels(job: str, role: str | None = None) -> dict[str, str]:
@@ -106,11 +113,23 @@ def service_name(job: str) -> str:
     return f"{job}-coordinator"
 
 
-def network_policy_name(job: str) -> str:
+def network_policy_name(job: str, uid: str) -> str:
+    """With the uid: a policy that somebody else made is never taken for this job's."""
+    return f"{job}-pods-{uid[:8]}"
+
+
+def server_budget_name(job: str, uid: str) -> str:
+    """With the uid, as above."""
+    return f"{job}-servers-{uid[:8]}"
+
+
+def former_network_policy_name(job: str) -> str:
+    """How policies were called before they carried the uid."""
     return f"{job}-pods"
 
 
-def server_budget_name(job: str) -> str:
+def former_server_budget_name(job: str) -> str:
+    """How budgets were called before they carried the uid."""
     return f"{job}-servers"
 
 

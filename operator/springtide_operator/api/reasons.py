@@ -71,6 +71,7 @@ DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
 POISON_STEP: Final = "PoisonStep"
 INVALID_TEMPLATE: Final = "InvalidTemplate"
 INVALID_SPEC: Final = "InvalidSpec"
+INTERNAL_ERROR: Final = "InternalError"
 
 # Sizing (status.elasticity)
 SIZE_TRYING: Final = "TryingExtraWorkers"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from springtide_operator.api.base import ApiModel, rule
+from springtide_operator.api.pod_template import server_template, without_nulls
 
 MAX_SERVERS = 64
 
@@ -105,40 +106,11 @@ class ParameterServer(ApiModel):
     )
 
 
-_OPEN: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-
-_TEMPLATE_SCHEMA: dict[str, Any] = {
-    **_OPEN,
-    "properties": {
-        "metadata": {**_OPEN, "description": "Labels and annotations of the servers' pods."},
-        "spec": {
-            **_OPEN,
-            "description": "Parts of a PodSpec. The container named 'server', or else the first one, is the"
-            " server; without any, one is made.",
-            "properties": {
-                "restartPolicy": {
-                    "type": "string",
-                    "maxLength": 32,
-                    "description": "Always, or left out: a server that ends comes back in place.",
-                    "x-kubernetes-validations": [
-                        rule(
-                            "self == 'Always'",
-                            "leave restartPolicy out or say Always: a server that ends comes back in place",
-                        )
-                    ],
-                },
-                "containers": {
-                    "type": "array",
-                    "maxItems": 16,
-                    "description": "Containers of a server's pod.",
-                    "items": _OPEN,
-                },
-            },
-        },
-    },
-}
-
-ServerTemplate = Annotated[dict[str, Any], WithJsonSchema(_TEMPLATE_SCHEMA)]
+ServerTemplate = Annotated[
+    dict[str, Any],
+    BeforeValidator(without_nulls),
+    WithJsonSchema(server_template()),
+]
 
 
 class ParameterServers(ApiModel):

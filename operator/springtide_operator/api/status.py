@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
+from springtide_operator.api import names
 from springtide_operator.api.base import ApiModel
 from springtide_operator.api.names import MAX_WORKERS
 from springtide_operator.api.servers import MAX_SERVERS
@@ -15,6 +17,10 @@ Short = Annotated[str, Field(max_length=128)]
 Time = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
 Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 
+
+# What steers must not be what somebody else wrote: names stay names, and APIs the two that are known.
+_LABEL_NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_GANG_APIS = f"^({'|'.join(re.escape(api) for api in (names.VOLCANO_API, names.COSCHEDULING_API))})$"
 
 PlacementsOfSets = Annotated[
     dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
@@ -160,7 +166,7 @@ class QueueStatus(ApiModel):
     """What Kueue has decided about the job."""
 
     name: Short = Field(description="The queue that the job's label names.")
-    workload: Short = Field(description="The job's Workload.")
+    workload: Short = Field(description="The job's Workload.", pattern=_LABEL_NAME)
     admitted: bool = Field(description="Whether the job may have pods.")
     reason: Short = Field(description="Queued, Admitted, EvictedFromQueue or JobSuspended.")
     message: Text = Field(description="Kueue's word on it.")
@@ -183,9 +189,9 @@ class QueueStatus(ApiModel):
 class GangStatus(ApiModel):
     """The PodGroup by which pods are started together."""
 
-    scheduler: Short = Field(description="Volcano or Coscheduling.")
-    api_version: Short = Field(description="Of the PodGroup.")
-    pod_group: Short = Field(description="Its name.")
+    scheduler: Short = Field(description="Volcano or Coscheduling.", pattern="^(Volcano|Coscheduling)$")
+    api_version: Short = Field(description="Of the PodGroup.", pattern=_GANG_APIS)
+    pod_group: Short = Field(description="Its name.", pattern=_LABEL_NAME)
     min_member: Count = Field(description="Pods that are started together or not at all.")
 
 
@@ -343,6 +349,10 @@ class TrainingJobStatus(ApiModel):
         json_schema_extra={"maxProperties": 8},
     )
     coordinator: CoordinatorStatus | None = Field(default=None, description="The job's coordinator pod.")
+    tls: bool | None = Field(
+        default=None,
+        description="Whether a job without security.tls uses TLS: decided once, before its first pod.",
+    )
     queue: QueueStatus | None = Field(default=None, description="What Kueue has decided about the job.")
     gang: GangStatus | None = Field(
         default=None, description="The PodGroup by which pods are started together."

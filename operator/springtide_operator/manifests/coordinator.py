@@ -11,9 +11,11 @@ from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import gang, kueue
 from springtide_operator.manifests.placement import follow_workers
-from springtide_operator.manifests.worker import common_environment, from_secret, hash_of
+from springtide_operator.manifests.startup import startup_probe
+from springtide_operator.manifests.worker import avoid_node, common_environment, from_secret, hash_of
 
 STATE_DIR = "/var/run/springtide"
+START_SECONDS = 65  # from its process to its answer, on a machine with other work; then it is started again
 
 Object = dict[str, Any]
 
@@ -21,6 +23,11 @@ Object = dict[str, Any]
 def job_token(root_key: bytes, uid: str) -> str:
     """The job's token: HMAC-SHA256 of its uid (RFC 2104), hex. Nothing has to be read back to know it."""
     return hmac.new(root_key, f"springtide job {uid}".encode(), hashlib.sha256).hexdigest()
+
+
+def operator_token(root_key: bytes, uid: str) -> str:
+    """The operator's own token for one job, made as the job's: nobody else has it, no object holds it."""
+    return hmac.new(root_key, f"springtide operator {uid}".encode(), hashlib.sha256).hexdigest()
 
 
 def secret(job: Job, token: str, certificate: tuple[str, str] | None = None) -> Object:
@@ -83,7 +90,7 @@ def service(job: Job, incarnation: int, cluster_ip: str | None = None) -> Object
 
 def certificate_environment(job: Job) -> list[Object]:
     """Of a process that serves: the job's certificate and its key; nothing where the job does without TLS."""
-    if not job.spec.security.tls:
+    if not job.tls:
         return []
     return [
         from_secret(job, "SPRINGTIDE_TLS_CERTIFICATE", "tls.crt"),
@@ -99,17 +106,33 @@ def coordinator_template_hash(job: Job) -> str:
 
 
 def coordinator_pod(
-    job: Job, incarnation: int, image: str = names.OPERATOR_IMAGE, pull_policy: str = "IfNotPresent"
+    job: Job,
+    incarnation: int,
+    image: str = names.OPERATOR_IMAGE,
+    pull_policy: str = "IfNotPresent",
+    avoid: str | None = None,
+    operators_token: str = "",
 ) -> Object:
-    """Meets PodSecurity `restricted`; carries no API token; comes back in place when its process ends."""
+    """Meets PodSecurity `restricted`; carries no API token; comes back in place when its process ends.
+
+    avoid: a node that it must not be on. operators_token: by which it knows the operator; the pod gets its
+    hash alone.
+    """
     workers = job.spec.workers
     spec: Object = {}
     follow_workers(workers.template.get("spec") or {}, spec)
+    if avoid is not None:
+        avoid_node(spec, avoid)
     values = {
         "SPRINGTIDE_PORT": names.COORDINATOR_PORT,
         "SPRINGTIDE_METRICS_PORT": names.COORDINATOR_METRICS_PORT,
         "SPRINGTIDE_INCARNATION": incarnation,
         "SPRINGTIDE_STATE_DIR": STATE_DIR,
+        **(
+            {"SPRINGTIDE_OPERATOR_DIGEST": hashlib.sha256(operators_token.encode()).hexdigest()}
+            if operators_token
+            else {}
+        ),
         "SPRINGTIDE_TARGET": workers.replicas * workers.processes_per_pod,
         "SPRINGTIDE_MINIMUM": workers.min_replicas * workers.processes_per_pod,
         "SPRINGTIDE_MAXIMUM": workers.maximum * workers.processes_per_pod,
@@ -149,8 +172,7 @@ def coordinator_pod(
                 ],
                 "volumeMounts": [{"name": "state", "mountPath": STATE_DIR}],
                 "terminationMessagePolicy": "FallbackToLogsOnError",
-                "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": 60},
-                "readinessProbe": {**probe, "periodSeconds": 5, "failureThreshold": 2},
+                "startupProbe": startup_probe(names.COORDINATOR_METRICS_PORT, "/healthz", START_SECONDS),
                 "livenessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 6},
                 "resources": {
                     "requests": {"cpu": "50m", "memory": "96Mi"},

@@ -51,12 +51,23 @@ def gang_scheduler(job: Job) -> GangScheduler | None:
     if chosen is GangScheduling.NONE:
         return None
     template = job.spec.workers.template
-    wanted = str((template.get("spec") or {}).get("schedulerName") or "")
+    wanted = _inside(template, "spec").get("schedulerName")
     for one in _ALL:
         if one.name == chosen.value or (chosen is GangScheduling.AUTO and wanted in one.scheduler_names):
-            own = ((template.get("metadata") or {}).get(one.part) or {}).get(one.key)
+            own = _inside(_inside(template, "metadata"), one.part).get(one.key)
             return None if own else one
     return None
+
+
+def known_api(api: object) -> str | None:
+    """The API of a gang scheduler that the operator knows; None for all else. Status may say anything."""
+    return next((one.api for one in _ALL if one.api == api), None)
+
+
+def _inside(source: Object, key: str) -> Object:
+    """A part of a template that may not have been checked yet."""
+    found = source.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def mark(job: Job, metadata: Object) -> None:
@@ -64,7 +75,8 @@ def mark(job: Job, metadata: Object) -> None:
     group = job.status.get("gang") or {}
     for one in _ALL:
         if group.get("apiVersion") == one.api:
-            metadata.setdefault(one.part, {}).setdefault(one.key, group["podGroup"])
+            name = names.pod_group_name(job.name, job.uid)
+            metadata.setdefault(one.part, {}).setdefault(one.key, name)
 
 
 def pod_group(job: Job, scheduler: GangScheduler, min_member: int, pods: list[tuple[Object, int]]) -> Object:

@@ -31,7 +31,7 @@ def follow_workers(workers: Object, spec: Object) -> None:
     if not isinstance(tolerations, list):
         return  # the API server says so with the first pod
     for toleration in [*(_devices(workers) if led else []), *LOST_NODE]:
-        keys = {item.get("key") for item in tolerations if isinstance(item, dict)}
+        keys = [item.get("key") for item in tolerations if isinstance(item, dict)]
         if toleration["key"] not in keys:
             tolerations.append(toleration)
 
@@ -39,7 +39,8 @@ def follow_workers(workers: Object, spec: Object) -> None:
 def _devices(workers: Object) -> list[Object]:
     """Tolerations of the taints of nodes that have the extended resources that workers ask for."""
     asked: set[str] = set()
-    for container in workers.get("containers") or []:
+    containers = workers.get("containers")
+    for container in containers if isinstance(containers, list) else []:
         resources = container.get("resources") if isinstance(container, dict) else None
         for part in ("requests", "limits"):
             found = resources.get(part) if isinstance(resources, dict) else None

@@ -20,8 +20,8 @@ _PEER_KEYS = {"podSelector", "namespaceSelector", "ipBlock"}
 class Doors:
     """Who else may come in: the operator, and those who scrape metrics.
 
-    metrics_from: NetworkPolicyPeers; empty: everybody, the API server's proxy (`springtide top`) included.
-    One that selects pods without naming namespaces means those of the operator's namespace.
+    metrics_from: NetworkPolicyPeers, besides the operator's namespace. One that selects pods without naming
+    namespaces means those of the operator's namespace.
     """
 
     operator_namespace: str
@@ -61,14 +61,16 @@ def network_policy(job: Job, doors: Doors) -> Object:
     PodMonitors, so that a template may move it.
     """
     own = {"matchLabels": {names.LABEL_JOB: job.name}}
-    metrics: Object = {"ports": [{"port": "metrics", "protocol": "TCP"}]}
-    if doors.metrics_from:
-        metrics["from"] = [_anchored(peer, doors) for peer in doors.metrics_from]
+    readers = [_anchored(peer, doors) for peer in doors.metrics_from]
+    metrics: Object = {  # the operator asks there who misses a coordinator that does not answer
+        "from": [{"namespaceSelector": doors.operator}, *readers],
+        "ports": [{"port": "metrics", "protocol": "TCP"}],
+    }
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": {
-            "name": names.network_policy_name(job.name),
+            "name": names.network_policy_name(job.name, job.uid),
             "namespace": job.namespace,
             "labels": names.labels(job.name),
             "ownerReferences": [job.owner_reference],
@@ -107,7 +109,7 @@ def server_disruption_budget(job: Job, servers: int) -> Object:
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {
-            "name": names.server_budget_name(job.name),
+            "name": names.server_budget_name(job.name, job.uid),
             "namespace": job.namespace,
             "labels": names.labels(job.name, role),
             "ownerReferences": [job.owner_reference],

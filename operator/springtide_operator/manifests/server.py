@@ -11,6 +11,8 @@ from springtide_operator.api.job import Job
 from springtide_operator.manifests import gang, kueue, owned
 from springtide_operator.manifests.coordinator import certificate_environment
 from springtide_operator.manifests.placement import follow_workers
+from springtide_operator.manifests.shape import check_template
+from springtide_operator.manifests.startup import startup_probe
 from springtide_operator.manifests.worker import TemplateError, common_environment, from_secret, hash_of
 
 Object = dict[str, Any]
@@ -20,6 +22,7 @@ CONTAINER = "server"
 # and import torch; a drain shall still end within a minute.
 GRACE_SECONDS = 50
 GRACE_MARGIN_SECONDS = 5
+START_SECONDS = 125  # from its process to its answer: it imports torch first
 
 
 def server_template_hash(job: Job) -> str:
@@ -48,6 +51,7 @@ def server_pod(
     """
     asked = job.spec.parameter_servers
     template = copy.deepcopy(asked.template or {}) if asked is not None else {}
+    check_template("spec.parameterServers.template", template)
     spec, meta = _object(template, "spec", "spec"), _object(template, "metadata", "metadata")
     if spec.get("restartPolicy", "Always") != "Always":
         raise TemplateError(
@@ -152,7 +156,7 @@ def _environment(
     own = common_environment(job, names.ROLE_PARAMETER_SERVER)
     own += [{"name": key, "value": str(value)} for key, value in values.items()]
     own += certificate_environment(job)
-    if job.spec.security.tls:
+    if job.tls:
         own.append(from_secret(job, "SPRINGTIDE_TLS_CA", "tls.crt"))
     owned.check_server_environment(container, own)
     return [*own, *(container.get("env") or [])]
@@ -184,9 +188,9 @@ def _defaults(job: Job, spec: Object, container: Object) -> None:
         ],
     )
     probe = {"httpGet": {"path": "/metrics", "port": "metrics"}, "timeoutSeconds": 5}
+    startup = startup_probe(names.PARAMETER_SERVER_METRICS_PORT, "/metrics", START_SECONDS)
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    container.setdefault("startupProbe", {**probe, "periodSeconds": 1, "failureThreshold": 120})
-    container.setdefault("readinessProbe", {**probe, "periodSeconds": 5, "failureThreshold": 2})
+    container.setdefault("startupProbe", startup)
     container.setdefault("livenessProbe", {**probe, "periodSeconds": 10, "failureThreshold": 6})
     container.setdefault("resources", {"requests": {"cpu": "100m", "memory": "256Mi"}})
 

@@ -15,6 +15,8 @@ from springtide_operator.api.job import Job
 from springtide_operator.api.model import StrategyType
 from springtide_operator.manifests import gang, kueue, owned
 from springtide_operator.manifests.errors import TemplateError as TemplateError
+from springtide_operator.manifests.resources import quantity
+from springtide_operator.manifests.shape import check_template
 
 GRACE_SECONDS = 120
 COLLECTIVE_SECONDS = 1800  # the workers' own default
@@ -39,6 +41,7 @@ def worker_pod(
     job: Job, slot: int, attempt: int, coordinator_address: str, avoid: str | None = None
 ) -> Object:
     """The pod of one slot, not on the node `avoid`. Raises TemplateError."""
+    check_template("spec.workers.template", job.spec.workers.template)
     template = copy.deepcopy(job.spec.workers.template)
     spec = _typed(template, "spec", dict, "spec")
     meta = _typed(template, "metadata", dict, "metadata")
@@ -199,7 +202,7 @@ def _environment(
     own = [
         *common_environment(job, names.ROLE_WORKER),
         {"name": "SPRINGTIDE_COORDINATOR", "value": coordinator_address},
-        *([from_secret(job, "SPRINGTIDE_TLS_CA", "tls.crt")] if job.spec.security.tls else []),
+        *([from_secret(job, "SPRINGTIDE_TLS_CA", "tls.crt")] if job.tls else []),
         {"name": "SPRINGTIDE_SLOT", "value": str(slot)},
         {"name": "SPRINGTIDE_ATTEMPT", "value": str(attempt)},
         {"name": "SPRINGTIDE_BACKEND", "value": job.spec.strategy.all_reduce.backend.value},
@@ -325,10 +328,9 @@ def _threads(container: Object, processes: int) -> int | None:
     if not cpu:
         return None
     try:
-        cores = float(cpu.removesuffix("m")) / 1000 if cpu.endswith("m") else float(cpu)
-        return max(1, int(cores / processes))
+        return max(1, int(quantity(cpu) / processes))
     except ValueError:
-        return None  # the API server refuses the pod with a better message
+        return None  # `check_template` has said so
 
 
 def _typed(parent: Object, key: str, kind: type, where: str) -> Any:

@@ -104,10 +104,11 @@ class DeleteWorkload:
 
 @dataclass(frozen=True)
 class CreateCoordinator:
-    """POST. The number stands in status before this is carried out."""
+    """POST. The number stands in status before this is carried out. avoid: a node that it must not be on."""
 
     incarnation: int
     reason: str
+    avoid: str | None = None
     kind: ClassVar[str] = "create_coordinator"
 
 
@@ -157,6 +158,17 @@ class DeletePod:
 
 
 @dataclass(frozen=True)
+class ShortenGrace:
+    """DELETE a pod that is being deleted once more, with a shorter grace and its uid as precondition."""
+
+    name: str
+    uid: str
+    seconds: int
+    reason: str
+    kind: ClassVar[str] = "shorten_grace"
+
+
+@dataclass(frozen=True)
 class DeleteJob:
     """DELETE the job itself with its uid as precondition; Kubernetes collects what it made."""
 
@@ -180,6 +192,7 @@ Action = (
     | CreateServer
     | ApplyServerBudget
     | DeletePod
+    | ShortenGrace
     | DeleteJob
 )
 

@@ -7,16 +7,16 @@ from typing import Any
 
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
-from springtide_operator.plan import restarts, sizing
+from springtide_operator.plan import restarts, sight, sizing
 from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.completion import Outcome
 from springtide_operator.plan.ledger import Ledger
-from springtide_operator.plan.observation import Observation, Problem, Report
+from springtide_operator.plan.observation import Observation, Problem, Report, ServerPod, WorkerPod
 
 # The short pause while a generation is formed is no news; one that lasts is.
-PAUSE_SECONDS = 5.0
-# Beyond three times a step's seconds.
-STALL_SECONDS = 10.0
+PAUSE_SECONDS = 4.0
+# A worker that tells of a step within it trains, whoever cannot be reached.
+IDLE_SECONDS = 2.0
 
 _ORDER = (
     reasons.RUNNING,
@@ -44,6 +44,8 @@ def running(job: Job, observation: Observation, ledger: Ledger, old: dict[str, A
     before = find(old, reasons.RUNNING)
     was = before is not None and before.get("status") == "True"
     report = observation.report_of(ledger.incarnation)
+    if (unknown := _unknown(observation, report, before)) is not None:
+        return unknown
     if report is None:
         if was and before is not None and any(pod.running for pod in observation.workers):
             return Truth(True, before["reason"], before["message"])
@@ -51,7 +53,7 @@ def running(job: Job, observation: Observation, ledger: Ledger, old: dict[str, A
             return Truth(False, reasons.NOT_STARTED, "the job's coordinator and workers are being made")
         return Truth(False, reasons.COORDINATOR_STARTING, "waits for the coordinator")
     if report.training:
-        return _stalled(report, now) or _training(sizing.expected(job, observation), report)
+        return _stalled(report) or _training(sizing.expected(job, observation), report)
     if was and report.last_commit_at is not None and now - report.last_commit_at < PAUSE_SECONDS:
         assert before is not None
         return Truth(True, before["reason"], before["message"])
@@ -61,6 +63,8 @@ def running(job: Job, observation: Observation, ledger: Ledger, old: dict[str, A
     text = report.message or "waits for workers"
     if waiting and waiting not in text:
         text += f" (waits for {waiting})"
+    if report.last_commit_at is not None:
+        text = f"no step since {timestamp(report.last_commit_at)}: {text}"
     return Truth(False, reasons.WAITING_FOR_WORKERS, text)
 
 
@@ -70,19 +74,59 @@ def _training(want: int, report: Report) -> Truth:
         return Truth(True, reasons.FINISHING, f"{count} workers are at the end of the training loop")
     verb = "trains" if count == 1 else "train"
     text = f"{count} of {want} workers {verb} in generation {report.generation}"
+    if report.still and report.last_commit_at is not None and not report.opaque:
+        text += f"; no step since {timestamp(report.last_commit_at)}"
     return Truth(True, reasons.TRAINING, text)
 
 
-def _stalled(report: Report, now: float) -> Truth | None:
+def _unknown(observation: Observation, report: Report | None, before: dict[str, Any] | None) -> Truth | None:
+    """Say that nothing is known of a job that trained: its coordinator does not answer, and no worker tells
+    of a step. Workers do not need it to train, so what they tell themselves counts.
+    """
+    seen, was = observation.sight, before is not None and before.get("status") == "True"
+    told = before is not None and before.get("reason") == reasons.COORDINATOR_UNREACHABLE
+    if seen is None or seen.silence < sight.TOLD_SECONDS or before is None or not (was or told):
+        if told and before is not None and report is None:
+            return Truth(False, before["reason"], before["message"])  # until the next coordinator knows
+        return None
+    idle = sight.idle(observation)
+    step_seconds = report.step_seconds if report is not None else 0.0
+    if idle is not None and idle < max(IDLE_SECONDS, 3 * step_seconds):
+        return Truth(True, before["reason"], before["message"]) if was else None
+    if report is not None and report.opaque:
+        return None  # its workers tell of no steps
+    pods: list[WorkerPod | ServerPod] = [*observation.workers, *observation.servers]
+    silent = [pod.name for pod in pods if sight.is_unheard(pod, observation)]
+    named = (p for p in observation.coordinators if p.uid == seen.coordinator)
+    who = next((f"{p.name} (node {p.node})" for p in named), "the coordinator")
+    since = f" since {timestamp(report.last_commit_at)}" if report and report.last_commit_at else ""
+    text = f"no step is known of{since}: {who} does not answer"
+    if silent:
+        text += f", and nothing is heard of {sight.some(sorted(silent))}"
+    return Truth(False, reasons.COORDINATOR_UNREACHABLE, text)
+
+
+def _stalled(report: Report) -> Truth | None:
     """Members are out of reach and no step has been reported for much longer than steps take."""
-    if report.phase != "RUNNING" or not report.waiting_for or report.last_commit_at is None:
+    if report.phase != "RUNNING" or not report.waiting_for or not report.still:
         return None
-    if report.reason not in ("Reconnecting", "OperatorUnreachable"):
+    if report.reason not in ("Reconnecting", "OperatorUnreachable") or report.last_commit_at is None:
         return None
-    if now - report.last_commit_at < STALL_SECONDS + 3 * report.step_seconds:
-        return None
-    text = f"no steps are reported: {report.message or report.reason} (waits for {_some(report.waiting_for)})"
+    text = (
+        f"no step since {timestamp(report.last_commit_at)}: {report.message or report.reason}"
+        f" (waits for {_some(report.waiting_for)})"
+    )
     return Truth(False, reasons.WAITING_FOR_WORKERS, text)
+
+
+def wakes(old: dict[str, Any], observation: Observation, ledger: Ledger, now: float) -> list[float]:
+    """Unix seconds at which a pause becomes news."""
+    report, seen = observation.report_of(ledger.incarnation), observation.sight
+    if seen is not None and seen.silence < sight.TOLD_SECONDS:
+        return [now + sight.TOLD_SECONDS - seen.silence]
+    if report is None or report.training or not is_true(old, reasons.RUNNING):
+        return []
+    return [report.last_commit_at + PAUSE_SECONDS] if report.last_commit_at is not None else []
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from springtide_operator.api import reasons
+from springtide_operator.plan import sight
 from springtide_operator.plan.actions import (
     Action,
     ApplyService,
@@ -71,12 +72,11 @@ def decide(observation: Observation, ledger: Ledger, now: float) -> tuple[list[A
             why = "the job has no coordinator"
             if replaced is not None:
                 state = "being deleted" if replaced.deleting else replaced.phase
-                if replaced.lost:
-                    state = f"on node {replaced.node}, which is lost"
-                why = f"{replaced.name} is {state}"
+                why = replaced.why_lost or f"{replaced.name} is {state}"
             elif ledger.incarnation > 1:
                 why = "the coordinator's pod is gone"
-            actions.append(CreateCoordinator(ledger.incarnation, why))
+            avoid = sight.to_avoid(observation)
+            actions.append(CreateCoordinator(ledger.incarnation, why, avoid))
             alive = [worker for worker in observation.workers if worker.live]
             # Not where the one before was refused, or put away with its workers.
             ended = {slot.ended for slot in ledger.slots.values()} & {

@@ -15,7 +15,9 @@ from springtide_operator.plan import (
     conditions,
     deadline,
     elasticity,
+    encryption,
     gang,
+    grace,
     hangs,
     kueue,
     nodes,
@@ -52,12 +54,13 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     """
     old = job.status
     if job.deleting:
-        return Plan(old)
+        return Plan(old, tuple(grace.of_deleted_job(observation)))
     ended = _ended(old)
     if ended is not None:
         return _after_the_end(job, observation, ended, now)
     ledger = Ledger.from_status(old)
     observation = hangs.judged(job, nodes.judged(observation, now))
+    job = encryption.informed(job, observation)
     asked, job = job, gang.informed(kueue.informed(job, observation), observation)
     heard = observation
     waits = kueue.waits(job, observation) or gang.waits(job, observation)
@@ -99,6 +102,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
         actions += restarts.give_up(observation, ledger)
     actions += cleanup.ended_pods(observation, ledger)
     actions += nodes.force(observation, now)
+    actions += grace.shorten(job, observation, ledger, now)
     events += nodes.events(actions)
     truths = _truths(job, observation, ledger, now)
     status = _status(job, observation, ledger, truths, now)
@@ -108,6 +112,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     later += deadline.wakes(job)
     later += putaway.wakes(job, observation)
     later += nodes.later(observation, now)
+    later += conditions.wakes(old, observation, ledger, now)
     later += sized.wakes
     wake_at = min((at for at in later if now < at < math.inf), default=None)
     return Plan(progress.throttle(old, status, now), tuple(actions), tuple(events), wake_at)
@@ -121,17 +126,20 @@ def _doubts(job: Job) -> list[Event]:
     return [Event(reasons.EVENT_REASON_UNKNOWN, text, warning=True) for text in found]
 
 
-def invalid(status: Status, generation: int, text: str, now: float) -> Plan:
-    """For a job whose spec cannot be read: says so, does nothing."""
-    truths = {reasons.DEGRADED: Truth(True, reasons.INVALID_SPEC, text)}
+def invalid(
+    status: Status, generation: int, text: str, now: float, reason: str = reasons.INVALID_SPEC
+) -> Plan:
+    """For a job whose spec cannot be read, or that the operator cannot work with: says so, does nothing."""
+    text = text[:4096]
+    truths = {reasons.DEGRADED: Truth(True, reason, text)}
     others = [
         condition for condition in status.get("conditions") or [] if condition.get("type") != reasons.DEGRADED
     ]
     written = conditions.write(truths, status, generation, now)
-    new = {**status, "message": text[:4096], "observedGeneration": generation, "conditions": others + written}
+    new = {**status, "message": text, "observedGeneration": generation, "conditions": others + written}
     new.setdefault("state", reasons.STATE_PENDING)
-    known = conditions.reason_of(status, reasons.DEGRADED) == reasons.INVALID_SPEC
-    events = () if known else (Event(reasons.INVALID_SPEC, text, warning=True),)
+    known = conditions.reason_of(status, reasons.DEGRADED) == reason
+    events = () if known else (Event(reason, text, warning=True),)
     return Plan(new, (), events)
 
 
@@ -165,6 +173,8 @@ def _status(
     old = job.status
     report = observation.report_of(ledger.incarnation)
     numbers = progress.numbers(report, old, {pod.name: pod.node for pod in observation.workers})
+    if not truths[reasons.RUNNING].true and "samplesPerSecond" in numbers:
+        numbers["samplesPerSecond"] = "0"
     started = truths[reasons.RUNNING].true or bool(old.get("generation"))
     active = {} if halted(job) else {"startTime": old.get("startTime") or timestamp(now)}
     sized = {key: job.status[key] for key in (elasticity.STATUS,) if key in job.status}
@@ -178,10 +188,15 @@ def _status(
         "message": conditions.message(truths),
         "observedGeneration": job.generation,
         "conditions": conditions.write(truths, old, job.generation, now),
-        "workers": _workers(job, observation, ledger),
+        "workers": _workers(job, observation, ledger, unknown=_is_unknown(truths)),
         **_servers(job, observation, ledger),
         "coordinator": _coordinator(observation, ledger, numbers, old),
     }
+
+
+def _is_unknown(truths: dict[str, Truth]) -> bool:
+    running = truths[reasons.RUNNING]
+    return not running.true and running.reason == reasons.COORDINATOR_UNREACHABLE
 
 
 def _servers(job: Job, observation: Observation, ledger: Ledger, over: bool = False) -> Status:
@@ -191,16 +206,19 @@ def _servers(job: Job, observation: Observation, ledger: Ledger, over: bool = Fa
 
 
 def _kept(status: Status) -> Status:
-    """What other schedulers were asked for."""
-    return {key: status[key] for key in ("queue", "gang") if key in status}
+    """What other schedulers were asked for, and what was decided once."""
+    return {key: status[key] for key in ("queue", "gang", encryption.STATUS) if key in status}
 
 
-def _workers(job: Job, observation: Observation, ledger: Ledger, over: bool = False) -> Status:
+def _workers(
+    job: Job, observation: Observation, ledger: Ledger, over: bool = False, unknown: bool = False
+) -> Status:
+    """unknown: the coordinator does not say who trains; then nobody counts as training."""
     live = sizing.live_pods(observation)
     report = observation.report_of(ledger.incarnation)
     before = (job.status.get("workers") or {}).get("active", 0)
     active = conditions.active_workers(report) if report is not None else min(before, len(live))
-    if over or (halted(job) and all(pod.end is not None for pod in observation.workers)):
+    if over or unknown or (halted(job) and all(pod.end is not None for pod in observation.workers)):
         active = 0
     hashed = template_hash(job)
     want = sizing.expected(job, observation)
@@ -336,6 +354,7 @@ def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: flo
     ended_at = parse_time(old.get("completionTime")) or now
     actions, wake_at = cleanup.after_the_end(job, observation, succeeded, ended_at, now)
     actions += nodes.force(observation, now)
+    actions += grace.shorten(job, observation, Ledger.from_status(old), now, failed=not succeeded)
     events = tuple(nodes.events(actions))
     expired, expires_at = cleanup.expire(job, ended_at, now)
     actions += expired

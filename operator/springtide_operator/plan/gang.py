@@ -12,7 +12,7 @@ from typing import Any
 
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
-from springtide_operator.manifests.gang import GangScheduler, gang_scheduler
+from springtide_operator.manifests.gang import GangScheduler, gang_scheduler, known_api
 from springtide_operator.manifests.worker import template_hash
 from springtide_operator.plan.actions import Action, ApplyPodGroup, DeletePodGroup, Event
 from springtide_operator.plan.halt import halted
@@ -59,7 +59,9 @@ def informed(job: Job, observation: Observation, over: bool = False) -> Job:
             "podGroup": names.pod_group_name(job.name, job.uid),
             "minMember": members(job),
         }
-    elif old and not observation.pod_group_gone and observation.apis.get(old["apiVersion"]) is not False:
+    elif known_api(_api(old)) and not (
+        observation.pod_group_gone or observation.apis.get(str(_api(old))) is False
+    ):
         status["gang"] = old
     return replace(job, status=status)
 
@@ -88,13 +90,14 @@ def decide(job: Job, observation: Observation, now: float, over: bool = False) -
             return []
         text = f"{scheduler.name} is to start at least {members(job)} pods together"
         return [ApplyPodGroup(members(job), wanted, text)]
-    old = job.status.get("gang")
+    asked = known_api(_api(job.status.get("gang")))  # what is deleted is ours by name, whatever status says
     ending = over or bool(halted(job))
     pods_left = any(pod.end is None for pod in observation.workers) or bool(observation.coordinators)
     pods_left = pods_left or bool(observation.servers)
-    if not old or observation.pod_group_gone or (ending and pods_left):
+    if not asked or observation.pod_group_gone or (ending and pods_left):
         return []
-    return [DeletePodGroup(old["apiVersion"], old["podGroup"], "no pods are to be started with it")]
+    name = names.pod_group_name(job.name, job.uid)
+    return [DeletePodGroup(asked, name, "no pods are to be started with it")]
 
 
 def problem(job: Job, observation: Observation) -> Problem | None:
@@ -116,6 +119,10 @@ def events(old: dict[str, Any], new: dict[str, Any]) -> list[Event]:
         return []
     text = f"PodGroup {now['podGroup']} asks {now['scheduler']} to start at least {now['minMember']} pods"
     return [Event(reasons.EVENT_GANG_REQUESTED, text + " together")]
+
+
+def _api(entry: Any) -> object:
+    return entry.get("apiVersion") if isinstance(entry, dict) else None
 
 
 def _present(job: Job, observation: Observation) -> GangScheduler | None:

@@ -1,8 +1,11 @@
 """Nodes that are lost, cordoned or gone, and pods that stay Terminating on them.
 
-A worker on a lost node has ended as soon as nothing is heard of it, and is replaced at once under the next
-attempt. A worker that is connected to the coordinator lives, whatever its node's kubelet says. On a cordoned
-node the replacement starts elsewhere first, and the worker leaves when that one can take over.
+A worker on a lost node has ended as soon as the coordinator does not hear of it either, and is replaced at
+once under the next attempt. A worker that is connected to the coordinator lives, whatever its node's kubelet
+says, and whether or not there still is a Node object. Without the coordinator's word nobody is lost: one that
+does not answer gets a successor (`sight`), whose word it is then. While so many nodes look lost that what
+looks is likelier at fault, nobody is lost but by Kubernetes' own eviction. On a cordoned node the replacement
+starts elsewhere first, and the worker leaves when that one can take over.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from dataclasses import replace
 
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
-from springtide_operator.plan import restarts, sizing
+from springtide_operator.plan import restarts, sight, sizing
 from springtide_operator.plan.actions import Action, CreateWorker, DeletePod, Event
 from springtide_operator.plan.coordinator import LEARNING_SECONDS
 from springtide_operator.plan.ledger import Ledger, Slot
@@ -28,27 +31,22 @@ from springtide_operator.plan.observation import (
     WorkerPod,
 )
 from springtide_operator.plan.refused import held_back
-from springtide_operator.plan.relay import UNREACHABLE_LOST_SECONDS, held_for_gone_at
+from springtide_operator.plan.relay import UNREACHABLE_LOST_SECONDS, going_since, held_for_gone_at
 
 AnyPod = WorkerPod | ServerPod | CoordinatorPod
 
 SETTLE_SECONDS = 5.0  # a kubelet that starts again is not Ready for a moment
-BLIND_SECONDS = 30.0  # without the coordinator's word: it may be on that node, and its successor takes time
 LOOK_SECONDS = 2.0  # between two looks at pods on nodes that are not ready
 SILENT_SECONDS = 3.0  # a coordinator on such a node that does not answer for so long is lost
 
 
 def judged(observation: Observation, now: float) -> Observation:
-    """Pods on lost nodes have ended. Without a right to read nodes nothing changes."""
-    if not observation.nodes:
-        return observation
+    """Pods on lost nodes have ended, and coordinators that were given up are lost."""
     return replace(
         observation,
         workers=tuple(_judged_worker(pod, observation, now) for pod in observation.workers),
         servers=tuple(_judged_server(pod, observation, now) for pod in observation.servers),
-        coordinators=tuple(
-            replace(pod, lost=_coordinator_lost(pod, observation, now)) for pod in observation.coordinators
-        ),
+        coordinators=tuple(_judged_coordinator(pod, observation, now) for pod in observation.coordinators),
     )
 
 
@@ -68,22 +66,31 @@ def _judged_server(pod: ServerPod, observation: Observation, now: float) -> Serv
 
 def _worker_lost(pod: WorkerPod | ServerPod, node: Node, observation: Observation, now: float) -> bool:
     """Or a parameter server: both are connected to the coordinator as long as they live."""
-    if node.gone:
-        return True
-    if node.ready:
+    if (
+        node.ready
+        or observation.seen_for(node.since, now) < SETTLE_SECONDS
+        or sight.too_many_lost(node.name, observation)
+    ):
         return False
     report = _word(observation, now)
-    if report is None:
-        return now - node.since >= BLIND_SECONDS
-    return now - node.since >= SETTLE_SECONDS and not _connected(report, pod)
+    return report is not None and not _connected(report, pod)
 
 
-def _coordinator_lost(pod: CoordinatorPod, observation: Observation, now: float) -> bool:
+def _judged_coordinator(pod: CoordinatorPod, observation: Observation, now: float) -> CoordinatorPod:
     node = _node_of(pod, observation)
-    if node is None or node.gone or node.ready:
-        return node is not None and node.gone
-    since = observation.unreachable_since
-    return since is not None and now - since >= SILENT_SECONDS and now - node.since >= SETTLE_SECONDS
+    settled = node is not None and observation.seen_for(node.since, now) >= SETTLE_SECONDS
+    if node is not None and settled and not node.ready and _silence(pod, observation, now) >= SILENT_SECONDS:
+        return replace(pod, lost=True, why_lost=f"{pod.name} does not answer, and {_trouble(node)}")
+    why = sight.why_given_up(pod, observation, now)
+    return replace(pod, lost=bool(why), why_lost=why)
+
+
+def _silence(pod: CoordinatorPod, observation: Observation, now: float) -> float:
+    """Seconds without an answer; 0 while it answers."""
+    seen, since = observation.sight, observation.unreachable_since
+    if seen is not None and seen.coordinator == pod.uid:
+        return seen.silence
+    return now - since if since is not None else 0.0
 
 
 def _word(observation: Observation, now: float) -> Report | None:
@@ -218,17 +225,19 @@ def _training(members: Sequence[MemberReport], pod: WorkerPod) -> list[bool]:
 
 
 def force(observation: Observation, now: float) -> list[Action]:
-    """Delete by force what has been Terminating for longer than its grace period and a minute, what sits on
-    a lost node for 15 s, and what sits on a node that is no more.
+    """Delete by force what is Terminating on a lost node for 15 s, or on a node that is no more.
+
+    On a node that lives nothing is forced: its process may hold a device or a volume until its kubelet says
+    that it is gone. The job does not wait for it (`relay.held_for_gone_at`).
     """
     result: list[Action] = []
     for pod in _all(observation):
-        if now < _forced_at(pod, observation):
+        if observation.seen_for(_forced_at(pod, observation), now) < 0:
             continue
         node = _node_of(pod, observation)
         said = None if isinstance(pod, CoordinatorPod) else pod.deleted_because
         because = said or reasons.DELETE_STUCK
-        why = _trouble(node) if node is not None and not node.ready else "it does not end"
+        why = _trouble(node) if node is not None else "its node was lost"
         result.append(DeletePod(pod.name, pod.uid, because, why, force=True))
     return result
 
@@ -249,20 +258,25 @@ def events(actions: Sequence[Action]) -> list[Event]:
 
 
 def _forced_at(pod: AnyPod, observation: Observation) -> float:
-    """Unix seconds; infinite for what nobody asked to go, and for what was asked by force already."""
+    """By the steady clock; infinite for what nobody asked to go, and for what was asked by force already."""
     if pod.gone_by is None or pod.deletion_asked_at is None or pod.gone_by == pod.deletion_asked_at:
         return math.inf
     node = _node_of(pod, observation)
+    if node is None:  # nodes cannot be read: Kubernetes' eviction by the taint of a lost node tells
+        return held_for_gone_at(pod) if pod.unreachable else math.inf
+    if node.ready or sight.too_many_lost(node.name, observation):
+        return math.inf
     lost = pod.end is not None if isinstance(pod, WorkerPod) else pod.lost
-    if node is None or node.ready or not lost:
-        return held_for_gone_at(pod)
-    return 0.0 if node.gone else min(held_for_gone_at(pod), pod.deletion_asked_at + UNREACHABLE_LOST_SECONDS)
+    if not lost:
+        return held_for_gone_at(pod) if isinstance(pod, CoordinatorPod) else math.inf
+    return 0.0 if node.gone else min(held_for_gone_at(pod), going_since(pod) + UNREACHABLE_LOST_SECONDS)
 
 
 def later(observation: Observation, now: float) -> list[float]:
     """Unix seconds at which to look again: a force that gets due, a node that may turn out to be lost."""
     pods = _all(observation)
-    result = [at for pod in pods if now < (at := _forced_at(pod, observation)) < math.inf]
+    waits = (-observation.seen_for(_forced_at(pod, observation), now) for pod in pods)
+    result = [now + wait for wait in waits if 0 < wait < math.inf]
     for pod in pods:
         node = _node_of(pod, observation)
         if node is not None and not node.ready and pod.live:

@@ -63,6 +63,8 @@ class WorkerPod:
     disruption_reason: str | None = None  # and in one: EvictionByEvictionAPI, DeletionByTaintManager, ...
     node: str | None = None
     unreachable: bool = False  # its node's loss drove it out: the kubelet does not hear of the deletion
+    going_since: float | None = None  # when the operator first saw that it is to go, by its steady clock
+    address: tuple[str, int] | None = None  # of its metrics
 
     @property
     def deleting(self) -> bool:
@@ -96,6 +98,7 @@ class CoordinatorPod:
     phase: str = "Pending"
     created_at: float = 0.0
     running_since: float | None = None
+    ready_since: float | None = None  # it has passed its startup probe
     deletion_asked_at: float | None = None
     gone_by: float | None = None  # deletionTimestamp
     ip: str | None = None
@@ -104,7 +107,9 @@ class CoordinatorPod:
     starting_since: float | None = None  # a node has it, and none of its containers has begun since
     node: str | None = None
     unreachable: bool = False  # its node's loss drove it out
+    going_since: float | None = None  # when the operator first saw that it is to go, by its steady clock
     lost: bool = False  # nothing is heard of it, nor of its node
+    why_lost: str = ""
 
     @property
     def deleting(self) -> bool:
@@ -138,6 +143,8 @@ class ServerPod:
     disruption: str | None = None  # why somebody ends it, in words
     node: str | None = None
     unreachable: bool = False  # its node's loss drove it out
+    going_since: float | None = None  # when the operator first saw that it is to go, by its steady clock
+    address: tuple[str, int] | None = None  # of its metrics
     lost: bool = False  # nothing is heard of it, nor of its node
 
     @property
@@ -152,13 +159,59 @@ class ServerPod:
 
 @dataclass(frozen=True)
 class Node:
-    """`ready`: None for Unknown, which is what Kubernetes says of a node that it does not hear of."""
+    """`ready`: None for Unknown, which is what Kubernetes says of a node that it does not hear of.
+
+    since: of the last change of `ready` or `gone`, as the operator saw it, by its steady clock.
+    """
 
     name: str
     ready: bool | None = True
-    since: float = 0.0  # unix seconds of the last change of `ready`
+    since: float = 0.0
     cordoned: bool = False
+    zone: str = ""
     gone: bool = False  # the Node object was deleted
+
+
+@dataclass(frozen=True)
+class Testimony:
+    """What came of asking a pod itself, at its metrics port.
+
+    heard: something answered there, or refused. silent: for so many seconds nothing has. missing: so long its
+    process has had no stream to the coordinator (0: it has one); idle: so long it has committed no step; both
+    in seconds, None where it did not say.
+    """
+
+    uid: str
+    pod: str
+    heard: bool
+    silent: float = 0.0
+    missing: float | None = None
+    idle: float | None = None
+
+
+@dataclass(frozen=True)
+class LeaseSeen:
+    """A node's lease: for how many seconds the operator has looked at it and seen no renewal, and whether it
+    has seen one since it looks.
+    """
+
+    unchanged: float
+    renewed: bool = False
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the operator saw itself, since a coordinator does not answer or waits for somebody.
+
+    silence: seconds since the last answer of the pod with uid `coordinator`, or since it was first asked.
+    answered: it ever did. leases: by node.
+    """
+
+    coordinator: str
+    silence: float = 0.0
+    answered: bool = False
+    testimonies: tuple[Testimony, ...] = ()
+    leases: Mapping[str, LeaseSeen] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,6 +220,7 @@ class MemberReport:
     active: bool  # in the current generation
     connected: bool
     leaving: bool
+    starting: bool = False  # it has said Hello, and has not come to its training loop
 
 
 @dataclass(frozen=True)
@@ -276,6 +330,7 @@ class Report:
     failures: tuple[FailureReport, ...] = ()  # the newest, oldest first
     states_lost: int = 0
     last_commit_at: float | None = None
+    still: bool = False  # no step for five seconds, and for longer than three steps take
     step_seconds: float = 0.0  # median of the recent ones
     lost_seconds: Mapping[str, float] = field(default_factory=dict)  # by cause, since its process began
     slow: SlowReport | None = None
@@ -299,6 +354,7 @@ class Report:
     vanished: frozenset[str] = frozenset()  # that run, were members, and have not been heard of for a minute
     opaque: bool = False  # its members run scripts that commit no steps of ours: no progress is no hang
     told_living: frozenset[str] | None = None  # worker pods (uids) called living in the question
+    told_leaving: frozenset[str] = frozenset()  # pods (uids) that the question said are being deleted
 
     @property
     def training(self) -> bool:
@@ -363,6 +419,7 @@ class Observation:
     report: Report | None = None
     unreachable_since: float | None = None  # the coordinator's calls fail since
     unreachable_why: str = ""
+    sight: Sight | None = None  # None while the coordinator answers and waits for nobody
     refusals: Mapping[str, Refusal] = field(
         default_factory=dict
     )  # by role: worker, coordinator, service, secret
@@ -375,7 +432,13 @@ class Observation:
     pod_group_gone: bool = False  # this process has deleted it, or found it gone
     pods_wait: str = ""  # what must be there before any pod is made; set by the plan
     nodes: Mapping[str, Node] | None = None  # by name; None: they cannot be read
+    steady: float | None = None  # what the clock says by which things were first seen; None: unix seconds
+    tls_default: bool = False  # the operator's, for jobs that do not say
     crowd: tuple[str, ...] = ()  # pods of others that no node takes, and that this job could make room for
+
+    def seen_for(self, since: float, now: float) -> float:
+        """Seconds since something that was seen first at `since`, by the operator's steady clock."""
+        return (now if self.steady is None else self.steady) - since
 
     def report_of(self, incarnation: int) -> Report | None:
         """The coordinator's word, if it is the word of this incarnation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from springtide_operator.api import names, reasons
@@ -36,6 +37,7 @@ _LEAVING_TAINTS = (
     "karpenter.sh/disrupted",
     "karpenter.sh/disruption",  # of Karpenter before 1.0
 )
+_INCARNATION = re.compile("[0-9]{1,9}")
 _LEAVING_TAINT_PREFIX = "aws-node-termination-handler/"  # spot-itn, asg-lifecycle-termination, ...
 
 
@@ -86,7 +88,17 @@ def worker_pod(pod: Object) -> WorkerPod | None:
         disruption_reason=disrupted[0] if disrupted is not None else None,
         node=(pod.get("spec") or {}).get("nodeName") or None,
         unreachable=_node_lost(status, disrupted),
+        address=_metrics_address(pod, names.WORKER_METRICS_PORT),
     )
+
+
+def _metrics_address(pod: Object, usual: int) -> tuple[str, int] | None:
+    """IP and port of the pod's metrics; None before it has an IP."""
+    ip = (pod.get("status") or {}).get("podIP")
+    containers = (pod.get("spec") or {}).get("containers") or []
+    ports = [port for container in containers for port in container.get("ports") or []]
+    named = (port.get("containerPort") for port in ports if port.get("name") == "metrics")
+    return (str(ip), int(next(named, None) or usual)) if ip else None
 
 
 def _node_lost(status: Object, disrupted: tuple[str, str] | None) -> bool:
@@ -101,7 +113,7 @@ def coordinator_pod(pod: Object) -> CoordinatorPod | None:
     """None for a pod without an incarnation label."""
     meta = pod["metadata"]
     number = (meta.get("labels") or {}).get(names.LABEL_INCARNATION, "")
-    if not number.isdigit():
+    if not _INCARNATION.fullmatch(number):
         return None
     status = pod.get("status") or {}
     running = ((_container(pod, names.ROLE_COORDINATOR) or {}).get("state") or {}).get("running")
@@ -114,6 +126,7 @@ def coordinator_pod(pod: Object) -> CoordinatorPod | None:
         phase=status.get("phase", "Pending"),
         created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
         running_since=parse_time(running.get("startedAt")) if running else None,
+        ready_since=_ready_since(status),
         deletion_asked_at=None if gone_by is None else gone_by - grace,
         gone_by=gone_by,
         node=(pod.get("spec") or {}).get("nodeName") or None,
@@ -123,6 +136,13 @@ def coordinator_pod(pod: Object) -> CoordinatorPod | None:
         problem=pod_problem(pod, f"the coordinator {meta['name']}"),
         starting_since=_starting_since(pod),
     )
+
+
+def _ready_since(status: Object) -> float | None:
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "Ready" and condition.get("status") == "True":
+            return parse_time(condition.get("lastTransitionTime")) or 0.0
+    return None
 
 
 def server_pod(pod: Object) -> ServerPod | None:
@@ -162,6 +182,7 @@ def server_pod(pod: Object) -> ServerPod | None:
         disruption=disrupted[1] if disrupted is not None else ended or None,
         node=(pod.get("spec") or {}).get("nodeName") or None,
         unreachable=_node_lost(status, disrupted),
+        address=_metrics_address(pod, names.PARAMETER_SERVER_METRICS_PORT),
     )
 
 
@@ -177,6 +198,7 @@ def node(obj: Object) -> Node:
         ready={"True": True, "False": False}.get(ready.get("status", "")),
         since=parse_time(ready.get("lastTransitionTime")) or 0.0,
         cordoned=bool(spec.get("unschedulable")) or leaves,
+        zone=str((obj["metadata"].get("labels") or {}).get("topology.kubernetes.io/zone") or ""),
     )
 
 

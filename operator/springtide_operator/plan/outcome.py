@@ -8,6 +8,7 @@ from typing import Any
 
 from springtide_operator.api import reasons
 from springtide_operator.plan.clock import parse_time
+from springtide_operator.plan.numbers import real, whole
 from springtide_operator.plan.observation import End, Finished
 
 Object = dict[str, Any]
@@ -34,6 +35,7 @@ _SAID_REASONS = ("OOMKilled", "NotFinished")
 _FROM_OUTSIDE = (9, 15)  # SIGKILL, SIGTERM: the end of the log says nothing about why
 _LAST_SIGNAL = 64  # a script that ends with 255 chose that itself
 _MESSAGE_LIMIT = 1500
+_NAMES, _NAME_LIMIT = 64, 128  # reported names
 _RAISED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::|$)")
 
 
@@ -63,9 +65,10 @@ def read_end(pod: Object, container: Object | None) -> End | None:
     if said is not None and said.get("outcome") == "Left" and said.get("finished") is True:
         return End(reasons.END_SURPLUS, "Left", "it came when the job had finished", code, at)
     if said is not None and said.get("outcome") == "Left":
-        return End(reasons.END_LEFT, "Left", f"it left: {said.get('reason') or 'asked'}", code, at)
+        text = f"it left: {said.get('reason') or 'asked'}"
+        return End(reasons.END_LEFT, "Left", text[:_MESSAGE_LIMIT], code, at)
     if said is not None and said.get("outcome") == "Failed":
-        exception = str(said.get("exception") or "") or None
+        exception = str(said.get("exception") or "")[:_MESSAGE_LIMIT] or None
         # Of a pod with several processes the launcher says why one of them ended.
         reason = said.get("reason") if said.get("reason") in _SAID_REASONS else "Error"
         return End(reasons.END_FAILED, str(reason), _failure_text(said), code, at, exception=exception)
@@ -151,7 +154,7 @@ def _said(message: str) -> Object | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the script may write what it likes
         return None
     return value if isinstance(value, dict) and isinstance(value.get("outcome"), str) else None
 
@@ -161,12 +164,14 @@ def _finished(said: Object) -> Finished:
     number = incarnation[0] if isinstance(incarnation, list) and incarnation else incarnation
     data = said.get("data") if isinstance(said.get("data"), dict) else {}
     values = said.get("values") if isinstance(said.get("values"), dict) else {}
+    numbers = ((str(key)[:_NAME_LIMIT], whole(value)) for key, value in [*(data or {}).items()][:_NAMES])
+    floats = ((str(key)[:_NAME_LIMIT], real(value)) for key, value in [*(values or {}).items()][:_NAMES])
     return Finished(
-        incarnation=number if isinstance(number, int) else None,
-        generation=said["generation"] if isinstance(said.get("generation"), int) else None,
-        step=said["step"] if isinstance(said.get("step"), int) else None,
-        data={key: value for key, value in (data or {}).items() if isinstance(value, int)},
-        values={key: float(value) for key, value in (values or {}).items() if isinstance(value, int | float)},
+        incarnation=whole(number),
+        generation=whole(said.get("generation")),
+        step=whole(said.get("step")),
+        data={key: value for key, value in numbers if value is not None},
+        values={key: value for key, value in floats if value is not None},
     )
 
 

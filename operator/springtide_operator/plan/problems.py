@@ -20,11 +20,11 @@ from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.backoff import LOOP_COUNT, decayed
 from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.ledger import Ledger
-from springtide_operator.plan.observation import Observation, Problem
+from springtide_operator.plan.observation import CoordinatorPod, Observation, Problem
 from springtide_operator.plan.refused import namespace_goes
 
 SILENT_SECONDS = 60.0
-STARTING_SECONDS = 30.0  # a coordinator may need this long before silence is worth a word
+STARTING_SECONDS = 60.0  # a coordinator's process may need this long, on a busy machine, until it answers
 TRY_SECONDS = 30.0  # a new worker in a crash loop that runs for longer is taken for one that will not crash
 SHOWN = 3
 _REFUSED = {
@@ -52,7 +52,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_silent(observation, ledger, now),
         *_vanished(observation),
         *_backing_off(job, observation, ledger, now),
-        *_unreachable(observation, ledger, now),
+        *_unreachable(job, observation, ledger, now),
         *_checkpoints(observation),
     ]
 
@@ -240,17 +240,32 @@ def _all_train(job: Job, observation: Observation, ledger: Ledger) -> bool:
     return set(sizing.wanted_slots(job, observation)) <= training
 
 
-def _unreachable(observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
+def _unreachable(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
+    """Tell of silence where it is news: of a coordinator that has answered, or that its kubelet says is up.
+
+    One whose pod was only just made, whose image is pulled or whose process still imports owes no answer.
+    """
     since = observation.unreachable_since
     pod = coordinator_policy.current(observation, ledger)
-    if since is None or now - since < coordinator_policy.UNREACHABLE_SECONDS:
+    if since is None or pod is None or pod.problem is not None:
         return []
-    if pod is None or pod.problem is not None or now - pod.created_at < STARTING_SECONDS:
+    report = observation.report_of(ledger.incarnation)
+    if report is None:
+        if pod.ready_since is None:
+            return _not_up(pod, now)
+        since = max(since, pod.ready_since)
+    if now - since < coordinator_policy.UNREACHABLE_SECONDS:
         return []
-    return [
-        Problem(
-            reasons.COORDINATOR_UNREACHABLE,
-            f"the operator cannot reach {pod.name}: {observation.unreachable_why};"
-            " workers train on meanwhile",
-        )
-    ]
+    active = report is not None and any(member.active for member in report.members)
+    trains = active or conditions.is_true(job.status, reasons.RUNNING)
+    meanwhile = "workers train on meanwhile" if trains else "workers wait for it"
+    text = f"the operator cannot reach {pod.name}: {observation.unreachable_why}; {meanwhile}"
+    return [Problem(reasons.COORDINATOR_UNREACHABLE, text)]
+
+
+def _not_up(pod: CoordinatorPod, now: float) -> list[Problem]:
+    """Tell of a coordinator whose process runs and serves nothing."""
+    if pod.running_since is None or now - pod.running_since < STARTING_SECONDS:
+        return []
+    text = f"{pod.name} runs, and has not begun to answer within {STARTING_SECONDS:.0f} s: see its log"
+    return [Problem(reasons.COORDINATOR_UNREACHABLE, text)]

@@ -43,7 +43,7 @@ def numbers(
     if report.step is not None:
         result["step"] = max(report.step, old.get("step", 0)) if report.states_lost == 0 else report.step
     if report.phase == "RUNNING" and not report.opaque:
-        result["samplesPerSecond"] = rounded(report.samples_per_second)
+        result["samplesPerSecond"] = "0" if report.still else rounded(report.samples_per_second)
     if report.training and not report.opaque:
         result["goodput"] = f"{min(1.0, max(0.0, report.goodput)):.3f}"
     if report.data is not None:
@@ -167,6 +167,7 @@ def throttle(old: dict[str, Any], new: dict[str, Any], now: float) -> dict[str, 
     A recovery and a lost state are events, and are written with them: else they would be told of again.
     """
     told = all(old.get(key, 0) == new.get(key, 0) for key in ("recoveries", "statesLost"))
+    told = told and (old.get("samplesPerSecond") == "0") == (new.get("samplesPerSecond") == "0")
     if told and same_but_progress(old, new):
         if all(old.get(key) == new.get(key) for key in _SLOW):
             return old

@@ -8,9 +8,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.api.servers import Consistency
-from springtide_operator.plan import hangs, putaway, sizing
+from springtide_operator.plan import conditions, hangs, putaway, sight, sizing
 from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
 
 # A pod is held for gone when its deletionTimestamp is past by this much, although its node never said so.
@@ -21,12 +22,22 @@ UNREACHABLE_LOST_SECONDS = 15.0
 
 
 def held_for_gone_at(pod: WorkerPod | CoordinatorPod | ServerPod) -> float:
-    """Unix seconds from which on the pod counts as gone; infinite while nobody has asked it to go."""
+    """From when on, by the steady clock, the pod counts as gone; infinite while nobody has asked it to go."""
     if pod.gone_by is None:
         return math.inf
-    if pod.unreachable and pod.deletion_asked_at is not None:
-        return pod.deletion_asked_at + UNREACHABLE_LOST_SECONDS
-    return pod.gone_by + LOST_SECONDS
+    if pod.unreachable:
+        return going_since(pod) + UNREACHABLE_LOST_SECONDS
+    grace = pod.gone_by - (pod.deletion_asked_at if pod.deletion_asked_at is not None else pod.gone_by)
+    return going_since(pod) + grace + LOST_SECONDS
+
+
+def going_since(pod: WorkerPod | CoordinatorPod | ServerPod) -> float:
+    """When the pod was asked to go: as the operator saw it, by its steady clock. Clocks of other machines may
+    be minutes away, and what depends on it may kill. Infinite while nobody has asked.
+    """
+    if pod.going_since is not None:
+        return pod.going_since
+    return pod.deletion_asked_at if pod.deletion_asked_at is not None else math.inf
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,7 @@ class LivingPod:
     slot: int
     started: bool
     leave_by: float  # unix seconds; 0: stays
+    unheard: bool = False  # the operator looked, and heard nothing of it nor of its node
 
 
 @dataclass(frozen=True)
@@ -63,20 +75,24 @@ class Word:
 def word(job: Job, observation: Observation, incarnation: int, now: float, pause: float = 0.0) -> Word:
     """Everything each time, never changes: a lost call loses nothing."""
     living = [
-        LivingPod(pod.uid, pod.name, pod.slot, pod.started_at is not None or pod.running, pod.gone_by or 0.0)
+        _living(pod, observation)
         for pod in sorted(observation.workers, key=lambda pod: (pod.slot, pod.attempt))
-        if pod.end is None and now < held_for_gone_at(pod) and not hangs.goes(pod)
+        if pod.end is None and observation.seen_for(held_for_gone_at(pod), now) < 0 and not hangs.goes(pod)
     ]
     hung = sorted(pod.uid for pod in observation.workers if hangs.goes(pod))
     hang_seconds = float(job.spec.failure_policy.hang_timeout_seconds)
     workers = job.spec.workers
     trained = int(job.status.get("generation") or 0)
     each = workers.processes_per_pod
-    sizes = sizing.target(job) * each, workers.min_replicas * each, workers.maximum * each
+    # Of a failed job nobody waits for successors: those that can save what they hold do, and all leave.
+    wanted = 0 if conditions.is_true(job.status, reasons.FAILED) else sizing.target(job)
+    sizes = wanted * each, workers.min_replicas * each, workers.maximum * each
     serving = [
-        LivingPod(pod.uid, pod.name, pod.slot, pod.started_at is not None or pod.running, pod.gone_by or 0.0)
+        _living(pod, observation)
         for pod in sorted(observation.servers, key=lambda pod: (pod.slot, pod.attempt))
-        if not pod.lost and pod.phase not in ("Succeeded", "Failed") and now < held_for_gone_at(pod)
+        if not pod.lost
+        and pod.phase not in ("Succeeded", "Failed")
+        and observation.seen_for(held_for_gone_at(pod), now) < 0
     ]
     return Word(
         *sizes,
@@ -93,6 +109,12 @@ def word(job: Job, observation: Observation, incarnation: int, now: float, pause
         saved=putaway.saved_name(job.status),
         **_consistency(job),
     )
+
+
+def _living(pod: WorkerPod | ServerPod, observation: Observation) -> LivingPod:
+    started = pod.started_at is not None or pod.running
+    unheard = sight.is_unheard(pod, observation)
+    return LivingPod(pod.uid, pod.name, pod.slot, started, pod.gone_by or 0.0, unheard)
 
 
 def _consistency(job: Job) -> dict[str, Any]:

@@ -77,8 +77,15 @@ def account(observation: Observation, ledger: Ledger, now: float) -> list[Event]
             ledger.raise_backoff(ROLE, now)
         name = pod_of_entry.name if pod_of_entry is not None else f"of slot {slot}"
         text = f"parameter server {name}: {why}; another pod takes its place"
-        events.append(Event(reasons.EVENT_SERVER_REPLACED, text, warning=True))
+        # One that was asked to go, by a drain or by hand, hands over before it does: that is ordinary life.
+        asked = pod_of_entry is not None and _leaves(pod_of_entry)
+        events.append(Event(reasons.EVENT_SERVER_REPLACED, text, warning=not asked))
     return events
+
+
+def _leaves(pod: ServerPod) -> bool:
+    """Whether somebody asked a pod to go whose process and node live."""
+    return pod.deleting and pod.running and not pod.unreachable
 
 
 def _is_new(pod: ServerPod, entry: Slot) -> bool:
@@ -228,6 +235,10 @@ def _missing(job: Job, observation: Observation, ledger: Ledger, now: float) -> 
     if result or not trained:
         return result
     ready = {pod.slot for pod in live(observation) if pod.ready}
+    if report is not None and report.training:
+        ready |= {
+            pod.slot for pod in observation.servers if _leaves(pod) and pod.ready
+        }  # it serves on until then
     awaited = (slot for slot in range(wanted(job)) if slot not in ready)
     missing = [slot for slot in awaited if _served(slot, observation, ledger)]
     mute = [slot for slot in _mute(observation, report, now) if slot < wanted(job) and slot not in missing]

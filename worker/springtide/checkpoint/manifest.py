@@ -16,6 +16,8 @@ from springtide.names import Generation, StateName
 FORMAT = "springtide-checkpoint"
 VERSION = 1
 LIMIT_BYTES = 64 << 20
+MAX_FILES = 70_000
+"""Of a checkpoint: one for each process of the largest job."""
 _SHA256 = re.compile("[0-9a-f]{64}")
 _PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
@@ -87,6 +89,8 @@ def parse(raw: bytes, name: str) -> Manifest:
         if value["format"] != FORMAT or value["version"] != VERSION:
             found = f"{value['format']!r} version {value['version']!r}"
             raise ValueError(f"format {found}, not {FORMAT} {VERSION}")
+        if sum(len(part.get("files", ())) for part in value["parts"].values()) > MAX_FILES:
+            raise ValueError(f"more than {MAX_FILES} files")
         state = dict(value["state"])
         step = _whole(state.pop("step"))
         manifest = Manifest(
@@ -99,7 +103,15 @@ def parse(raw: bytes, name: str) -> Manifest:
                 for kind, part in value["parts"].items()
             },
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        ArithmeticError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         raise CorruptError(
             f"{names.MANIFEST} is malformed: {type(error).__name__}: {str(error)[:200]}"
         ) from None

@@ -74,7 +74,10 @@ def read(storage: Storage, name: str) -> tuple[Any, Manifest]:
 
 def _read_part(storage: Storage, name: str, part: Part) -> Any:
     header, specs = read_header(storage, name, part)
-    tensors = [torch.empty(spec.shape, dtype=spec.dtype) for spec in specs]
+    try:
+        tensors = [torch.empty(spec.shape, dtype=spec.dtype) for spec in specs]
+    except (MemoryError, RuntimeError) as error:
+        raise CorruptError(f"{part.header.path} describes what this process cannot hold: {error}") from None
     memory = [codec.as_bytes(tensor) for tensor in tensors]
 
     def place(piece: shares.Piece) -> torch.Tensor:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -20,6 +18,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+
+from springtide_coordinator.bounded_http import BoundedServer, Kept, Reply, Request, in_words
 
 log = logging.getLogger("springtide")
 
@@ -87,60 +87,38 @@ class Board:
         health: Callable[[], tuple[bool, Mapping[str, object]]],
     ) -> None:
         self._ports, self._own, self._health = dict(ports), own, health
-        self._server: ThreadingHTTPServer | None = None
-        self._thread: threading.Thread | None = None
+        self._server: BoundedServer | None = None
+        self._of_processes = Kept(self._scrape_all)
 
     def start(self, address: str, port: int) -> int:
         """Serve; a taken port is replaced by a free one. Return the port; 0 when none could be had."""
-        board = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                board.answer(self)
-
-            def log_message(self, format: str, *args: object) -> None:
-                log.debug(format, *args)
-
         for candidate in (port, 0):
             try:
-                self._server = ThreadingHTTPServer((address or "0.0.0.0", candidate), Handler)
+                self._server = BoundedServer(self.answer, address, candidate)
                 break
             except OSError as error:
                 log.warning("metrics: port %d cannot be used (%s)", candidate, error.strerror)
-        if self._server is None:
-            return 0
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), name="springtide-metrics", daemon=True
-        )
-        self._thread.start()
-        return int(self._server.server_address[1])
+        return self._server.port if self._server is not None else 0
 
     def close(self) -> None:
-        if self._server is not None and self._thread is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join(2.0)
+        """Stop serving."""
+        if self._server is not None:
+            self._server.close()
 
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        path = request.path.partition("?")[0]
-        code, kind, body = 404, "text/plain", b"/metrics, /healthz\n"
-        if path == "/metrics":
-            code, kind, body = 200, CONTENT_TYPE_LATEST, self.metrics().encode()
-        elif path == "/healthz":
+    def answer(self, request: Request) -> Reply:
+        """Answer a request for one of the two pages."""
+        if request.path == "/metrics":
+            return Reply(200, self.metrics().encode(), CONTENT_TYPE_LATEST)
+        if request.path == "/healthz":
             well, said = self._health()
-            code, kind, body = 200 if well else 503, "application/json", json.dumps(said).encode() + b"\n"
-        try:
-            request.send_response(code)
-            request.send_header("Content-Type", kind)
-            request.send_header("Content-Length", str(len(body)))
-            request.end_headers()
-            request.wfile.write(body)
-        except ConnectionError:
-            return  # who asked has gone
+            return Reply(200 if well else 503, json.dumps(said).encode() + b"\n", "application/json")
+        return in_words(404, "/metrics, /healthz")
 
     def metrics(self) -> str:
-        """The launcher's own series and those of all processes that answer within two seconds."""
+        """Return the launcher's own series and those of all processes that answer within two seconds."""
+        return generate_latest(self._own).decode() + self._of_processes()
+
+    def _scrape_all(self) -> str:
         ports = {rank: port for rank, path in self._ports.items() if (port := read_port(path)) is not None}
         texts: dict[int, str] = {}
         if ports:
@@ -151,4 +129,4 @@ class Board:
                         texts[rank] = answer.result()
                     except (OSError, URLError) as error:
                         log.debug("process %d does not tell its metrics: %s", rank, error)
-        return generate_latest(self._own).decode() + merged(texts)
+        return merged(texts)

@@ -22,11 +22,11 @@ from springtide.launch.signals import ENDING, Signals
 from springtide.launch.supervision import End
 from springtide.launch.verdict import failure
 from springtide.outcome import Failed, Finished, Left, Outcome
+from springtide.termination import UNHEARD_SECONDS
 
 log = logging.getLogger("springtide")
 
 _WAIT_SECONDS = 1.0
-_UNHEARD_SECONDS = 5.0
 
 
 class Crew:
@@ -165,7 +165,7 @@ class Crew:
         now = time.monotonic()
         for seat in self._seats:
             waited = now - seat.term_at if seat.term_at is not None else 0.0
-            if waited > _UNHEARD_SECONDS and not seat.connected and seat.outcome is None:
+            if waited > UNHEARD_SECONDS and not seat.connected and seat.outcome is None:
                 seat.stop("SIGTERM, and no coordinator to leave from")
 
     def _merged(self) -> Outcome:

@@ -46,7 +46,8 @@ def _failed(end: End, supervisor: Supervisor) -> bool:
     """A process that the launcher's own signal ended before it could say anything did not fail."""
     if end.well:
         return False
-    by_signal = -end.code in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    # A shell, or a process that cannot die of it, says 128 + n for signal n.
+    by_signal = end.exit_code - 128 in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     return not (supervisor.stopping and end.outcome is None and by_signal)
 
 

@@ -18,23 +18,23 @@
 - apiGroups: [""]
   resources: [services]
   verbs: [get, create, patch, delete]
-# How many of a job's parameter servers may be evicted at once: made by server-side apply, which needs create and
-# patch.
+# How many of a job's parameter servers may be evicted at once. Get: one of that name may be somebody else's, and one
+# that was deleted by hand comes back. Delete: what an older version made under a name without the job's uid.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [create, patch]
+  verbs: [get, create, patch, delete]
 {{- if .Values.networkPolicy.jobs }}
-# Keeps other pods away from those of a job: made by server-side apply, which needs create and patch.
+# Keeps other pods away from those of a job. Get and delete: as above.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [create, patch]
+  verbs: [get, create, patch, delete]
 {{- end }}
 {{- if .Values.rbac.gangScheduling }}
 # Gang start with Volcano or the coscheduling plugin, where their API is served and a job names their scheduler: a
-# PodGroup is made by server-side apply, which needs create and patch, and deleted when its job has no pods.
+# PodGroup is made before the pods, and deleted when its job has none. Get: one of that name may be somebody else's.
 - apiGroups: [scheduling.volcano.sh, scheduling.x-k8s.io]
   resources: [podgroups]
-  verbs: [create, patch, delete]
+  verbs: [get, create, patch, delete]
 {{- end }}
 {{- if .Values.rbac.kueue }}
 # Kueue, where it is installed and a job names a queue. create, patch: what the job asks for. list: whether it is admitted

@@ -6,7 +6,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from springtide_local.api import pod_security, quota
-from springtide_local.api.objects import lookup
+from springtide_local.api.given import ROOT_AUTHORITY
+from springtide_local.api.objects import lookup, random_suffix
 from springtide_local.api.resources import ResourceType
 from springtide_local.ports import Object
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from springtide_local.api.store import Store
 
 _SECONDS = 300
+TOKEN_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
+_TOKEN_VOLUME = "kube-api-access-"
+_TOKEN_SECONDS = 3607
 _DEFAULT_TOLERATIONS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -86,10 +90,40 @@ def quota_usage(store: Store, item: Object) -> dict[str, Decimal]:
 def _service_account(store: Store, resource: ResourceType, obj: Object) -> None:
     spec, namespace = obj["spec"], obj["metadata"]["namespace"]
     name = spec.get("serviceAccountName") or "default"
-    if store.peek("serviceaccounts", name, namespace) is None:
+    account = store.peek("serviceaccounts", name, namespace)
+    if account is None:
         text = f'error looking up service account {namespace}/{name}: serviceaccount "{name}" not found'
         raise resource.forbidden(obj["metadata"]["name"], text)
     spec["serviceAccountName"] = spec["serviceAccount"] = name
+    said = spec.get("automountServiceAccountToken")
+    if said is None:
+        said = account.get("automountServiceAccountToken")
+    if said is not False:
+        _mount_token(spec)
+
+
+def _mount_token(spec: Object) -> None:
+    """Show token, authority and namespace to each container that mounts nothing there itself."""
+    volumes = spec.get("volumes") or []
+    known = (volume["name"] for volume in volumes if str(volume.get("name")).startswith(_TOKEN_VOLUME))
+    name = next(known, None)
+    used = False
+    for container in [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]:
+        mounts = container.get("volumeMounts") or []
+        if any(mount.get("mountPath") == TOKEN_PATH for mount in mounts):
+            continue
+        used, name = True, name or _TOKEN_VOLUME + random_suffix()
+        container["volumeMounts"] = [*mounts, {"name": name, "readOnly": True, "mountPath": TOKEN_PATH}]
+    if not used or any(volume.get("name") == name for volume in volumes):
+        return
+    field = {"apiVersion": "v1", "fieldPath": "metadata.namespace"}
+    sources = [
+        {"serviceAccountToken": {"expirationSeconds": _TOKEN_SECONDS, "path": "token"}},
+        {"configMap": {"name": ROOT_AUTHORITY, "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": field}]}},
+    ]
+    projected = {"sources": sources, "defaultMode": 0o644}
+    spec["volumes"] = [*volumes, {"name": name, "projected": projected}]
 
 
 def _priority(store: Store, resource: ResourceType, obj: Object) -> None:

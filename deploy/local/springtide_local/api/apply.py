@@ -118,6 +118,12 @@ def _check(target: Target, config: Object) -> None:
 
 def _create(store: Store, target: Target, config: Object, options: Options) -> Stored:
     resource = target.resource
+    uid = config["metadata"].get("uid")
+    if uid:
+        why = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+        raise errors.conflict(resource.group, resource.plural, target.name, why)
+    # Nothing has that version: whoever applies it means the object, not one state of it.
+    config["metadata"].pop("resourceVersion", None)
     mine = _strip(resource, fieldsets.fields_of(managed.owned_part(config), resource.node), "")
     entry = Entry(options.manager, APPLY, resource.api_version, "", timestamp(store.now()), mine)
     return writes.create(

@@ -1,7 +1,7 @@
 """Who asks: the common name of a client certificate, or a bearer token that this server has issued.
 
-Tokens are signed JWTs (HS256 with a key of this process), so none has to be stored. Rights are not enforced:
-whoever is known may do everything; that is one of the embedded cluster's cuts.
+Tokens are signed JWTs (HS256 with a key of this process), so none has to be stored. What a user may do is
+decided in `rights`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Mapping
+import uuid
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from springtide_local.ports import Object
@@ -22,12 +23,26 @@ if TYPE_CHECKING:
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 _DEFAULT_SECONDS = 3600
 _PREFIX = "system:serviceaccount:"
+AUTHENTICATED = "system:authenticated"
 
 
 class User(NamedTuple):
+    """Somebody who is known, with his groups."""
+
     name: str
     groups: tuple[str, ...] = ()
     uid: str = ""
+
+
+def account_groups(namespace: str) -> tuple[str, ...]:
+    """Return the groups of the service accounts of a namespace."""
+    return ("system:serviceaccounts", f"system:serviceaccounts:{namespace}", AUTHENTICATED)
+
+
+def account_of(user: str) -> tuple[str, str] | None:
+    """Return (namespace, name) of the service account that a user name stands for, or None."""
+    namespace, colon, name = user.removeprefix(_PREFIX).partition(":")
+    return (namespace, name) if user.startswith(_PREFIX) and colon and namespace and name else None
 
 
 def _b64(data: bytes) -> str:
@@ -41,19 +56,23 @@ def _unb64(text: str) -> bytes:
 class Tokens:
     """Issues and checks bearer tokens."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, longest: float | None = None) -> None:
+        """`longest`: no token of a service account lives for more seconds, whatever is asked for."""
         self._store = store
+        self._longest = longest
         self._key = secrets.token_bytes(32)
 
     def issue(
         self,
         namespace: str,
         account: str,
-        seconds: int = _DEFAULT_SECONDS,
+        seconds: float = _DEFAULT_SECONDS,
         audiences: tuple[str, ...] = (ISSUER,),
         pod: Object | None = None,
     ) -> tuple[str, float]:
         """A token for a service account and when it expires (seconds since the epoch). Raise ApiError 404."""
+        if self._longest is not None:
+            seconds = min(seconds, self._longest)
         found = self._store.get("serviceaccounts", account, namespace)
         now = self._store.now()
         about: Object = {
@@ -69,9 +88,10 @@ class Tokens:
             "iat": int(now),
             "nbf": int(now),
             "exp": int(now + seconds),
+            "jti": str(uuid.uuid4()),
             "kubernetes.io": about,
         }
-        return self._sign(claims), now + seconds
+        return self._sign(claims), float(int(now + seconds))
 
     def issue_user(self, user: str, groups: tuple[str, ...] = ()) -> str:
         """A token without end for a user of this server."""
@@ -85,8 +105,12 @@ class Tokens:
     def _mac(self, head: str, body: str) -> str:
         return _b64(hmac.new(self._key, f"{head}.{body}".encode(), hashlib.sha256).digest())
 
-    def check(self, token: str) -> User | None:
-        """The user of a valid token, else None: forged, expired, or its account (or pod) is gone."""
+    def check(self, token: str, audiences: Collection[str] = (ISSUER,)) -> User | None:
+        """The user of a valid token, else None: forged, expired, meant for others, or its account (or pod) is
+        gone.
+        """
+        if not token.isascii():
+            return None
         parts = token.split(".")
         if len(parts) != 3 or not hmac.compare_digest(
             self._mac(parts[0], parts[1]).encode(), parts[2].encode()
@@ -98,15 +122,16 @@ class Tokens:
         name = claims["sub"]
         about = claims.get("kubernetes.io")
         if about is None:
-            return User(name, tuple(claims.get("groups", ())))
+            return User(name, (*claims.get("groups", ()), AUTHENTICATED))
+        if not set(claims["aud"]) & set(audiences):
+            return None
         account, space = about["serviceaccount"], about["namespace"]
         found = self._store.peek("serviceaccounts", account["name"], space)
         if found is None or found["metadata"]["uid"] != account["uid"]:
             return None
         if "pod" in about and about["pod"]["uid"] not in self._store.by_uid:
             return None
-        groups = ("system:serviceaccounts", f"system:serviceaccounts:{space}", "system:authenticated")
-        return User(name, groups, account["uid"])
+        return User(name, account_groups(space), account["uid"])
 
 
 def certificate_user(certificate: Mapping[str, Any] | None) -> User | None:
@@ -120,4 +145,4 @@ def certificate_user(certificate: Mapping[str, Any] | None) -> User | None:
                 name = value
             elif key == "organizationName":
                 groups.append(value)
-    return User(name, (*groups, "system:authenticated")) if name else None
+    return User(name, (*groups, AUTHENTICATED)) if name else None

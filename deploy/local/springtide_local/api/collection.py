@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
+from collections.abc import Callable, Hashable
 from typing import Literal, NamedTuple
 
 from springtide_local.api import errors
@@ -14,26 +15,44 @@ Key = tuple[str, str]
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 HISTORY = 5000
 BACKLOG = 20000
+BACKLOG_BYTES = 16 * 1024 * 1024
+"""Of what one watcher has waiting. All watchers share these bytes, and those of all who live are the newest
+ones, so that this is what they cost together, however many there are."""
 
 
 def encode(obj: object) -> bytes:
-    return json.dumps(obj, separators=(",", ":"), ensure_ascii=False).encode()
+    # Halves of characters come from in here only; they must not keep a whole list from being answered.
+    return json.dumps(obj, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
 
 
 class Stored:
     """An object that is never changed again, with its JSON made at most once."""
 
-    __slots__ = ("_json", "object")
+    __slots__ = ("_forms", "_json", "object")
 
     def __init__(self, obj: Object) -> None:
         self.object = obj
         self._json: bytes | None = None
+        self._forms: dict[Hashable, bytes] | None = None
 
     @property
     def json(self) -> bytes:
         if self._json is None:
             self._json = encode(self.object)
         return self._json
+
+    def form(self, name: Hashable, make: Callable[[Object], Object]) -> bytes:
+        """Return the JSON of another form of the object, made at most once, too.
+
+        Args:
+            name: Which form.
+            make: It makes the form of the object.
+        """
+        if self._forms is None:
+            self._forms = {}
+        if name not in self._forms:
+            self._forms[name] = encode(make(self.object))
+        return self._forms[name]
 
 
 class Change(NamedTuple):
@@ -46,43 +65,101 @@ class Change(NamedTuple):
     old: Stored | None
 
 
+class Event(NamedTuple):
+    """A change as one listener sees it."""
+
+    type: ChangeType
+    stored: Stored
+
+
 class Subscription:
-    """A listener's queue of changes. One that does not keep up is closed (`overrun`), as the watch cache
-    does.
+    """A listener's queue of events. One that does not keep up is ended (`overrun`), as the watch cache does:
+    it lists or watches again from where it was.
     """
 
-    def __init__(self, collection: Collection, namespace: str | None) -> None:
+    def __init__(
+        self,
+        collection: Collection,
+        namespace: str | None,
+        sees: Callable[[Change], ChangeType | None] | None = None,
+        limit: int | None = None,
+    ) -> None:
+        """Prepare a queue; `Collection.subscribe` does.
+
+        Args:
+            collection: What is listened to.
+            namespace: Changes elsewhere are no events; None is everywhere.
+            sees: The type under which the listener sees a change, or None; without it, every change's own.
+            limit: How many bytes of JSON may wait, besides the one object that is first.
+        """
         self._collection = collection
         self._namespace = namespace
-        self._pending: deque[Change] = deque()
+        self._sees = sees
+        self._limit = limit
+        self._pending: deque[Event] = deque()
         self._wake = asyncio.Event()
+        self._on_overrun: Callable[[], None] | None = None
+        self.waiting = 0
         self.overrun = False
         self.closed = False
 
     def offer(self, change: Change) -> None:
-        if self._namespace is not None and change.key[0] != self._namespace:
+        if self.overrun or (self._namespace is not None and change.key[0] != self._namespace):
             return
-        if len(self._pending) >= BACKLOG:
-            self.overrun = True
-        else:
-            self._pending.append(change)
+        type_ = self._sees(change) if self._sees is not None else change.type
+        if type_ is None:
+            return
+        size = len(change.new.json) if self._limit is not None else 0
+        if len(self._pending) >= BACKLOG or (self._pending and self.waiting + size > (self._limit or 0) > 0):
+            self._fall_behind()
+            return
+        self._pending.append(Event(type_, change.new))
+        self.waiting += size
         self._wake.set()
+
+    def _fall_behind(self) -> None:
+        self.overrun = True
+        self._pending.clear()
+        self.waiting = 0
+        self._wake.set()
+        if self._on_overrun is not None:
+            self._on_overrun()
+
+    def when_overrun(self, call: Callable[[], None]) -> None:
+        """Let `call` know, once, that the listener is too far behind; at once where it is already."""
+        self._on_overrun = call
+        if self.overrun:
+            call()
 
     def end(self) -> None:
         """The resource is gone (its definition was deleted) or the server stops."""
         self.closed = True
         self._wake.set()
 
-    def drain(self) -> list[Change]:
-        changes = list(self._pending)
-        self._pending.clear()
-        self._wake.clear()
-        return changes
+    @property
+    def due(self) -> bool:
+        """Whether there is something to tell, be it the end."""
+        return bool(self._pending) or self.overrun or self.closed
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing waits, and nothing comes any more."""
+        return self.overrun or (self.closed and not self._pending)
+
+    def next(self) -> Event | None:
+        """Take the oldest event, or None when nothing waits."""
+        if not self._pending:
+            return None
+        event = self._pending.popleft()
+        if self._limit is not None:
+            self.waiting -= len(event.stored.json)
+        return event
 
     async def wait(self, timeout: float | None) -> bool:
         """Wait for something to drain; False when `timeout` seconds passed without."""
-        if self._pending or self.overrun or self.closed:
+        if self.due:
             return True
+        self._wake.clear()
         if timeout is not None and timeout <= 0:
             return False
         try:
@@ -90,7 +167,7 @@ class Subscription:
             async with asyncio.timeout(timeout):
                 await self._wake.wait()
         except TimeoutError:
-            return False
+            return self.due  # something may have come in the moment between
         return True
 
     def cancel(self) -> None:
@@ -116,8 +193,14 @@ class Collection:
         for subscription in tuple(self.subscriptions):
             subscription.offer(change)
 
-    def subscribe(self, namespace: str | None) -> Subscription:
-        subscription = Subscription(self, namespace)
+    def subscribe(
+        self,
+        namespace: str | None,
+        sees: Callable[[Change], ChangeType | None] | None = None,
+        limit: int | None = None,
+    ) -> Subscription:
+        """Listen to changes from now on; the arguments are those of `Subscription`."""
+        subscription = Subscription(self, namespace, sees, limit)
         self.subscriptions.add(subscription)
         return subscription
 

@@ -37,6 +37,7 @@ REVIEWS = {
     ("authorization.k8s.io", "v1", "selfsubjectaccessreviews"): "SelfSubjectAccessReview",
     ("authorization.k8s.io", "v1", "selfsubjectrulesreviews"): "SelfSubjectRulesReview",
     ("authorization.k8s.io", "v1", "subjectaccessreviews"): "SubjectAccessReview",
+    ("authorization.k8s.io", "v1", "localsubjectaccessreviews"): "LocalSubjectAccessReview",
     ("authentication.k8s.io", "v1", "tokenreviews"): "TokenReview",
     ("authentication.k8s.io", "v1", "selfsubjectreviews"): "SelfSubjectReview",
 }
@@ -95,7 +96,7 @@ def resources(registry: Registry, group_name: str, version: str) -> Object | Non
                 {
                     "name": plural,
                     "singularName": kind_name.lower(),
-                    "namespaced": False,
+                    "namespaced": kind_name == "LocalSubjectAccessReview",
                     "kind": kind_name,
                     "verbs": ["create"],
                 }

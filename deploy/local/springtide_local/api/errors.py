@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from springtide_local.api.rbac import Attributes
 from springtide_local.ports import ApiError, Object
 
 REQUIRED = "FieldValueRequired"
@@ -40,9 +41,13 @@ class FieldError:
 
 def shown(value: Any) -> str:
     """A value as Kubernetes prints it in field errors: strings quoted, the rest as JSON."""
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
         value = int(value)
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if not isinstance(value, str):  # Go escapes for HTML what it writes as JSON
+        for char in "<>&":
+            text = text.replace(char, f"\\u{ord(char):04x}")
+    return text
 
 
 def field_required(path: str, detail: str = "") -> FieldError:
@@ -104,6 +109,22 @@ def forbidden(group: str, plural: str, name: str, why: str, causes: Sequence[Obj
     if causes:
         details["causes"] = list(causes)
     return ApiError(403, "Forbidden", message, details)
+
+
+def not_allowed(user: str, asked: Attributes, reason: str = "") -> ApiError:
+    """Return the refusal of a request that the user has no right to."""
+    if asked.resource:
+        place = f'in the namespace "{asked.namespace}"' if asked.namespace else "at the cluster scope"
+        about = f'resource "{asked.combined}" in API group "{asked.group}" {place}'
+    else:
+        about = f'path "{asked.path}"'
+    text = f'User "{user}" cannot {asked.verb} {about}' + (f": {reason}" if reason else "")
+    details: Object = {"name": asked.name, "group": asked.group, "kind": asked.resource}
+    known = {name: value for name, value in details.items() if value}
+    if not asked.resource:
+        return ApiError(403, "Forbidden", f"forbidden: {text}", known)
+    what = qualified(asked.group, asked.resource) + (f' "{asked.name}"' if asked.name else "")
+    return ApiError(403, "Forbidden", f"{what} is forbidden: {text}", known)
 
 
 def invalid(group: str, kind: str, name: str, errors: Sequence[FieldError]) -> ApiError:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from springtide_local.api import errors, writes
+from springtide_local.api import bodies, errors, writes
 from springtide_local.api.objects import clone, parse_timestamp, timestamp
+from springtide_local.api.requests import deletion
 from springtide_local.api.selectors import selector_of
-from springtide_local.api.writes import Deletion, Options
+from springtide_local.api.writes import Options
 from springtide_local.ports import Object
 
 if TYPE_CHECKING:
@@ -61,9 +62,9 @@ def _amount(value: int | str, whole: int) -> int:
 
 def current(store: Store, pdb: Object) -> Budget:
     namespace = pdb["metadata"]["namespace"]
-    selector = selector_of(pdb["spec"].get("selector"))
+    selector = selector_of((pdb.get("spec") or {}).get("selector"))
     pods = [pod for pod in store.scan("pods", namespace) if selector.matches(pod["metadata"].get("labels"))]
-    return budget(pdb["spec"], pods, _controlled(store, pods))
+    return budget(pdb.get("spec") or {}, pods, _controlled(store, pods))
 
 
 def _controlled(store: Store, pods: list[Object]) -> int | None:
@@ -96,13 +97,10 @@ def evict(store: Store, name: str, namespace: str, body: Object, options: Option
     """Delete a pod gracefully unless a budget forbids it. Raise ApiError 404, 429, 500 (two budgets)."""
     resource = store.registry.stored("pods")
     pod = store.get_stored(resource, name, namespace).object
-    asked = body.get("deleteOptions") or {}
-    if asked.get("dryRun"):
+    asked = bodies.of_type(body, "Eviction", "deleteOptions", "object") or {}
+    if bodies.of_type(asked, "DeleteOptions", "dryRun", "[]string"):
         options.dry_run = True
-    preconditions = asked.get("preconditions") or {}
-    request = Deletion(
-        asked.get("gracePeriodSeconds"), preconditions.get("uid"), preconditions.get("resourceVersion")
-    )
+    request = deletion(asked, {})
     if request.uid and request.uid != pod["metadata"]["uid"]:
         found = pod["metadata"]["uid"]
         why = f"Precondition failed: UID in precondition: {request.uid}, UID in object meta: {found}"
@@ -119,7 +117,9 @@ def _ask_budgets(store: Store, pod: Object) -> None:
     labels = pod["metadata"].get("labels")
     namespace = pod["metadata"]["namespace"]
     pdbs = [
-        pdb for pdb in store.scan(PDBS, namespace) if selector_of(pdb["spec"].get("selector")).matches(labels)
+        pdb
+        for pdb in store.scan(PDBS, namespace)
+        if selector_of((pdb.get("spec") or {}).get("selector")).matches(labels)
     ]
     if not pdbs:
         return

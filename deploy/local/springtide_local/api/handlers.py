@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import yaml
 from aiohttp import web
 
 from springtide_local.api import (
+    bodies,
     discovery,
     errors,
     openapi_server,
     patching,
     present,
-    protobuf,
-    reviews,
     subresources,
     watch,
     writes,
 )
 from springtide_local.api.auth import Tokens, User, certificate_user
-from springtide_local.api.collection import Stored, encode
+from springtide_local.api.collection import Stored, Subscription, encode
+from springtide_local.api.impersonation import impersonated
 from springtide_local.api.logs import LogProvider, log_options
 from springtide_local.api.negotiation import AGGREGATED, negotiate
 from springtide_local.api.objects import clone
 from springtide_local.api.pages import page, selection
-from springtide_local.api.requests import Audit, Target, flag, parse_target, verb_of, write_options
+from springtide_local.api.rbac import GROUP
+from springtide_local.api.requests import (
+    Audit,
+    Target,
+    attributes_of,
+    deletion,
+    flag,
+    parse_target,
+    verb_of,
+    write_options,
+)
+from springtide_local.api.reviews import ACCESS, Reviews
+from springtide_local.api.rights import Rights
 from springtide_local.api.store import Store
-from springtide_local.api.writes import Deletion, Options
+from springtide_local.api.writes import Options
 from springtide_local.ports import ApiError, Object
 
 _LOG = logging.getLogger(__name__)
 _OPEN = ("/healthz", "/livez", "/readyz", "/version")
+_UNREAD_SECONDS = 2.0
 _STREAMED = ("exec", "attach", "portforward", "proxy")
 
 
@@ -45,6 +59,8 @@ class Api:
         self.log_provider: LogProvider | None = None
         self._tokens = tokens
         self._audit = audit
+        self._rights = Rights(store)
+        self._reviews = Reviews(self._rights, tokens)
         self._documents = openapi_server.Documents(store.registry)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -55,8 +71,12 @@ class Api:
             return _failed(problem)
         except web.HTTPRequestEntityTooLarge:
             return _failed(ApiError(413, "RequestEntityTooLarge", "the request is larger than 3 MiB"))
+        except web.RequestPayloadError as problem:  # no gzip, though its headers say so, or cut short
+            return _failed(errors.bad_request(f"the body of the request cannot be read: {problem}"))
         except (ConnectionError, web.HTTPException):
             raise
+        except RecursionError:  # within the limit of bodies, but beyond that of some rule
+            return _failed(errors.bad_request("the object provided is malformed: exceeded max depth"))
         except Exception as problem:
             _LOG.exception("%s %s failed", request.method, request.path)
             return _failed(errors.internal(f"{type(problem).__name__}: {problem}"))
@@ -64,11 +84,19 @@ class Api:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         path = request.path
         user = self._user(request)
-        if user is None and path not in _OPEN:
-            raise errors.unauthorized()
-        if user is None or not path.startswith(("/api/", "/apis/")) or request.path.count("/") < 3:
+        if user is None:
+            if path not in _OPEN:
+                raise errors.unauthorized()
             return self._document(request)
-        target = parse_target(self.store.registry, path)
+        user = impersonated(request.headers, user, self._rights)
+        target = parse_target(self.store.registry, path) if path.startswith(("/api/", "/apis/")) else None
+        asked = attributes_of(request.method, path, request.query, target)
+        agent = request.headers.get("User-Agent", "")
+        if target is not None:  # what was asked for counts, also where it is refused
+            self._audit.count(user.name, asked.verb, target, agent)
+        self._rights.demand(user, asked)
+        if not asked.resource:
+            return self._document(request)
         if target is None:
             return await self._other(request, user)
         if target.subresource in _STREAMED:
@@ -79,8 +107,6 @@ class Api:
         if target.subresource and target.subresource not in target.resource.subresources:
             raise errors.no_such_path()
         verb = verb_of(request.method, target, flag(request.query, "watch"))
-        agent = request.headers.get("User-Agent", "")
-        self._audit.count(user.name, verb, target, agent)
         match verb:
             case "get":
                 return await self._get(request, target)
@@ -91,9 +117,16 @@ class Api:
             case "delete" | "deletecollection":
                 return await self._delete(request, target, verb)
         options = write_options(request.query, agent, target.subresource)
+        if target.resource.group == GROUP:
+            options.guard = partial(self._rights.check_escalation, user)
         if verb == "patch":
+            if request.content_type == patching.APPLY and not self._exists(target):
+                self._rights.demand(user, replace(asked, verb="create"))
             return await self._patch(request, target, options)
         return await self._write(request, target, options, verb)
+
+    def _exists(self, target: Target) -> bool:
+        return self.store.peek(target.resource.storage, target.name, target.namespace) is not None
 
     def _user(self, request: web.Request) -> User | None:
         header = request.headers.get("Authorization", "")
@@ -148,16 +181,15 @@ class Api:
         return _json(found)
 
     async def _other(self, request: web.Request, user: User) -> web.Response:
-        """Paths below a group that name no stored resource: discovery of a group version, reviews."""
-        parts = request.path.strip("/").split("/")
-        if parts[0] == "apis" and len(parts) == 3 and request.method in ("GET", "HEAD"):
-            return self._discovery(request.path.rstrip("/"), request.headers.get("Accept", ""))
-        if request.method == "POST" and tuple(parts[1:]) in discovery.REVIEWS:
-            body = await _body(request)
-            return _json(
-                reviews.answer(discovery.REVIEWS[parts[1], parts[2], parts[3]], body, user, self._tokens), 201
-            )
-        raise errors.no_such_path()
+        """Paths below a group that name no stored resource: reviews."""
+        parts = request.path.strip("/").split("/")[1:]
+        namespace = ""
+        if len(parts) == 5 and parts[2] == "namespaces" and parts[4].startswith("local"):
+            namespace, parts = parts[3], [*parts[:2], parts[4]]
+        kind = discovery.REVIEWS.get((parts[0], parts[1], parts[2])) if len(parts) == 3 else None
+        if request.method != "POST" or kind is None or bool(namespace) != (kind == ACCESS[2]):
+            raise errors.no_such_path()
+        return _json(self._reviews.answer(kind, await _body(request), user, namespace), 201)
 
     # Reading.
 
@@ -179,9 +211,12 @@ class Api:
     async def _watch(self, request: web.Request, target: Target) -> web.StreamResponse:
         shape = negotiate(request.headers.get("Accept", "").replace(";stream=watch", ""), present.SHAPES)
         show = present.shower(self.store, target, shape, request.query)
-        plan = watch.prepare(self.store, target, request.query, show)
+        plan = watch.prepare(self.store, target, request.query)
         try:
-            return await _stream(request, watch.stream(self.store, target, plan, show), "application/json")
+            parts = watch.stream(self.store, target, plan, show)
+            return await _stream(
+                request, parts, "application/json", plan.subscription, plan.deadline - self.store.now()
+            )
         finally:
             plan.subscription.cancel()
 
@@ -250,9 +285,10 @@ class Api:
             raise errors.method_not_allowed()
         body = await _body(request) if request.can_read_body else {}
         agent = request.headers.get("User-Agent", "")
-        query = {**request.query, **({"dryRun": body["dryRun"][0]} if body.get("dryRun") else {})}
+        dry_run = bodies.of_type(body, "DeleteOptions", "dryRun", "[]string")
+        query = {**request.query, **({"dryRun": dry_run[0]} if dry_run else {})}
         options = write_options(query, agent)
-        wish = _deletion(body, query)
+        wish = deletion(body, query)
         if verb == "delete":
             stored = writes.delete(self.store, target.resource, target.name, target.namespace, wish, options)
             gone = self.store.peek(target.resource.storage, target.name, target.namespace) is None
@@ -267,62 +303,51 @@ class Api:
         return _json({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"})
 
 
-def _deletion(body: Object, query: dict[str, str]) -> Deletion:
-    """Raise ApiError 422."""
-    preconditions = body.get("preconditions") or {}
-    grace = body.get("gracePeriodSeconds")
-    if grace is None and query.get("gracePeriodSeconds"):
-        grace = int(query["gracePeriodSeconds"])
-    policy = body.get("propagationPolicy") or query.get("propagationPolicy") or ""
-    if policy not in ("", "Orphan", "Background", "Foreground"):
-        found = [
-            errors.field_unsupported(
-                "propagationPolicy", policy, ("Foreground", "Background", "Orphan", "nil")
-            )
-        ]
-        raise errors.invalid("meta.k8s.io", "DeleteOptions", "", found)
-    orphan = policy == "Orphan" or bool(body.get("orphanDependents"))
-    return Deletion(grace, preconditions.get("uid"), preconditions.get("resourceVersion"), orphan)
-
-
-async def _stream(request: web.Request, parts: AsyncIterator[bytes], kind: str) -> web.StreamResponse:
+async def _stream(
+    request: web.Request,
+    parts: AsyncIterator[bytes | memoryview],
+    kind: str,
+    subscription: Subscription | None = None,
+    seconds: float | None = None,
+) -> web.StreamResponse:
     """Send parts as they come, until the client has enough. What the first one raises is still an ordinary
     refusal.
+
+    Args:
+        request: Whose answer it is.
+        parts: What is sent.
+        kind: The content type.
+        subscription: Where the parts come from. Once it is overrun, the rest must be read at once.
+        seconds: When the parts end by themselves; what is not read soon after that is dropped.
     """
+    loop = asyncio.get_running_loop()
     response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-cache, private"})
-    if kind == "application/json":
-        await response.prepare(request)
-    async for part in parts:
-        if not response.prepared:
-            await response.prepare(request)
-        try:
-            await response.write(part)
-        except ConnectionError:  # whoever watched has gone: the ordinary end of a watch
-            return response
-    if not response.prepared:
-        await response.prepare(request)
-    with contextlib.suppress(ConnectionError):
-        await response.write_eof()
+    try:
+        async with asyncio.timeout(None if seconds is None else seconds + _UNREAD_SECONDS) as limit:
+            if subscription is not None:
+                subscription.when_overrun(lambda: limit.reschedule(loop.time() + _UNREAD_SECONDS))
+            if kind == "application/json":
+                await response.prepare(request)
+            async for part in parts:
+                if not response.prepared:
+                    await response.prepare(request)
+                await response.write(part)
+            if not response.prepared:
+                await response.prepare(request)
+            await response.write_eof()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        if request.transport is not None:  # it reads nothing: what is on its way to it is dropped, too
+            request.transport.abort()
+    except ConnectionError:  # whoever watched has gone: the ordinary end of a watch
+        pass
     return response
 
 
 async def _payload(request: web.Request) -> Any:
-    """The decoded body, JSON or YAML. Raise ApiError 400, 415."""
-    kind = request.content_type
-    text = await request.read()
-    try:
-        if kind == protobuf.CONTENT_TYPE:
-            return protobuf.decode(text)
-        if kind.endswith("yaml"):
-            return yaml.safe_load(text)
-        if kind.endswith("json") or kind == "application/octet-stream":
-            return json.loads(text)
-    except (ValueError, yaml.YAMLError) as problem:
-        raise errors.bad_request(f"the object provided is unrecognized or malformed: {problem}") from None
-    raise errors.unsupported_media_type(
-        "the body of the request was in an unknown format - accepted media types include: application/json, "
-        "application/yaml"
-    )
+    """Return the decoded body, JSON or YAML. Raise ApiError 400, 415."""
+    return bodies.decode(request.content_type, await request.read())
 
 
 async def _body(request: web.Request) -> Object:

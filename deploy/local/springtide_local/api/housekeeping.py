@@ -1,19 +1,26 @@
-"""What follows pods from afar: the statuses of disruption budgets and quotas; old events go."""
+"""What follows other objects from afar: the statuses of disruption budgets and quotas, aggregated roles, each
+namespace's service account and authority; old events go.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from springtide_local.api import eviction
 from springtide_local.api.admission import quota_usage
 from springtide_local.api.collection import Change
+from springtide_local.api.given import GIVEN, provide
 from springtide_local.api.objects import format_quantity, parse_timestamp
-from springtide_local.ports import Object
+from springtide_local.api.rights import ROLES, aggregate
+from springtide_local.ports import ApiError, Object
 
 if TYPE_CHECKING:
     from springtide_local.api.store import Store
 
+_LOG = logging.getLogger(__name__)
 QUOTAS = "resourcequotas"
 _EVENT_SECONDS = 3600.0
 _EXPIRY_INTERVAL = 300.0
@@ -24,14 +31,28 @@ class Housekeeper:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._roles = False
+        self._namespaces: set[str] = set()
         self._budgets: set[str] = set()
         self._quotas: set[str] = set()
         self._next_expiry = store.now() + _EXPIRY_INTERVAL
         self._wake = asyncio.Event()
         store.listeners.append(self._changed)
+        for space in store.scan("namespaces"):
+            self._given(space["metadata"]["name"])
+
+    def _given(self, namespace: str) -> None:
+        """See to it that the namespace has what every namespace is given."""
+        self._namespaces.add(namespace)
+        self._wake.set()
 
     def _changed(self, storage: str, change: Change) -> None:
         namespace = change.key[0]
+        if storage == ROLES[1] and not self._roles:
+            self._roles = True
+            self._wake.set()
+        elif (storage, change.key[1]) in GIVEN and change.type != "ADDED":
+            self._given(namespace)
         if storage in ("pods", eviction.PDBS) and namespace not in self._budgets:
             self._budgets.add(namespace)
             self._wake.set()
@@ -50,11 +71,26 @@ class Housekeeper:
 
     def work(self) -> None:
         """Do everything that is due now."""
+        while self._roles:
+            self._roles = aggregate(self._store)
+        while self._namespaces:
+            namespace = self._namespaces.pop()
+            try:
+                provide(self._store, namespace)
+            except ApiError as error:  # a quota that is full
+                _LOG.warning("namespace %s lacks what every namespace has: %s", namespace, error)
         while self._budgets:
-            eviction.refresh_status(self._store, self._budgets.pop())
+            self._try(eviction.refresh_status, self._budgets.pop())
         while self._quotas:
-            refresh_quotas(self._store, self._quotas.pop())
+            self._try(refresh_quotas, self._quotas.pop())
         self._forget_events()
+
+    def _try(self, refresh: Callable[[Store, str], None], namespace: str) -> None:
+        """Refresh one namespace; what is wrong with an object there must not end the work for all others."""
+        try:
+            refresh(self._store, namespace)
+        except Exception:
+            _LOG.exception("%s of namespace %s failed", refresh.__name__, namespace)
 
     def _forget_events(self) -> None:
         """Events expire, as on a cluster; looked at now and then, when something happens anyway."""

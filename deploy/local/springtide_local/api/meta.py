@@ -19,6 +19,7 @@ _SYSTEM = (
     "generation",
     "namespace",
 )
+_STANDARD_FINALIZERS = ("kubernetes", "orphan", "foregroundDeletion")
 _MAX_ANNOTATIONS = 256 * 1024
 _NAME_LIMIT = 63 - 5
 
@@ -66,7 +67,30 @@ def prepare_update(obj: Object, old: Object) -> None:
     meta["name"] = before["name"]
 
 
+def warnings(resource: ResourceType, obj: Object) -> list[str]:
+    """Return what is odd about an object's metadata and still allowed.
+
+    Args:
+        resource: its kind; only custom ones may have finalizers without a domain.
+        obj: as it is to be stored.
+    """
+    if not resource.custom:
+        return []
+    return [
+        f'metadata.finalizers: "{name}": prefer a domain-qualified finalizer name to avoid accidental'
+        " conflicts with other finalizer writers"
+        for name in obj["metadata"].get("finalizers") or ()
+        if "/" not in name and name not in _STANDARD_FINALIZERS
+    ]
+
+
 def check(resource: ResourceType, obj: Object) -> list[FieldError]:
+    """Return what is malformed in an object's metadata.
+
+    Args:
+        resource: its kind.
+        obj: as it is to be stored.
+    """
     meta = obj["metadata"]
     found: list[FieldError] = []
     name = meta.get("name")
@@ -81,10 +105,10 @@ def check(resource: ResourceType, obj: Object) -> list[FieldError]:
     _check_owners(meta.get("ownerReferences"), found)
     for index, finalizer in enumerate(meta.get("finalizers") or ()):
         problem = qualified_name_problem(finalizer)
-        if problem or (
-            "/" not in finalizer and finalizer not in ("kubernetes", "orphan", "foregroundDeletion")
-        ):
-            text = problem or "name is neither a standard finalizer name nor is it fully qualified"
+        if problem:
+            found.append(errors.field_invalid("metadata.finalizers", finalizer, problem))
+        if "/" not in finalizer and finalizer not in _STANDARD_FINALIZERS and not resource.custom:
+            text = "name is neither a standard finalizer name nor is it fully qualified"
             found.append(errors.field_invalid(f"metadata.finalizers[{index}]", finalizer, text))
     return found
 
@@ -150,13 +174,13 @@ def _check_annotations(annotations: Any, found: list[FieldError]) -> None:
 
 def _check_owners(owners: Any, found: list[FieldError]) -> None:
     controllers = []
-    for index, owner in enumerate(owners or ()):
+    for owner in owners or ():
         for name in ("apiVersion", "kind", "name", "uid"):
             if not owner.get(name):
-                text = f"{name if name != 'apiVersion' else 'version'} must not be empty"
-                found.append(errors.field_invalid(f"metadata.ownerReferences[{index}].{name}", "", text))
+                text = "version must not be empty" if name == "apiVersion" else "must not be empty"
+                found.append(errors.field_invalid(f"metadata.ownerReferences.{name}", "", text))
         if owner.get("controller"):
-            controllers.append(owner.get("name"))
+            controllers.append(f"{owner.get('kind')}/{owner.get('name')}")
     if len(controllers) > 1:
         text = (
             'Only one reference can have Controller set to true. Found "true" in references for '

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from springtide_local.api import errors
 from springtide_local.api.collection import Key, Stored
-from springtide_local.api.requests import Target, number
+from springtide_local.api.requests import Target, decimal, number
 from springtide_local.api.selectors import (
     FieldSelector,
     LabelSelector,
@@ -75,7 +75,7 @@ def page(store: Store, target: Target, query: Mapping[str, str]) -> Page:
         inside = target.namespace is None or key[0] == target.namespace
         if inside and (after is None or key > after) and (not chosen or chosen.has(items[key])):
             found.append((key, items[key]))
-    if not limit or len(found) <= limit:
+    if not limit or limit < 0 or len(found) <= limit:
         return Page([stored for _, stored in found], version, "", None)
     kept = found[:limit]
     remaining = None if chosen else len(found) - limit
@@ -91,11 +91,11 @@ def _asked_version(query: Mapping[str, str]) -> int:
 
 def resource_version(text: str) -> int:
     """Raise ApiError 400."""
-    if text and not text.isdigit():
-        raise errors.bad_request(
-            f'Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
-        )
-    return int(text or 0)
+    value = decimal(text or "0")
+    if value is None or text[:1] in ("+", "-") or value >= 2**64:
+        problem = "value out of range" if value is not None and value >= 2**64 else "invalid syntax"
+        raise errors.bad_request(f'Invalid value: "{text}": strconv.ParseUint: parsing "{text}": {problem}')
+    return value
 
 
 def _snapshot(store: Store, target: Target, version: int) -> dict[Key, Stored]:
@@ -118,5 +118,5 @@ def _parse_continue(text: str) -> tuple[int, Key]:
         content = json.loads(base64.urlsafe_b64decode(text))
         namespace, name = content["start"]
         return int(content["rv"]), (str(namespace), str(name))
-    except (binascii.Error, ValueError, KeyError, TypeError):
+    except (binascii.Error, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise errors.bad_request(f"continue key is not valid: {text}") from None

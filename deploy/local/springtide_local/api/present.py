@@ -18,6 +18,7 @@ from springtide_local.api.watch import Show
 from springtide_local.ports import Object
 
 SHAPES = ("Table", "PartialObjectMetadata", "PartialObjectMetadataList")
+PARTIAL = "PartialObjectMetadata"
 _TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
 
@@ -33,7 +34,9 @@ def shown(resource: ResourceType, stored: Stored) -> Object:
 
 def _bytes(resource: ResourceType, stored: Stored) -> bytes:
     obj = shown(resource, stored)
-    return stored.json if obj is stored.object else encode(obj)
+    if obj is stored.object:
+        return stored.json
+    return stored.form((resource.api_version, resource.kind), lambda _: obj)
 
 
 def _response(body: bytes, content_type: str = "application/json") -> web.Response:
@@ -100,5 +103,5 @@ def shower(store: Store, target: Target, shape: Shape, query: Mapping[str, str])
 
         return show_table
     if shape.kind:
-        return lambda stored: encode(tables.partial(stored.object))
+        return lambda stored: stored.form(PARTIAL, tables.partial)
     return lambda stored: _bytes(target.resource, stored)

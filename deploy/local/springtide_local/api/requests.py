@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from springtide_local.api import errors
+from springtide_local.api import bodies, errors
 from springtide_local.api.errors import FieldError
+from springtide_local.api.rbac import Attributes
 from springtide_local.api.resources import Registry, ResourceType
-from springtide_local.api.writes import Options
+from springtide_local.api.writes import Deletion, Options
 from springtide_local.ports import ApiError
+
+_MANAGER_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,63 @@ def parse_target(registry: Registry, path: str) -> Target | None:
     return Target(resource, namespace, name, subresource)
 
 
+_VERBS = {
+    "GET": "get",
+    "HEAD": "get",
+    "POST": "create",
+    "PUT": "update",
+    "PATCH": "patch",
+    "DELETE": "delete",
+}
+
+
+def attributes_of(method: str, path: str, query: Mapping[str, str], target: Target | None) -> Attributes:
+    """Return what rules say about a request, as Kubernetes' RequestInfo does.
+
+    Args:
+        method: The HTTP method.
+        path: The decoded path.
+        query: The decoded query.
+        target: What is served there, or None: rights are asked for also where nothing is served.
+    """
+    parts = path.strip("/").split("/")
+    first = {"api": 2, "apis": 3}.get(parts[0], len(parts))
+    if len(parts) <= first:
+        return Attributes(method.lower(), path=path)
+    verb = _VERBS.get(method, "")
+    if target is not None:
+        resource = target.resource
+        group, plural, namespace = resource.group, resource.plural, target.namespace or ""
+        name, subresource = target.name, target.subresource
+        if (group, plural) == ("", "namespaces"):
+            namespace = name
+    else:
+        group, rest = ("" if first == 2 else parts[1]), parts[first:]
+        if rest[0] == "watch" and len(rest) > 1:
+            verb, rest = "watch", rest[1:]
+        namespace = rest[1] if rest[0] == "namespaces" and len(rest) > 1 else ""
+        if namespace and len(rest) > 2 and rest[2] not in ("status", "finalize"):
+            rest = rest[2:]
+        plural, name, subresource = [*rest, "", ""][:3]
+        if not plural:
+            return Attributes(method.lower(), path=path)
+    if not name and verb == "get":
+        verb = "watch" if flag(query, "watch") else "list"
+        name = _only_name(query.get("fieldSelector", ""))
+    elif not name and verb == "delete":
+        verb = "deletecollection"
+    return Attributes(verb, group, plural, subresource, namespace, name)
+
+
+def _only_name(selector: str) -> str:
+    """Return the one name that a field selector allows, so that a right to that name is enough."""
+    for term in selector.split(","):
+        key, equals, value = term.partition("=")
+        if equals and key.strip() == "metadata.name":
+            return value.removeprefix("=").strip()
+    return ""
+
+
 def verb_of(method: str, target: Target, watch: bool) -> str:
     """The verb as RBAC and audit name it. Raise ApiError 405."""
     if method in ("GET", "HEAD"):
@@ -76,12 +137,43 @@ def number(query: Mapping[str, str], name: str) -> int | None:
     text = query.get(name, "")
     if not text:
         return None
-    try:
-        return int(text)
-    except ValueError:
-        raise errors.bad_request(
-            f'strconv.ParseInt: parsing "{text}": invalid syntax (parameter {name})'
-        ) from None
+    value = decimal(text)
+    if value is None or not -(2**63) <= value < 2**63:
+        problem = "invalid syntax" if value is None else "value out of range"
+        raise errors.bad_request(f'strconv.ParseInt: parsing "{text}": {problem} (parameter {name})')
+    return value
+
+
+def decimal(text: str) -> int | None:
+    """Return the number that a text of plain digits is, or None; beyond 64 bits, some number beyond them."""
+    if re.fullmatch("[+-]?[0-9]+", text) is None:
+        return None
+    digits = text.lstrip("+-0")[:21] or "0"  # all of them would be refused by int(), or take their time
+    return -int(digits) if text[0] == "-" else int(digits)
+
+
+def deletion(body: Mapping[str, Any], query: Mapping[str, str]) -> Deletion:
+    """Return what a DELETE asks for by its body and its query. Raise ApiError 400, 422."""
+    options = dict(body)
+    where = "DeleteOptions"
+    for name, expected in (("kind", where), ("apiVersion", None)):
+        given = bodies.of_type(options, where, name, "string")
+        if expected and given not in (None, "", expected):
+            raise errors.bad_request(f"no kind {given!r} is registered for options of a deletion")
+    preconditions = bodies.of_type(options, where, "preconditions", "object") or {}
+    uid = bodies.of_type(preconditions, "Preconditions", "uid", "string")
+    version = bodies.of_type(preconditions, "Preconditions", "resourceVersion", "string")
+    grace = bodies.of_type(options, where, "gracePeriodSeconds", "int64")
+    if grace is None:
+        grace = number(query, "gracePeriodSeconds")
+    policy = bodies.of_type(options, where, "propagationPolicy", "string")
+    policy = policy or query.get("propagationPolicy") or ""
+    if policy not in ("", "Orphan", "Background", "Foreground"):
+        supported = ("Foreground", "Background", "Orphan", "nil")
+        found = [errors.field_unsupported("propagationPolicy", policy, supported)]
+        raise errors.invalid("meta.k8s.io", where, "", found)
+    orphan = bodies.of_type(options, where, "orphanDependents", "bool")
+    return Deletion(grace, uid, version, policy == "Orphan" or bool(orphan))
 
 
 def write_options(query: Mapping[str, str], user_agent: str, subresource: str = "") -> Options:
@@ -95,10 +187,25 @@ def write_options(query: Mapping[str, str], user_agent: str, subresource: str = 
         found.append(
             errors.field_unsupported("fieldValidation", validation, ("", "Ignore", "Strict", "Warn"))
         )
+    manager = query.get("fieldManager", "")
+    if len(manager.encode(errors="replace")) > _MANAGER_BYTES:
+        text = f"Too long: may not be more than {_MANAGER_BYTES} bytes"
+        found.append(FieldError("fieldManager", errors.TOO_LONG, text))
+    for at, char in enumerate(manager):
+        if not char.isprintable():
+            text = f"invalid character U+{ord(char):04X} (at position {at})"
+            found.append(errors.field_invalid("fieldManager", manager, text))
+            break
+    manager = manager or _manager(user_agent) or "unknown"
     if found:
         raise errors.invalid("meta.k8s.io", "PatchOptions", "", found)
-    manager = query.get("fieldManager", "") or user_agent.partition("/")[0] or "unknown"
     return Options(manager, subresource or None, bool(dry_run), validation)
+
+
+def _manager(user_agent: str) -> str:
+    """Return the name of a program, as far as it can be printed: who manages fields without saying so."""
+    name = "".join(char for char in user_agent.partition("/")[0] if char.isprintable())
+    return name.encode()[:_MANAGER_BYTES].decode(errors="ignore")
 
 
 class Use(NamedTuple):

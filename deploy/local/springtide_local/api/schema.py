@@ -7,11 +7,10 @@ of CRDs; the texts of value errors follow kube-openapi's validation.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
-from springtide_local.api import errors
+from springtide_local.api import errors, regex
 from springtide_local.api.errors import FieldError
 from springtide_local.api.formats import format_problem
 from springtide_local.api.objects import canonical_quantity, clone_value
@@ -69,7 +68,7 @@ class Node:
         self.items: Node | None = None
         self.required: tuple[str, ...] = ()
         self.enum: list[Any] | None = None
-        self.pattern: re.Pattern[str] | None = None
+        self.pattern: Any = None
         self.format: str = ""
         self.default: Any = MISSING
         self.nullable = False
@@ -117,7 +116,7 @@ def compile_schema(raw: Object, resolve: Resolve | None = None, node: Node | Non
         node.items = compile_schema(raw["items"], resolve)
     node.required = tuple(raw.get("required", ()))
     node.enum = raw.get("enum")
-    node.pattern = re.compile(raw["pattern"]) if raw.get("pattern") else None
+    node.pattern = regex.compiled(raw["pattern"]) if raw.get("pattern") else None
     node.format = raw.get("format", "")
     node.default = raw.get("default", MISSING)
     node.preserve = bool(raw.get("x-kubernetes-preserve-unknown-fields"))

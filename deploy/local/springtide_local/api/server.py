@@ -20,7 +20,7 @@ from springtide_local.api.store import Store
 from springtide_local.pki import ADMIN, MASTERS, Authority, kubeconfig, server_context
 
 _LOG = logging.getLogger(__name__)
-_BODY_LIMIT = 3 * 1024 * 1024
+BODY_LIMIT = 3 * 1024 * 1024
 _STOP_SECONDS = 2.0
 
 
@@ -28,14 +28,24 @@ class ApiServer:
     """Serves `store`. `folder` receives the CA certificate and the server's key; `port` 0 takes a free
     one.
 
+    No token of a service account lives for more than `longest_token` seconds.
+
     Register the kubelet's logs with `set_log_provider`. `audit` tells who used what. `tokens` issues bearer
     tokens.
     """
 
-    def __init__(self, store: Store, folder: Path, address: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        longest_token: float | None = None,
+    ) -> None:
         self.store = store
         self.authority = Authority()
-        self.tokens = Tokens(store)
+        store.authority = self.authority.certificate.decode()
+        self.tokens = Tokens(store, longest_token)
         self.audit = Audit()
         self._api = Api(store, self.tokens, self.audit)
         self._folder = folder
@@ -48,6 +58,10 @@ class ApiServer:
     def url(self) -> str:
         """`https://ADDRESS:PORT`, known once started."""
         return f"https://{self._address}:{self._port}"
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request that came some other way than through the server's own listener."""
+        return await self._api.handle(request)
 
     def set_log_provider(self, provider: LogProvider) -> None:
         self._api.log_provider = provider
@@ -62,13 +76,17 @@ class ApiServer:
     def token_kubeconfig(self, token: str, namespace: str = "default") -> str:
         return kubeconfig(self.url, self.authority, token=token, namespace=namespace)
 
+    def application(self) -> web.Application:
+        """Return what answers requests, without a listener, TLS or controllers."""
+        application = web.Application(client_max_size=BODY_LIMIT)
+        application.router.add_route("*", "/{path:.*}", self._api.handle)
+        return application
+
     async def start(self) -> None:
         """Raise OSError when the address cannot be bound."""
         context = server_context(self.authority, [self._address], self._folder)
-        application = web.Application(client_max_size=_BODY_LIMIT)
-        application.router.add_route("*", "/{path:.*}", self._api.handle)
         self._runner = web.AppRunner(
-            application, access_log=None, handler_cancellation=True, shutdown_timeout=_STOP_SECONDS
+            self.application(), access_log=None, handler_cancellation=True, shutdown_timeout=_STOP_SECONDS
         )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._address, self._port, ssl_context=context)

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from springtide_local.api import writes
-from springtide_local.api.collection import Change, ChangeType, Collection, Key, Stored, Subscription
+from springtide_local.api.collection import Change, ChangeType, Collection, Key, Stored
 from springtide_local.api.kinds.registry import builtin_resources
 from springtide_local.api.kinds.services import ServiceAddresses
 from springtide_local.api.objects import clone, lookup
@@ -39,6 +39,7 @@ class Store:
         self.service_addresses = ServiceAddresses(services)
         self.by_uid: dict[str, tuple[str, Key]] = {}
         self.listeners: list[Listener] = []
+        self.authority = ""  # PEM: what pods trust, published in every namespace
         self._clock = clock
         self._version = 1
         self._collections: dict[str, Collection] = {}
@@ -114,13 +115,10 @@ class Store:
                 await subscription.wait(None)
                 if subscription.overrun:
                     raise RuntimeError(f"a watch of {resource} in this process fell too far behind")
-                for change in subscription.drain():
-                    yield WatchEvent(change.type, clone(change.new.object))
+                while (event := subscription.next()) is not None:
+                    yield WatchEvent(event.type, clone(event.stored.object))
         finally:
             subscription.cancel()
-
-    def subscribe(self, storage: str, namespace: str | None) -> Subscription:
-        return self.collection(storage).subscribe(namespace)
 
     # Writing.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from springtide_local.api import errors, eviction, writes
+from springtide_local.api import bodies, errors, eviction, writes
 from springtide_local.api.auth import ISSUER, Tokens
 from springtide_local.api.collection import Stored
 from springtide_local.api.objects import clone, timestamp
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from springtide_local.api.store import Store
 
 _SHORTEST_TOKEN = 600
+_LONGEST_TOKEN = 2**32
 
 
 def scale_of(target: Target, obj: Object) -> Object:
@@ -92,7 +93,8 @@ def set_scale(store: Store, target: Target, scale: Object, options: Options) -> 
 
 def bind(store: Store, target: Target, binding: Object, options: Options) -> Object:
     """Assign a pod to a node, once. Raise ApiError 409 when it has one already or is going away."""
-    node = (binding.get("target") or {}).get("name")
+    to = bodies.of_type(binding, "Binding", "target", "object") or {}
+    node = bodies.of_type(to, "ObjectReference", "name", "string")
     if not node:
         found = [errors.field_required("target.name")]
         raise errors.invalid("", "Binding", target.name, found)
@@ -129,21 +131,26 @@ def evict(store: Store, target: Target, body: Object, options: Options) -> Objec
 
 
 def request_token(store: Store, tokens: Tokens, target: Target, body: Object) -> Object:
-    """Raise ApiError 404, 422."""
-    spec = body.get("spec") or {}
-    seconds = spec.get("expirationSeconds") or 3600
+    """Issue a token for a service account, bound to a pod where one is named.
+
+    Raises:
+        ApiError: 400 and 422 for what cannot be asked for, 404 and 409 for a pod that is not there.
+    """
+    spec = bodies.of_type(body, "TokenRequest", "spec", "object") or {}
+    where = "TokenRequestSpec"
+    seconds = bodies.of_type(spec, where, "expirationSeconds", "int64") or 3600
+    audiences = tuple(bodies.of_type(spec, where, "audiences", "[]string") or (ISSUER,))
+    found = []
     if seconds < _SHORTEST_TOKEN:
-        found = [
-            errors.field_invalid(
-                "spec.expirationSeconds", seconds, "may not specify a duration less than 10 minutes"
-            )
-        ]
+        text = "may not specify a duration less than 10 minutes"
+        found.append(errors.field_invalid("spec.expirationSeconds", seconds, text))
+    elif seconds > _LONGEST_TOKEN:
+        text = "may not specify a duration larger than 2^32 seconds"
+        found.append(errors.field_invalid("spec.expirationSeconds", seconds, text))
+    if found:
         raise errors.invalid("authentication.k8s.io", "TokenRequest", target.name, found)
-    bound = spec.get("boundObjectRef")
-    pod = None
-    if bound and bound.get("kind") == "Pod":
-        pod = store.get("pods", bound["name"], target.namespace)
-    audiences = tuple(spec.get("audiences") or (ISSUER,))
+    bound = bodies.of_type(spec, where, "boundObjectRef", "object")
+    pod = _bound_pod(store, target, bound) if bound else None
     token, expires = tokens.issue(target.namespace or "", target.name, seconds, audiences, pod)
     return {
         "kind": "TokenRequest",
@@ -156,6 +163,28 @@ def request_token(store: Store, tokens: Tokens, target: Target, body: Object) ->
         "spec": {"audiences": list(audiences), "expirationSeconds": seconds, "boundObjectRef": bound},
         "status": {"token": token, "expirationTimestamp": timestamp(expires)},
     }
+
+
+def _bound_pod(store: Store, target: Target, bound: Object) -> Object:
+    kind, name, uid = (
+        bodies.of_type(bound, "BoundObjectReference", part, "string") or ""
+        for part in ("kind", "name", "uid")
+    )
+    if kind != "Pod":
+        raise errors.bad_request(f"cannot bind token to object of type {kind}: only Pods are served here")
+    pod = store.get("pods", name, target.namespace)
+    if uid and uid != pod["metadata"]["uid"]:
+        text = (
+            f"the UID in the bound object reference ({uid}) does not match the UID in record. The object "
+            "might have been deleted and then recreated"
+        )
+        raise errors.conflict("", "pods", name, text)
+    if pod["spec"].get("serviceAccountName") != target.name:
+        raise errors.bad_request(
+            f'cannot bind token for serviceaccount "{target.name}" to pod running with different '
+            "serviceaccount name."
+        )
+    return pod
 
 
 def answer_status(target: Target, stored: Stored) -> Object:

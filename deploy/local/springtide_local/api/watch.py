@@ -1,18 +1,34 @@
-"""Watches over HTTP: a stream of JSON lines, with selectors, bookmarks and a clear end."""
+"""Watches over HTTP: a stream of JSON lines, with selectors, bookmarks and a clear end.
+
+What a watcher has not read yet costs next to nothing of its own: events wait as references to what the store,
+its history or other watchers hold anyway, and the transport gets little at a time. A watcher that falls too
+far behind is ended without a word, as on a cluster: it goes on from the last version it has read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from springtide_local.api import errors
-from springtide_local.api.collection import Change, Stored, Subscription, encode
+from springtide_local.api.collection import (
+    BACKLOG_BYTES,
+    Change,
+    ChangeType,
+    Event,
+    Stored,
+    Subscription,
+    encode,
+)
 from springtide_local.api.pages import Selection, resource_version, selection
 from springtide_local.api.requests import Target, flag, number
 from springtide_local.api.store import Store
 from springtide_local.ports import ApiError
 
 BOOKMARK_SECONDS = 60.0
+CHUNK = 64 * 1024
 _DEFAULT_SECONDS = 1800
 Show = Callable[[Stored], bytes]
 
@@ -24,13 +40,13 @@ class Plan(NamedTuple):
 
     subscription: Subscription
     chosen: Selection
-    initial: list[bytes]
+    initial: deque[Event]
     deadline: float
     bookmarks: bool
     failure: ApiError | None
 
 
-def visible(change: Change, chosen: Selection) -> str | None:
+def visible(chosen: Selection, change: Change) -> ChangeType | None:
     """The type under which a watcher with a selection sees a change, or None when it sees nothing of it."""
     if not chosen:
         return change.type
@@ -43,10 +59,14 @@ def visible(change: Change, chosen: Selection) -> str | None:
 
 
 def line(type_: str, body: bytes) -> bytes:
-    return b'{"type":"' + type_.encode() + b'","object":' + body + b"}\n"
+    return b"".join(_pieces(type_, body))
 
 
-def prepare(store: Store, target: Target, query: Mapping[str, str], show: Show) -> Plan:
+def _pieces(type_: str, body: bytes) -> tuple[bytes, bytes, bytes]:
+    return b'{"type":"' + type_.encode() + b'","object":', body, b"}\n"
+
+
+def prepare(store: Store, target: Target, query: Mapping[str, str]) -> Plan:
     """Subscribe and take what is due at once. Raise ApiError for options that are not served."""
     if "sendInitialEvents" in query:
         text = "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
@@ -56,14 +76,15 @@ def prepare(store: Store, target: Target, query: Mapping[str, str], show: Show) 
     version = resource_version(query.get("resourceVersion", ""))
     seconds = number(query, "timeoutSeconds") or _DEFAULT_SECONDS
     collection = store.collection(target.resource.storage)
-    initial: list[bytes] = []
+    initial: deque[Event] = deque()
     failure: ApiError | None = None
+    sees = partial(visible, chosen)
     if version == 0:
         for key in sorted(collection.items):
             stored = collection.items[key]
             inside = target.namespace is None or key[0] == target.namespace
             if inside and (not chosen or chosen.has(stored)):
-                initial.append(line("ADDED", show(stored)))
+                initial.append(Event("ADDED", stored))
     else:
         try:
             changes = collection.changes_since(version, store.version)
@@ -71,45 +92,61 @@ def prepare(store: Store, target: Target, query: Mapping[str, str], show: Show) 
             changes, failure = [], problem
         for change in changes:
             if target.namespace is None or change.key[0] == target.namespace:
-                initial.extend(_shown(change, chosen, show))
-    subscription = store.subscribe(target.resource.storage, target.namespace)
+                type_ = sees(change)
+                if type_ is not None:
+                    initial.append(Event(type_, change.new))
+    subscription = collection.subscribe(target.namespace, sees, BACKLOG_BYTES)
     return Plan(
         subscription, chosen, initial, store.now() + seconds, flag(query, "allowWatchBookmarks"), failure
     )
 
 
-def _shown(change: Change, chosen: Selection, show: Show) -> list[bytes]:
-    type_ = visible(change, chosen)
-    return [line(type_, show(change.new))] if type_ is not None else []
-
-
-async def stream(store: Store, target: Target, plan: Plan, show: Show) -> AsyncIterator[bytes]:
-    """The lines of a watch, until its time is over, the resource is gone, or the watcher fell too far
-    behind.
+async def stream(store: Store, target: Target, plan: Plan, show: Show) -> AsyncIterator[bytes | memoryview]:
+    """The lines of a watch, in pieces of at most CHUNK bytes, until its time is over, the resource is gone,
+    or the watcher fell too far behind.
     """
     if plan.failure is not None:
         yield line("ERROR", encode(errors.status(plan.failure)))
         return
-    if plan.initial:
-        yield b"".join(plan.initial)
     subscription = plan.subscription
-    while not subscription.closed:
+    while True:
+        for chunk in _chunks(_due(plan, show)):
+            yield chunk
         remaining = plan.deadline - store.now()
-        if remaining <= 0:
+        if subscription.ended or remaining <= 0:
             break
-        if not await subscription.wait(min(remaining, BOOKMARK_SECONDS)):
-            if plan.bookmarks:
-                yield bookmark(store, target)
-            continue
-        if subscription.overrun:
-            problem = errors.expired("too old resource version: the watch fell too far behind")
-            yield line("ERROR", encode(errors.status(problem)))
-            return
-        lines = [text for change in subscription.drain() for text in _shown(change, plan.chosen, show)]
-        if lines:
-            yield b"".join(lines)
-    if plan.bookmarks and not subscription.closed:
+        if not await subscription.wait(min(remaining, BOOKMARK_SECONDS)) and plan.bookmarks:
+            yield bookmark(store, target)
+    if plan.bookmarks and not subscription.due:  # else it would promise what has not been sent
         yield bookmark(store, target)
+
+
+def _due(plan: Plan, show: Show) -> Iterator[bytes]:
+    """Give the pieces of all lines that are due, as long as the watcher is not too far behind."""
+    while not plan.subscription.overrun:
+        event = plan.initial.popleft() if plan.initial else plan.subscription.next()
+        if event is None:
+            return
+        yield from _pieces(event.type, show(event.stored))
+
+
+def _chunks(pieces: Iterator[bytes]) -> Iterator[bytes | memoryview]:
+    """Join small pieces, and cut large ones without copying them."""
+    joined: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if joined and size + len(piece) > CHUNK:
+            yield b"".join(joined)
+            joined, size = [], 0
+        if len(piece) > CHUNK:
+            whole = memoryview(piece)
+            for at in range(0, len(piece), CHUNK):
+                yield whole[at : at + CHUNK]
+        else:
+            joined.append(piece)
+            size += len(piece)
+    if joined:
+        yield b"".join(joined)
 
 
 def bookmark(store: Store, target: Target) -> bytes:

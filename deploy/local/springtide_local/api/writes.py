@@ -7,25 +7,48 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from springtide_local.api import admission, builtin, cel, definitions, errors, gc, managed, meta, schema
+from springtide_local.api import (
+    admission,
+    builtin,
+    default_roles,
+    definitions,
+    errors,
+    gc,
+    given,
+    managed,
+    meta,
+    rights,
+    schema,
+)
+from springtide_local.api.cel.evaluation import validate_rules
 from springtide_local.api.collection import Stored
 from springtide_local.api.errors import FieldError
 from springtide_local.api.objects import clone, timestamp
 from springtide_local.api.resources import ResourceType
+from springtide_local.clock import parse_timestamp
 from springtide_local.ports import Object
 
 if TYPE_CHECKING:
     from springtide_local.api.store import Store
 
 _BOUND = ("Succeeded", "Failed")
+# What a custom resource's rules are not run after: they rely on types, and cost as much as there is.
+_BLOCKING = (errors.TYPE_INVALID, errors.REQUIRED, errors.NOT_SUPPORTED, errors.TOO_LONG, errors.TOO_MANY)
+_UNCHECKED = (
+    "some validation rules were not checked because the object was invalid; correct the existing errors to"
+    " complete validation"
+)
 _NAMESPACES = ("default", "kube-system", "kube-node-lease", "kube-public")
 
 
 @dataclass(slots=True)
 class Options:
-    """How a write was asked for. `warnings` collects what goes back in Warning headers."""
+    """How a write was asked for. `warnings` collects what goes back in Warning headers.
+
+    `guard` looks at (resource, object to be written, object as it was or None) last, and may refuse it.
+    """
 
     manager: str
     subresource: str | None = None
@@ -33,6 +56,7 @@ class Options:
     field_validation: str = "Ignore"
     in_patch: bool = False
     warnings: list[str] = field(default_factory=list)
+    guard: Callable[[ResourceType, Object, Object | None], None] | None = None
 
 
 @dataclass(slots=True)
@@ -49,13 +73,13 @@ def decode(resource: ResourceType, obj: Object, options: Options) -> None:
     Raise ApiError 400 for what cannot be decoded and, with strict validation, for unknown fields.
     """
     given = (obj.get("apiVersion") or resource.api_version, obj.get("kind") or resource.kind)
-    if given[0] != resource.api_version or given[1] != resource.kind:
-        name = "API version" if given[0] != resource.api_version else "kind"
-        index = 0 if name == "API version" else 1
-        expected = (resource.api_version, resource.kind)[index]
+    if given[0] != resource.api_version:
         raise errors.bad_request(
-            f"the {name} in the data ({given[index]}) does not match the expected {name} ({expected})"
+            f"the API version in the data ({given[0]}) does not match the expected API version"
+            f" ({resource.api_version})"
         )
+    if given[1] != resource.kind:
+        _refuse_kind(resource, obj, str(given[1]))
     obj["apiVersion"], obj["kind"] = given
     if obj.get("metadata") is None:
         obj["metadata"] = {}
@@ -70,6 +94,18 @@ def decode(resource: ResourceType, obj: Object, options: Options) -> None:
     if unknown:
         _report_unknown(resource, unknown, options)
     resource.rules.default(obj)
+
+
+def _refuse_kind(resource: ResourceType, obj: Object, kind: str) -> NoReturn:
+    """Raise ApiError for an object of another kind: 422 where definitions make kinds, 400 where code does."""
+    if resource.custom:
+        found = [errors.field_invalid("kind", kind, f"must be {resource.kind}")]
+        name = (obj.get("metadata") or {}).get("name") or ""
+        raise errors.invalid(resource.group, kind, str(name), found)
+    raise errors.bad_request(
+        f'{kind} in version "{resource.version}" cannot be handled as a {resource.kind}: no kind "{kind}" is'
+        f' registered for version "{resource.api_version}" in scheme "pkg/api/legacyscheme/scheme.go:30"'
+    )
 
 
 def _cannot_handle(resource: ResourceType, why: str) -> str:
@@ -121,6 +157,7 @@ def create(
     if resource.custom and resource.has_status:
         obj.pop("status", None)
     found = meta.check(resource, obj)
+    options.warnings.extend(meta.warnings(resource, obj))
     if any(error.path == "metadata.name" for error in found):
         raise resource.invalid(name or "", found)
     items = store.collection(resource.storage).items
@@ -132,6 +169,8 @@ def create(
         raise resource.invalid(name, found)
     if (space, name) in items:
         raise errors.already_exists(resource.group, resource.plural, name)
+    if options.guard is not None:
+        options.guard(resource, obj, None)
     admission.admit(store, resource, obj, options.warnings)
     if prepared is not None:
         prepared(obj)
@@ -172,8 +211,10 @@ def _check(
                 for e in found
                 if not (e.reason == errors.REQUIRED and e.path.startswith(("status", "metadata")))
             ]
-        elif not found:
-            cel.validate_rules(node, obj, schema.MISSING if old is None else old, "", found)
+        elif node.has_rules and any(error.reason in _BLOCKING for error in found):
+            found.append(errors.FieldError("<nil>", errors.INVALID, f"Invalid value: null: {_UNCHECKED}"))
+        else:
+            validate_rules(node, obj, schema.MISSING if old is None else old, "", found)
     # A kind's own checks rely on the types and on the presence of what the schema requires.
     if not any(error.reason in (errors.TYPE_INVALID, errors.REQUIRED) for error in found):
         own = resource.rules.check(obj)
@@ -202,7 +243,7 @@ def update(
     decode(resource, obj, options)
     stored = store.get_stored(resource, name, namespace)
     old = stored.object
-    _check_preconditions(resource, obj, old, name, namespace, demand_version)
+    _check_preconditions(resource, obj, old, name, namespace, demand_version, options.in_patch)
     if options.subresource == "status":
         obj = _with_status(resource, old, obj)
     elif resource.has_status and not options.subresource:
@@ -210,9 +251,12 @@ def update(
     meta.prepare_update(obj, old)
     resource.rules.prepare_update(store, obj, old, options.subresource)
     found = meta.check(resource, obj) + meta.check_update(obj, old)
+    options.warnings.extend(meta.warnings(resource, obj))
     found += _check(resource, obj, old, options.subresource)
     if found:
         raise resource.invalid(name, found)
+    if options.guard is not None:
+        options.guard(resource, obj, old)
     if resource.generation and _spec_changed(resource, obj, old):
         obj["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
     obj["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
@@ -239,7 +283,13 @@ def _other_uid(asked: str, old: Object) -> str:
 
 
 def _check_preconditions(
-    resource: ResourceType, obj: Object, old: Object, name: str, namespace: str | None, demand_version: bool
+    resource: ResourceType,
+    obj: Object,
+    old: Object,
+    name: str,
+    namespace: str | None,
+    demand_version: bool,
+    in_patch: bool,
 ) -> None:
     given = obj["metadata"]
     if given.get("name") not in (None, "", name):
@@ -251,6 +301,9 @@ def _check_preconditions(
             "the namespace of the provided object does not match the namespace sent on the request"
         )
     if given.get("uid") and given["uid"] != old["metadata"]["uid"]:
+        if in_patch:  # only what replaces an object may name the one that it means
+            text = "field is immutable"
+            raise resource.invalid(name, [errors.field_invalid("metadata.uid", given["uid"], text)])
         why = _other_uid(given["uid"], old)
         raise errors.conflict(resource.group, resource.plural, name, why)
     version = given.get("resourceVersion")
@@ -315,15 +368,17 @@ def delete(
     old = stored.object
     before = old["metadata"]
     if request.uid and request.uid != before["uid"]:
-        why = f"Precondition failed: UID in precondition: {request.uid}, UID in object meta: {before['uid']}"
-        raise errors.conflict(resource.group, resource.plural, name, why)
+        why = (
+            f"the UID in the precondition ({request.uid}) does not match the UID in record ({before['uid']})."
+            " The object might have been deleted and then recreated"
+        )
+        raise errors.conflict(resource.group, resource.kind, name, why)
     if request.resource_version and request.resource_version != before["resourceVersion"]:
         why = (
-            f"Precondition failed: ResourceVersion in precondition: {request.resource_version}, "
-            "ResourceVersion in "
-            f"object meta: {before['resourceVersion']}"
+            f"the ResourceVersion in the precondition ({request.resource_version}) does not match the"
+            f" ResourceVersion in record ({before['resourceVersion']}). The object might have been modified"
         )
-        raise errors.conflict(resource.group, resource.plural, name, why)
+        raise errors.conflict(resource.group, resource.kind, name, why)
     if resource.storage == "namespaces" and name in _NAMESPACES[:3]:
         raise resource.forbidden(name, "this namespace may not be deleted")
     if request.orphan and not options.dry_run:
@@ -343,11 +398,14 @@ def delete(
         removed = store.commit(resource, "DELETED", obj, stored)
         _deleted(store, resource, obj)
         return removed
+    began = store.now()
     if before.get("deletionTimestamp"):
-        remaining = before.get("deletionGracePeriodSeconds") or 0
-        if grace >= remaining:
+        # A later deletion can only shorten the grace, which counts from the first one.
+        former = before.get("deletionGracePeriodSeconds") or 0
+        if request.grace is None or grace >= former:
             return stored
-    obj["metadata"]["deletionTimestamp"] = timestamp(store.now() + grace)
+        began = (parse_timestamp(before["deletionTimestamp"]) or began) - former
+    obj["metadata"]["deletionTimestamp"] = timestamp(began + grace)
     obj["metadata"]["deletionGracePeriodSeconds"] = grace
     if obj["metadata"].get("generation"):
         obj["metadata"]["generation"] += 1
@@ -373,9 +431,7 @@ def _grace(resource: ResourceType, obj: Object, asked: int | None) -> int:
 
 def _created(store: Store, resource: ResourceType, obj: Object) -> None:
     if resource.storage == "namespaces":
-        space = obj["metadata"]["name"]
-        accounts = store.registry.stored("serviceaccounts")
-        create(store, accounts, {"metadata": {"name": "default"}}, space, Options("kube-controller-manager"))
+        given.provide(store, obj["metadata"]["name"])
     elif resource.storage == definitions.STORAGE:
         definitions.serve(store, obj)
 
@@ -386,7 +442,7 @@ def _deleted(store: Store, resource: ResourceType, obj: Object) -> None:
 
 
 def bootstrap(store: Store) -> None:
-    """The objects that every cluster has."""
+    """Make the objects that every cluster has."""
     namespaces = store.registry.stored("namespaces")
     options = Options("kube-apiserver")
     for name in _NAMESPACES:
@@ -394,3 +450,9 @@ def bootstrap(store: Store) -> None:
     classes = store.registry.stored("priorityclasses.scheduling.k8s.io")
     for name, value in (("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)):
         create(store, classes, {"metadata": {"name": name}, "value": value}, None, options)
+    for role in default_roles.cluster_roles():
+        create(store, store.registry.stored(rights.ROLES[1]), role, None, options)
+    for binding in default_roles.cluster_role_bindings():
+        create(store, store.registry.stored(rights.BINDINGS[1]), binding, None, options)
+    while rights.aggregate(store):
+        pass

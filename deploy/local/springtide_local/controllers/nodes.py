@@ -106,6 +106,7 @@ class NodeLifecycle:
         self._pods = informers.of("pods")
         self._events = EventRecorder(store, "node-controller")
         self._silence = Silence()
+        self._gone_since: dict[str, float] = {}
 
     async def run(self) -> None:
         while True:
@@ -217,8 +218,8 @@ class NodeLifecycle:
         )
 
     def _collect(self, nodes: set[str]) -> None:
-        """Pods of nodes that are no more, and pods being deleted on nodes that are declared out of service,
-        are removed.
+        """Remove the pods of nodes that have been gone for as long as a silent one is waited for (Kubernetes:
+        40 s), and pods being deleted on nodes that are declared out of service.
         """
         out = {
             node["metadata"]["name"]
@@ -228,12 +229,21 @@ class NodeLifecycle:
                 for t in (node.get("spec") or {}).get("taints") or []
             )
         }
+        for name in nodes & self._gone_since.keys():
+            del self._gone_since[name]
         for pod in self._pods.all():
             metadata, node = pod["metadata"], pod["spec"].get("nodeName")
-            orphan = node and node not in nodes
+            orphan = self._gone_for(node, nodes) >= self._times.grace if node else False
             if orphan or (node in out and metadata.get("deletionTimestamp")):
                 try:
                     self._store.delete("pods", metadata["name"], metadata["namespace"], 0, metadata["uid"])
                 except ApiError as error:
                     if error.code not in (404, 409):
                         raise
+
+    def _gone_for(self, name: str, nodes: set[str]) -> float:
+        """Seconds since this was first seen; 0 while there is such a node."""
+        if name in nodes:
+            return 0.0
+        now = time.monotonic()
+        return now - self._gone_since.setdefault(name, now)

@@ -20,6 +20,12 @@ from springtide_local.strays import CLUSTER_VARIABLE
 Object = dict[str, Any]
 TERMINATION_LOG = "/dev/termination-log"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+# Says where that is: the one path which programs know by heart, so that nobody hands it over to be rewritten.
+SERVICE_ACCOUNT_DIR = "SPRINGTIDE_SERVICE_ACCOUNT_DIR"
+# The C library asks no name server then (resolv.conf(5)): each look-up that /etc/hosts does not answer fails
+# at once with EAI_AGAIN, as in a pod whose cluster's DNS is down. gRPC brings a resolver of its own, which
+# is told to use the C library's.
+NO_NAMES = {"RES_OPTIONS": "attempts:0", "GRPC_DNS_RESOLVER": "native"}
 
 
 @dataclass(frozen=True)
@@ -52,16 +58,17 @@ class ContainerFolder:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a process is told beside what its pod declares. `kubeconfig` is None where the pod gets no API
-    token.
+    """What a process is told beside what its pod declares.
+
+    `service_account` is the real folder of what is mounted at SERVICE_ACCOUNT, or None. `names_resolve`:
+    whether the cluster's DNS is up.
     """
 
     cluster: str
-    api_host: str
-    api_port: int
     bind: str
     hostname: str
-    kubeconfig: Path | None
+    service_account: Path | None
+    names_resolve: bool = True
 
 
 def path_map(container: Object, image: Image, mounts: Mapping[str, Path], termination: Path) -> PathMap:
@@ -95,12 +102,12 @@ def build_launch(
         "HOME": str(folder.home),
         "HOSTNAME": around.hostname,
         "PYTHONUNBUFFERED": "1",
-        "KUBERNETES_SERVICE_HOST": around.api_host,
-        "KUBERNETES_SERVICE_PORT": str(around.api_port),
         "SPRINGTIDE_BIND": around.bind,
     }
-    if around.kubeconfig is not None:
-        base["KUBECONFIG"] = str(around.kubeconfig)
+    if around.service_account is not None:
+        base[SERVICE_ACCOUNT_DIR] = str(around.service_account)
+    if not around.names_resolve:
+        base.update(NO_NAMES)
     env = {
         **base,
         **{name: paths.rewrite(value) for name, value in declared.items()},

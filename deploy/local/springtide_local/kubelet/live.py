@@ -56,6 +56,7 @@ class LiveContainer:
         }
         self._prober = Prober(address, ports, self._execute)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._readiness: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """Run the post-start hook and the probes. Without a probe its verdict is given at once."""
@@ -71,13 +72,13 @@ class LiveContainer:
 
     def stop(self, kill_at: float) -> None:
         """Pre-stop hook, then SIGTERM; the caller kills it at `kill_at`. Called again, it can only become
-        earlier.
+        earlier. Kubelets go on with the readiness probe until the container has ended, and so does this one.
         """
         if self.kill_at is not None:
             self.kill_at = min(self.kill_at, kill_at)
             return
         self.kill_at = kill_at
-        self._cancel()
+        self._cancel(but=self._readiness)
         hook = (self._container.get("lifecycle") or {}).get("preStop")
         if hook:
             self._spawn(self._pre_stop(hook))
@@ -94,7 +95,7 @@ class LiveContainer:
 
     def _begin_checks(self) -> None:
         if probe := self._container.get("readinessProbe"):
-            self._spawn(probe_forever(probe, False, self._check, self._on_readiness))
+            self._readiness = self._spawn(probe_forever(probe, False, self._check, self._on_readiness))
         if probe := self._container.get("livenessProbe"):
             self._spawn(probe_forever(probe, True, self._check, self._on_liveness))
 
@@ -156,11 +157,12 @@ class LiveContainer:
         except StartError as error:
             return ExecResult(128, str(error))
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    def _cancel(self) -> None:
-        for task in list(self._tasks):
+    def _cancel(self, but: asyncio.Task[None] | None = None) -> None:
+        for task in self._tasks - {but}:
             task.cancel()

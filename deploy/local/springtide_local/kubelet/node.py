@@ -1,8 +1,8 @@
 """One node's kubelet: registers the node, keeps its heartbeat, and has a worker for each pod bound to it.
 
 The node can be made to fail: the annotation `springtide.dev/local-node` on its Node object says `killed`
-(all processes die, nothing is reported any more) or `stopped` (all processes are stopped, likewise);
-without it the node works, and comes back.
+(all processes die, nothing is reported any more), `crashed` (the same, and its addresses are silent, as when
+the machine loses power) or `stopped` (all processes are stopped); without it the node works, and comes back.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from typing import Any
 from springtide_local.clock import micro_timestamp, timestamp
 from springtide_local.controllers.conditions import is_true
 from springtide_local.informer import Change, Informers
+from springtide_local.kubelet.blackout import SilentSockets
+from springtide_local.kubelet.live import LiveContainer
 from springtide_local.kubelet.pod import PodWorker
 from springtide_local.kubelet.services import NodeServices
 from springtide_local.ports import ApiError
-from springtide_local.settings import KILLED, LEASES, STATE_ANNOTATION, STOPPED
+from springtide_local.settings import CRASHED, KILLED, LEASES, STATE_ANNOTATION, STOPPED
 
 Object = dict[str, Any]
 _log = logging.getLogger(__name__)
@@ -58,11 +60,13 @@ class Kubelet:
         self._make_worker = make_worker
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._state = ""
+        self._silent = SilentSockets()
+        self._crash: asyncio.Task[None] | None = None
         self._informers = informers
 
     @property
     def down(self) -> str:
-        """`killed` or `stopped`; empty while the node works."""
+        """`killed`, `crashed` or `stopped`; empty while the node works."""
         return self._state
 
     async def run(self) -> None:
@@ -79,10 +83,11 @@ class Kubelet:
                 if not self._state:
                     self._renew()
         finally:
-            tasks = list(self._tasks.values())
+            tasks = [*self._tasks.values(), *([self._crash] if self._crash is not None else [])]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._silent.release()
 
     def _on_pod(self, change: Change) -> None:
         pod = change.object
@@ -137,7 +142,11 @@ class Kubelet:
             self._node.running.clear()
             for live in lives:
                 live.kill() if wanted == KILLED else live.running.freeze()
+            if wanted == CRASHED:
+                self._crash = asyncio.get_running_loop().create_task(self._die_in_silence(lives))
             return
+        if self._crash is not None:
+            self._crash.add_done_callback(lambda _: self._silent.release())
         if old == STOPPED:
             for live in lives:
                 live.running.thaw()
@@ -145,6 +154,19 @@ class Kubelet:
         for worker in self.workers.values():
             worker.wake()
         self._register()
+
+    async def _die_in_silence(self, lives: list[LiveContainer]) -> None:
+        """Take the sockets of all containers off the network while they stand still, then kill them."""
+
+        def take() -> list[str]:
+            return self._silent.take([pid for live in lives for pid in live.running.pids()])
+
+        try:
+            for failure in await asyncio.get_running_loop().run_in_executor(None, take):
+                _log.warning("node %s does not crash in silence: %s", self.shape.name, failure)
+        finally:
+            for live in lives:
+                live.kill()
 
     def _register(self) -> None:
         shape, now = self.shape, time.time()

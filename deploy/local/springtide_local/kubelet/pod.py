@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from springtide_local.clock import parse_timestamp, timestamp
+from springtide_local.clock import timestamp
 from springtide_local.kubelet import plan
 from springtide_local.kubelet.kept_logs import keep_logs
 from springtide_local.kubelet.live import LiveContainer
@@ -27,6 +27,7 @@ Object = dict[str, Any]
 _log = logging.getLogger(__name__)
 _MOUNT_RETRY = 2.0
 _ERROR_RETRY = 1.0
+_LEAST_GRACE = 2.0  # seconds between SIGTERM and SIGKILL that a kubelet gives at least
 _DEADLINE = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
 
 
@@ -156,7 +157,7 @@ class PodWorker:
             self._node.events.normal(self.pod, "DeadlineExceeded", _DEADLINE[1])
             return self._end_finished(now)
         wake_at = self._carry_on(now)
-        due = [at for at in (wake_at, ends_at, self._next_kill()) if at is not None]
+        due = [at for at in (wake_at, ends_at, self._next_kill(), self._renew(now)) if at is not None]
         return min(due) if due else None
 
     def _carry_on(self, now: float) -> float | None:
@@ -187,6 +188,18 @@ class PodWorker:
             return False
         self._mount_problem = ""
         return True
+
+    def _renew(self, now: float) -> float | None:
+        """Replace tokens that are due; return when to look again."""
+        due = self._starter.refresh_at
+        if due is None or now < due:
+            return due
+        try:
+            self._starter.refresh(self._with_addresses())
+        except (MountError, OSError) as error:
+            self._node.events.warning(self.pod, "FailedMount", str(error))
+            return now + _MOUNT_RETRY
+        return self._starter.refresh_at
 
     def _with_addresses(self) -> Object:
         """The pod with what its downward API may refer to, before the status is written."""
@@ -275,10 +288,8 @@ class PodWorker:
     def _end_deleted(self, now: float) -> float | None:
         metadata = self.pod["metadata"]
         grace = float(metadata.get("deletionGracePeriodSeconds") or 0)
-        requested = parse_timestamp(metadata["deletionTimestamp"])
-        # deletionTimestamp is the end of the grace period in whole seconds; our own clock is finer, so it
-        # gives at most the grace.
-        self._stop_all(now, now + grace if requested is None else min(now + grace, requested + 1.0))
+        # From here on, and again when a later deletion has shortened it: `stop` keeps the earlier end.
+        self._stop_all(now, now + max(grace, _LEAST_GRACE))
         if self.live:
             return self._next_kill()
         self._write_status(now, ending=True)

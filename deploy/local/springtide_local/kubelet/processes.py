@@ -2,7 +2,9 @@
 is seen at once.
 
 What a container is to Kubernetes, a process group (and what escaped from it, found by its environment) is
-here: when the main process ends, the rest is killed.
+here: when the main process ends, the rest is killed. A container's first process is process 1 of a PID
+namespace, to which the kernel delivers only what it catches or blocks: `terminate` follows that rule, since
+here it is an ordinary process (see decision 43).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 
 from springtide_local.kubelet.logs import ContainerLog, log_end
 from springtide_local.kubelet.runtime import ExecResult, Exit, Launch, StartError
-from springtide_local.strays import CONTAINER_VARIABLE, processes_with
+from springtide_local.strays import CONTAINER_VARIABLE, processes_of_session, processes_with
 
 _CHUNK = 64 * 1024
 _EXEC_OUTPUT = 10 * 1024
@@ -51,9 +53,11 @@ class Process:
         return f"process://{self.pid}"
 
     def terminate(self) -> None:
-        if not self.exited.done():
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+        """SIGTERM to the main process, unless the kernel would drop it on its way to process 1."""
+        if self.exited.done() or not hears(self.pid, signal.SIGTERM):
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
     def kill(self) -> None:
         self._killed_here = True
@@ -64,6 +68,11 @@ class Process:
 
     def thaw(self) -> None:
         self._signal_all(signal.SIGCONT)
+
+    def pids(self) -> list[int]:
+        if self.exited.done():
+            return []
+        return [*{*processes_of_session(self.pid), *processes_with(CONTAINER_VARIABLE, self.key)}]
 
     def _signal_all(self, number: signal.Signals) -> None:
         if self.exited.done():
@@ -196,6 +205,26 @@ def signal_escaped(key: str, number: signal.Signals) -> None:
     for pid in processes_with(CONTAINER_VARIABLE, key):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def hears(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process would get a signal from outside if it were process 1 of a PID namespace.
+
+    The kernel drops one that the process neither catches nor blocks, SIGKILL and SIGSTOP apart. A blocked one
+    waits for `sigwait` and its like. The program is loaded by the time its number is known, so that handlers
+    of the process that started it are never taken for its own.
+
+    Args:
+        pid: of a child that has not been reaped, so that the number is still its own.
+        number: the signal.
+    """
+    bit = 1 << (number - 1)
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            masks = [int(line.split()[1], 16) for line in file if line.startswith(("SigCgt:", "SigBlk:"))]
+    except OSError:
+        return False  # it has ended
+    return any(mask & bit for mask in masks)
 
 
 def _oom_kills() -> int:

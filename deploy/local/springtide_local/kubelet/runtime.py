@@ -60,7 +60,7 @@ class RunningContainer(Protocol):
         ...
 
     def terminate(self) -> None:
-        """SIGTERM to the main process."""
+        """SIGTERM to the main process, which gets it if process 1 of a PID namespace would."""
         ...
 
     def kill(self) -> None:
@@ -73,6 +73,10 @@ class RunningContainer(Protocol):
 
     def thaw(self) -> None:
         """SIGCONT to all processes."""
+        ...
+
+    def pids(self) -> list[int]:
+        """Ids of all its processes. Slow (reads /proc): not for the event loop's thread."""
         ...
 
 

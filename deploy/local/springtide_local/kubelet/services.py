@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
 from springtide_local.events import EventRecorder
 from springtide_local.images import Images
 from springtide_local.informer import Informer, Informers
 from springtide_local.kubelet.environment import service_environment
 from springtide_local.kubelet.runtime import Runtime
+from springtide_local.kubelet.tokens import PodTokens, TokenIssuer
 from springtide_local.kubelet.volumes import Volumes, secret_data
 from springtide_local.ports import ApiError, StorePort
 
@@ -36,17 +34,18 @@ class Addresses(Protocol):
 
 @dataclass(frozen=True)
 class ApiAccess:
-    """Where pods reach the API server. `authority` is its CA certificate (PEM)."""
+    """Where pods reach the API server."""
 
     host: str
     port: int
-    authority: str
 
+    def service(self) -> Object:
+        """Return it as the Service `kubernetes`, as which it is announced to every container.
 
-class TokenIssuer(Protocol):
-    def __call__(self, namespace: str, service_account: str) -> str:
-        """A bearer token that the API server takes for this service account."""
-        ...
+        That Service is no object here: its port would have to be 443, which only root may bind.
+        """
+        ports = [{"name": "https", "port": self.port, "protocol": "TCP"}]
+        return {"metadata": {"name": "kubernetes"}, "spec": {"clusterIP": self.host, "ports": ports}}
 
 
 class WatchedReferences:
@@ -57,7 +56,6 @@ class WatchedReferences:
         self.secrets = informers.of("secrets")
         self.services = informers.of("services")
         self.claims = informers.of("persistentvolumeclaims")
-        self.service_accounts = informers.of("serviceaccounts")
 
 
 @dataclass
@@ -81,6 +79,7 @@ class NodeServices:
     claims_root: Path
     allocatable: Mapping[str, str]
     logs_root: Path | None = None
+    names_resolve: bool = True
     running: asyncio.Event = field(default_factory=asyncio.Event)
 
     def config_map(self, namespace: str, name: str) -> Object | None:
@@ -113,60 +112,21 @@ class NodeServices:
         return folder
 
     def service_variables(self, pod: Object) -> dict[str, str]:
-        if pod["spec"].get("enableServiceLinks") is False:
-            return {}
-        return service_environment(self.references.services.all(pod["metadata"]["namespace"]))
+        services: list[Object] = []
+        if pod["spec"].get("enableServiceLinks") is not False:
+            services += self.references.services.all(pod["metadata"]["namespace"])
+        return service_environment([self.api.service(), *services])
 
-    def token(self, pod: Object) -> str:
-        return self.issue_token(pod["metadata"]["namespace"], service_account(pod))
-
-    def mounts_token(self, pod: Object) -> bool:
-        """By the pod's automountServiceAccountToken, else by its service account's, else yes."""
-        said = pod["spec"].get("automountServiceAccountToken")
-        if said is None:
-            account = self._current(
-                self.references.service_accounts,
-                "serviceaccounts",
-                pod["metadata"]["namespace"],
-                service_account(pod),
-            )
-            said = (account or {}).get("automountServiceAccountToken")
-        return said is not False
-
-    def kubeconfig(self, pod: Object) -> str:
-        """A kubeconfig (YAML) that speaks as the pod's service account in the pod's namespace."""
-        authority = base64.b64encode(self.api.authority.encode()).decode()
-        cluster = {
-            "server": f"https://{self.api.host}:{self.api.port}",
-            "certificate-authority-data": authority,
-        }
-        context = {"cluster": "local", "user": "pod", "namespace": pod["metadata"]["namespace"]}
-        return yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [{"name": "local", "cluster": cluster}],
-                "users": [{"name": "pod", "user": {"token": self.token(pod)}}],
-                "contexts": [{"name": "local", "context": context}],
-                "current-context": "local",
-            }
-        )
-
-    def volumes(self, pod: Object) -> Volumes:
+    def volumes(self, pod: Object, tokens: PodTokens) -> Volumes:
         return Volumes(
             self.pods_root / pod["metadata"]["uid"] / "volumes",
             self.config_map,
             self.secret,
             self.claim,
             self.claim_folder,
-            self.token,
-            self.api.authority,
+            tokens,
             self.allocatable,
         )
-
-
-def service_account(pod: Object) -> str:
-    return str(pod["spec"].get("serviceAccountName") or "default")
 
 
 def claim_folder(root: Path, claim: Object) -> Path:

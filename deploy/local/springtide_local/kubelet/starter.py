@@ -5,7 +5,6 @@ state and an event.
 from __future__ import annotations
 
 import itertools
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from springtide_local.kubelet.paths import PathMap
 from springtide_local.kubelet.runtime import Launch, RunningContainer, StartError
 from springtide_local.kubelet.services import NodeServices
 from springtide_local.kubelet.state import ContainerRecord, Running, Terminated, Waiting
+from springtide_local.kubelet.tokens import PodTokens
 from springtide_local.kubelet.volumes import MountError, mount_paths
 
 Object = dict[str, Any]
@@ -39,8 +39,7 @@ class ContainerStarter:
         self._root = root
         self._ip = ip
         self._volumes: dict[str, Path] | None = None
-        self._kubeconfig: Path | None = None
-        self._service_account: Path | None = None
+        self._tokens = PodTokens(node.issue_token)
         self._execs = itertools.count()
         self._paths: dict[str, PathMap] = {}
 
@@ -48,26 +47,21 @@ class ContainerStarter:
         return ContainerFolder(self._root / container)
 
     def mount(self, pod: Object) -> None:
-        """Set up the pod's volumes and its API access, once. Raise MountError or OSError when that cannot
-        be (yet).
-        """
+        """Set up the pod's volumes, once. Raise MountError or OSError when that cannot be (yet)."""
         if self._volumes is not None:
             return
-        source = self._node.volumes(pod)
         self._root.mkdir(parents=True, exist_ok=True)
-        volumes = source.set_up(pod)
-        if self._node.mounts_token(pod):
-            self._service_account = source.service_account_folder(pod)
-            self._kubeconfig = self._root / "kubeconfig"
-            descriptor = os.open(self._kubeconfig, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(self._node.kubeconfig(pod))
-        self._volumes = volumes
+        self._volumes = self._node.volumes(pod, self._tokens).set_up(pod)
 
     def refresh(self, pod: Object) -> None:
-        """Write changed Secrets and ConfigMaps into the volumes that show them."""
+        """Write changed Secrets and ConfigMaps, and new tokens where they are due, into their volumes."""
         if self._volumes is not None:
-            self._node.volumes(pod).set_up(pod)
+            self._node.volumes(pod, self._tokens).set_up(pod)
+
+    @property
+    def refresh_at(self) -> float | None:
+        """When a token is due to be replaced (seconds since 1970), or None."""
+        return self._tokens.renew_at
 
     def start(
         self, pod: Object, container: Object, record: ContainerRecord, now: float
@@ -163,15 +157,12 @@ class ContainerStarter:
         folder = self.folder(name)
         folder.prepare(attempt)
         mounts = mount_paths(container, self._volumes, lambda text: expand(text, declared))
-        if self._service_account is not None and SERVICE_ACCOUNT not in mounts:
-            mounts[SERVICE_ACCOUNT] = self._service_account
         around = Surroundings(
             node.cluster,
-            node.api.host,
-            node.api.port,
             self._ip,
             pod["spec"].get("hostname") or pod["metadata"]["name"],
-            self._kubeconfig,
+            mounts.get(SERVICE_ACCOUNT),
+            node.names_resolve,
         )
         key = f"{node.cluster}/{pod['metadata']['uid']}/{name}/{attempt}"
         paths = self._paths[name] = path_map(container, image, mounts, folder.termination(attempt))

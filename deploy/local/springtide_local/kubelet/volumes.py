@@ -5,13 +5,15 @@ just empty.
 from __future__ import annotations
 
 import base64
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from springtide_local.kubelet.environment import ConfigError, Lookup, field_value, resource_value
+from springtide_local.kubelet.payload import write_payload
+from springtide_local.kubelet.tokens import PodTokens
+from springtide_local.ports import ApiError
 
 Object = dict[str, Any]
 
@@ -38,8 +40,7 @@ class Volumes:
     """The volumes of one pod, below `root`.
 
     `config_map`, `secret` and `claim` look up (namespace, name); `claim_folder` gives the folder of a claim
-    object; `token` makes a service account token for the pod; `authority` is the API server's CA
-    certificate (PEM).
+    object; `tokens` are those of the pod.
     """
 
     def __init__(
@@ -49,8 +50,7 @@ class Volumes:
         secret: Lookup,
         claim: Lookup,
         claim_folder: Callable[[Object], Path],
-        token: Callable[[Object], str],
-        authority: str,
+        tokens: PodTokens,
         allocatable: Mapping[str, str],
     ) -> None:
         self._root = root
@@ -58,8 +58,7 @@ class Volumes:
         self._secret = secret
         self._claim = claim
         self._claim_folder = claim_folder
-        self._token = token
-        self._authority = authority
+        self._tokens = tokens
         self._allocatable = allocatable
 
     def set_up(self, pod: Object) -> dict[str, Path]:
@@ -93,11 +92,7 @@ class Volumes:
             files = self._files(volume, pod)
         except ConfigError as error:
             raise MountError(f'MountVolume.SetUp failed for volume "{name}" : {error}') from None
-        for path, (content, mode) in files.items():
-            _write(folder / path, content, mode)
-        kept = {folder / path for path in files}
-        for old in [path for path in folder.rglob("*") if path.is_file() and path not in kept]:
-            old.unlink()
+        write_payload(folder, files)
         return folder
 
     def _files(self, volume: Object, pod: Object) -> dict[str, tuple[bytes, int]]:
@@ -130,7 +125,11 @@ class Volumes:
                 "configmap", part, namespace, config_map_data(self._config_map(namespace, part["name"])), mode
             )
         if part := source.get("serviceAccountToken"):
-            return {part["path"]: (self._token(pod).encode(), 0o600)}
+            try:
+                token = self._tokens.get(pod, part)
+            except ApiError as error:
+                raise ConfigError(f"failed to fetch token: {error}") from None
+            return {part["path"]: (token.encode(), mode)}
         if (part := source.get("downwardAPI")) is not None:
             files = {}
             for item in part.get("items") or []:
@@ -147,14 +146,6 @@ class Volumes:
                 files[item["path"]] = (value.encode(), item.get("mode", mode))
             return files
         raise ConfigError(f"the embedded cluster cannot project {', '.join(source) or 'an empty source'}")
-
-    def service_account_folder(self, pod: Object) -> Path:
-        """What a cluster mounts at /var/run/secrets/kubernetes.io/serviceaccount."""
-        folder = self._root / ".serviceaccount"
-        _write(folder / "token", self._token(pod).encode(), 0o600)
-        _write(folder / "ca.crt", self._authority.encode(), 0o644)
-        _write(folder / "namespace", pod["metadata"]["namespace"].encode(), 0o644)
-        return folder
 
 
 def _items(
@@ -177,20 +168,6 @@ def _items(
                 f"non-existent {kind} key)"
             )
     return files
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Readers see the old content or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_file() and path.read_bytes() == content:
-        return
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    os.chmod(fresh, mode)
-    os.replace(fresh, path)
 
 
 def _host_path(name: str, source: Object) -> Path:

@@ -186,13 +186,6 @@ class Leases(Kind):
         return []
 
 
-class RoleBindings(Kind):
-    def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
-        if obj.get("roleRef") != old.get("roleRef"):
-            return [errors.field_invalid("roleRef", obj.get("roleRef"), "cannot change roleRef")]
-        return []
-
-
 class Quotas(Kind):
     def prepare_create(self, store: Reader, obj: Object) -> None:
         obj["status"] = {}

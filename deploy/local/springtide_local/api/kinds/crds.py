@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
-from springtide_local.api import cel, errors
+from springtide_local.api import errors
+from springtide_local.api.crd_schema import field_path_problem, schema_problems
 from springtide_local.api.errors import FieldError
 from springtide_local.api.kinds.base import Kind, Reader
-from springtide_local.api.objects import clone_value, label_1035_problem, timestamp
+from springtide_local.api.objects import label_1035_problem, timestamp
 from springtide_local.api.resources import ResourceType, ScalePaths
-from springtide_local.api.schema import Node, apply_defaults, compile_schema, prune, validate
+from springtide_local.api.schema import Node, compile_schema
 from springtide_local.api.selectors import FieldGetter, field
 from springtide_local.ports import Object
 
-_TYPES = ("object", "array", "string", "integer", "number", "boolean")
+_COLUMN_TYPES = ("boolean", "date", "integer", "number", "string")
+_COLUMN_FORMATS = ("byte", "date", "date-time", "double", "float", "int32", "int64", "password")
+_MAX_SELECTABLE = 8
 
 
 class Definitions(Kind):
@@ -46,16 +48,17 @@ class Definitions(Kind):
         names, group = spec.get("names") or {}, spec.get("group")
         if not group:
             found.append(errors.field_required("spec.group"))
-        for name in ("plural", "kind"):
+        elif "." not in group:
+            text = "should be a domain with at least one dot"
+            found.append(errors.field_invalid("spec.group", group, text))
+        for name in ("plural", "singular", "kind", "listKind"):
             if not names.get(name):
                 found.append(errors.field_required(f"spec.names.{name}"))
+        found += _name_problems(names)
         expected = f"{names.get('plural')}.{group}"
         if obj["metadata"].get("name") != expected:
             text = 'must be spec.names.plural+"."+spec.group'
             found.append(errors.field_invalid("metadata.name", obj["metadata"].get("name"), text))
-        problem = label_1035_problem(names.get("plural") or "x")
-        if problem:
-            found.append(errors.field_invalid("spec.names.plural", names["plural"], problem))
         if spec.get("scope") not in ("Namespaced", "Cluster"):
             found.append(errors.field_unsupported("spec.scope", spec.get("scope"), ("Cluster", "Namespaced")))
         if (spec.get("conversion") or {}).get("strategy") != "None":
@@ -63,7 +66,13 @@ class Definitions(Kind):
             found.append(
                 errors.field_invalid("spec.conversion.strategy", spec["conversion"].get("strategy"), text)
             )
-        found += _check_versions(spec.get("versions") or [])
+        if spec.get("preserveUnknownFields"):
+            text = (
+                "cannot set to true, set x-kubernetes-preserve-unknown-fields to true in"
+                " spec.versions[*].schema instead"
+            )
+            found.append(errors.field_invalid("spec.preserveUnknownFields", True, text))
+        found += _check_versions(spec)
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
@@ -73,6 +82,26 @@ class Definitions(Kind):
             if now != before:
                 found.append(errors.field_invalid("spec." + ".".join(path), now, "field is immutable"))
         return found
+
+
+def _name_problems(names: Object) -> list[FieldError]:
+    """Check that all names of a kind can stand in a path."""
+    found = []
+    for name in ("plural", "singular", "kind", "listKind"):
+        given = names.get(name) or ""
+        problem = label_1035_problem(given.lower() if name in ("kind", "listKind") else given or "x")
+        if given and problem:
+            lead = "may have mixed case, but should otherwise match: " if name in ("kind", "listKind") else ""
+            found.append(errors.field_invalid(f"spec.names.{name}", given, lead + problem))
+    for name in ("shortNames", "categories"):
+        for index, given in enumerate(names.get(name) or ()):
+            problem = label_1035_problem(given)
+            if problem:
+                found.append(errors.field_invalid(f"spec.names.{name}[{index}]", given, problem))
+    if names.get("kind") and names.get("kind") == names.get("listKind"):
+        text = "kind and listKind may not be the same"
+        found.append(errors.field_invalid("spec.names.listKind", names["listKind"], text))
+    return found
 
 
 def _condition(kind: str, reason: str, message: str, now: str) -> Object:
@@ -85,92 +114,123 @@ def _get(obj: Any, path: tuple[str, ...]) -> Any:
     return obj
 
 
-def _check_versions(versions: list[Object]) -> list[FieldError]:
+def _check_versions(spec: Object) -> list[FieldError]:
+    """Check all versions. Where they are alike, or only one, errors name the old place for all of them."""
+    versions = spec.get("versions") or []
     found: list[FieldError] = []
-    stored = [version["name"] for version in versions if version.get("storage")]
-    if len(stored) != 1:
+    names = [version["name"] for version in versions]
+    if len(set(names)) != len(names):
+        found.append(errors.field_invalid("spec.versions", names, "must contain unique version names"))
+    if sum(bool(version.get("storage")) for version in versions) != 1:
         text = "must have exactly one version marked as storage version"
-        found.append(errors.field_invalid("spec.versions", [v.get("name") for v in versions], text))
+        found.append(errors.field_invalid("spec.versions", names, text))
+    places = {
+        "schema": _places(versions, "schema", "spec.validation"),
+        "subresources": _places(versions, "subresources", "spec.subresources"),
+        **{
+            name: _places(versions, name, f"spec.{name}")
+            for name in ("additionalPrinterColumns", "selectableFields")
+        },
+    }
     for index, version in enumerate(versions):
-        path = f"spec.versions[{index}]"
+        name, path = version["name"], f"spec.versions[{index}]"
+        problem = label_1035_problem(name)
+        if problem:
+            found.append(errors.field_invalid(f"{path}.name", name, problem))
+        if version.get("deprecationWarning") is not None:
+            found += _deprecation_problems(version, f"{path}.deprecationWarning")
         raw = (version.get("schema") or {}).get("openAPIV3Schema")
         if raw is None:
-            found.append(errors.field_required(f"{path}.schema.openAPIV3Schema", "schemas are required"))
+            found.append(errors.field_required(f"{path}.schema.openAPIV3Schema"))
             continue
-        where = f"{path}.schema.openAPIV3Schema"
-        if raw.get("type") != "object":
-            text = "must be object at the root"
-            found.append(errors.field_invalid(f"{where}.type", raw.get("type", ""), text))
-        _check_structure(raw, where, found, root=True)
-        if not found:
-            found += cel.check_rules(raw, where)
-        scale = (version.get("subresources") or {}).get("scale")
-        if scale:
-            for name in ("specReplicasPath", "statusReplicasPath"):
-                start = ".spec." if name.startswith("spec") else ".status."
-                if not str(scale.get(name, "")).startswith(start):
-                    text = f"should be a json path under {start[:-1]}"
-                    found.append(
-                        errors.field_invalid(f"{path}.subresources.scale.{name}", scale.get(name, ""), text)
-                    )
+        sub = version.get("subresources") or {}
+        found += schema_problems(
+            raw,
+            f"{places['schema'][index]}.openAPIV3Schema",
+            has_status=sub.get("status") is not None,
+        )
+        found += _scale_problems(sub.get("scale"), f"{places['subresources'][index]}.scale")
         for number, column in enumerate(version.get("additionalPrinterColumns") or ()):
-            for name in ("name", "type", "jsonPath"):
-                if not column.get(name):
-                    found.append(errors.field_required(f"{path}.additionalPrinterColumns[{number}].{name}"))
+            found += _column_problems(column, f"{places['additionalPrinterColumns'][index]}[{number}]")
+        fields = version.get("selectableFields") or []
+        found += _selectable_problems(fields, raw, places["selectableFields"][index])
+    return list(dict.fromkeys(found))
+
+
+def _places(versions: list[Object], name: str, common: str) -> list[str]:
+    """Return the path of a part of each version: a common one where all of them are equal."""
+    first = versions[0].get(name) if versions else None
+    if all(version.get(name) == first for version in versions):
+        return [common] * len(versions)
+    return [f"spec.versions[{index}].{name}" for index in range(len(versions))]
+
+
+def _deprecation_problems(version: Object, path: str) -> list[FieldError]:
+    text = version["deprecationWarning"]
+    if not version.get("deprecated"):
+        return [errors.field_invalid(path, text, "can only be set for deprecated versions")]
+    if not text:
+        return [errors.field_invalid(path, text, "must not be an empty string")]
+    if len(text.encode()) > 256:
+        return [errors.field_invalid(path, text, "must be <= 256 characters long")]
+    return []
+
+
+def _scale_problems(scale: Object | None, path: str) -> list[FieldError]:
+    if scale is None:
+        return []
+    found = []
+    for name, starts in (
+        ("specReplicasPath", (".spec.",)),
+        ("statusReplicasPath", (".status.",)),
+        ("labelSelectorPath", (".spec.", ".status.")),
+    ):
+        given, where = scale.get(name) or "", f"{path}.{name}"
+        if not given:
+            if name != "labelSelectorPath":
+                found.append(errors.field_required(where))
+        elif not given.startswith("."):
+            found.append(errors.field_invalid(where, given, "must be a simple json path starting with ."))
+        elif not given.startswith(starts):
+            under = " or ".join(start[:-1] for start in starts)
+            text = f"should be a json path under {'either ' if len(starts) > 1 else ''}{under}"
+            found.append(errors.field_invalid(where, given, text))
     return found
 
 
-def _check_structure(raw: Object, path: str, found: list[FieldError], root: bool = False) -> None:
-    """The rules of structural schemas that catch real mistakes: a type everywhere, no `$ref`, defaults
-    that fit.
-    """
-    if "$ref" in raw:
-        found.append(errors.field_forbidden(f"{path}.$ref", "$ref is not supported"))
-        return
-    free = raw.get("x-kubernetes-int-or-string") or raw.get("x-kubernetes-preserve-unknown-fields")
-    if not raw.get("type") and not free:
-        found.append(errors.field_required(f"{path}.type", "must not be empty for specified object fields"))
-    elif raw.get("type") and raw["type"] not in _TYPES:
-        found.append(errors.field_unsupported(f"{path}.type", raw["type"], _TYPES))
-    if raw.get("properties") and raw.get("additionalProperties"):
-        text = "additionalProperties and properties are mutual exclusive"
-        found.append(errors.field_forbidden(f"{path}.additionalProperties", text))
-    if raw.get("type") == "array" and not isinstance(raw.get("items"), dict):
-        found.append(errors.field_required(f"{path}.items", "must be specified"))
-    if raw.get("x-kubernetes-list-type") == "map" and not raw.get("x-kubernetes-list-map-keys"):
-        text = "must not be empty if x-kubernetes-list-type is map"
-        found.append(errors.field_required(f"{path}.x-kubernetes-list-map-keys", text))
-    if raw.get("pattern"):
-        try:
-            re.compile(raw["pattern"])
-        except re.error as problem:
-            text = f"must be a valid regular expression, but isn't: {problem}"
-            found.append(errors.field_invalid(f"{path}.pattern", raw["pattern"], text))
-            return
-    for name, child in (raw.get("properties") or {}).items():
-        if root and name in ("apiVersion", "kind", "metadata"):
-            continue
-        _check_structure(child, f"{path}.properties[{name}]", found)
-    for name in ("items", "additionalProperties"):
-        if isinstance(raw.get(name), dict):
-            _check_structure(raw[name], f"{path}.{name}", found)
-    if "default" in raw and not found:
-        _check_default(raw, path, found)
+def _column_problems(column: Object, path: str) -> list[FieldError]:
+    found = []
+    listed = ",".join(_COLUMN_TYPES)
+    if not column.get("name"):
+        found.append(errors.field_required(f"{path}.name"))
+    if not column.get("type"):
+        found.append(errors.field_required(f"{path}.type", f"must be one of {listed}"))
+    elif column["type"] not in _COLUMN_TYPES:
+        found.append(errors.field_invalid(f"{path}.type", column["type"], f"must be one of {listed}"))
+    if column.get("format") and column["format"] not in _COLUMN_FORMATS:
+        text = f"must be one of {','.join(_COLUMN_FORMATS)}"
+        found.append(errors.field_invalid(f"{path}.format", column["format"], text))
+    if not column.get("jsonPath"):
+        found.append(errors.field_required(f"{path}.JSONPath"))
+    elif not column["jsonPath"].startswith("."):
+        text = "must be a simple json path starting with ."
+        found.append(errors.field_invalid(f"{path}.JSONPath", column["jsonPath"], text))
+    return found
 
 
-def _check_default(raw: Object, path: str, found: list[FieldError]) -> None:
-    node = compile_schema(raw)
-    value = {"v": clone_value(raw["default"])}
-    apply_defaults(node, value["v"])
-    wrong: list[FieldError] = []
-    unknown: list[str] = []
-    validate(node, value["v"], f"{path}.default", wrong)
-    prune(node, value["v"], f"{path}.default", unknown)
-    found += wrong
-    for name in unknown:
-        found.append(
-            errors.field_invalid(f"{path}.default", raw["default"], f"must not have unknown field {name}")
-        )
+def _selectable_problems(fields: list[Object], raw: Object, path: str) -> list[FieldError]:
+    found = []
+    for index, entry in enumerate(fields):
+        given, where = entry.get("jsonPath") or "", f"{path}[{index}].jsonPath"
+        if not given:
+            found.append(errors.field_required(where))
+        elif "[" in given or field_path_problem(raw, given) is not None:
+            text = "is an invalid path: does not refer to a valid field"
+            found.append(errors.field_invalid(where, given, text))
+    if len(fields) > _MAX_SELECTABLE:
+        text = f"Too many: {len(fields)}: must have at most {_MAX_SELECTABLE} items"
+        found.append(FieldError(path, errors.TOO_MANY, text))
+    return found
 
 
 def resources_of(definition: Object) -> list[tuple[ResourceType, bool]]:

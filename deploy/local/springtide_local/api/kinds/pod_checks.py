@@ -23,6 +23,7 @@ _CONTAINER_CHOICES = {
     "imagePullPolicy": ("Always", "IfNotPresent", "Never"),
     "terminationMessagePolicy": ("File", "FallbackToLogsOnError"),
 }
+_SHORTEST_TOKEN = 600  # seconds
 _FIELD_PATHS = (
     "metadata.name",
     "metadata.namespace",
@@ -108,7 +109,28 @@ def _check_volumes(volumes: list[Object], path: str, found: list[FieldError]) ->
         for source, key in (("secret", "secretName"), ("configMap", "name"), ("hostPath", "path")):
             if isinstance(volume.get(source), dict) and not volume[source].get(key):
                 found.append(errors.field_required(f"{where}.{source}.{key}"))
+        projected: Object = volume.get("projected") or {}
+        for number, part in enumerate(projected.get("sources") or ()):
+            if isinstance(part.get("serviceAccountToken"), dict):
+                place = f"{where}.projected.sources[{number}].serviceAccountToken"
+                _check_token(part["serviceAccountToken"], place, found)
     return names
+
+
+def _check_token(source: Object, path: str, found: list[FieldError]) -> None:
+    seconds = source.get("expirationSeconds", _SHORTEST_TOKEN)
+    if seconds < _SHORTEST_TOKEN:
+        text = "may not specify a duration less than 10 minutes"
+        found.append(errors.field_invalid(f"{path}.expirationSeconds", seconds, text))
+    elif seconds > 2**32:
+        text = "may not specify a duration larger than 2^32 seconds"
+        found.append(errors.field_invalid(f"{path}.expirationSeconds", seconds, text))
+    name = source.get("path")
+    if not name:
+        found.append(errors.field_required(f"{path}.path"))
+    elif str(name).startswith(("/", "..")) or ".." in str(name).split("/"):
+        text = "must be a relative path" if str(name).startswith("/") else "must not contain '..'"
+        found.append(errors.field_invalid(f"{path}.path", name, text))
 
 
 def _check_container(container: Object, path: str, volumes: set[str], found: list[FieldError]) -> None:

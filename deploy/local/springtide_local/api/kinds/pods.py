@@ -139,6 +139,11 @@ def _default_volume(volume: Object) -> None:
     for source in ("secret", "configMap", "projected", "downwardAPI"):
         if isinstance(volume.get(source), dict):
             volume[source].setdefault("defaultMode", 0o644)
+    projected = volume.get("projected")
+    for source in (projected.get("sources") or ()) if isinstance(projected, dict) else ():
+        token = source.get("serviceAccountToken") if isinstance(source, dict) else None
+        if isinstance(token, dict):
+            token.setdefault("expirationSeconds", 3600)
     if isinstance(volume.get("hostPath"), dict):
         volume["hostPath"].setdefault("type", "")
 

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from springtide_local.api import builtin
-from springtide_local.api.kinds import core, crds, event_view, services, workloads
+from springtide_local.api.kinds import core, crds, event_view, roles, services, workloads
 from springtide_local.api.kinds.base import Kind
 from springtide_local.api.kinds.pods import Pods
 from springtide_local.api.objects import label_1035_problem, label_problem, path_segment_problem
@@ -255,7 +255,7 @@ def builtin_resources() -> list[ResourceType]:
         ("clusterroles", "ClusterRole", False),
         ("clusterrolebindings", "ClusterRoleBinding", False),
     ):
-        rules = core.RoleBindings() if kind.endswith("Binding") else Kind()
+        rules = roles.RoleBindings(namespaced) if kind.endswith("Binding") else roles.Roles(namespaced)
         add(
             "rbac.authorization.k8s.io",
             "v1",

@@ -8,7 +8,6 @@ is a double even if it was written as `1`.
 from __future__ import annotations
 
 import functools
-import json
 import re
 from typing import Any
 
@@ -17,36 +16,13 @@ from celpy import celtypes
 from celpy.evaluation import CELEvalError
 
 from springtide_local.api import errors
-from springtide_local.api.cel_functions import FUNCTIONS
+from springtide_local.api.cel.functions import FUNCTIONS
+from springtide_local.api.cel.types import RESERVED, escape
 from springtide_local.api.errors import FieldError
 from springtide_local.api.objects import parse_timestamp
 from springtide_local.api.schema import MISSING, Node
 from springtide_local.ports import Object
 
-_RESERVED = (
-    "true",
-    "false",
-    "null",
-    "in",
-    "as",
-    "break",
-    "const",
-    "continue",
-    "else",
-    "for",
-    "function",
-    "if",
-    "import",
-    "let",
-    "loop",
-    "package",
-    "namespace",
-    "return",
-    "var",
-    "void",
-    "while",
-)
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _REASONS = {
     "FieldValueInvalid": errors.INVALID,
     "FieldValueForbidden": errors.FORBIDDEN,
@@ -90,16 +66,6 @@ def names_old_self(rule: str) -> bool:
     return re.search(r"\boldSelf\b", rule) is not None
 
 
-def escape(name: str) -> str | None:
-    """The CEL identifier of a property's name, or None when the property cannot be reached from CEL."""
-    if name in _RESERVED:
-        return f"__{name}__"
-    escaped = name.replace("__", "__underscores__")
-    for char, word in ((".", "__dot__"), ("-", "__dash__"), ("/", "__slash__")):
-        escaped = escaped.replace(char, word)
-    return escaped if _IDENTIFIER.match(escaped) else None
-
-
 def to_cel(value: Any, node: Node | None) -> Any:
     """A JSON value as a CEL value, typed by its schema."""
     if isinstance(value, dict):
@@ -113,6 +79,8 @@ def to_cel(value: Any, node: Node | None) -> Any:
             else:
                 key, child = name, node.additional if node is not None else None
             made[celtypes.StringType(key)] = to_cel(item, child)
+            if name in RESERVED and key != name:
+                made[celtypes.StringType(name)] = made[celtypes.StringType(key)]
         return celtypes.MapType(made)
     if isinstance(value, list):
         below = node.items if node is not None else None
@@ -222,64 +190,3 @@ def _message(rule: Object, variables: dict[str, Any]) -> str:
 
 def _name(rule: Object) -> str:
     return str(rule.get("message") or rule["rule"])
-
-
-def check_rules(raw: Object, path: str) -> list[FieldError]:
-    """What is wrong with the rules of a CRD's schema: they do not parse, or run over lists without a
-    limit.
-    """
-    found: list[FieldError] = []
-    _check_below(raw, path, found)
-    return found
-
-
-def _check_below(raw: Object, path: str, found: list[FieldError]) -> None:
-    for index, rule in enumerate(raw.get("x-kubernetes-validations") or ()):
-        where = f"{path}.x-kubernetes-validations[{index}]"
-        text = rule.get("rule") or ""
-        if not text.strip():
-            found.append(errors.field_required(f"{where}.rule", "rule is not specified"))
-            continue
-        for name in ("rule", "messageExpression"):
-            if rule.get(name):
-                try:
-                    _program(rule[name])
-                except celpy.CELParseError as problem:
-                    text = (
-                        f"compilation failed: {json.dumps(str(problem.args[0] if problem.args else problem))}"
-                    )
-                    found.append(errors.field_invalid(f"{where}.{name}", rule[name], text))
-        unlimited = _unlimited(text, raw)
-        if unlimited:
-            detail = (
-                f"estimated rule cost exceeds budget by factor of more than 100x (try simplifying the rule, "
-                "or adding "
-                f"maxItems, maxProperties, and maxLength where arrays, maps, and strings are declared; "
-                f"{unlimited} has "
-                "no limit)"
-            )
-            found.append(errors.field_forbidden(f"{where}.rule", detail))
-    for name, child in (raw.get("properties") or {}).items():
-        _check_below(child, f"{path}.properties[{name}]", found)
-    for name in ("items", "additionalProperties"):
-        if isinstance(raw.get(name), dict):
-            _check_below(raw[name], f"{path}.{name}", found)
-
-
-def _unlimited(rule: str, raw: Object) -> str | None:
-    """A list or map that the rule's macros run over and that has no limit; Kubernetes refuses most of
-    those by cost.
-    """
-    for match in re.finditer(
-        r"self((?:\.[A-Za-z_][A-Za-z0-9_]*)*)\.(?:all|exists|exists_one|map|filter)\(", rule
-    ):
-        target: Any = raw
-        for step in filter(None, match.group(1).split(".")):
-            target = (target.get("properties") or {}).get(step) or {}
-        limit = {"array": "maxItems", "object": "maxProperties"}.get(target.get("type", ""))
-        bounded = (
-            limit is None or limit in target or (target.get("type") == "object" and target.get("properties"))
-        )
-        if not bounded:
-            return f"self{match.group(1)}"
-    return None

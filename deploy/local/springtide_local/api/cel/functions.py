@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import re
 from typing import Any
 
 from celpy import celtypes
+
+from springtide_local.api import regex
 
 
 def _ordered(values: list[Any]) -> bool:
@@ -88,12 +89,14 @@ def char_at(text: Any, index: Any) -> Any:
 
 
 def find(text: Any, pattern: Any) -> Any:
-    match = re.search(pattern, text)
+    match = regex.compiled(pattern).search(text)
     return celtypes.StringType(match.group(0) if match else "")
 
 
 def find_all(text: Any, pattern: Any) -> Any:
-    return celtypes.ListType([celtypes.StringType(match.group(0)) for match in re.finditer(pattern, text)])
+    return celtypes.ListType(
+        [celtypes.StringType(match.group(0)) for match in regex.compiled(pattern).finditer(text)]
+    )
 
 
 FUNCTIONS = {

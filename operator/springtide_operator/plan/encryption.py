@@ -1,0 +1,25 @@
+"""TLS of jobs that do not say whether they want it.
+
+What the operator's default was when it first planned a job is noted in status before the job's first pod,
+and holds for good: pods made with and without TLS would not understand each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from springtide_operator.api.job import Job
+from springtide_operator.plan.observation import Observation
+
+STATUS = "tls"
+
+
+def informed(job: Job, observation: Observation) -> Job:
+    """Return the job with `status.tls` as it is from now on.
+
+    One that was planned before, and has no note, is from a time before there were any: it is without TLS.
+    """
+    planned = "coordinator" in job.status or "generation" in job.status
+    if job.spec.security.tls is not None or isinstance(job.status.get(STATUS), bool) or planned:
+        return job
+    return replace(job, status={**job.status, STATUS: observation.tls_default})
