@@ -94,6 +94,8 @@ class Watch:
 
 def disturb(kube: Any, watch: Watch, dice: random.Random) -> str:
     """One event; returns its kind. Raises KubeError, ProcessLookupError."""
+    from springtide_local.strays import program_of
+
     running = watch.look()
     kinds = ["kill", "kill", "kill"]
     kinds += ["drain", "drain"] if len(watch.cordoned) < 2 else []
@@ -104,7 +106,7 @@ def disturb(kube: Any, watch: Watch, dice: random.Random) -> str:
             return "nobody to kill"
         victim = dice.choice(sorted(running, key=lambda pod: str(pod.name)))
         watch.aimed.add(victim.uid)
-        os.kill(victim.pid, signal.SIGKILL)
+        os.kill(program_of(victim.pid), signal.SIGKILL)
     elif kind == "drain":
         used = sorted({pod.node for pod in running} - watch.cordoned)
         if not used:

@@ -45,17 +45,12 @@ class Pods:
 
     def __init__(self) -> None:
         self.known: dict[str, Known] = {}  # by uid
-        self.going: dict[str, None] = {}  # uids of those that are being deleted, in that order
         self.workers: dict[str, WorkerPod] = {}
         self.coordinators: dict[str, CoordinatorPod] = {}
         self.servers: dict[str, ServerPod] = {}
         self.unreadable: dict[str, str] = {}  # why a pod cannot be observed
         self.asked_to_go: dict[str, tuple[float, object]] = {}  # by uid: since when, with which grace
         self._views: dict[str, View] = {}
-
-    def any(self, uid: str) -> AnyPod | None:
-        """The pod, whatever its role."""
-        return self.workers.get(uid) or self.coordinators.get(uid) or self.servers.get(uid)
 
     def changed(self) -> None:
         """After every change: what was seen before holds no more."""
@@ -108,7 +103,6 @@ class Pods:
     def forget(self, uid: str) -> None:
         """The pod is gone."""
         self.known.pop(uid, None)
-        self.going.pop(uid, None)
         self.asked_to_go.pop(uid, None)
         self.unreadable.pop(uid, None)
         self.workers.pop(uid, None)
@@ -190,25 +184,6 @@ class Cache:
         found = self._pods.get(key)
         return found.view(job_uid).foreign if found is not None else frozenset()
 
-    def pod_keys(self) -> list[Key]:
-        """Names of jobs that pods carry, whether there is such a job or not."""
-        return list(self._pods)
-
-    def left_behind(self, key: Key) -> Mapping[str, tuple[AnyPod, ...]]:
-        """Pods that are being deleted and that another job of this name controls than the present one, by
-        that job's uid.
-        """
-        pods, job = self._pods.get(key), self._jobs.get(key)
-        if pods is None:
-            return {}
-        present = None if job is None else job["metadata"]["uid"]
-        found: dict[str, tuple[AnyPod, ...]] = {}
-        for uid in pods.going:
-            owner, pod = pods.known[uid].owner, pods.any(uid)
-            if owner != present and pod is not None:
-                found[owner] = (*found.get(owner, ()), pod)
-        return found
-
     def put_pod(self, pod: Object) -> bool:
         """False if it is older than what is known, or none of ours."""
         key = _job_of(pod)
@@ -224,8 +199,6 @@ class Cache:
             return False
         pod = records.read(pod, records.pod)
         pods.known[uid], self._job_of_pod[uid] = Known(pod["metadata"]["name"], version, owner), key
-        if pod["metadata"].get("deletionTimestamp"):
-            pods.going[uid] = None
         pods.observe(uid, pod, self.clock())
         self._mark_stuck(key, uid, uid not in pods.unreadable and observe.unplaced(pod) is not None)
         pods.changed()

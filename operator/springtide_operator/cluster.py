@@ -58,13 +58,6 @@ class Cluster(Protocol):
         """
         ...
 
-    async def shorten_grace(self, namespace: str, name: str, uid: str, seconds: int) -> Object:
-        """Delete a pod that is being deleted already once more, to be gone sooner.
-
-        409 Conflict: the name is another pod's now.
-        """
-        ...
-
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         """Delete exactly this job, and in the background what it made."""
         ...
@@ -94,6 +87,10 @@ class Cluster(Protocol):
     async def get_pod_group(self, api_version: str, namespace: str, name: str) -> Object: ...
 
     async def apply_pod_group(self, group: Object) -> Object: ...
+
+    async def patch_pod_group(self, group: Object, patch: Object) -> Object:
+        """Merge a patch into this very PodGroup: what is null in it goes."""
+        ...
 
     async def delete_pod_group(self, api_version: str, namespace: str, name: str, uid: str) -> None: ...
 
@@ -212,15 +209,6 @@ class KubeCluster:
             body["gracePeriodSeconds"] = grace
         return await self._kube.request("DELETE", path, body)
 
-    async def shorten_grace(self, namespace: str, name: str, uid: str, seconds: int) -> Object:
-        body = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "preconditions": {"uid": uid},
-            "gracePeriodSeconds": seconds,
-        }
-        return await self._kube.request("DELETE", _core(namespace, "pods", name), body)
-
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         body = {
             "apiVersion": "v1",
@@ -266,6 +254,13 @@ class KubeCluster:
     async def apply_pod_group(self, group: Object) -> Object:
         path = _custom(group["apiVersion"], group["metadata"]["namespace"], "podgroups")
         return await self._apply(path, group)
+
+    async def patch_pod_group(self, group: Object, patch: Object) -> Object:
+        meta = group["metadata"]
+        path = _custom(group["apiVersion"], meta["namespace"], "podgroups", meta["name"])
+        return await self._kube.request(
+            "PATCH", path, {"metadata": {"uid": meta["uid"]}, **patch}, MERGE_PATCH
+        )
 
     async def delete_pod_group(self, api_version: str, namespace: str, name: str, uid: str) -> None:
         await self._delete(_custom(api_version, namespace, "podgroups", name), uid)

@@ -145,9 +145,7 @@ class Link:
             text = f"{type(error).__name__}: {str(error)[:200]}"
             self._failed(f"what {target[1]} answers cannot be read ({text})")
             return False
-        told = (*word.living, *word.living_servers)
-        leaving = frozenset(pod.uid for pod in told if pod.leave_by)
-        self.report = replace(report, told_living=living, told_leaving=leaving)
+        self.report = replace(report, told_living=living)
         self.unreachable_since = None
         self.why = ""
         return True

@@ -18,7 +18,7 @@ from springtide_operator.cluster import Cluster, is_gone
 from springtide_operator.kube import ApiError
 from springtide_operator.manifests.coordinator import coordinator_pod, secret, service
 from springtide_operator.manifests.defaults import PodDefaults, with_defaults
-from springtide_operator.manifests.gang import gang_scheduler, pod_group
+from springtide_operator.manifests.gang import gang_scheduler, no_longer_asked_for, pod_group
 from springtide_operator.manifests.protection import Doors, network_policy, server_disruption_budget
 from springtide_operator.manifests.server import CONTAINER as SERVER_CONTAINER
 from springtide_operator.manifests.server import server_pod
@@ -41,7 +41,6 @@ from springtide_operator.plan.actions import (
     DeleteWorkload,
     EnsureSecret,
     ReportWorkload,
-    ShortenGrace,
     UpdateWorkload,
 )
 from springtide_operator.plan.observation import Refusal, ServiceSeen
@@ -142,7 +141,6 @@ class Performer:
         """
         first = [a for a in actions if isinstance(a, _FIRST)]
         deletions: list[Action] = [a for a in actions if isinstance(a, DeletePod)]
-        deletions += [a for a in actions if isinstance(a, ShortenGrace)]
         deletions += [a for a in actions if isinstance(a, DeleteJob | DeleteService | DeletePodGroup)]
         creations = [a for a in actions if isinstance(a, CreateWorker)][:MOST_CREATIONS]
         if not any(isinstance(action, DeletePod) for action in deletions):
@@ -184,10 +182,6 @@ class Performer:
             if isinstance(action, DeleteJob):
                 if error.code not in (404, 409):
                     log.warning("deleting the job: %s", error, extra=_fields(job))
-                return False
-            if isinstance(action, ShortenGrace):
-                if error.code not in (404, 409):
-                    log.warning("%s: %s", _what(job, action), error, extra=_fields(job))
                 return False
             if isinstance(action, DeletePod) and error.code == 404:
                 self.memory.refusals.pop(role, None)
@@ -247,8 +241,6 @@ class Performer:
             await self._cluster.delete_job(job.namespace, job.name, job.uid)
         elif isinstance(action, DeleteService):
             await self._delete_service(job)
-        elif isinstance(action, ShortenGrace):
-            await shorten_grace(self._cluster, self._cache, self._key, action)
         else:
             try:
                 answer = await self._cluster.delete_pod(
@@ -297,12 +289,12 @@ class Performer:
             ]
             if job.spec.servers:
                 pods.append((self._server_pod(job, 0, 0, ""), job.spec.servers))
-            await self._apply_own(
-                job,
-                pod_group(job, scheduler, action.min_member, pods),
-                functools.partial(self._cluster.get_pod_group, scheduler.api),
-                self._cluster.apply_pod_group,
-            )
+            wanted = pod_group(job, scheduler, action.min_member, pods)
+            get = functools.partial(self._cluster.get_pod_group, scheduler.api)
+            applied = await self._apply_own(job, wanted, get, self._cluster.apply_pod_group)
+            # It was made by POST, whose fields a later server-side apply does not take away.
+            if left := no_longer_asked_for(wanted, applied):
+                await self._cluster.patch_pod_group(applied, {"spec": {"minResources": left}})
         self.memory.pod_group, self.memory.pod_group_gone = action.version, False
 
     async def _create(self, job: Job, pod: dict[str, Any]) -> None:
@@ -457,18 +449,6 @@ class Performer:
             log.warning("refused by the API server: %s: %s (%s)", role, message, code, extra=_fields(job))
 
 
-async def shorten_grace(cluster: Cluster, cache: Cache, key: Key, action: ShortenGrace) -> None:
-    """Carry one out, and remember what the API server answered. Raise ApiError."""
-    try:
-        answer = await cluster.shorten_grace(key[0], action.name, action.uid, action.seconds)
-    except ApiError as error:
-        if is_gone(error) or error.code == 409:
-            cache.drop_pod_uid(key, action.uid)
-        raise
-    if answer.get("kind") == "Pod" and "deletionTimestamp" in answer.get("metadata", {}):
-        cache.put_pod(answer)
-
-
 def _role(action: Action) -> str:
     return {
         "ensure_secret": "secret",
@@ -499,8 +479,6 @@ def _what(job: Job, action: Action) -> str:
         return f"creates {names.coordinator_name(job.name, action.incarnation)}"
     if isinstance(action, DeletePod):
         return f"deletes {action.name}{' by force' if action.force else ''} ({action.because})"
-    if isinstance(action, ShortenGrace):
-        return f"waits for {action.name} no longer than {action.seconds} s"
     if isinstance(action, DeleteJob):
         return "deletes the job"
     if isinstance(action, DeleteService):

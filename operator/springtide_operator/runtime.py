@@ -21,7 +21,6 @@ from springtide_operator.crowding import FRESH_SECONDS, LIST_SECONDS, Crowding, 
 from springtide_operator.job_loop import JobLoop
 from springtide_operator.kube import ApiError, Kube
 from springtide_operator.lease import Lease, Renewal
-from springtide_operator.leftovers import Leftovers
 from springtide_operator.link import Caller, Link
 from springtide_operator.logs import in_words
 from springtide_operator.lookout import Leases, Lookout
@@ -78,7 +77,6 @@ class Operator:
         self._apis = OptionalApis(self._cluster, self._meet)
         self._leases = Leases(self._cluster)
         self._queues = Queues(self._cluster, self.cache, self._changed, self._may_queue)
-        self._leftovers = Leftovers(self._cluster, self.cache, lambda: self.acting, self.metrics.acted)
         self._loops: dict[Key, JobLoop] = {}
         self._turns = Turns()
         self._calls = Turns(CALLS_AT_A_TIME)
@@ -118,7 +116,6 @@ class Operator:
             asyncio.create_task(self._begin_anew("crowding", self._look_around_for_ever), name="crowding"),
             asyncio.create_task(self._begin_anew("optional APIs", self._apis.run), name="optional APIs"),
             asyncio.create_task(self._begin_anew("queues", self._queues.run), name="queues"),
-            asyncio.create_task(self._begin_anew("leftovers", self._leftovers.run), name="leftovers"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._ended)
@@ -324,7 +321,6 @@ class Operator:
         if self.cache.stuck_version != self._stuck_version and self._crowd_told is None:
             self._crowd_told = asyncio.get_running_loop().call_later(FRESH_SECONDS, self._wake_for_crowd)
         self._changed_at[key] = time.monotonic()
-        self._leftovers.look(key)
         loop = self._loops.get(key)
         if loop is not None and loop.raw() is not None:
             loop.wake()
@@ -335,9 +331,6 @@ class Operator:
         """Have one loop for each job that exists, and wake it; what changed last comes first."""
         if self._ending:
             return
-        if key is None:
-            for named in self.cache.pod_keys():
-                self._leftovers.look(named)
         keys = [key] if key is not None else [*{*self._loops, *self.cache.job_keys()}]
         for one in sorted(keys, key=lambda one: self._changed_at.get(one, 0.0), reverse=True):
             try:

@@ -38,6 +38,7 @@ LIMIT = 45.0
 NEVER_INIT = "import threading\nprint('reads a large file', flush=True)\nthreading.Event().wait()\n"
 PYTHON = ["python", "/scripts/train.py"]
 SHELL = ["sh", "-c", "cd /scripts && python /scripts/train.py; echo over"]
+SHELL_ONLY = ["sh", "-c", "cd /scripts && python /scripts/train.py"]
 LAUNCH = ["springtide", "launch", "--", "python", "/scripts/train.py"]
 
 
@@ -275,25 +276,44 @@ def test_pods_of_a_finished_job_are_gone(system: E2ECluster, namespace: str) -> 
     until_gone("pods of a finished job to go", time.monotonic(), one)
 
 
-def test_operator_that_was_away_finds_what_was_left(system: E2ECluster, start: Start) -> None:
-    """It has never heard of the job whose pods it finds."""
-    one = start("orphaned", command=SHELL)
-    until_started(one)
+def test_pods_are_gone_while_no_operator_runs(system: E2ECluster, start: Start) -> None:
+    """What ends them is in the pods."""
+    jobs = [start("p"), start("s", command=SHELL), start("t", TRAIN, SHELL, pace="0.1")]
+    jobs[-1].until_trains(1)
+    for one in jobs[:-1]:
+        until_started(one)
     deployment = ("deployment", "-n", OPERATOR_NAMESPACE, "-l", "app.kubernetes.io/component=operator")
     name = system.kubectl("get", *deployment, "-o", "name").split()[0]
     system.kubectl("scale", name, "-n", OPERATOR_NAMESPACE, "--replicas=0")
     system.until(60, "no operator", lambda: not system.pods(OPERATOR_NAMESPACE, OPERATOR_LABELS))
     try:
-        system.kubectl("delete", "stj/orphaned", "-n", one.namespace, "--wait=false")
-
-        def deleted() -> bool:
-            return all("deletionTimestamp" in pod["metadata"] for pod in one.pods())
-
-        system.until(60, "Kubernetes to delete the pods", deleted)
-        (pod,) = one.pods()
-        assert pod["metadata"]["deletionGracePeriodSeconds"] == GRACE
         begun = time.monotonic()
+        system.kubectl("delete", "stj", "--all", "-n", jobs[0].namespace, "--wait=false")
+        until_gone("pods of deleted jobs without an operator to go", begun, *jobs)
     finally:
         system.kubectl("scale", name, "-n", OPERATOR_NAMESPACE, "--replicas=1")
     until_operator_is_ready(system)
-    until_gone("what an operator finds of a deleted job to go", begun, one)
+
+
+def test_exit_codes_behind_the_init_process_are_the_workers(system: E2ECluster, start: Start) -> None:
+    """143 for one that SIGTERM ended, and its own for one that failed."""
+    one = start("ended")
+    until_started(one)
+    (pod,) = one.pods()
+    name = pod["metadata"]["name"]
+    one.until_said(name, "(reads)")
+    held = ("pod", name, "-n", one.namespace, "--type=merge", "-p")
+    system.kubectl("patch", *held, '{"metadata": {"finalizers": ["springtide.test/held"]}}')
+
+    def code() -> int | None:
+        (status,) = one.pods()[0]["status"]["containerStatuses"]
+        return (status["state"].get("terminated") or {}).get("exitCode")
+
+    try:
+        system.kubectl("delete", "stj/ended", "-n", one.namespace, "--wait=false")
+        assert system.until(LIMIT / system.slow, "the worker to end", code) == 143
+    finally:
+        system.kubectl("patch", *held, '{"metadata": {"finalizers": null}}')
+    spec = {"failurePolicy": {"backoffLimit": 0}}
+    failing = start("fails", "import sys\nsys.exit(7)\n", SHELL_ONLY, **spec)
+    assert "exited with code 7" in failing.until_condition("Failed")["message"]

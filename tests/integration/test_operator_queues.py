@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from typing import Any
 
 import kueue_standin
 import pytest
@@ -11,6 +12,8 @@ from e2e_cluster import E2ECluster, cluster
 from gang_standin import CRDS, SCHEDULERS, gang_scheduler
 from kueue_standin import Kueue
 from operator_fake_worker import FakeJob, read
+
+Object = dict[str, Any]
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -32,16 +35,32 @@ def job(system: E2ECluster) -> Iterator[FakeJob]:
 def test_pods_start_together_when_the_group_is_whole(
     system: E2ECluster, job: FakeJob, scheduler: str
 ) -> None:
-    with gang_scheduler(system, job.namespace):
-        job.start(replicas=2, pod={"schedulerName": scheduler})
-        job.until_running("0-0", "1-0", seconds=60)
     api = SCHEDULERS[scheduler][0]
-    group = job.status()["gang"]
-    assert (group["apiVersion"], group["minMember"]) == (api, 2)  # one worker and the coordinator
     plural = f"podgroups.{api.partition('/')[0]}"
-    made = read(system, plural, group["podGroup"], "-n", job.namespace)
+
+    def group() -> Object:
+        return read(system, plural, job.status()["gang"]["podGroup"], "-n", job.namespace)
+
+    def start(**requests: str) -> None:
+        asks = {"resources": {"requests": requests, "limits": requests}}
+        job.start(replicas=2, pod={"schedulerName": scheduler}, container=asks)
+
+    chip = "springtide.test/chip"
+    start(cpu="100m", **{chip: "1"})
+    system.until(60, "pods that wait for the scheduler", lambda: len(job.pods()) == 2)
+    assert group()["spec"]["minMember"] == 2  # one worker and the coordinator
+    assert group()["spec"]["minResources"][chip] == "1"
+    # What is asked for follows an edit, also where it becomes less.
+    start(cpu="100m")
+    system.until(60, "the PodGroup to ask for less", lambda: chip not in group()["spec"]["minResources"])
+    system.kubectl(*job.patch_of(workers={"minReplicas": 2}))
+    system.until(60, "the PodGroup to grow", lambda: group()["spec"]["minMember"] == 3)
+    with gang_scheduler(system, job.namespace):
+        job.until_running("0-1", "1-1", seconds=60)  # the edit replaced what had not begun
+    assert job.status()["gang"]["apiVersion"] == api
+    made = group()
     assert made["metadata"]["ownerReferences"][0]["kind"] == "TrainingJob"
-    assert made["spec"]["minResources"]["cpu"] == "50m"  # the coordinator's; the workers ask for nothing
+    assert made["spec"]["minResources"]["cpu"] == "250m"  # two workers' and the coordinator's
     job.until_events("GangRequested")
     system.kubectl(*job.patch_of(suspend=True))
     system.until(

@@ -25,6 +25,7 @@ from required import require_tool
 
 from springtide_local.cluster import Cluster
 from springtide_local.settings import NodeTimes, Settings
+from springtide_local.strays import program_of
 
 Object = dict[str, Any]
 # A machine with much to do may hold a healthy node up for longer than a quick test can wait for a lost one.
@@ -242,8 +243,8 @@ def status_of(pod: Object, container: str = "main") -> Object:
 
 
 def pid_of(pod: Object, container: str = "main") -> int:
-    """The process of a running container of an embedded cluster."""
-    return int(status_of(pod, container)["containerID"].removeprefix("process://"))
+    """The process of a running container of an embedded cluster: of its command, not of an init process."""
+    return program_of(int(status_of(pod, container)["containerID"].removeprefix("process://")))
 
 
 def condition_of(obj: Object, kind: str) -> Object:

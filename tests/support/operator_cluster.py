@@ -18,7 +18,6 @@ from springtide_coordinator.client import SyncError
 from springtide_operator.api import names
 from springtide_operator.cluster import Listing
 from springtide_operator.kube import ApiError
-from springtide_operator.plan.clock import parse_time
 from springtide_operator.plan.ledger import timestamp
 
 Object = dict[str, Any]
@@ -169,19 +168,6 @@ class FakeCluster:
         }
         return {"kind": "Pod", **self.put("pods", pod)}
 
-    async def shorten_grace(self, namespace: str, name: str, uid: str, seconds: int) -> Object:
-        await self._call("shorten_grace", name)
-        pod = self._get("pods", namespace, name)
-        meta = pod["metadata"]
-        if meta["uid"] != uid:
-            raise ApiError(409, "Conflict", "uid")
-        before = meta["deletionGracePeriodSeconds"]
-        if seconds < before:
-            asked = (parse_time(meta["deletionTimestamp"]) or 0.0) - before
-            meta |= {"deletionTimestamp": timestamp(asked + seconds), "deletionGracePeriodSeconds": seconds}
-            self.put("pods", pod)
-        return {"kind": "Pod", **copy.deepcopy(pod)}
-
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         await self._call("delete_job", name)
         if self._get("trainingjobs", namespace, name)["metadata"]["uid"] != uid:
@@ -250,6 +236,14 @@ class FakeCluster:
     async def apply_pod_group(self, obj: Object) -> Object:
         await self._call("apply_pod_group", obj["metadata"]["name"])
         return self._apply("podgroups", obj)
+
+    async def patch_pod_group(self, group: Object, patch: Object) -> Object:
+        meta = group["metadata"]
+        await self._call("patch_pod_group", meta["name"])
+        found = self._get("podgroups", meta["namespace"], meta["name"])
+        if found["metadata"]["uid"] != meta["uid"]:
+            raise ApiError(409, "Conflict", "uid")
+        return self.put("podgroups", merged(found, patch))
 
     async def delete_pod_group(self, api_version: str, namespace: str, name: str, uid: str) -> None:
         await self._call("delete_pod_group", name)

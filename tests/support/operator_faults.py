@@ -17,6 +17,7 @@ from operator_fake_worker import FakeJob
 
 from springtide_demo.kube import KubeError
 from springtide_local.cluster import Cluster
+from springtide_local.strays import program_of
 from springtide_operator.plan.clock import parse_time
 
 Object = dict[str, Any]
@@ -27,10 +28,10 @@ TAKEOVER_SECONDS = 30.0
 
 
 def process_of(pod: Object) -> int | None:
-    """Process id of a pod's first container, while it runs."""
+    """Process id of the command of a pod's first container, while it runs."""
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
         if (status.get("state") or {}).get("running"):
-            return int(status["containerID"].removeprefix("process://"))
+            return program_of(int(status["containerID"].removeprefix("process://")))
     return None
 
 

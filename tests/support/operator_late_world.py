@@ -23,7 +23,6 @@ from springtide_operator.plan.actions import (
     DeleteService,
     Event,
     Plan,
-    ShortenGrace,
 )
 from springtide_operator.plan.observation import MemberReport, Report
 
@@ -37,7 +36,7 @@ def in_order(actions: Iterable[Action]) -> list[Action]:
     """As they are carried out: what pods need and the coordinator, deletions, workers."""
 
     def rank(action: Action) -> int:
-        if isinstance(action, DeletePod | ShortenGrace | DeleteJob | DeleteService):
+        if isinstance(action, DeletePod | DeleteJob | DeleteService):
             return 1
         return 2 if isinstance(action, CreateWorker) else 0
 

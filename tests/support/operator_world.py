@@ -35,10 +35,8 @@ from springtide_operator.plan.actions import (
     EnsureSecret,
     Plan,
     ReportWorkload,
-    ShortenGrace,
     UpdateWorkload,
 )
-from springtide_operator.plan.clock import parse_time
 from springtide_operator.plan.decide import plan
 from springtide_operator.plan.kueue import limited
 from springtide_operator.plan.ledger import timestamp
@@ -254,10 +252,6 @@ class World:
             self.act_on_workload(action)
         elif isinstance(action, DeleteService):
             self.service, self.service_gone = None, True
-        elif isinstance(action, ShortenGrace):
-            pod = self.pods.get(action.uid)
-            if pod is not None:
-                self.shorten(pod, action.seconds)
         elif isinstance(action, DeletePod):
             pod = self.pods.get(action.uid)
             if pod is not None and action.force:
@@ -427,15 +421,6 @@ class World:
         if not self.deleting(pod):
             pod["metadata"]["deletionTimestamp"] = timestamp(self.now + grace)
             pod["metadata"]["deletionGracePeriodSeconds"] = grace
-
-    def shorten(self, pod: Object, grace: int) -> None:
-        """Delete a pod once more: as the API server, only ever to be gone sooner, from the first time on."""
-        meta = pod["metadata"]
-        assert self.deleting(pod), f"{meta['name']} is not being deleted"
-        assert 0 < grace < meta["deletionGracePeriodSeconds"], "shorter, and never by force"
-        asked = (parse_time(meta["deletionTimestamp"]) or 0.0) - meta["deletionGracePeriodSeconds"]
-        meta["deletionTimestamp"] = timestamp(asked + grace)
-        meta["deletionGracePeriodSeconds"] = grace
 
     def vanish(self, pod: Object) -> None:
         """Deleted by force: no trace."""

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,23 @@ def test_what_a_program_does_decides_what_it_hears(does: str, heard: bool) -> No
         assert program.stdout.readline() == b"up\n"
         assert hears(program.pid, signal.SIGTERM) is heard
         program.kill()
+
+
+def test_program_that_waits_for_the_signal_hears_it() -> None:
+    """As `tini` does. While it waits, the signal is not among those that are blocked."""
+    script = "import signal; s = {signal.SIGTERM}; signal.pthread_sigmask(0, s); print(signal.sigwait(s))"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as program:
+        deadline = time.monotonic() + 20
+        while not hears(program.pid, signal.SIGTERM) or not _waits(program.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert hears(program.pid, signal.SIGTERM)
+        program.terminate()
+        assert program.communicate()[0] == b"15\n"
+
+
+def _waits(pid: int) -> bool:
+    return "sigtimedwait" in Path(f"/proc/{pid}/wchan").read_text()
 
 
 def test_handlers_of_the_parent_are_not_the_childs() -> None:

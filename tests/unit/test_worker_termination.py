@@ -59,7 +59,6 @@ def test_forked_child_dies_of_the_signal_itself() -> None:
 import os, signal, springtide
 child = os.fork()
 if child == 0:
-    print("up", flush=True)
     signal.pause()
     os._exit(9)
 while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

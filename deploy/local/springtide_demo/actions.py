@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from springtide_demo import scenario
 from springtide_demo.kube import Kube, KubeError
 from springtide_demo.observe import PodView, node_to_drain
+from springtide_local.strays import program_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def _kill(pod: PodView | None, what: str) -> Act:
         raise NotPossibleError(f"no {what} process runs at the moment")
     at = time.time()
     try:
-        os.kill(pod.pid, signal.SIGKILL)
+        os.kill(program_of(pod.pid), signal.SIGKILL)
     except ProcessLookupError as error:
         raise NotPossibleError(f"the {what} process {pod.pid} of {pod.name} has just ended") from error
     return Act(at, f"kill -9 {pod.pid}  ({pod.name} on {pod.node})", frozenset({pod.uid}), pod.pid)

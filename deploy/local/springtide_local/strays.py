@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 CLUSTER_VARIABLE = "SPRINGTIDE_LOCAL_CLUSTER"
 CONTAINER_VARIABLE = "SPRINGTIDE_LOCAL_CONTAINER"
+INIT_MARK = b"# The init process of Springtide"  # with which the operator's program begins
 
 
 def processes_with(variable: str, value: str) -> list[int]:
@@ -37,6 +38,16 @@ def processes_of_session(leader: int) -> list[int]:
 def children_of(parent: int) -> list[int]:
     """Ids of the processes whose parent that is, zombies included."""
     return [pid for pid, fields in _stats() if int(fields[1]) == parent]
+
+
+def program_of(pid: int) -> int:
+    """Return the process of the command that a container's init process runs; `pid` itself if it is none."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            is_init = any(word.startswith(INIT_MARK) for word in file.read().split(b"\0"))
+    except OSError:
+        return pid
+    return min(children_of(pid), default=pid) if is_init else pid
 
 
 def _stats() -> Iterator[tuple[int, list[bytes]]]:

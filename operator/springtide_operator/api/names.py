@@ -33,6 +33,7 @@ OURS = LABEL_JOB  # whatever carries it: labels without our prefix are the user'
 UNREADABLE = f"{GROUP}/unreadable"  # key of an object that the operator could not read: why; never sent
 ANNOTATION_DELETED_BECAUSE = f"{GROUP}/deleted-because"
 ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"
+ANNOTATION_INIT = f"{GROUP}/init"  # in a worker template: `none` leaves the command without an init process
 # The cluster autoscaler spares nodes whose pods have an emptyDir or an owner unknown to it, unless told.
 ANNOTATION_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 # `kubectl logs` and `exec` mean this one, wherever webhooks put containers of theirs.

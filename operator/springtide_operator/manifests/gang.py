@@ -103,3 +103,9 @@ def pod_group(job: Job, scheduler: GangScheduler, min_member: int, pods: list[tu
         },
         "spec": spec,
     }
+
+
+def no_longer_asked_for(wanted: Object, found: Object) -> Object:
+    """Return {resource: None} for what a PodGroup asks for and should not, as a merge patch takes it away."""
+    asked = (wanted.get("spec") or {}).get("minResources") or {}
+    return {name: None for name in (found.get("spec") or {}).get("minResources") or {} if name not in asked}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from springtide_operator.api import names
@@ -69,13 +69,15 @@ def _check_environment(role: str, container: Object, ours: set[str]) -> None:
             raise TemplateError(f"{where} has {name}, which the operator sets itself: take it out{instead}")
 
 
-def check_metadata(where: str, labels: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
+def check_metadata(
+    where: str, labels: Mapping[str, Any], annotations: Mapping[str, Any], theirs: Collection[str] = ()
+) -> None:
     """Raise TemplateError for labels and annotations by which the operator knows its pods. All others are
-    free, `app.kubernetes.io/name` too: nothing selects by them.
+    free, `app.kubernetes.io/name` too: nothing selects by them. `theirs`: names of ours that are for users.
     """
     for kind, given in (("labels", labels), ("annotations", annotations)):
         for key in given:
-            if key.startswith(_PREFIX):
+            if key.startswith(_PREFIX) and key not in theirs:
                 raise TemplateError(
                     f"{where}.{kind} has {key}: names that begin with {_PREFIX} are the operator's own;"
                     " take it out or call it otherwise"

@@ -15,6 +15,7 @@ from springtide_operator.api.job import Job
 from springtide_operator.api.model import StrategyType
 from springtide_operator.manifests import gang, kueue, owned
 from springtide_operator.manifests.errors import TemplateError as TemplateError
+from springtide_operator.manifests.init_process import with_init
 from springtide_operator.manifests.resources import quantity
 from springtide_operator.manifests.shape import check_template
 
@@ -47,7 +48,7 @@ def worker_pod(
     meta = _typed(template, "metadata", dict, "metadata")
     container = _main_container(spec)
     labels, annotations = _strings(meta, "labels"), _strings(meta, "annotations")
-    owned.check_metadata("spec.workers.template.metadata", labels, annotations)
+    owned.check_metadata("spec.workers.template.metadata", labels, annotations, {names.ANNOTATION_INIT})
     more = job.spec.pod_metadata
     owned.check_metadata("spec.podMetadata", more.labels, more.annotations)
     policy = spec.get("restartPolicy", "Never")
@@ -74,6 +75,7 @@ def worker_pod(
     if avoid is not None:
         avoid_node(spec, avoid)
     _launcher(job.spec.workers.processes_per_pod, container)
+    with_init(container, annotations)
     container["env"] = _environment(job, container, slot, attempt, coordinator_address, termination_log)
     pod: Object = {
         "apiVersion": "v1",

@@ -158,17 +158,6 @@ class DeletePod:
 
 
 @dataclass(frozen=True)
-class ShortenGrace:
-    """DELETE a pod that is being deleted once more, with a shorter grace and its uid as precondition."""
-
-    name: str
-    uid: str
-    seconds: int
-    reason: str
-    kind: ClassVar[str] = "shorten_grace"
-
-
-@dataclass(frozen=True)
 class DeleteJob:
     """DELETE the job itself with its uid as precondition; Kubernetes collects what it made."""
 
@@ -192,7 +181,6 @@ Action = (
     | CreateServer
     | ApplyServerBudget
     | DeletePod
-    | ShortenGrace
     | DeleteJob
 )
 

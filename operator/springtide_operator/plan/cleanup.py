@@ -14,6 +14,7 @@ from springtide_operator.plan.refused import held_back
 
 KEEP_FAILED = 5  # newest failed pods kept for their logs
 PATIENCE_SECONDS = 60.0  # for workers that still run when another finished (they may be saving)
+LEFT_SECONDS = 5  # of grace for what runs on in a pod whose worker has ended: it has nothing to leave behind
 
 
 def ended_pods(observation: Observation, ledger: Ledger) -> list[Action]:
@@ -38,7 +39,9 @@ def _replaced(pod: WorkerPod) -> DeletePod:
     if pod.end is not None and pod.end.reason == reasons.HUNG and not pod.terminal:
         why = "it hangs, and its end is counted"
         return DeletePod(pod.name, pod.uid, reasons.DELETE_HUNG, why, grace_seconds=hangs.GRACE_SECONDS)
-    return DeletePod(pod.name, pod.uid, _because(pod), "it ended, and its end is counted")
+    return DeletePod(
+        pod.name, pod.uid, _because(pod), "it ended, and its end is counted", grace_seconds=_grace(pod)
+    )
 
 
 def _because(pod: WorkerPod) -> str:
@@ -103,4 +106,13 @@ def expire(job: Job, ended_at: float, now: float) -> tuple[list[Action], float |
 
 
 def _over(pod: WorkerPod, why: str) -> DeletePod:
-    return DeletePod(pod.name, pod.uid, reasons.DELETE_JOB_OVER, why)
+    return DeletePod(pod.name, pod.uid, reasons.DELETE_JOB_OVER, why, grace_seconds=_grace(pod))
+
+
+def _grace(pod: WorkerPod) -> int | None:
+    """Return the grace period in seconds of a pod whose worker has ended while other containers run on; None,
+    which is the template's, for all others. A kubelet takes that of the first deletion, whatever comes after.
+    """
+    if pod.end is None or pod.terminal or pod.end.reason in (reasons.DELETE_NODE_LOST, reasons.HUNG):
+        return None  # judged so by others: its process may run
+    return LEFT_SECONDS

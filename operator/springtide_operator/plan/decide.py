@@ -17,7 +17,6 @@ from springtide_operator.plan import (
     elasticity,
     encryption,
     gang,
-    grace,
     hangs,
     kueue,
     nodes,
@@ -54,7 +53,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     """
     old = job.status
     if job.deleting:
-        return Plan(old, tuple(grace.of_deleted_job(observation)))
+        return Plan(old)
     ended = _ended(old)
     if ended is not None:
         return _after_the_end(job, observation, ended, now)
@@ -102,7 +101,6 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
         actions += restarts.give_up(observation, ledger)
     actions += cleanup.ended_pods(observation, ledger)
     actions += nodes.force(observation, now)
-    actions += grace.shorten(job, observation, ledger, now)
     events += nodes.events(actions)
     truths = _truths(job, observation, ledger, now)
     status = _status(job, observation, ledger, truths, now)
@@ -354,7 +352,6 @@ def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: flo
     ended_at = parse_time(old.get("completionTime")) or now
     actions, wake_at = cleanup.after_the_end(job, observation, succeeded, ended_at, now)
     actions += nodes.force(observation, now)
-    actions += grace.shorten(job, observation, Ledger.from_status(old), now, failed=not succeeded)
     events = tuple(nodes.events(actions))
     expired, expires_at = cleanup.expire(job, ended_at, now)
     actions += expired

@@ -354,7 +354,6 @@ class Report:
     vanished: frozenset[str] = frozenset()  # that run, were members, and have not been heard of for a minute
     opaque: bool = False  # its members run scripts that commit no steps of ours: no progress is no hang
     told_living: frozenset[str] | None = None  # worker pods (uids) called living in the question
-    told_leaving: frozenset[str] = frozenset()  # pods (uids) that the question said are being deleted
 
     @property
     def training(self) -> bool:

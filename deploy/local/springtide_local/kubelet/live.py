@@ -71,11 +71,11 @@ class LiveContainer:
             self._begin_checks()
 
     def stop(self, kill_at: float) -> None:
-        """Pre-stop hook, then SIGTERM; the caller kills it at `kill_at`. Called again, it can only become
-        earlier. Kubelets go on with the readiness probe until the container has ended, and so does this one.
+        """Pre-stop hook, then SIGTERM; the caller kills it at `kill_at`. Called again, nothing changes: a
+        kubelet asks its runtime once, which a later deletion with a shorter grace does not reach. Kubelets go
+        on with the readiness probe until the container has ended, and so does this one.
         """
         if self.kill_at is not None:
-            self.kill_at = min(self.kill_at, kill_at)
             return
         self.kill_at = kill_at
         self._cancel(but=self._readiness)

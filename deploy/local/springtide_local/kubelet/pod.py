@@ -288,7 +288,7 @@ class PodWorker:
     def _end_deleted(self, now: float) -> float | None:
         metadata = self.pod["metadata"]
         grace = float(metadata.get("deletionGracePeriodSeconds") or 0)
-        # From here on, and again when a later deletion has shortened it: `stop` keeps the earlier end.
+        # Of the first deletion: a kill that has begun takes its time, whatever a later one says.
         self._stop_all(now, now + max(grace, _LEAST_GRACE))
         if self.live:
             return self._next_kill()

@@ -104,7 +104,9 @@ class Process:
         os.close(self._output)
         self._log.close()
         number = -status if status < 0 else 0
-        starved = number == signal.SIGKILL and not self._killed_here and _oom_kills() > self._oom_kills
+        # An init process tells by its exit code what killed the process behind it.
+        killed = number == signal.SIGKILL or status == 128 + signal.SIGKILL
+        starved = killed and not self._killed_here and _oom_kills() > self._oom_kills
         self.exited.set_result(Exit(128 + number if number else status, number, at, starved))
         if self._sweep or self._killed_here:
             self._loop.run_in_executor(None, signal_escaped, self.key, signal.SIGKILL)
@@ -211,8 +213,9 @@ def hears(pid: int, number: signal.Signals) -> bool:
     """Return whether a process would get a signal from outside if it were process 1 of a PID namespace.
 
     The kernel drops one that the process neither catches nor blocks, SIGKILL and SIGSTOP apart. A blocked one
-    waits for `sigwait` and its like. The program is loaded by the time its number is known, so that handlers
-    of the process that started it are never taken for its own.
+    waits for `sigwait` and its like; while a process waits so, as `tini` does, it shows as not blocked. The
+    program is loaded by the time its number is known, so that handlers of the process that started it are
+    never taken for its own.
 
     Args:
         pid: of a child that has not been reaped, so that the number is still its own.
@@ -224,7 +227,15 @@ def hears(pid: int, number: signal.Signals) -> bool:
             masks = [int(line.split()[1], 16) for line in file if line.startswith(("SigCgt:", "SigBlk:"))]
     except OSError:
         return False  # it has ended
-    return any(mask & bit for mask in masks)
+    return any(mask & bit for mask in masks) or "sigtimedwait" in _waits_in(pid)
+
+
+def _waits_in(pid: int) -> str:
+    """The kernel's function in which a process waits; "" where the kernel does not tell."""
+    try:
+        return Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return ""
 
 
 def _oom_kills() -> int:
