@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 MARK = "# The init process of Springtide: docs/life.md\n"
 NONE = "none"
-_PROGRAM = Path(__file__).with_name("init_program.py")
+_PROGRAM = Path(__file__).parents[1] / "init_program.py"
 _FLAGS = ("-I", "-S", "-c")  # nothing of the user's folder, environment or site: it begins in milliseconds
 _SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh")
 _FIND = (

@@ -7,7 +7,7 @@ it (a worker behind a shell leaves politely), or to all of them where none does.
 parent, and ends as the command ends: with its exit code, or 128 + n after signal n.
 
 It runs in the user's image by `python -c`, under any Python from 3.8 on: only the standard library, no
-f-strings, no dollar signs (Kubernetes would expand them). `init_process` puts it into the pod.
+f-strings, no dollar signs (Kubernetes would expand them). `manifests.init_process` puts it into the pod.
 """
 
 from __future__ import annotations
