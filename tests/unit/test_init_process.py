@@ -49,6 +49,9 @@ def command(*words: str, left: float | None = None) -> list[str]:
     return [word.replace("LEFT_SECONDS = 5.0", f"LEFT_SECONDS = {left}") for word in container["command"]]
 
 
+SHELL_POLITE = command("sh", "-c", 'cd / && python -c "$0"; exit $?', POLITE)
+
+
 @contextlib.contextmanager
 def running(argv: list[str], up: bool = True, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Start it, and wait until what it runs says so."""
@@ -73,7 +76,7 @@ def until(what: str, attempt: Any) -> None:
 
 def test_program_behind_a_shell_hears_sigterm_and_leaves() -> None:
     """The shell waits for it, passes nothing on, and ends with its code."""
-    with running(command("sh", "-c", 'cd / && python -c "$0"; exit $?', POLITE)) as process:
+    with running(SHELL_POLITE) as process:
         process.terminate()
         assert process.communicate(timeout=SOON)[0] == "leaves\n"
         assert process.returncode == 5
@@ -131,6 +134,26 @@ def test_other_signals_reach_only_who_catches_them() -> None:
         process.send_signal(signal.SIGUSR1)
         assert process.stdout is not None
         assert process.stdout.readline() == "told\n"
+        process.terminate()
+        assert process.communicate(timeout=SOON)[0] == "leaves\n"
+        assert process.returncode == 5
+
+
+def test_where_the_kernel_tells_no_masks_all_but_shells_are_told() -> None:
+    """As in gVisor, whose /proc/PID/status has none."""
+    blind = [
+        word.replace('"SigCgt", "SigBlk"', "").replace("'SigCgt', 'SigBlk'", "") for word in SHELL_POLITE
+    ]
+    assert blind != SHELL_POLITE
+    with running(blind) as process:
+        process.terminate()
+        assert process.communicate(timeout=SOON)[0] == "leaves\n"
+        assert process.returncode == 5
+
+
+def test_without_proc_the_command_itself_is_told() -> None:
+    argv = [word.replace("'/proc'", "'/nowhere'") for word in command("python", "-c", POLITE)]
+    with running(argv) as process:
         process.terminate()
         assert process.communicate(timeout=SOON)[0] == "leaves\n"
         assert process.returncode == 5
