@@ -30,7 +30,8 @@ def run(argv: list[str]) -> int:
     heard, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in WATCHED:
-        signal.signal(number, nothing)  # what is caught is not inherited
+        if number not in FORWARDED or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, nothing)  # what is caught is not inherited; what is ignored is, and stays
     try:
         # Python ignores these two, which a program that is started would inherit.
         child = os.posix_spawnp(argv[0], argv, os.environ, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ))

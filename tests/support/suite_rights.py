@@ -37,6 +37,7 @@ RUN_OPERATORS = (
 
 # Used only when two things fall together, which no test can bring about on a cluster.
 SELDOM: dict[Right, str] = {
+    ("get", "", "pods"): "a pod was made, and the answer or the operator was lost on the way",
     ("get", "springtide.dev", "trainingjobs"): "somebody changed the job while its status was written",
     ("delete", "networking.k8s.io", "networkpolicies"): "an older version made one without the job's uid",
     ("delete", "policy", "poddisruptionbudgets"): "an older version made one without the job's uid",
