@@ -187,7 +187,7 @@ def test_a_server_that_runs_and_does_not_serve_is_named() -> None:
     world.reports(servers=(serving[0], replace(serving[1], connected=False, serving=False)))
     decided = world.round()
     assert condition(world)["message"] == "parameter server 1 does not answer, or cannot be reached"
-    assert [event.reason for event in decided.events] == ["ParameterServerMissing"]
+    assert [(event.reason, event.warning) for event in decided.events] == [("ParameterServerFailing", True)]
     assert not decided.actions
     world.reports(servers=serving)
     world.round()
@@ -195,6 +195,19 @@ def test_a_server_that_runs_and_does_not_serve_is_named() -> None:
     server(world, 0)["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     world.round()
     assert condition(world)["message"] == "parameter server 0 does not answer, or cannot be reached"
+
+
+def test_drained_server_that_is_not_there_again_is_no_warning() -> None:
+    """Its coordinator may be drained with it, so that nobody says that it serves on."""
+    world = trains()
+    world.ask_deletion(server(world, 0))
+    events = list(world.round().events)
+    world.report = None
+    world.vanish(server(world, 0))
+    events += world.round().events
+    assert condition(world)["message"].startswith("parameter server 0 is being replaced")
+    assert {event.reason for event in events} >= {"ParameterServerReplaced", "ParameterServerMissing"}
+    assert [event for event in events if event.warning] == []
 
 
 def test_a_server_that_has_just_begun_is_awaited() -> None:
@@ -333,7 +346,7 @@ def test_the_end_of_the_job_ends_its_servers_with_the_coordinator() -> None:
             "its container was restarted in place and is not ready yet",
             lambda w: restarted(w),
             "",
-            ("Degraded", "ParameterServerMissing", "parameter server 0"),
+            ("Degraded", "ParameterServerFailing", "parameter server 0"),
             servers=1,
         ),
     ],

@@ -267,9 +267,10 @@ def _changes(old: Status, new: Status, observation: Observation) -> list[Event]:
     if conditions.is_true(new, reasons.DEGRADED) and (
         not conditions.is_true(old, reasons.DEGRADED) or reason != conditions.reason_of(old, reasons.DEGRADED)
     ):
-        events.append(
-            Event(reason or reasons.DEGRADED, conditions.message_of(new, reasons.DEGRADED), warning=True)
-        )
+        # Why a server goes is told by the event of that, as a warning where nobody asked for it.
+        ordinary = reason == reasons.SERVER_MISSING
+        text = conditions.message_of(new, reasons.DEGRADED)
+        events.append(Event(reason or reasons.DEGRADED, text, warning=not ordinary))
     events += suspend.events(old, new)
     events += gang.events(old, new)
     before, want = ((status.get("workers") or {}).get("desired") for status in (old, new))

@@ -251,7 +251,11 @@ def _missing(job: Job, observation: Observation, ledger: Ledger, now: float) -> 
         texts.append(f"{_numbered(mute)} {verb} not answer, or cannot be reached")
     if texts and report is not None and not report.training:
         texts.append("training goes on when all are there")
-    return [Problem(reasons.SERVER_MISSING, "; ".join(texts))] if texts else []
+    # One that was replaced has an event of its own, which is a warning where nobody asked it to go.
+    pods = newest(observation)
+    failing = mute or [slot for slot in missing if slot in pods and pods[slot].restarts > 0]
+    reason = reasons.SERVER_FAILING if failing else reasons.SERVER_MISSING
+    return [Problem(reason, "; ".join(texts))] if texts else []
 
 
 def _numbered(slots: list[int]) -> str:
