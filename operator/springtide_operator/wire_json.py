@@ -20,7 +20,11 @@ WHOLE_VALUES = 150_000  # of such a page: 1.4 MB of `{}` are 35 MB of Python obj
 _IN_STRING = re.compile(rb'\\.?|"', re.DOTALL)
 _OUTSIDE = re.compile(rb'"[^"\\]*+"|["\[\]{}]')
 # Runs of objects that hold no others, such as entries of env, are one token: what is large is mostly these.
-_BELOW = re.compile(rb'(?:\{[^{}\[\]"]*+(?:"[^"\\]*+"[^{}\[\]"]*+)*+\}[,\s]*+)++|"[^"\\]*+"|["\[\]{}]')
+# Groups are bounded instead of possessive, which Python before 3.11.5 gets wrong (gh-106052), so that no text
+# makes the matcher remember much.
+_BELOW = re.compile(
+    rb'(?:\{[^{}\[\]"]*+(?:"[^"\\]*+"[^{}\[\]"]*+){0,200}\}[,\s]*+){1,200}|"[^"\\]*+"|["\[\]{}]'
+)
 _BACKSLASH, _QUOTE, _OPEN_LIST, _OPEN_OBJECT = b"\\"[0], b'"'[0], b"["[0], b"{"[0]
 
 

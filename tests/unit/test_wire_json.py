@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,3 +128,34 @@ def test_a_pod_of_nobody_is_kept_as_its_name() -> None:
         {"apiVersion": "apps/v1", "kind": "ReplicaSet", "uid": "r", "controller": True}
     ]
     assert records.pod(pod) == {"kind": "Pod", "metadata": meta}
+
+
+def test_no_pattern_uses_possessive_groups() -> None:
+    """Python before 3.11.5 matches them wrongly (gh-106052), and base images have 3.11.2."""
+    root = Path(__file__).resolve().parents[2]
+    possessive = re.compile(r"\)([*+?]|\{[0-9,]+\})\+|\(\?>")
+    found = [
+        f"{path.relative_to(root)}:{number}"
+        for folder in ("operator", "worker", "ps", "deploy/local")
+        for path in (root / folder).rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if "re.compile" in line or line.lstrip().startswith(("rb'", "r'", 'r"', 'rb"'))
+        if possessive.search(line)
+    ]
+    assert found == []
+
+
+def test_long_runs_of_objects_are_taken_apart_at_any_chunk() -> None:
+    entries = ",".join(f'{{"name": "V{n}", "value": "{n}"}}' for n in range(1000))
+    wide = "{" + ",".join(f'"k{n}": "v"' for n in range(1000)) + "}"
+    item = (
+        f'{{"metadata": {{"name": "x"}}, "env": [{entries}], "wide": {wide}, "deep": {"[" * 300}{"]" * 300}}}'
+    )
+    raw = f'{{"items": [{item}, {item}], "kind": "List"}}'.encode()
+    for size in (7, 1000, len(raw)):
+        splitter = wire_json.Splitter()
+        items = [one for at in range(0, len(raw), size) for one in splitter.feed(raw[at : at + size])]
+        assert len(items) == 2
+        assert len(wire_json.loads(items[1])["env"]) == 1000
+        assert len(wire_json.loads(items[1])["wide"]) == 1000
+        assert wire_json.loads(splitter.rest()) == {"items": [], "kind": "List"}
