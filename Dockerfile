@@ -25,6 +25,7 @@ RUN python requirements.py base "${PYTHON_IMAGE}" "${UNPINNED_BASE}" && python r
 # What each image needs, from the lock: a change of code or of another image leaves its layers as they are.
 RUN mkdir /requirements && python requirements.py write /requirements locks/images.txt
 RUN pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes -r /requirements/build.txt
+COPY protocol protocol
 COPY operator operator
 COPY worker worker
 COPY ps ps

@@ -177,8 +177,8 @@ class Job:
         """The operator's part: only its word lets a coordinator restore or begin anew."""
         import grpc
 
-        from springtide_coordinator import coordinator_pb2 as pb
-        from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
+        from springtide_protocol import coordinator_pb2 as pb
+        from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 
         uids = [f"uid-{self.run}-{rank}" for rank in range(self.count)]
         request = pb.SyncRequest(

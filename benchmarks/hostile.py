@@ -446,8 +446,8 @@ def answer_for_coordinators(address: str) -> None:
     """Answer Sync for every job: with infinities for those called liar, that nobody trains for the others."""
     import grpc
 
-    from springtide_coordinator import coordinator_pb2 as pb
-    from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
+    from springtide_protocol import coordinator_pb2 as pb
+    from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 
     class Answers(pb_grpc.CoordinatorServicer):
         def Sync(self, request: pb.SyncRequest, context: grpc.ServicerContext) -> pb.SyncReply:

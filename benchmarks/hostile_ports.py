@@ -30,10 +30,10 @@ import grpc
 import torch
 
 from springtide import kv
-from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
-from springtide_coordinator.channel import client_options, token_metadata
-from springtide_coordinator.lobby import raise_descriptor_limit
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2_grpc as pb_grpc
+from springtide_protocol.channel import client_options, token_metadata
+from springtide_protocol.lobby import raise_descriptor_limit
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKEN = "t" * 64

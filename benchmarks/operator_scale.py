@@ -53,10 +53,10 @@ def answer_for_coordinators(address: str) -> None:
     """
     import grpc
 
-    from springtide_coordinator import coordinator_pb2 as pb
-    from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
-    from springtide_coordinator.channel import server_options
-    from springtide_coordinator.heartbeat import LIMIT, of_members
+    from springtide_protocol import coordinator_pb2 as pb
+    from springtide_protocol import coordinator_pb2_grpc as pb_grpc
+    from springtide_protocol.channel import server_options
+    from springtide_protocol.heartbeat import LIMIT, of_members
 
     class Answers(pb_grpc.CoordinatorServicer):
         def Sync(self, request: pb.SyncRequest, context: grpc.ServicerContext) -> pb.SyncReply:

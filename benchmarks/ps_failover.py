@@ -93,7 +93,7 @@ class ServerJob(Job):
             process.wait()
 
     def request(self) -> Any:
-        from springtide_coordinator import coordinator_pb2 as pb
+        from springtide_protocol import coordinator_pb2 as pb
 
         request = super().request()
         request.servers = self.wanted

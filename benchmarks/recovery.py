@@ -252,7 +252,7 @@ class Job:
     def _sync_for_ever(self) -> None:
         import grpc
 
-        from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
+        from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 
         metadata = (("authorization", f"Bearer {TOKEN}"),)
         while not self._closing.is_set():
@@ -265,7 +265,7 @@ class Job:
 
     def request(self) -> Any:
         """What the operator says."""
-        from springtide_coordinator import coordinator_pb2 as pb
+        from springtide_protocol import coordinator_pb2 as pb
 
         living = [pb.Pod(uid=name, name=name, started=True) for name in list(self.pids)]
         return pb.SyncRequest(
@@ -370,7 +370,7 @@ def figures(seconds: list[float], counts: list[int], reason: str = "") -> dict[s
 def report(ours: dict[str, Any], step: float | None, torchrun: dict[str, Any]) -> dict[str, Any]:
     """All that is written."""
     gap, theirs = ours["kill_worker"]["gap_seconds_p50"], torchrun["gap_seconds_p50"]
-    from springtide_coordinator.client import HEARTBEAT_LIMIT
+    from springtide_protocol.heartbeat import LIMIT as HEARTBEAT_LIMIT
 
     return {
         "springtide": ours,

@@ -8,10 +8,10 @@ import os
 import sys
 from importlib import metadata
 
-from . import logs
-from .lobby import raise_descriptor_limit
-from .service import PortTakenError, serve
-from .settings import BadEnvironmentError, read_options
+from springtide_coordinator import logs
+from springtide_coordinator.service import PortTakenError, serve
+from springtide_coordinator.settings import BadEnvironmentError, read_options
+from springtide_protocol.lobby import raise_descriptor_limit
 
 
 def main() -> int:

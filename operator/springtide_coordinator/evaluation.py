@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .membership.names import StateName
+from springtide_protocol.names import StateName
 
 KEPT = 16
 MOST_NAMES = 64

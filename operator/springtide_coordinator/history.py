@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from .membership.messages import Start
-from .membership.names import GenerationName, StateName
-from .reported import Latest
+from springtide_coordinator.membership.messages import Start
+from springtide_coordinator.reported import Latest
+from springtide_protocol.names import GenerationName, StateName
 
 KEPT_COMMITS = 20_000
 KEPT_GENERATIONS = 2_000

@@ -7,11 +7,10 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from . import coordinator_pb2 as pb
-from . import wire
-from .evaluation import Answer, Evaluations, Total
-from .history import Commit, History
-from .membership import (
+from springtide_coordinator import wire
+from springtide_coordinator.evaluation import Answer, Evaluations, Total
+from springtide_coordinator.history import Commit, History
+from springtide_coordinator.membership import (
     Connected,
     Disconnected,
     Event,
@@ -24,20 +23,21 @@ from .membership import (
     describe,
     handle,
 )
-from .membership.events import Cut, Effect, LoopEnded, Made, MemberLost, Send
-from .membership.messages import Refused, ServerLeaving, Welcome
-from .membership.names import Incarnation
-from .poison import Death, Poison
-from .rates import Rates
-from .rendezvous import Rendezvous, TooMuchError
-from .reply import sync_reply
-from .reported import Latest, Names
-from .settings import Options
-from .slowness import Slow, Slowness
-from .stall import Motion
-from .storage import Storage
-from .streams import Stream
-from .transfers import Transfers
+from springtide_coordinator.membership.events import Cut, Effect, LoopEnded, Made, MemberLost, Send
+from springtide_coordinator.membership.messages import Refused, ServerLeaving, Welcome
+from springtide_coordinator.poison import Death, Poison
+from springtide_coordinator.rates import Rates
+from springtide_coordinator.rendezvous import Rendezvous, TooMuchError
+from springtide_coordinator.reported import Latest, Names
+from springtide_coordinator.settings import Options
+from springtide_coordinator.slowness import Slow, Slowness
+from springtide_coordinator.stall import Motion
+from springtide_coordinator.storage import Storage
+from springtide_coordinator.streams import Stream
+from springtide_coordinator.transfers import Transfers
+from springtide_protocol import codec
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.names import Incarnation
 
 log = logging.getLogger("springtide.coordinator")
 
@@ -108,7 +108,7 @@ class Hub:
         """Let a process in (or refuse it, which ends the stream)."""
         try:
             event = Connected(stream.session, wire.to_hello(hello))
-        except wire.MalformedError as error:
+        except codec.MalformedError as error:
             self.refuse(stream, str(error))
             return
         stream.member = hello.member.id
@@ -151,10 +151,10 @@ class Hub:
                 case "values":
                     self.values.report(message.values.values)
                 case "hello":
-                    raise wire.MalformedError("Hello may only be the first message of a stream")
+                    raise codec.MalformedError("Hello may only be the first message of a stream")
                 case None:
-                    raise wire.MalformedError("a message without content")
-        except (wire.MalformedError, TooMuchError) as error:
+                    raise codec.MalformedError("a message without content")
+        except (codec.MalformedError, TooMuchError) as error:
             self.refuse(stream, str(error))
             return
         if incoming is not None:
@@ -173,7 +173,7 @@ class Hub:
         """Let a parameter server in (or refuse it, which ends the stream)."""
         try:
             event = ServerConnected(stream.session, wire.to_server_hello(hello))
-        except wire.MalformedError as error:
+        except codec.MalformedError as error:
             self.refuse_server(stream, str(error))
             return
         stream.member = hello.server.id
@@ -200,12 +200,15 @@ class Hub:
 
     # ---- operator and time ----
 
-    def sync(self, request: pb.SyncRequest) -> pb.SyncReply:
-        """Take in what the operator wants and sees; return the job's state. Raises MalformedError."""
+    def sync(self, request: pb.SyncRequest) -> None:
+        """Take in what the operator wants and sees; `reply.answer_sync` also tells it the job's state.
+
+        Raises:
+            MalformedError: a count beyond every job, or a consistency that there is not.
+        """
         synced = wire.to_synced(request)
         self.hang_seconds = _seconds(request.hang_seconds)
         self._take(synced)
-        return sync_reply(self, self.clock())
 
     def tick(self, every: float = 0.0) -> None:
         """every: seconds until the next tick, at most; 0: nobody knows.
@@ -282,14 +285,14 @@ class Hub:
 
     def _entry(self, key: str, value: bytes) -> pb.CoordinatorMessage:
         assert self.rendezvous.generation is not None
-        generation = wire.from_generation(self.rendezvous.generation)
+        generation = codec.generation_to_proto(self.rendezvous.generation)
         return pb.CoordinatorMessage(store_entry=pb.StoreEntry(generation=generation, key=key, value=value))
 
     def _store(self, stream: WorkerStream, entry: pb.StoreEntry) -> None:
         current = self.membership.current
         if (
             current is None
-            or wire.to_generation(entry.generation) != current.name
+            or codec.generation_from_proto(entry.generation) != current.name
             or stream.member not in current.ids
         ):
             return
@@ -368,9 +371,9 @@ class Hub:
             return
         commits = []
         for commit in progress.commits:
-            state = wire.to_state(commit.state)
+            state = codec.state_from_proto(commit.state)
             if state is None:
-                raise wire.MalformedError("Commit.state is not set")
+                raise codec.MalformedError("Commit.state is not set")
             commits.append(
                 Commit(
                     state,
@@ -386,7 +389,7 @@ class Hub:
             )
         known = self.history.known
         if commits and known is not None and commits[-1].state.generation < known.generation:
-            stream.put(pb.CoordinatorMessage(known=pb.Known(state=wire.from_state(known))))
+            stream.put(pb.CoordinatorMessage(known=pb.Known(state=codec.state_to_proto(known))))
             return
         self.history.add(commits, progress.productive_seconds, self.clock(), progress.began_unix)
         current = self.membership.current
@@ -402,7 +405,7 @@ class Hub:
         known = self.history.known
         if known is not None:
             self.poison.committed(known.step)
-            stream.put(pb.CoordinatorMessage(known=pb.Known(state=wire.from_state(known))))
+            stream.put(pb.CoordinatorMessage(known=pb.Known(state=codec.state_to_proto(known))))
 
 
 def _seconds(value: float) -> float:

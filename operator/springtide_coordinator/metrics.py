@@ -9,10 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from .history import RECOVERY_BUCKETS
-from .hub import Hub
-from .membership.messages import Standing
-from .reply import goodput
+from springtide_coordinator.history import RECOVERY_BUCKETS
+from springtide_coordinator.hub import Hub
+from springtide_coordinator.membership.messages import Standing
+from springtide_coordinator.reply import goodput
 
 PREFIX = "springtide_coordinator_"
 LABELS = ("training_job", "job_namespace")

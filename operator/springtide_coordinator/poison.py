@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .membership.names import GenerationName
+from springtide_protocol.names import GenerationName
 
 DETAIL_LIMIT = 300  # characters
 

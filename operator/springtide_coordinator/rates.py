@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .membership.names import GenerationName
+from springtide_protocol.names import GenerationName
 
 WARM_STEPS = 3
 MEMORY_SECONDS = 300.0

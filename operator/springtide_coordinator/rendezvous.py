@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .membership.names import GenerationName
-from .settings import MAX_STORE_BYTES, MAX_STORE_VALUE_BYTES
+from springtide_protocol.limits import MAX_STORE_BYTES, MAX_STORE_VALUE_BYTES
+from springtide_protocol.names import GenerationName
 
 MAX_KEY_BYTES = 1024
 

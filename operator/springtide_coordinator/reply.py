@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from springtide_coordinator import stall, wire
+from springtide_coordinator.history import Recovery
+from springtide_coordinator.hub import Hub
+from springtide_coordinator.membership import Phase, describe, serving
+from springtide_coordinator.membership.consistency import why_cut, why_refused
+from springtide_coordinator.membership.liveness import silent_pods, vanished_pods
+from springtide_coordinator.membership.saving import put_away
+from springtide_coordinator.reported import bounded
+from springtide_protocol import codec
+from springtide_protocol import coordinator_pb2 as pb
 
-from . import coordinator_pb2 as pb
-from . import stall, wire
-from .membership import Phase, describe, serving
-from .membership.consistency import why_cut, why_refused
-from .membership.liveness import silent_pods, vanished_pods
-from .membership.saving import put_away
-from .reported import bounded
 
-if TYPE_CHECKING:
-    from .history import Recovery
-    from .hub import Hub
+def answer_sync(hub: Hub, request: pb.SyncRequest) -> pb.SyncReply:
+    """Take in what the operator wants and sees, and return the job's state.
+
+    Raises:
+        MalformedError: a count beyond every job, or a consistency that there is not.
+    """
+    hub.sync(request)
+    return sync_reply(hub, hub.clock())
 
 
 def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
@@ -26,10 +33,10 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
     away = put_away(m)
     known = history.known or (m.known if not history.commits else None)
     reply = pb.SyncReply(
-        incarnation=wire.from_incarnation(m.incarnation),
+        incarnation=codec.incarnation_to_proto(m.incarnation),
         phase=wire.PHASES[phase],
-        generation=wire.from_generation(current.name) if current is not None else None,
-        state=wire.from_state(known),
+        generation=codec.generation_to_proto(current.name) if current is not None else None,
+        state=codec.state_to_proto(known),
         waiting_for=sorted(status.waiting_for),  # in an order that does not change: it is written to status
         reason=status.reason,
         message=_message(hub, phase, status.message),
@@ -118,7 +125,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
 
 def _recovery(recovery: Recovery) -> pb.Recovery:
     return pb.Recovery(
-        generation=wire.from_generation(recovery.generation),
+        generation=codec.generation_to_proto(recovery.generation),
         cause=recovery.cause,
         seconds=recovery.seconds,
         at_unix=recovery.at_unix,

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from .membership.names import Incarnation
+from springtide_protocol.names import Incarnation
 
 FILE = "incarnation.json"
 

@@ -14,14 +14,15 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from . import coordinator_pb2 as pb
-from . import coordinator_pb2_grpc as pb_grpc
-from .channel import OPERATOR_METADATA, server_options
-from .hub import Hub
-from .restarts import next_incarnation
-from .settings import Options
-from .streams import Stream
-from .wire import MalformedError
+from springtide_coordinator.hub import Hub
+from springtide_coordinator.reply import answer_sync
+from springtide_coordinator.restarts import next_incarnation
+from springtide_coordinator.settings import Options
+from springtide_coordinator.streams import Stream
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2_grpc as pb_grpc
+from springtide_protocol.channel import OPERATOR_METADATA, server_options
+from springtide_protocol.codec import MalformedError
 
 log = logging.getLogger("springtide.coordinator")
 
@@ -167,7 +168,7 @@ class Servicer(pb_grpc.CoordinatorServicer):
         self, request: pb.SyncRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.SyncReply:
         try:
-            return self._hub.sync(request)
+            return answer_sync(self._hub, request)
         except MalformedError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
@@ -240,7 +241,7 @@ async def serve(options: Options) -> None:
     loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
-    from .web import start_web  # what it imports takes as long as all the rest
+    from springtide_coordinator.web import start_web  # what it imports takes as long as all the rest
 
     web = start_web(hub, options)
     ticker = asyncio.create_task(tick_for_ever(hub, options.tick))

@@ -7,15 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .heartbeat import LIMIT, Heartbeat, of_members
-from .membership import Settings
-from .membership.consistency import BOUNDED, MODES
-from .membership.messages import Consistency
-from .tls import ServerCertificate, read_certificate
-
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-MAX_STORE_VALUE_BYTES = 1024 * 1024
-MAX_STORE_BYTES = 64 * 1024 * 1024
+from springtide_coordinator.membership import Settings
+from springtide_coordinator.membership.consistency import BOUNDED, MODES
+from springtide_coordinator.membership.messages import Consistency
+from springtide_protocol.heartbeat import LIMIT, Heartbeat, of_members
+from springtide_protocol.tls import ServerCertificate, read_certificate
 
 
 class BadEnvironmentError(ValueError):

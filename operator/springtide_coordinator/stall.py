@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from . import coordinator_pb2 as pb
-from .membership import Membership, Phase
-from .membership.generation import Generation
-from .membership.members import Record
-from .membership.messages import Standing
-from .membership.names import StateName
+from springtide_coordinator.membership import Membership, Phase
+from springtide_coordinator.membership.generation import Generation
+from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.messages import Standing
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.names import StateName
 
 WHERE_LIMIT = 300  # characters
 

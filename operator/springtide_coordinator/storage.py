@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from . import coordinator_pb2 as pb
-from . import wire
+from springtide_protocol import codec
+from springtide_protocol import coordinator_pb2 as pb
 
 log = logging.getLogger("springtide.coordinator")
 
@@ -31,7 +31,7 @@ class Storage:
 
     def heard(self, member: str, told: pb.Checkpoint) -> None:
         """A member completed a checkpoint, or failed; one that is told again counts once."""
-        state = wire.to_state(told.state)
+        state = codec.state_from_proto(told.state)
         if state is None:
             return
         if told.error:
@@ -42,7 +42,7 @@ class Storage:
             self.errors[member] = error
             self.failures += 1
             return
-        known = wire.to_state(self.newest.state) if self.newest is not None else None
+        known = codec.state_from_proto(self.newest.state) if self.newest is not None else None
         if known is not None and state <= known:
             return
         self.newest = told

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import coordinator_pb2 as pb
-from . import wire
-from .membership import Membership
-from .membership.names import GenerationName
+from springtide_coordinator.membership import Membership
+from springtide_protocol import codec
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.names import GenerationName
 
 _SHOWN = 3
 _NAME_LIMIT = 253  # characters
@@ -21,9 +21,9 @@ class Transfers:
 
     def heard(self, member: str, message: pb.Transferring, m: Membership) -> None:
         """Raise MalformedError when it names no generation."""
-        generation = wire.to_generation(message.generation)
+        generation = codec.generation_from_proto(message.generation)
         if generation is None:
-            raise wire.MalformedError("Transferring.generation is not set")
+            raise codec.MalformedError("Transferring.generation is not set")
         current = m.current
         if current is None or generation != current.name or member not in current.ids:
             return

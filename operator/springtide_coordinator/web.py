@@ -13,11 +13,20 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from .bounded_http import REQUEST_SECONDS, BoundedServer, Kept, Reply, Request, in_loop, in_words, serve
-from .history import Commit, GenerationSeen, History
-from .hub import Hub
-from .metrics import JobCollector
-from .settings import Options
+from springtide_coordinator.history import Commit, GenerationSeen, History
+from springtide_coordinator.hub import Hub
+from springtide_coordinator.metrics import JobCollector
+from springtide_coordinator.settings import Options
+from springtide_protocol.bounded_http import (
+    REQUEST_SECONDS,
+    BoundedServer,
+    Kept,
+    Reply,
+    Request,
+    in_loop,
+    in_words,
+    serve,
+)
 
 log = logging.getLogger("springtide.coordinator")
 

@@ -5,13 +5,35 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from . import coordinator_pb2 as pb
-from . import evaluation
-from .membership import messages as say
-from .membership.consistency import BOUNDED, MODES
-from .membership.describe import Phase
-from .membership.events import PodSeen, Synced
-from .membership.names import GenerationName, Incarnation, StateName
+from springtide_coordinator import evaluation
+from springtide_coordinator.membership import messages as say
+from springtide_coordinator.membership.consistency import BOUNDED, MODES
+from springtide_coordinator.membership.describe import Phase
+from springtide_coordinator.membership.events import PodSeen, Synced
+from springtide_protocol import PROTOCOL_VERSION
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import (
+    MalformedError,
+    check_count,
+    generation_from_proto,
+    generation_to_proto,
+    incarnation_from_proto,
+    incarnation_to_proto,
+    required_generation,
+    state_from_proto,
+    state_to_proto,
+)
+from springtide_protocol.limits import (
+    MAX_COUNT,
+    MAX_PAUSE_SECONDS,
+    MAX_PROCESSES,
+    MAX_PROCESSES_PER_POD,
+    MAX_SERVERS,
+    MAX_SLOT,
+    MAX_STALENESS,
+    MAX_TEXT_CHARACTERS,
+)
+from springtide_protocol.names import StateName
 
 STANDINGS = {
     pb.STARTING: say.Standing.STARTING,
@@ -38,65 +60,9 @@ PHASES = {
 }
 
 
-_TEXT_LIMIT = 1000
-# What a message may count, at most. Far above every job, far below what could keep this process busy.
-MAX_PROCESSES = 1_000_000
-MAX_PER_POD = 1024
-MAX_SERVERS = 4096
-MAX_SLOT = 10_000_000
-MAX_STALENESS = 1_000_000
-MAX_COUNT = 2**53
-MAX_PAUSE = 3600.0
-
-
-class MalformedError(ValueError):
-    """A message lacks something it must have; the text says what."""
-
-
-def _count(value: int, most: int, what: str) -> int:
-    if value > most:
-        raise MalformedError(f"{what} is {value}, and {most} is the limit")
-    return value
-
-
 def _duration(value: float, most: float = math.inf) -> float:
     """Seconds, or a unix time: what cannot be one counts as not told."""
     return min(value, most) if value > 0 and math.isfinite(value) else 0.0
-
-
-# ---- names ----
-
-
-def to_incarnation(name: pb.Incarnation) -> Incarnation:
-    """Raises MalformedError for a number beyond all: whoever made that up would fence every later one."""
-    _count(max(name.number, name.restart), MAX_COUNT, "an incarnation's number")
-    return Incarnation(name.number, name.restart)
-
-
-def to_generation(name: pb.GenerationName) -> GenerationName | None:
-    """None when unset: generation numbers begin at 1. Raises MalformedError for a number beyond all."""
-    _count(name.number, MAX_COUNT, "a generation's number")
-    return GenerationName(to_incarnation(name.incarnation), name.number) if name.number else None
-
-
-def to_state(name: pb.StateName) -> StateName | None:
-    generation = to_generation(name.generation)
-    _count(name.step, MAX_COUNT, "a step")
-    return StateName(generation, name.step) if generation is not None else None
-
-
-def from_incarnation(name: Incarnation) -> pb.Incarnation:
-    return pb.Incarnation(number=name.number, restart=name.restart)
-
-
-def from_generation(name: GenerationName) -> pb.GenerationName:
-    return pb.GenerationName(incarnation=from_incarnation(name.incarnation), number=name.number)
-
-
-def from_state(name: StateName | None) -> pb.StateName | None:
-    if name is None:
-        return None
-    return pb.StateName(generation=from_generation(name.generation), step=name.step)
 
 
 # ---- worker -> coordinator ----
@@ -104,8 +70,8 @@ def from_state(name: StateName | None) -> pb.StateName | None:
 
 def to_member(member: pb.Member) -> say.MemberInfo:
     """Raises MalformedError."""
-    _count(member.slot, MAX_SLOT, "a member's slot")
-    _count(member.local_rank, MAX_PER_POD, "a member's local rank")
+    check_count(member.slot, MAX_SLOT, "a member's slot")
+    check_count(member.local_rank, MAX_PROCESSES_PER_POD, "a member's local rank")
     return say.MemberInfo(
         member.id, member.pod_uid, member.pod_name, member.local_rank, member.address, member.slot
     )
@@ -113,7 +79,7 @@ def to_member(member: pb.Member) -> say.MemberInfo:
 
 def to_server(server: pb.Server) -> say.ServerInfo:
     """Raises MalformedError."""
-    _count(server.slot, MAX_SERVERS, "a parameter server's slot")
+    check_count(server.slot, MAX_SERVERS, "a parameter server's slot")
     return say.ServerInfo(
         server.id, server.pod_uid, server.pod_name, server.slot, server.address, server.attempt
     )
@@ -125,7 +91,7 @@ def to_consistency(told: pb.Consistency) -> say.Consistency | None:
         return None
     if told.mode not in MODES:
         raise MalformedError(f"{told.mode!r} is no consistency: {', '.join(MODES)} are")
-    staleness = _count(told.staleness, MAX_STALENESS, "the staleness")
+    staleness = check_count(told.staleness, MAX_STALENESS, "the staleness")
     return say.Consistency(told.mode, max(1, staleness) if told.mode == BOUNDED else 0)
 
 
@@ -143,10 +109,10 @@ def to_hello(hello: pb.Hello) -> say.Hello:
         member=to_member(hello.member),
         standing=standing,
         protocol_version=hello.protocol_version,
-        newest_incarnation=to_incarnation(newest) if newest.number else None,
-        generation=to_generation(hello.generation),
+        newest_incarnation=incarnation_from_proto(newest) if newest.number else None,
+        generation=generation_from_proto(hello.generation),
         members=tuple(to_member(member) for member in hello.members),
-        state=to_state(hello.state),
+        state=state_from_proto(hello.state),
         layout_hash=hello.layout_hash,
         leaving=hello.leaving,
         ended_stage=hello.ended_stage,
@@ -156,7 +122,7 @@ def to_hello(hello: pb.Hello) -> say.Hello:
         books=hello.books,
         consistency=to_consistency(hello.consistency),
         storage=hello.storage or hello.checkpoints,
-        bound_to_steps=hello.bound_to_steps[:_TEXT_LIMIT],
+        bound_to_steps=hello.bound_to_steps[:MAX_TEXT_CHARACTERS],
         cut=hello.cut,
     )
 
@@ -168,8 +134,8 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
             parked = message.parked
             return say.Parked(
                 _PARK_REASONS.get(parked.reason, say.ParkReason.UNKNOWN),
-                to_generation(parked.generation),
-                to_state(parked.state),
+                generation_from_proto(parked.generation),
+                state_from_proto(parked.state),
                 parked.layout_hash,
                 parked.detail,
                 tuple(parked.suspects),
@@ -179,7 +145,7 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
         case "formed":
             formed = message.formed
             return say.Formed(
-                _needed(to_generation(formed.generation), "Formed.generation"),
+                required_generation(formed.generation, "Formed.generation"),
                 tuple(formed.needed_servers),
                 formed.servers_unsettled,
                 max(1, formed.server_copies),
@@ -187,24 +153,26 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
             )
         case "checkpoint":
             told = message.checkpoint
-            saved = to_state(told.state)
+            saved = state_from_proto(told.state)
             if saved is None:
                 raise MalformedError("Checkpoint.state is not set")
             return say.Checkpointed(saved, told.error, max(0.0, told.seconds), told.reason)
         case "progress":
-            states = [state for c in message.progress.commits if (state := to_state(c.state)) is not None]
+            states = [
+                state for c in message.progress.commits if (state := state_from_proto(c.state)) is not None
+            ]
             return say.Progressed(max(states)) if states else None
         case "leaving":
             return say.Leaving(message.leaving.reason)
         case "ended":
             ended = message.ended
-            generation = _needed(to_generation(ended.generation), "Ended.generation")
-            state = to_state(ended.state)
+            generation = required_generation(ended.generation, "Ended.generation")
+            state = state_from_proto(ended.state)
             if state is None:
                 raise MalformedError("Ended.state is not set")
             return say.Ended(generation, state, ended.stage)
         case "bound_to_steps":
-            return say.BoundToSteps(message.bound_to_steps.reason[:_TEXT_LIMIT])
+            return say.BoundToSteps(message.bound_to_steps.reason[:MAX_TEXT_CHARACTERS])
         case "bye":
             return say.Bye(message.bye.outcome, message.bye.detail)
     return None
@@ -220,12 +188,14 @@ class Asked:
 
 def to_evaluate(message: pb.Evaluate) -> Asked:
     """Raises MalformedError."""
-    state = to_state(message.state)
+    state = state_from_proto(message.state)
     if state is None:
         raise MalformedError("Evaluate.state is not set")
     if not message.samples or not message.unit:
         raise MalformedError("Evaluate needs samples and unit")
-    _count(max(message.samples, message.unit, message.start, message.stop), MAX_COUNT, "Evaluate's samples")
+    check_count(
+        max(message.samples, message.unit, message.start, message.stop), MAX_COUNT, "Evaluate's samples"
+    )
     if len(message.sums) > evaluation.MOST_NAMES:
         raise MalformedError(f"Evaluate has more than {evaluation.MOST_NAMES} names")
     finished = None
@@ -233,12 +203,6 @@ def to_evaluate(message: pb.Evaluate) -> Asked:
         taken = evaluation.Range(message.start, message.stop)
         finished = evaluation.Finished(taken, dict(message.sums), dict(message.weights))
     return Asked(evaluation.Key(state, message.index), finished)
-
-
-def _needed(name: GenerationName | None, what: str) -> GenerationName:
-    if name is None:
-        raise MalformedError(f"{what} is not set")
-    return name
 
 
 # ---- parameter server <-> coordinator ----
@@ -249,7 +213,7 @@ def to_server_hello(hello: pb.ServerHello) -> say.ServerHello:
     return say.ServerHello(
         server=to_server(hello.server),
         protocol_version=hello.protocol_version,
-        newest_incarnation=to_incarnation(newest) if newest.number else None,
+        newest_incarnation=incarnation_from_proto(newest) if newest.number else None,
         leaving=hello.leaving,
     )
 
@@ -270,7 +234,7 @@ def from_order(message: say.Outgoing) -> pb.ServerOrder:
     match message:
         case say.Welcome():
             welcome = pb.Welcome(
-                incarnation=from_incarnation(message.incarnation), protocol_version=say.PROTOCOL_VERSION
+                incarnation=incarnation_to_proto(message.incarnation), protocol_version=PROTOCOL_VERSION
             )
             return pb.ServerOrder(welcome=welcome)
         case say.Refused():
@@ -317,23 +281,23 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
         case say.Welcome():
             return pb.CoordinatorMessage(
                 welcome=pb.Welcome(
-                    incarnation=from_incarnation(message.incarnation),
-                    protocol_version=say.PROTOCOL_VERSION,
-                    known=from_state(known),
+                    incarnation=incarnation_to_proto(message.incarnation),
+                    protocol_version=PROTOCOL_VERSION,
+                    known=state_to_proto(known),
                 )
             )
         case say.Prepare():
-            generation = from_generation(message.generation)
+            generation = generation_to_proto(message.generation)
             return pb.CoordinatorMessage(prepare=pb.Prepare(generation=generation, reason=message.reason))
         case say.Start():
             return pb.CoordinatorMessage(
                 start=pb.Start(
-                    generation=from_generation(message.generation),
+                    generation=generation_to_proto(message.generation),
                     members=[from_member(member) for member in message.members],
-                    state=from_state(message.state),
+                    state=state_to_proto(message.state),
                     transfers=[pb.Transfer(receiver=t.receiver, holder=t.holder) for t in message.transfers],
                     fresh=message.fresh,
-                    known=from_state(known),
+                    known=state_to_proto(known),
                     reason=message.reason,
                     had_state=message.had_state,
                     consistency=from_consistency(message.consistency),
@@ -342,19 +306,19 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
                 )
             )
         case say.Boundary():
-            generation = from_generation(message.generation)
+            generation = generation_to_proto(message.generation)
             at_end = message.at_epochs_end
             asked = pb.Boundary(generation=generation, reason=message.reason, at_epochs_end=at_end)
             return pb.CoordinatorMessage(boundary=asked)
         case say.Save():
-            state = from_state(message.state)
+            state = state_to_proto(message.state)
             return pb.CoordinatorMessage(
                 save=pb.Save(state=state, writers=message.writers, attempt=message.attempt)
             )
         case say.Leave():
             return pb.CoordinatorMessage(leave=pb.Leave(reason=message.reason, finished=message.finished))
         case say.EndOk():
-            generation = from_generation(message.generation)
+            generation = generation_to_proto(message.generation)
             return pb.CoordinatorMessage(end_ok=pb.EndOk(generation=generation, stage=message.stage))
         case say.Refused():
             return pb.CoordinatorMessage(refused=pb.Refused(reason=message.reason, retry=message.retry))
@@ -367,23 +331,24 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
 
 def to_pod(pod: pb.Pod) -> PodSeen:
     """Raises MalformedError."""
-    _count(pod.slot, MAX_SLOT, "a pod's slot")
+    check_count(pod.slot, MAX_SLOT, "a pod's slot")
     return PodSeen(pod.uid, pod.name, pod.slot, pod.started, _duration(pod.leave_by), pod.unheard)
 
 
 def to_synced(request: pb.SyncRequest) -> Synced:
     """Raises MalformedError for counts beyond every job, and a consistency that there is not."""
     return Synced(
-        target=_count(request.target, MAX_PROCESSES, "target"),
-        minimum=_count(request.minimum, MAX_PROCESSES, "minimum"),
-        maximum=_count(request.maximum, MAX_PROCESSES, "maximum"),
+        target=check_count(request.target, MAX_PROCESSES, "target"),
+        minimum=check_count(request.minimum, MAX_PROCESSES, "minimum"),
+        maximum=check_count(request.maximum, MAX_PROCESSES, "maximum"),
         living=tuple(to_pod(pod) for pod in request.living),
         observed=request.observed,
-        processes_per_pod=_count(request.processes_per_pod, MAX_PER_POD, "processes_per_pod") or 1,
-        number=_count(request.incarnation_number, MAX_COUNT, "incarnation_number"),
+        processes_per_pod=check_count(request.processes_per_pod, MAX_PROCESSES_PER_POD, "processes_per_pod")
+        or 1,
+        number=check_count(request.incarnation_number, MAX_COUNT, "incarnation_number"),
         trained=request.generation > 0,
-        pause=_duration(request.pause_seconds, MAX_PAUSE),
-        servers=_count(request.servers, MAX_SERVERS, "servers"),
+        pause=_duration(request.pause_seconds, MAX_PAUSE_SECONDS),
+        servers=check_count(request.servers, MAX_SERVERS, "servers"),
         living_servers=tuple(to_pod(pod) for pod in request.living_servers),
         hung=frozenset(request.hung),
         suspend=request.suspend,

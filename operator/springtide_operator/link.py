@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
-from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator.client import SyncClient, SyncError
 from springtide_operator.api import names
 from springtide_operator.api.limits import MAX_NUMBER
 from springtide_operator.api.names import MAX_WORKERS
@@ -33,6 +31,8 @@ from springtide_operator.plan.observation import (
     StallReport,
 )
 from springtide_operator.plan.relay import LivingPod, Word
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.sync_client import SyncClient, SyncError
 
 log = logging.getLogger("springtide.operator")
 

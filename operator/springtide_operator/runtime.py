@@ -10,8 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from springtide_coordinator.bounded_http import BoundedServer
-from springtide_coordinator.client import SyncClient
 from springtide_operator import rootkey
 from springtide_operator.api import names
 from springtide_operator.cache import Cache, Key
@@ -34,6 +32,8 @@ from springtide_operator.settings import Settings
 from springtide_operator.takeover import patience
 from springtide_operator.turns import Turns
 from springtide_operator.web import start_web
+from springtide_protocol.bounded_http import BoundedServer
+from springtide_protocol.sync_client import SyncClient
 
 log = logging.getLogger("springtide.operator")
 

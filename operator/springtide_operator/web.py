@@ -11,7 +11,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from springtide_coordinator.bounded_http import (
+from springtide_protocol.bounded_http import (
     REQUEST_SECONDS,
     Answer,
     BoundedServer,

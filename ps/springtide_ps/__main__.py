@@ -16,9 +16,9 @@ import torch
 from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from springtide_coordinator.bounded_http import BoundedServer, Kept, Reply, Request, in_words, serve
-from springtide_coordinator.client import read_authority
-from springtide_coordinator.lobby import raise_descriptor_limit
+from springtide_protocol.bounded_http import BoundedServer, Kept, Reply, Request, in_words, serve
+from springtide_protocol.lobby import raise_descriptor_limit
+from springtide_protocol.tls import read_authority
 from springtide_ps import registration
 from springtide_ps.metrics import ServerCollector
 from springtide_ps.server import Server

@@ -13,8 +13,10 @@ import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from springtide_coordinator.client import HEARTBEAT_LIMIT, ServeClient, read_authority
-from springtide_coordinator.coordinator_pb2 import Server
+from springtide_protocol.coordinator_pb2 import Server
+from springtide_protocol.heartbeat import LIMIT as HEARTBEAT_LIMIT
+from springtide_protocol.serve_client import ServeClient
+from springtide_protocol.tls import read_authority
 
 log = logging.getLogger("springtide.ps")
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from springtide_coordinator.lobby import Guest, Lobby
+from springtide_protocol.lobby import Guest, Lobby
 from springtide_ps import asynchronous
 from springtide_ps.chunk import ChunkError
 from springtide_ps.client import ServerClient

@@ -10,11 +10,12 @@ import fuzzing
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator.hub import Hub
-from springtide_coordinator.membership.names import Incarnation
+from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.settings import Options
-from springtide_coordinator.wire import MalformedError
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import MalformedError
+from springtide_protocol.names import Incarnation
 
 WHOLE = {
     FieldDescriptor.CPPTYPE_UINT32: (0, 1, 2, 3, 2**31 - 1, 2**31, 2**32 - 1),
@@ -104,7 +105,7 @@ def test_any_message_leaves_the_coordinator_serving(tmp_path: Path) -> None:
             match message:
                 case pb.SyncRequest():
                     try:
-                        hub.sync(message)
+                        answer_sync(hub, message)
                     except MalformedError:
                         continue
                 case pb.Hello():
@@ -120,7 +121,7 @@ def test_any_message_leaves_the_coordinator_serving(tmp_path: Path) -> None:
                 case pb.ServerMessage():
                     hub.server_receive(server, message)
             hub.tick()
-        reply = hub.sync(pb.SyncRequest(target=1, observed=True))
+        reply = answer_sync(hub, pb.SyncRequest(target=1, observed=True))
         assert reply.ByteSize() < 1 << 20
         assert time.monotonic() - began < 5.0
 

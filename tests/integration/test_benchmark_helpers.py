@@ -16,10 +16,10 @@ import grpc
 import pytest
 
 from benchmarks import operator_scale, ps_consistency, ps_overlap, recovery
-from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
 from springtide_local.cluster import Cluster
 from springtide_local.settings import Settings
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -16,7 +16,7 @@ from springtide.checkpoint.place import Place
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.storage import Storage, StorageError
 from springtide.checkpoint.writer import Written
-from springtide.names import Generation, StateName
+from springtide_protocol.names import GenerationName, StateName
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -34,7 +34,7 @@ def server() -> Iterator[None]:
 
 
 def state(step: int) -> StateName:
-    return StateName(Generation(1, 0, 1), step)
+    return StateName(GenerationName.of(1, 0, 1), step)
 
 
 def tree(step: int) -> dict[str, torch.Tensor]:

@@ -18,10 +18,11 @@ import pytest
 import standstill
 from coordinator_process import ROOT, TOKEN, CoordinatorProcess, Member, until
 
-from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
-from springtide_coordinator.channel import client_options, token_metadata
-from springtide_coordinator.client import MessageTooLargeError, SessionClosedError, SyncClient, SyncError
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2_grpc as pb_grpc
+from springtide_protocol.channel import client_options, token_metadata
+from springtide_protocol.session_client import MessageTooLargeError, SessionClosedError
+from springtide_protocol.sync_client import SyncClient, SyncError
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import psutil
 import pytest
 from coordinator_process import TOKEN, CoordinatorProcess
 
-from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
-from springtide_coordinator.channel import client_options, token_metadata
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2_grpc as pb_grpc
+from springtide_protocol.channel import client_options, token_metadata
 
 OWN = "o" * 64
 SYNC = "/springtide.coordinator.v1.Coordinator/Sync"

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from coordinator_process import TOKEN, CoordinatorProcess, Member, until
 
-from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator.client import ServeClient, SyncClient, SyncError
 from springtide_operator.certificate import job_certificate
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.serve_client import ServeClient
+from springtide_protocol.sync_client import SyncClient, SyncError
 
 OURS, KEY = job_certificate(b"r" * 32, "ours")
 THEIRS, _ = job_certificate(b"r" * 32, "theirs")

@@ -11,9 +11,9 @@ from coordinator_process import CoordinatorProcess
 from operator_cluster import FakeCluster, FakeCoordinator
 from operator_running import operator, until
 
-from springtide_coordinator.client import SyncClient
 from springtide_operator.api import names
 from springtide_operator.plan.clock import timestamp
+from springtide_protocol.sync_client import SyncClient
 
 THEIRS = "a token of somebody else's making"
 

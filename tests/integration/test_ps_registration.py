@@ -12,8 +12,9 @@ import pytest
 from coordinator_process import TOKEN, CoordinatorProcess, Member, until
 from ps_servers import RealServer
 
-from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator.client import ServeClient, SyncClient, SyncError
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.serve_client import ServeClient
+from springtide_protocol.sync_client import SyncClient, SyncError
 from springtide_ps import registration
 
 KEEPALIVE = 30.0  # s: a loaded machine is no lost one; what ends here closes its sockets

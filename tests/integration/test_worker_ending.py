@@ -15,8 +15,8 @@ from first_process import UNSHARE
 from worker_cluster import Worker, WorkerCluster, Zygote
 
 from springtide import outcome
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_local.strays import children_of
+from springtide_protocol import coordinator_pb2 as pb
 
 OPTIONS: dict[str, Any] = {"samples": 160, "batch": 32, "epochs": 8, "pace": 0.03}
 STEPS = 40

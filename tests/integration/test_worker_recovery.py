@@ -12,7 +12,7 @@ from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 
 from springtide import outcome
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
 
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 7, "pace": 0.015}
 STEPS = 56

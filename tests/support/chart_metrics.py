@@ -12,10 +12,10 @@ from prometheus_client.registry import Collector
 from springtide.launch.series import LauncherSeries
 from springtide.metrics import Metrics
 from springtide_coordinator.hub import Hub
-from springtide_coordinator.membership.names import Incarnation
 from springtide_coordinator.metrics import JobCollector
 from springtide_coordinator.settings import Options
 from springtide_operator.metrics import Metrics as OperatorMetrics
+from springtide_protocol.names import Incarnation
 from springtide_ps.metrics import ServerCollector
 from springtide_ps.server import Server
 from springtide_ps.store import Store

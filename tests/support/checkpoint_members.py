@@ -13,13 +13,13 @@ from springtide.checkpoint.keeper import Checkpoints
 from springtide.checkpoint.place import Place
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.writer import Written
-from springtide.names import Generation, StateName
+from springtide_protocol.names import GenerationName, StateName
 
 FOLDER = "space-job-12345678"
 
 
 def state(step: int, number: int = 1, incarnation: int = 1) -> StateName:
-    return StateName(Generation(incarnation, 0, number), step)
+    return StateName(GenerationName.of(incarnation, 0, number), step)
 
 
 def tree(seed: int = 0) -> dict[str, Any]:

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator.client import HEARTBEAT_LIMIT, SessionClient
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.heartbeat import LIMIT as HEARTBEAT_LIMIT
+from springtide_protocol.session_client import SessionClient
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "a-token"

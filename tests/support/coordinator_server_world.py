@@ -22,7 +22,7 @@ from springtide_coordinator.membership import (
 )
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import Cut, Made, PodSeen, Send
-from springtide_coordinator.membership.names import GenerationName, Incarnation, StateName
+from springtide_protocol.names import GenerationName, Incarnation, StateName
 
 
 class BrokenPromise(AssertionError):

@@ -15,7 +15,6 @@ from coordinator_worker_model import (
     fresh_info,
 )
 
-from springtide_coordinator.heartbeat import LIMIT, of_members
 from springtide_coordinator.membership import (
     Connected,
     Disconnected,
@@ -32,7 +31,8 @@ from springtide_coordinator.membership import (
 )
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import Cut, Made, PodSeen, Send
-from springtide_coordinator.membership.names import GenerationName, Incarnation, StateName
+from springtide_protocol.heartbeat import LIMIT, of_members
+from springtide_protocol.names import GenerationName, Incarnation, StateName
 
 NONE = GenerationName(Incarnation(0), 0)
 _HEARTBEAT = of_members(LIMIT)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from springtide_coordinator.membership import messages as say
-from springtide_coordinator.membership.names import GenerationName, Incarnation, StateName
+from springtide_protocol.names import GenerationName, Incarnation, StateName
 
 Chain = tuple[object, ...]  # (origin, name of step 1, name of step 2, ...)
 

@@ -14,8 +14,9 @@ Object = dict[str, Any]
 
 CODE = r"""
 import json, os, queue, sys, time, uuid
-from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator.client import SessionClient, read_authority
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.session_client import SessionClient
+from springtide_protocol.tls import read_authority
 env = os.environ
 pod = env["SPRINGTIDE_POD_NAME"]
 me = pb.Member(id=uuid.uuid4().hex, pod_uid=env["SPRINGTIDE_POD_UID"], pod_name=pod,

@@ -17,7 +17,7 @@ from cut_proxy import CutProxy, ports_of
 from worker_chaos import Chaos
 from worker_cluster import ServerPod, Worker, WorkerCluster
 
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
 
 MOST_SERVERS = 3
 CUTS_FROM = 5

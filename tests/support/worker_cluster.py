@@ -27,8 +27,8 @@ from worker_brake import Brake
 from worker_processes import LONG_SECONDS, READY, Coordinator, ServerPod, Worker, Zygote
 
 from springtide import outcome
-from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator import coordinator_pb2_grpc as pb_grpc
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 
 __all__ = ["PROGRAM", "READY", "SCRIPT", "ServerPod", "Worker", "WorkerCluster", "Zygote"]
 

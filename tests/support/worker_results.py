@@ -14,7 +14,7 @@ from worker_reference import Reference
 from worker_script import make_data, make_model
 
 from springtide import outcome
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
 
 _NOTHING_LEARNT = math.log(3)
 

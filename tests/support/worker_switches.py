@@ -9,7 +9,7 @@ from typing import Final
 from worker_cluster import Worker, WorkerCluster
 from worker_results import commits
 
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
 
 TOGETHER: Final = pb.Consistency(mode="Synchronous")
 FREE: Final = pb.Consistency(mode="Asynchronous")

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from springtide_coordinator.bounded_http import BoundedServer, Kept, Reply, Request, in_words
-from springtide_coordinator.lobby import Lobby, raise_descriptor_limit
+from springtide_protocol.bounded_http import BoundedServer, Kept, Reply, Request, in_words
+from springtide_protocol.lobby import Lobby, raise_descriptor_limit
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from springtide.checkpoint.keep import expendable
 from springtide.checkpoint.manifest import CorruptError, File, Manifest, Part, parse, parse_receipt
 from springtide.checkpoint.waiting import GRACE_SECONDS, PATIENCE_SECONDS, give_up
 from springtide.codec import TensorSpec
-from springtide.names import Generation, StateName
+from springtide_protocol.names import GenerationName, StateName
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.bool, torch.complex64]
 
 
 def state(step: int, number: int = 1, incarnation: int = 1, restart: int = 0) -> StateName:
-    return StateName(Generation(incarnation, restart, number), step)
+    return StateName(GenerationName.of(incarnation, restart, number), step)
 
 
 STATES = st.builds(

@@ -17,15 +17,15 @@ from springtide.checkpoint.keeper import Checkpoints
 from springtide.checkpoint.place import Place
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.writer import Written
-from springtide.names import Generation, StateName
 from springtide_cli import checkpoints, main
+from springtide_protocol.names import GenerationName, StateName
 
 runner = CliRunner()
 FOLDER = "default-digits-12345678"
 
 
 def state(step: int) -> StateName:
-    return StateName(Generation(1, 0, 1), step)
+    return StateName(GenerationName.of(1, 0, 1), step)
 
 
 @pytest.fixture

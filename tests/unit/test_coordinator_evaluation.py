@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator import wire
 from springtide_coordinator.evaluation import KEPT, Evaluations, Finished, Key, Mismatch, Range, Total
-from springtide_coordinator.membership.names import GenerationName, Incarnation, StateName
+from springtide_protocol import codec
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.names import GenerationName, Incarnation, StateName
 
 STATE = StateName(GenerationName(Incarnation(1, 0), 1), 7)
 KEY = Key(STATE, 0)
@@ -123,10 +124,10 @@ def test_other_arguments_and_old_evaluations() -> None:
 
 
 def test_messages() -> None:
-    with pytest.raises(wire.MalformedError, match=r"Evaluate.state is not set"):
+    with pytest.raises(codec.MalformedError, match=r"Evaluate.state is not set"):
         wire.to_evaluate(pb.Evaluate(samples=1, unit=1))
-    message = pb.Evaluate(state=wire.from_state(STATE), samples=0, unit=1)
-    with pytest.raises(wire.MalformedError, match="samples and unit"):
+    message = pb.Evaluate(state=codec.state_to_proto(STATE), samples=0, unit=1)
+    with pytest.raises(codec.MalformedError, match="samples and unit"):
         wire.to_evaluate(message)
     message.samples, message.stop = 4, 2
     message.sums["x"], message.weights["x"] = 3.0, 2.0
@@ -135,5 +136,5 @@ def test_messages() -> None:
     assert asked.finished == Finished(Range(0, 2), {"x": 3.0}, {"x": 2.0})
     for number in range(70):
         message.sums[str(number)] = 1.0
-    with pytest.raises(wire.MalformedError, match="more than 64 names"):
+    with pytest.raises(codec.MalformedError, match="more than 64 names"):
         wire.to_evaluate(message)

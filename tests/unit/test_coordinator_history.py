@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from springtide_coordinator.history import KEPT_COMMITS, Commit, History
 from springtide_coordinator.membership.messages import Start
-from springtide_coordinator.membership.names import StateName
+from springtide_protocol.names import StateName
 
 
 def commit(step: int, number: int = 1, at: float = 0.0, samples: int = 10, seconds: float = 0.1) -> Commit:

@@ -8,11 +8,9 @@ from pathlib import Path
 
 from coordinator_room import generation, info, state
 
-from springtide_coordinator.bounded_http import Request
 from springtide_coordinator.history import Commit, History
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.membership.messages import Start
-from springtide_coordinator.membership.names import Incarnation
 from springtide_coordinator.settings import Options
 from springtide_coordinator.web import (
     NAMED_MEMBERS,
@@ -22,6 +20,8 @@ from springtide_coordinator.web import (
     Place,
     timeline_page,
 )
+from springtide_protocol.bounded_http import Request
+from springtide_protocol.names import Incarnation
 
 TOKEN = "t" * 64
 

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from coordinator_room import generation, info, state
 
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator import membership
 from springtide_coordinator.history import Commit
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.logs import KeyValueFormatter
 from springtide_coordinator.membership import messages as say
-from springtide_coordinator.membership.names import Incarnation
 from springtide_coordinator.rendezvous import Rendezvous, TooMuchError
+from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.restarts import FILE, next_incarnation
 from springtide_coordinator.settings import (
     MAX_STORE_VALUE_BYTES,
@@ -27,6 +26,8 @@ from springtide_coordinator.settings import (
 from springtide_coordinator.streams import MAX_WAITING
 from springtide_operator.link import to_report
 from springtide_operator.plan.observation import FailureReport
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.names import Incarnation
 
 
 def test_each_start_takes_another_incarnation(tmp_path: Path) -> None:
@@ -86,10 +87,10 @@ def test_the_store_keeps_one_generation_within_its_limits() -> None:
 
 def test_a_log_line_is_one_line_of_keys_and_values() -> None:
     record = logging.LogRecord("n", logging.INFO, "f", 1, "two\nlines of %s", ("text",), None)
-    record.fields = {"generation": "3@1.0"}
+    record.fields = {"generation": "1.0/3"}
     line = KeyValueFormatter(job="digits").format(record)
     assert "\n" not in line
-    assert 'level=info job=digits generation=3@1.0 message="two\\nlines of text"' in line
+    assert 'level=info job=digits generation=1.0/3 message="two\\nlines of text"' in line
 
 
 @pytest.fixture
@@ -151,7 +152,7 @@ async def test_entries_and_progress_of_strangers_are_ignored(hub: Hub) -> None:
 async def test_the_reply_names_who_is_waited_for(hub: Hub) -> None:
     request = pb.SyncRequest(target=2, minimum=2, maximum=2, observed=True)
     request.living.add(uid="w0", name="digits-worker-0-0", started=True)
-    reply = hub.sync(request)
+    reply = answer_sync(hub, request)
     assert reply.phase == pb.WAITING
     assert reply.reason == "WaitingForWorkers"
     assert list(reply.waiting_for) == ["digits-worker-0-0"]
@@ -169,7 +170,9 @@ async def test_the_reply_tells_of_failures_and_the_operator_reads_them(hub: Hub)
     hub.history.add([Commit(state(2, 2), 102.5, 0.1, 10)], 0.2, now=103)
     begin(3, "w1 joins", "join")
     hub.history.add([Commit(state(3, 3), 103.5, 0.1, 10)], 0.3, now=104)
-    report = to_report(hub.sync(pb.SyncRequest(target=2, minimum=2, maximum=2, observed=True)), at=105.0)
+    report = to_report(
+        answer_sync(hub, pb.SyncRequest(target=2, minimum=2, maximum=2, observed=True)), at=105.0
+    )
     assert report.recoveries == 2
     assert report.failures == (FailureReport(1, 2, 2.5, "w1 is lost: its stream broke"),)
 
@@ -180,7 +183,7 @@ def test_the_operator_is_answered_in_the_same_order_whoever_came_first(hub: Hub)
         member = pb.Member(id=f"m{slot}", pod_uid=f"u{slot}", pod_name=f"w{slot}", slot=slot)
         hub.hello(stream, pb.Hello(protocol_version=1, member=member, standing=pb.STARTING))
     pods = [pb.Pod(uid=f"u{slot}", name=f"w{slot}", slot=slot, started=True) for slot in (9, 2, 0, 1)]
-    reply = hub.sync(pb.SyncRequest(target=4, minimum=1, maximum=4, living=pods, observed=True))
+    reply = answer_sync(hub, pb.SyncRequest(target=4, minimum=1, maximum=4, living=pods, observed=True))
     assert [one.member.slot for one in reply.members] == [0, 1, 2]
     assert list(reply.waiting_for) == ["w0", "w1", "w2", "w9"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from operator_world import World, job_object
 
-from springtide_coordinator.membership.names import GenerationName, Incarnation
 from springtide_coordinator.poison import Death, Poison, Verdict
 from springtide_operator.api import reasons
 from springtide_operator.plan.observation import PoisonReport
+from springtide_protocol.names import GenerationName, Incarnation
 
 
 def death(member: str, generation: int, detail: str = "ValueError: bad picture 17") -> Death:

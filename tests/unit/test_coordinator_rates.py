@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from coordinator_room import generation
 
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator.hub import Hub
-from springtide_coordinator.membership.names import Incarnation
 from springtide_coordinator.rates import KEPT_SIZES, MEMORY_SECONDS, WARM_STEPS, Rates
+from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.settings import Options
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.names import Incarnation
 
 
 def commit_steps(
@@ -84,7 +85,7 @@ def test_the_operator_hears_what_each_number_of_pods_brought(tmp_path: Path) -> 
         hub.receive(streams[-1], pb.WorkerMessage(parked=pb.Parked(reason=pb.STANDBY)))
     living = [pb.Pod(uid="u", name="pod", started=True)]
     word = pb.SyncRequest(target=2, minimum=2, maximum=2, living=living, observed=True, processes_per_pod=2)
-    hub.sync(word)
+    answer_sync(hub, word)
     current = hub.membership.current
     assert current is not None
     name = pb.GenerationName(incarnation=pb.Incarnation(number=1), number=current.name.number)
@@ -94,6 +95,6 @@ def test_the_operator_hears_what_each_number_of_pods_brought(tmp_path: Path) -> 
         now[0] += 0.5
         commit = pb.Commit(state=pb.StateName(generation=name, step=step), unix_time=now[0], samples=8)
         hub.receive(streams[0], pb.WorkerMessage(progress=pb.Progress(commits=[commit])))
-    found = hub.sync(word).rates
+    found = answer_sync(hub, word).rates
     assert [(one.workers, one.samples_per_second, one.steps) for one in found] == [(1, 16.0, 10)]
     assert found[0].seconds == 5.0

@@ -8,14 +8,15 @@ import pytest
 from coordinator_room import generation, info, state
 from prometheus_client import CollectorRegistry
 
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator.history import LOST_CAUSES, Commit, History
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.membership.messages import Start
-from springtide_coordinator.membership.names import Incarnation
 from springtide_coordinator.metrics import JobCollector
+from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.settings import Options
 from springtide_coordinator.slowness import HALF_LIFE_STEPS, HOLD_SECONDS, Slowness
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.names import Incarnation
 
 
 def told(watch: Slowness, now: float, **busy: float) -> None:
@@ -118,7 +119,7 @@ def test_workers_tell_and_the_operator_hears_who_is_slow(tmp_path: Path) -> None
         hub.receive(streams[name], pb.WorkerMessage(parked=pb.Parked(reason=pb.STANDBY)))
     living = [pb.Pod(uid=name, name=f"pod-{name}", started=True) for name in streams]
     word = pb.SyncRequest(target=2, minimum=2, maximum=2, living=living, observed=True, incarnation_number=1)
-    assert not hub.sync(word).HasField("slow")
+    assert not answer_sync(hub, word).HasField("slow")
     assert hub.membership.current is not None
     for _ in range(12):
         now[0] += 1
@@ -127,7 +128,7 @@ def test_workers_tell_and_the_operator_hears_who_is_slow(tmp_path: Path) -> None
                 steps=5, step_seconds=0.35, data_seconds=0.02, compute_seconds=compute, wait_seconds=0.03
             )
             hub.receive(streams[name], pb.WorkerMessage(times=times))
-    reply = hub.sync(word)
+    reply = answer_sync(hub, word)
     assert (reply.slow.pod_name, reply.slow.since_unix) == ("pod-w1", 1001.0)
     assert (reply.slow.busy_seconds, reply.slow.median_seconds) == pytest.approx((0.32, 0.12))
     told = {

@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 from coordinator_room import Room, generation, state
 
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.membership import Phase, describe
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import Synced
 from springtide_coordinator.membership.messages import ParkReason, Standing
-from springtide_coordinator.membership.names import Incarnation
+from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.settings import Options
 from springtide_coordinator.stall import Motion, Stall
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.names import Incarnation
 
 LIMIT = 60.0
 
@@ -217,7 +218,7 @@ def test_the_operator_hears_who_is_late(tmp_path: Path) -> None:
     word = pb.SyncRequest(
         target=2, minimum=2, maximum=2, living=living, observed=True, incarnation_number=1, hang_seconds=30
     )
-    hub.sync(word)
+    answer_sync(hub, word)
     current = hub.membership.current
     assert current is not None
     name = pb.GenerationName(incarnation=pb.Incarnation(number=1), number=current.name.number)
@@ -236,9 +237,9 @@ def test_the_operator_hears_who_is_late(tmp_path: Path) -> None:
     hub.receive(streams["w1"], pb.WorkerMessage(activity=stuck))
     hub.receive(hub.new_stream(), pb.WorkerMessage(activity=stuck))
     assert set(hub.motion.activities) == {"w0", "w1"}, "a stranger is not heard"
-    assert not hub.sync(word).HasField("stall")
+    assert not answer_sync(hub, word).HasField("stall")
     now[0] += 19
-    found = hub.sync(word).stall
+    found = answer_sync(hub, word).stall
     assert (found.seconds, found.since_unix, found.step, found.waiting) == (30.0, 1020.0, 4, 1)
     assert [(late.pod_uid, late.pod_name, late.since_unix) for late in found.late] == [
         ("w1", "pod-w1", 1021.0)
@@ -247,6 +248,8 @@ def test_the_operator_hears_who_is_late(tmp_path: Path) -> None:
     # A commit of a generation that is over is no motion of this one.
     old = pb.Commit(state=pb.StateName(generation=pb.GenerationName(number=9), step=4), unix_time=now[0])
     hub.receive(streams["w0"], pb.WorkerMessage(progress=pb.Progress(commits=[old])))
-    assert hub.sync(word).HasField("stall")
-    hub.sync(pb.SyncRequest(target=2, minimum=2, maximum=2, living=living[:1], observed=True, hung=["w1"]))
+    assert answer_sync(hub, word).HasField("stall")
+    answer_sync(
+        hub, pb.SyncRequest(target=2, minimum=2, maximum=2, living=living[:1], observed=True, hung=["w1"])
+    )
     assert streams["w1"].ended

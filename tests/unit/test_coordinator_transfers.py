@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator.hub import Hub
-from springtide_coordinator.membership.names import Incarnation
+from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.settings import Options
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.names import Incarnation
 
 GIB = 1 << 30
 
@@ -52,7 +53,7 @@ class Job:
         self.hub.receive(self.streams[name], formed)
 
     def message(self) -> str:
-        return self.hub.sync(self.word).message
+        return answer_sync(self.hub, self.word).message
 
 
 def test_who_has_how_much(tmp_path: Path) -> None:

@@ -10,14 +10,15 @@ from coordinator_room import Room
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator.channel import client_options, server_options
-from springtide_coordinator.heartbeat import LIMIT, MOST_RETURN, Heartbeat, of_coordinator, of_members
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.membership import Settings
 from springtide_coordinator.membership import messages as say
-from springtide_coordinator.membership.names import Incarnation
+from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.settings import Options, read_options
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.channel import client_options, server_options
+from springtide_protocol.heartbeat import LIMIT, MOST_RETURN, Heartbeat, of_coordinator, of_members
+from springtide_protocol.names import Incarnation
 
 LIMITS = st.floats(0.1, 300.0)
 
@@ -100,7 +101,7 @@ async def test_what_became_due_while_the_coordinator_stood_still_is_said(tmp_pat
     hub.hello(stream, pb.Hello(protocol_version=1, member=member, standing=pb.STARTING))
     hub.receive(stream, pb.WorkerMessage(parked=pb.Parked(reason=pb.STANDBY)))
     pods = [pb.Pod(uid=name, name=f"pod-{name}", started=True) for name in ("w0", "w1")]
-    hub.sync(pb.SyncRequest(target=2, minimum=1, living=pods, observed=True, incarnation_number=1))
+    answer_sync(hub, pb.SyncRequest(target=2, minimum=1, living=pods, observed=True, incarnation_number=1))
     hub.tick(0.05)
     assert hub.membership.current is None
     now[0] += hub.membership.settings.first_start + 1

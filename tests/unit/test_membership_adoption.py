@@ -15,7 +15,7 @@ from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import PodSeen
 from springtide_coordinator.membership.liveness import MACHINE_SILENT, VANISHED_SECONDS, vanished_pods
 from springtide_coordinator.membership.messages import ParkReason, Standing
-from springtide_coordinator.membership.names import Incarnation
+from springtide_protocol.names import Incarnation
 
 TWO = (info("w0"), info("w1"))
 

@@ -11,13 +11,14 @@ from coordinator_servers import everybody
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator import wire
 from springtide_coordinator.membership import boundary, succession
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.consistency import why_cut, why_refused
 from springtide_coordinator.membership.messages import Consistency
 from springtide_coordinator.settings import BadEnvironmentError, read_options
+from springtide_protocol import codec
+from springtide_protocol import coordinator_pb2 as pb
 
 SYNCHRONOUS, FREE = Consistency("Synchronous"), Consistency("Asynchronous")
 FOUR, NINE = Consistency("BoundedStaleness", 4), Consistency("BoundedStaleness", 9)
@@ -346,7 +347,7 @@ def test_consistencies_on_the_wire() -> None:
     assert wire.to_consistency(pb.Consistency()) is None
     # A bound where there is none would be another consistency at each edit of it.
     assert wire.to_consistency(pb.Consistency(mode="Asynchronous", staleness=7)) == FREE
-    with pytest.raises(wire.MalformedError, match="'Eventual' is no consistency: Synchronous, Bounded"):
+    with pytest.raises(codec.MalformedError, match="'Eventual' is no consistency: Synchronous, Bounded"):
         wire.to_consistency(pb.Consistency(mode="Eventual"))
 
 

@@ -7,8 +7,8 @@ from coordinator_room import Room, info, state
 
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import PodSeen, Synced
-from springtide_coordinator.membership.names import StateName
 from springtide_coordinator.membership.saving import TRIES, put_away
+from springtide_protocol.names import StateName
 
 
 def members(room: Room, *names: str, checkpoints: bool = True) -> StateName:

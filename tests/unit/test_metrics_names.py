@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from springtide.metrics import Metrics as WorkerMetrics
 from springtide_coordinator.hub import Hub
-from springtide_coordinator.membership.names import Incarnation
 from springtide_coordinator.metrics import JobCollector
 from springtide_coordinator.settings import Options
 from springtide_operator.metrics import Metrics as OperatorMetrics
+from springtide_protocol.names import Incarnation
 
 STATUS = {
     "state": "Running",

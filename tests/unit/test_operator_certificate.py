@@ -14,7 +14,6 @@ from operator_cluster import FakeCluster
 from operator_running import operator, until
 from operator_world import job_object
 
-from springtide_coordinator.tls import SERVER_NAME, read_authority, read_certificate
 from springtide_local.api import schema
 from springtide_local.api.cel.evaluation import validate_rules
 from springtide_local.api.errors import FieldError
@@ -24,6 +23,7 @@ from springtide_operator.certificate import job_certificate
 from springtide_operator.manifests.coordinator import coordinator_pod, secret
 from springtide_operator.manifests.server import server_pod
 from springtide_operator.manifests.worker import worker_pod
+from springtide_protocol.tls import SERVER_NAME, read_authority, read_certificate
 
 ROOT_KEY = b"r" * 32
 

@@ -15,7 +15,6 @@ from aiohttp import web
 from operator_cluster import FakeCluster, FakeCoordinator
 from operator_running import operator, until
 
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_operator.api import names, reasons
 from springtide_operator.cache import Cache
 from springtide_operator.cluster import KubeCluster
@@ -26,6 +25,7 @@ from springtide_operator.plan import conditions, observe
 from springtide_operator.plan.clock import parse_time, timestamp
 from springtide_operator.plan.outcome import read_end
 from springtide_operator.runtime import Operator
+from springtide_protocol import coordinator_pb2 as pb
 
 Object = dict[str, Any]
 KEY = ("default", "digits")

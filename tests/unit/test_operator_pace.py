@@ -12,11 +12,9 @@ import pytest
 from operator_cluster import FakeCluster, FakeCoordinator
 from operator_world import World
 
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_coordinator.membership import Membership
 from springtide_coordinator.membership.events import Synced
 from springtide_coordinator.membership.machine import hear_operator
-from springtide_coordinator.membership.names import Incarnation
 from springtide_coordinator.membership.rules import Settings as Rules
 from springtide_operator.api import names
 from springtide_operator.cache import Cache
@@ -35,6 +33,8 @@ from springtide_operator.runtime import Operator
 from springtide_operator.settings import Settings
 from springtide_operator.stateless import NoDifferences, NoProgress
 from springtide_operator.takeover import patience, trusted_service
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.names import Incarnation
 
 
 @pytest.mark.parametrize(

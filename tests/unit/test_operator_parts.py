@@ -20,7 +20,6 @@ from operator_world import World, job_object
 from prometheus_client import generate_latest
 from required import require_tool
 
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_operator import rootkey
 from springtide_operator.__main__ import prepare
 from springtide_operator.cache import Cache
@@ -35,6 +34,7 @@ from springtide_operator.plan.actions import Action
 from springtide_operator.plan.observation import CoordinatorPod
 from springtide_operator.plan.relay import LivingPod, Word
 from springtide_operator.settings import read_settings
+from springtide_protocol import coordinator_pb2 as pb
 
 Object = dict[str, Any]
 

@@ -9,12 +9,12 @@ import pytest
 from operator_bad_days import stalled, worker
 from operator_world import World, job_object
 
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_operator.link import news, to_report, to_request
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan import hangs
 from springtide_operator.plan.actions import CreateWorker, DeletePod
 from springtide_operator.plan.relay import word
+from springtide_protocol import coordinator_pb2 as pb
 
 
 def trains(**policy: Any) -> World:

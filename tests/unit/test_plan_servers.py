@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from operator_bad_days import Day, done, live_through, server, worker
 from operator_world import World, finished_message, job_object
 
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.link import news, to_report, to_request
@@ -26,6 +25,7 @@ from springtide_operator.plan.actions import (
 from springtide_operator.plan.observation import ServerReport
 from springtide_operator.plan.relay import word
 from springtide_operator.plan.servers import MUTE_SECONDS
+from springtide_protocol import coordinator_pb2 as pb
 
 
 def serving_job(servers: int = 2, replicas: int = 2) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from operator_bad_days import unschedulable
 from operator_world import World, job_object
 
-from springtide_coordinator import coordinator_pb2 as pb
 from springtide_operator.link import news, to_report
 from springtide_operator.plan.actions import Plan
 from springtide_operator.plan.observation import RateReport
 from springtide_operator.plan.throughput import AGAIN_SECONDS, Scene, Search, Verdict, brings, search, step
+from springtide_protocol import coordinator_pb2 as pb
 
 NOW = 1_800_000_000.0
 

@@ -8,12 +8,13 @@ import pytest
 from coordinator_room import state
 
 from springtide.reported import ReportedNames
-from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator import wire
 from springtide_coordinator.hub import Hub
-from springtide_coordinator.membership.names import Incarnation
+from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.reported import MAX_KEPT_NAMES, Latest, Names
 from springtide_coordinator.settings import Options
+from springtide_protocol import codec
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.names import Incarnation
 
 
 def test_a_worker_sends_64_names_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -57,8 +58,8 @@ def test_a_sync_stays_small_whatever_was_reported(tmp_path: Path) -> None:
         values = {f"{number:06d}_{'x' * 200}": 1.0 for number in range(first, first + 5_000)}
         values |= {f"loss_{number}": 1.0 for number in range(first, first + 5_000)}
         hub.receive(stream, pb.WorkerMessage(values=pb.Values(values=values)))
-    commit = pb.Commit(state=wire.from_state(state(1)), values={f"v{n}": 1.0 for n in range(5_000)})
+    commit = pb.Commit(state=codec.state_to_proto(state(1)), values={f"v{n}": 1.0 for n in range(5_000)})
     hub.receive(stream, pb.WorkerMessage(progress=pb.Progress(commits=[commit])))
-    reply = hub.sync(pb.SyncRequest(target=1))
+    reply = answer_sync(hub, pb.SyncRequest(target=1))
     assert 0 < len(reply.values) <= 64
     assert reply.ByteSize() < 64 * 1024

@@ -11,11 +11,11 @@ import pytest
 from springtide.activity import Activity, doing, main_thread_place
 from springtide.environment import Settings
 from springtide.exchange.progress import Progress
-from springtide.names import Generation
 from springtide.session import Session
 from springtide.timing import Timing
 from springtide.transaction import Phase
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.names import GenerationName
 
 
 def test_what_lasts_is_told_twice_and_what_does_not_is_not() -> None:
@@ -100,7 +100,7 @@ def test_a_transfer_that_takes_a_while_is_told(caplog: pytest.LogCaptureFixture)
     session = Session(Settings(coordinator="127.0.0.1:1", token="t", pod_ip="127.0.0.1"), state)  # type: ignore[arg-type]
     session.send = sent.append  # type: ignore[method-assign]
     session._client = SimpleNamespace(connected=True)  # type: ignore[assignment]
-    session.membership.generation = Generation(2, 0, 7)
+    session.membership.generation = GenerationName.of(2, 0, 7)
     session._watch_transfer(99.0)
     progress = Progress("worker-0", sends=False, total=400, done=100, began=100.0)
     state.recovery = SimpleNamespace(handover=SimpleNamespace(progress=progress))

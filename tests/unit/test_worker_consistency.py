@@ -7,7 +7,7 @@ import pytest
 from springtide.consistency import Consistencies, staleness_bound
 from springtide.environment import Settings
 from springtide.errors import UsageError
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
 
 
 def made_for(consistency: str, strategy: str = "ParameterServer") -> Settings:

@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 
 from springtide.recovery import Recovery
 from springtide.transaction import Phase, Transaction
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
 
 
 def test_a_step_is_dropped_for_its_own_generation_only() -> None:

@@ -12,8 +12,9 @@ from springtide.answers import Begin, Depart
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
 from springtide.membership import Membership
-from springtide.names import Generation, StateName
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import generation_from_proto, generation_to_proto, state_from_proto
+from springtide_protocol.names import GenerationName, StateName
 
 
 class Session:
@@ -60,11 +61,11 @@ class Session:
 
 
 def name(number: int, incarnation: int = 1) -> pb.GenerationName:
-    return Generation(incarnation, 0, number).to_proto()
+    return generation_to_proto(GenerationName.of(incarnation, 0, number))
 
 
 def state(number: int, step: int) -> StateName:
-    return StateName(Generation(1, 0, number), step)
+    return StateName(GenerationName.of(1, 0, number), step)
 
 
 def test_hello_says_what_the_process_is() -> None:
@@ -75,7 +76,7 @@ def test_hello_says_what_the_process_is() -> None:
     session.membership.hold(state(1, 7))
     hello = session.membership.hello()
     assert hello.standing == pb.ACTIVE
-    assert StateName.from_proto(hello.state) == state(1, 7)
+    assert state_from_proto(hello.state) == state(1, 7)
     assert [member.id for member in hello.members] == ["me", "you"]
 
 
@@ -85,7 +86,7 @@ def test_promise_lasts_until_the_start_also_over_a_new_stream() -> None:
     session.membership.park(pb.REDUCTION_FAILED, "reset", ["ip-you", "ip-me"])
     parked = session.sent[-1].parked
     assert list(parked.suspects) == ["you"]
-    assert Generation.from_proto(parked.generation) == Generation(1, 0, 1)
+    assert generation_from_proto(parked.generation) == GenerationName.of(1, 0, 1)
     assert session.membership.hello().standing == pb.PARKED
     session.hear(welcome=pb.Welcome(incarnation=pb.Incarnation(number=1)))
     assert session.sent[-1].parked == parked

@@ -13,12 +13,12 @@ from springtide import faults
 from springtide.environment import read_settings
 from springtide.errors import SpringtideError
 from springtide.metrics import Metrics
-from springtide.names import Generation, StateName
 from springtide.records import RING_COMMITS, Commit, Ring, StepLog
+from springtide_protocol.names import GenerationName, StateName
 
 
 def commit(step: int, generation: int = 1) -> Commit:
-    return Commit(StateName(Generation(1, 0, generation), step), 1.0, 0.1, 0.01, 32, {"loss": 0.5})
+    return Commit(StateName(GenerationName.of(1, 0, generation), step), 1.0, 0.1, 0.01, 32, {"loss": 0.5})
 
 
 def steps(commits: list[Commit]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from springtide.outcome import users_frame
 from springtide.transaction import Phase
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
 
 if TYPE_CHECKING:
     from springtide.runtime import Runtime

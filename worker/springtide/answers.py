@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from springtide.checkpoint.shares import Share
 from springtide.exchange.entries import Entries
-from springtide.names import Generation, StateName
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.names import GenerationName, StateName
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Begin:
     """A Start that was accepted, with the store through which its group is formed."""
 
     message: pb.Start
-    generation: Generation
+    generation: GenerationName
     store: Entries
 
 

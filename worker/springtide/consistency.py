@@ -17,7 +17,7 @@ from springtide.leasing import Leasing
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.within import WithinExchange
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
 
 if TYPE_CHECKING:
     from springtide.runtime import Runtime

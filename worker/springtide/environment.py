@@ -142,7 +142,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
             raise SpringtideError(
                 f"environment variable SPRINGTIDE_POD_IP must be an IP address, got {text('POD_IP')!r}"
             ) from None
-        from springtide_coordinator.client import read_authority  # gRPC is of no use to a process alone
+        from springtide_protocol.tls import read_authority  # gRPC is of no use to a process alone
 
         try:
             authority = read_authority(environ)

@@ -18,8 +18,9 @@ from springtide.data.batch import Batch, Micro
 from springtide.data.source import Source
 from springtide.errors import SpringtideError, UsageError
 from springtide.leasing import check_together
-from springtide.names import StateName
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import state_to_proto
+from springtide_protocol.names import StateName
 
 if TYPE_CHECKING:
     from springtide.runtime import Runtime
@@ -142,7 +143,7 @@ class Evaluation:
             return None
         state, index = runtime.evaluations.name()
         question = pb.Evaluate(
-            state=state.to_proto(),
+            state=state_to_proto(state),
             index=index,
             samples=self._source.size,
             unit=self._unit,

@@ -14,8 +14,9 @@ from springtide.exchange.groups import Group
 from springtide.exchange.pieces import Incoming
 from springtide.exchange.progress import Progress, in_words
 from springtide.exchange.transfer import Route, receive_state, route, send_state
-from springtide.names import StateName
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import required_state
+from springtide_protocol.names import StateName
 
 if TYPE_CHECKING:
     from springtide.runtime import Runtime
@@ -81,7 +82,7 @@ class Handover:
             assert where.downstream is not None
             return send_state(group, where.downstream, read(), progress, on_piece), None
         # Initial states are as good as equal: the checksums tell which pieces are.
-        name = None if start.fresh else StateName.from_proto(start.state)
+        name = None if start.fresh else required_state(start.state, "Start.state")
         if self._here is None or self._here[0] != name:
             self._here = name, Incoming()
         limit = _STATE_PER_MODEL * runtime.ready("batches()").state.size_bytes() + _SPARE_BYTES

@@ -27,12 +27,12 @@ from springtide.data.loop import LoopPlan
 from springtide.errors import UsageError
 from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, peers_in
-from springtide.names import StateName
 from springtide.scaling import agree
 from springtide.schedules import Schedules
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.links import ServerError, servers_in
 from springtide.training import Trainer
+from springtide_protocol.names import StateName
 
 if TYPE_CHECKING:
     from springtide.runtime import Runtime

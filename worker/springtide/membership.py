@@ -17,12 +17,22 @@ from springtide.checkpoint.shares import Share
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
 from springtide.exchange.entries import Entries, Publish
-from springtide.names import Generation, StateName, label_of
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import PROTOCOL_VERSION
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import (
+    generation_from_proto,
+    generation_to_proto,
+    incarnation_from_proto,
+    incarnation_to_proto,
+    required_generation,
+    required_state,
+    state_from_proto,
+    state_to_proto,
+)
+from springtide_protocol.names import GenerationName, Incarnation, StateName, process_label
 
 log = logging.getLogger("springtide")
 
-PROTOCOL_VERSION = 1
 _LOG_EVERY_SECONDS = 10.0
 _OLD_ENTRIES = 1024
 
@@ -60,7 +70,7 @@ class Membership:
             slot=settings.slot,
         )
         self.standing = pb.STARTING
-        self.generation: Generation | None = None
+        self.generation: GenerationName | None = None
         self.members: list[pb.Member] = []
         self.servers: list[pb.Server] = []
         self.consistency = pb.Consistency()
@@ -82,7 +92,7 @@ class Membership:
         self._training = 0  # processes in a running generation, when this one came
         self.known: StateName | None = None
         self.on_wait: Callable[[], None] = lambda: None
-        self._newest = (0, 0)
+        self._newest = Incarnation(0)
         self._over = ""
         self._fatal = ""
         self._promise: pb.Parked | None = None
@@ -103,7 +113,7 @@ class Membership:
             message = pb.Hello(
                 protocol_version=PROTOCOL_VERSION,
                 member=self.me,
-                newest_incarnation=pb.Incarnation(number=self._newest[0], restart=self._newest[1]),
+                newest_incarnation=incarnation_to_proto(self._newest),
                 members=self.members,
                 servers=self.servers,
                 consistency=self.consistency,
@@ -118,9 +128,9 @@ class Membership:
                 cut=self.cut,
             )
             if self.generation is not None:
-                message.generation.CopyFrom(self.generation.to_proto())
+                message.generation.CopyFrom(generation_to_proto(self.generation))
             if self.state is not None:
-                message.state.CopyFrom(self.state.to_proto())
+                message.state.CopyFrom(state_to_proto(self.state))
             return message
 
     def receive(self, message: pb.CoordinatorMessage) -> None:
@@ -154,7 +164,7 @@ class Membership:
                 self._refused(message.refused)
             case "known":
                 with self._changed:
-                    self.known = StateName.from_proto(message.known.state)
+                    self.known = state_from_proto(message.known.state)
 
     def disconnected(self) -> None:
         with self._changed:
@@ -163,10 +173,10 @@ class Membership:
 
     def _welcomed(self, message: pb.Welcome) -> None:
         with self._changed:
-            incarnation = (message.incarnation.number, message.incarnation.restart)
+            incarnation = incarnation_from_proto(message.incarnation)
             if incarnation > self._newest:
                 self._newest = incarnation
-            self.known = StateName.from_proto(message.known) if message.HasField("known") else None
+            self.known = state_from_proto(message.known)
             self.connected, self._training = True, message.training
             # Hello told where this process stands, but not why, nor what is on which servers.
             if self._formed is not None and self.servers:
@@ -183,11 +193,11 @@ class Membership:
 
     def _save_asked(self, message: pb.Save) -> None:
         with self._changed:
-            state = StateName.from_proto(message.state)
+            state = required_state(message.state, "Save.state")
             if self.standing != pb.PARKED or state != self.state or self.me.id not in message.writers:
                 log.warning("ignoring the wish for a checkpoint of %s: this process does not hold it", state)
                 return
-            known = {member.id: label_of(member) for member in self.members}
+            known = {member.id: _label(member) for member in self.members}
             writers = tuple(known.get(writer, writer) for writer in message.writers)
             index = list(message.writers).index(self.me.id)
             self._save = SaveAsked(state, Share(index, writers, f"-leaving-{message.attempt}"))
@@ -206,9 +216,9 @@ class Membership:
 
     def _started(self, message: pb.Start) -> None:
         with self._changed:
-            generation = Generation.from_proto(message.generation)
+            generation = required_generation(message.generation, "Start.generation")
             newer = self.generation is None or generation > self.generation
-            if self.standing != pb.PARKED or not newer or generation[:2] < self._newest:
+            if self.standing != pb.PARKED or not newer or generation.incarnation < self._newest:
                 log.warning(
                     "ignoring the start of generation %s: this process does not wait for it", generation
                 )
@@ -227,7 +237,7 @@ class Membership:
             self._promise = None
             self._over = ""
             owners = [member.pod_name or member.id for member in self.members]
-            name = generation.to_proto()
+            name = generation_to_proto(generation)
             self._store = self._make_store(
                 lambda key, value: self._send(
                     pb.WorkerMessage(store_set=pb.StoreEntry(generation=name, key=key, value=value))
@@ -274,7 +284,7 @@ class Membership:
         self._on_over(reason)
 
     def _is_current(self, name: pb.GenerationName) -> bool:
-        return self.generation is not None and Generation.from_proto(name) == self.generation
+        return self.generation is not None and generation_from_proto(name) == self.generation
 
     def _end_stages(self, count: int) -> None:
         if count > self.ended_stages:
@@ -353,9 +363,9 @@ class Membership:
                 cut=self.cut,
             )
             if self.generation is not None:
-                promise.generation.CopyFrom(self.generation.to_proto())
+                promise.generation.CopyFrom(generation_to_proto(self.generation))
             if self.state is not None:
-                promise.state.CopyFrom(self.state.to_proto())
+                promise.state.CopyFrom(state_to_proto(self.state))
             self.standing = pb.PARKED
             self._promise, self._begin, self._depart, self._store = promise, None, None, None
             self._save = None
@@ -394,7 +404,7 @@ class Membership:
                 self.books = self.consistency.mode != "Synchronous"
                 self.checkpoints = self.storage and not self.books
             self._formed = pb.Formed(
-                generation=self.generation.to_proto(),
+                generation=generation_to_proto(self.generation),
                 needed_servers=self._needed_servers,
                 servers_unsettled=self._unsettled,
                 server_copies=self._copies,
@@ -430,7 +440,9 @@ class Membership:
                 return False
             if self.generation is not None and self.state is not None:
                 self._ended = pb.Ended(
-                    generation=self.generation.to_proto(), state=self.state.to_proto(), stage=stage
+                    generation=generation_to_proto(self.generation),
+                    state=state_to_proto(self.state),
+                    stage=stage,
                 )
                 # Also when the end is known already: the coordinator may not know where this one stands.
                 self._send(pb.WorkerMessage(ended=self._ended))
@@ -463,7 +475,7 @@ class Membership:
     def labels(self) -> list[str]:
         """Names of all members of the generation, in rank order. Any thread."""
         with self._changed:
-            return [label_of(member) for member in self.members]
+            return [_label(member) for member in self.members]
 
     def others(self) -> list[str]:
         """Names of the other members of the generation."""
@@ -493,3 +505,7 @@ class Membership:
     def _check_fatal(self) -> None:
         if self._fatal:
             raise SpringtideError(self._fatal)
+
+
+def _label(member: pb.Member) -> str:
+    return process_label(member.pod_name, member.id, member.local_rank)

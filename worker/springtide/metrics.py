@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from springtide_coordinator.bounded_http import BoundedServer, Kept, Reply, Request, in_words
+from springtide_protocol.bounded_http import BoundedServer, Kept, Reply, Request, in_words
 
 log = logging.getLogger("springtide")
 

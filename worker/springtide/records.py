@@ -13,8 +13,9 @@ import torch
 
 from springtide.data.ledger import Ledger
 from springtide.errors import SpringtideError, UsageError
-from springtide.names import StateName
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import state_to_proto
+from springtide_protocol.names import StateName
 
 RING_COMMITS = 4096
 _MOST_IN_MESSAGE = 512
@@ -39,7 +40,7 @@ class Commit:
 
     def to_proto(self) -> pb.Commit:
         return pb.Commit(
-            state=self.state.to_proto(),
+            state=state_to_proto(self.state),
             unix_time=self.unix_time,
             step_seconds=self.seconds,
             exposed_communication_seconds=self.exposed_seconds,
@@ -121,7 +122,7 @@ class StepLog:
         line = {
             "step": commit.state.step,
             "generation": generation.number,
-            "incarnation": [generation.incarnation, generation.restart],
+            "incarnation": [generation.incarnation.number, generation.incarnation.restart],
             "time": commit.unix_time,
             "step_seconds": commit.seconds,
             "samples": commit.samples,

@@ -23,14 +23,14 @@ from springtide.exchange.groups import Group, form
 from springtide.exchange.store import StreamStore
 from springtide.handover import Handover
 from springtide.membership import Membership
-from springtide.names import StateName
 from springtide.places import Place
 from springtide.servers.exchange import ServerExchange, ServersLackState
 from springtide.servers.leading import Place as ServersPlace
 from springtide.servers.links import servers_in
 from springtide.servers.setbacks import Setbacks, told
 from springtide.state import Position, State
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import required_state, state_to_proto
 
 if TYPE_CHECKING:
     from springtide.runtime import Runtime
@@ -224,7 +224,7 @@ class Recovery:
             begin.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
         runtime.ready("batches()").reduction.newcomer = begin.message.fresh or rank in lacking
         moved = self._hand_over(begin, group, receivers, stage)
-        membership.hold(StateName.from_proto(begin.message.state))
+        membership.hold(required_state(begin.message.state, "Start.state"))
         ended = [
             json.loads(begin.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
         ]
@@ -257,7 +257,7 @@ class Recovery:
         known = [*message.servers, *message.leaving_servers]
         generation = begin.generation
         place = ServersPlace(
-            (generation.incarnation, generation.restart, generation.number),
+            generation.key,
             tuple(member.id for member in message.members),
             {server.id: server.address for server in known},
             frozenset(server.id for server in message.leaving_servers),
@@ -319,7 +319,7 @@ class Recovery:
             time.monotonic() - began,
         )
         return pb.Restored(
-            state=manifest.state.to_proto(), name=manifest.name, uri=found.uri, skipped=skipped
+            state=state_to_proto(manifest.state), name=manifest.name, uri=found.uri, skipped=skipped
         )
 
     def _hand_over(self, begin: Begin, group: Group, transfers: list[tuple[int, int]], stage: int) -> int:

@@ -33,7 +33,6 @@ from springtide.exchange.groups import Group
 from springtide.leasing import Leasing
 from springtide.membership import Membership
 from springtide.metrics import Metrics
-from springtide.names import ALONE, Generation, StateName
 from springtide.records import Commit, Ring, StepLog, as_numbers
 from springtide.recovery import Recovery
 from springtide.reported import ReportedNames
@@ -42,7 +41,9 @@ from springtide.state import Position
 from springtide.timing import Timing
 from springtide.training import Trainer
 from springtide.transaction import Phase
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import state_to_proto
+from springtide_protocol.names import WITHOUT_JOB, GenerationName, StateName
 
 log = logging.getLogger("springtide")
 
@@ -412,7 +413,7 @@ class Runtime:
         if self.membership is not None and (result.whole or result.error):
             self.membership.tell_checkpoint(
                 pb.Checkpoint(
-                    state=result.state.to_proto(),
+                    state=state_to_proto(result.state),
                     name=checkpoint_names.folder(result.state),
                     uri=result.uri,
                     error=result.error[:1000],
@@ -427,9 +428,9 @@ class Runtime:
     # ---- facts
 
     @property
-    def generation(self) -> Generation:
+    def generation(self) -> GenerationName:
         if self.membership is None or self.membership.generation is None:
-            return ALONE
+            return WITHOUT_JOB
         return self.membership.generation
 
     @property
@@ -472,7 +473,7 @@ class Runtime:
             return outcome.Failed("UsageError", f"the script ended {what}")
         generation = self.generation
         return outcome.Finished(
-            (generation.incarnation, generation.restart),
+            (generation.incarnation.number, generation.incarnation.restart),
             generation.number,
             self.position.cursor.step,
             self.position.cursor.epoch,

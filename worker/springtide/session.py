@@ -17,8 +17,9 @@ from springtide.membership import Membership
 from springtide.outcome import Failed, Left, Outcome
 from springtide.records import data_message
 from springtide.termination import UNHEARD_SECONDS, end_by
-from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator.client import SessionClient, SessionClosedError
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import generation_to_proto
+from springtide_protocol.session_client import SessionClient, SessionClosedError
 
 if TYPE_CHECKING:
     from springtide.runtime import Runtime
@@ -201,7 +202,7 @@ class Session:
             log.info("%s", progress.text(now))
         if not progress.sends and membership.generation is not None and self._client.connected:
             told = pb.Transferring(
-                generation=membership.generation.to_proto(),
+                generation=generation_to_proto(membership.generation),
                 holder=progress.peer,
                 bytes_done=progress.done,
                 bytes_total=progress.total,

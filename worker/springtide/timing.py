@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from springtide_coordinator import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2 as pb
 
 
 class Timing:

@@ -4,8 +4,8 @@ Nothing here reads a clock, a socket or the environment; time is an argument. `m
 way in.
 """
 
-from .describe import Phase, describe
-from .events import (
+from springtide_coordinator.membership.describe import Phase, describe
+from springtide_coordinator.membership.events import (
     Connected,
     Disconnected,
     Effect,
@@ -16,9 +16,9 @@ from .events import (
     Synced,
     Tick,
 )
-from .machine import handle
-from .rules import Rules, Settings
-from .state import Membership, Status
+from springtide_coordinator.membership.machine import handle
+from springtide_coordinator.membership.rules import Rules, Settings
+from springtide_coordinator.membership.state import Membership, Status
 
 __all__ = [
     "Connected",

@@ -14,11 +14,16 @@ The very first incarnation knows that nobody holds state.
 
 from __future__ import annotations
 
-from .generation import Generation
-from .liveness import gone_with_machine, proof_of_death, silent_machine, silent_pods
-from .messages import Hello, MemberInfo
-from .names import StateName
-from .state import Membership
+from springtide_coordinator.membership.generation import Generation
+from springtide_coordinator.membership.liveness import (
+    gone_with_machine,
+    proof_of_death,
+    silent_machine,
+    silent_pods,
+)
+from springtide_coordinator.membership.messages import Hello, MemberInfo
+from springtide_coordinator.membership.state import Membership
+from springtide_protocol.names import StateName
 
 
 def adopt(m: Membership, hello: Hello, now: float) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .effects_once import once
-from .events import Cut, Effect, MemberLost, Send
-from .generation import Generation
-from .liveness import why_lost
-from .members import Record
-from .messages import ParkReason, Prepare, Refused, Standing
-from .state import Membership
+from springtide_coordinator.membership.effects_once import once
+from springtide_coordinator.membership.events import Cut, Effect, MemberLost, Send
+from springtide_coordinator.membership.generation import Generation
+from springtide_coordinator.membership.liveness import why_lost
+from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.messages import ParkReason, Prepare, Refused, Standing
+from springtide_coordinator.membership.state import Membership
 
 _TRAINS = (Standing.ACTIVE, Standing.ENDED)
 

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from .members import Record
-from .messages import ServerInfo
+from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.messages import ServerInfo
 
 
 @dataclass(slots=True)

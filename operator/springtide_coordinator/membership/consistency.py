@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from .generation import Generation
-from .members import Record
-from .messages import Consistency
-from .names import StateName
-from .state import Membership
+from springtide_coordinator.membership.generation import Generation
+from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.messages import Consistency
+from springtide_coordinator.membership.state import Membership
+from springtide_protocol.names import StateName
 
 SYNCHRONOUS: Final = "Synchronous"
 BOUNDED: Final = "BoundedStaleness"

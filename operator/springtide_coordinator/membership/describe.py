@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from .liveness import paused_without_operator
-from .messages import Standing
-from .state import Membership, Status
+from springtide_coordinator.membership.liveness import paused_without_operator
+from springtide_coordinator.membership.messages import Standing
+from springtide_coordinator.membership.state import Membership, Status
 
 SILENT = "members fell silent and the operator too; this coordinator may be the one that is cut off"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from .events import Effect, Send
-from .members import Record
-from .messages import Outgoing
-from .servers import ServerRecord
+from springtide_coordinator.membership.events import Effect, Send
+from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.messages import Outgoing
+from springtide_coordinator.membership.servers import ServerRecord
 
 
 def once(record: Record | ServerRecord, key: Hashable, message: Outgoing) -> list[Effect]:

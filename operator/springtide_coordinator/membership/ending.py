@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .effects_once import once
-from .events import Effect, LoopEnded
-from .generation import Generation
-from .liveness import proof_of_death
-from .messages import EndOk, Standing
-from .state import Membership
+from springtide_coordinator.membership.effects_once import once
+from springtide_coordinator.membership.events import Effect, LoopEnded
+from springtide_coordinator.membership.generation import Generation
+from springtide_coordinator.membership.liveness import proof_of_death
+from springtide_coordinator.membership.messages import EndOk, Standing
+from springtide_coordinator.membership.state import Membership
 
 
 def end_loop(m: Membership, generation: Generation) -> list[Effect]:

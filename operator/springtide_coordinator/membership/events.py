@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .messages import Consistency, Hello, Incoming, Outgoing, ServerHello, Start
+from springtide_coordinator.membership.messages import (
+    Consistency,
+    Hello,
+    Incoming,
+    Outgoing,
+    ServerHello,
+    Start,
+)
 
 
 @dataclass(frozen=True, slots=True)

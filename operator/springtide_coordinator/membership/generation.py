@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from .members import Record
-from .messages import Consistency, MemberInfo, ServerInfo, Start, Transfer
-from .names import GenerationName, StateName
+from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.messages import Consistency, MemberInfo, ServerInfo, Start, Transfer
+from springtide_protocol.names import GenerationName, StateName
 
 
 @dataclass(slots=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from .adoption import adopt
-from .effects_once import once
-from .events import Cut, Effect, Send
-from .liveness import same_place
-from .members import Record
-from .messages import PROTOCOL_VERSION, Hello, ParkReason, Refused, Standing, Welcome
-from .state import Membership
-from .voiding import hold
+from springtide_coordinator.membership.adoption import adopt
+from springtide_coordinator.membership.effects_once import once
+from springtide_coordinator.membership.events import Cut, Effect, Send
+from springtide_coordinator.membership.liveness import same_place
+from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.messages import Hello, ParkReason, Refused, Standing, Welcome
+from springtide_coordinator.membership.state import Membership
+from springtide_coordinator.membership.voiding import hold
+from springtide_protocol import PROTOCOL_VERSION
 
 SUSPENDED = "the job is suspended"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .consistency import keeps_books
-from .events import Cut, Effect, Send
-from .greeting import layout_mismatch
-from .members import Record
-from .messages import (
+from springtide_coordinator.membership.consistency import keeps_books
+from springtide_coordinator.membership.events import Cut, Effect, Send
+from springtide_coordinator.membership.greeting import layout_mismatch
+from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.messages import (
     BoundToSteps,
     Bye,
     Checkpointed,
@@ -19,10 +19,10 @@ from .messages import (
     Progressed,
     Standing,
 )
-from .names import StateName
-from .saving import hear
-from .state import Membership
-from .voiding import hold, void
+from springtide_coordinator.membership.saving import hear
+from springtide_coordinator.membership.state import Membership
+from springtide_coordinator.membership.voiding import hold, void
+from springtide_protocol.names import StateName
 
 
 def receive(m: Membership, record: Record, message: Incoming, now: float) -> list[Effect]:

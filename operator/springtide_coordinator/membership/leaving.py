@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .members import Record
-from .saving import leave_deadline, saves, time_to_go
-from .state import Membership
+from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.saving import leave_deadline, saves, time_to_go
+from springtide_coordinator.membership.state import Membership
 
 
 def is_due(m: Membership, record: Record, now: float, relieved: bool = False) -> bool:

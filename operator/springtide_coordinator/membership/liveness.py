@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .events import PodSeen
-from .generation import Generation
-from .messages import MemberInfo, Standing
-from .state import Membership
+from springtide_coordinator.membership.events import PodSeen
+from springtide_coordinator.membership.generation import Generation
+from springtide_coordinator.membership.messages import MemberInfo, Standing
+from springtide_coordinator.membership.state import Membership
 
 MACHINE_SILENT = "nothing is heard of it, nor of its machine"
 VANISHED_SECONDS = 60.0  # without a stream; whoever restarts in place is back before

@@ -6,11 +6,11 @@ so that no decision depends on the way that led to it.
 
 from __future__ import annotations
 
-from .adoption import settle
-from .boundary import ask_for_boundary, dismiss
-from .closing import close_if_over, cut_off_hung, note_losses, tell_to_park
-from .ending import end_loop, reconsider_finish
-from .events import (
+from springtide_coordinator.membership.adoption import settle
+from springtide_coordinator.membership.boundary import ask_for_boundary, dismiss
+from springtide_coordinator.membership.closing import close_if_over, cut_off_hung, note_losses, tell_to_park
+from springtide_coordinator.membership.ending import end_loop, reconsider_finish
+from springtide_coordinator.membership.events import (
     Connected,
     Cut,
     Disconnected,
@@ -22,14 +22,20 @@ from .events import (
     Synced,
     Tick,
 )
-from .greeting import SUSPENDED, greet, step_down
-from .inbox import receive
-from .liveness import proof_of_death
-from .messages import ServerLeaving, Standing
-from .saving import ask_to_save
-from .serving import forget_servers, greet_server, let_servers_go, mark_leaving, note_lost_servers
-from .state import Membership
-from .succession import Plan, carry_out, plan_next
+from springtide_coordinator.membership.greeting import SUSPENDED, greet, step_down
+from springtide_coordinator.membership.inbox import receive
+from springtide_coordinator.membership.liveness import proof_of_death
+from springtide_coordinator.membership.messages import ServerLeaving, Standing
+from springtide_coordinator.membership.saving import ask_to_save
+from springtide_coordinator.membership.serving import (
+    forget_servers,
+    greet_server,
+    let_servers_go,
+    mark_leaving,
+    note_lost_servers,
+)
+from springtide_coordinator.membership.state import Membership
+from springtide_coordinator.membership.succession import Plan, carry_out, plan_next
 
 
 def handle(m: Membership, event: Event, now: float) -> list[Effect]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from .messages import MemberInfo, ParkReason, Standing
-from .names import GenerationName, StateName
+from springtide_coordinator.membership.messages import MemberInfo, ParkReason, Standing
+from springtide_protocol.names import GenerationName, StateName
 
 
 @dataclass(slots=True)

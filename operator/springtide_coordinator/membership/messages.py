@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from .names import GenerationName, Incarnation, StateName
-
-PROTOCOL_VERSION = 1
+from springtide_protocol import PROTOCOL_VERSION
+from springtide_protocol.names import GenerationName, Incarnation, StateName, process_label
 
 
 class Standing(StrEnum):
@@ -59,8 +58,7 @@ class MemberInfo:
     @property
     def label(self) -> str:
         """The name that people know."""
-        name = self.pod_name or self.id
-        return f"{name}/{self.local_rank}" if self.local_rank else name
+        return process_label(self.pod_name, self.id, self.local_rank)
 
 
 @dataclass(frozen=True, slots=True)

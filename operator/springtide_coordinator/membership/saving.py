@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .effects_once import once
-from .events import Effect
-from .members import Record
-from .messages import Checkpointed, Save, Standing
-from .names import StateName
-from .state import Membership, Saving, Status
+from springtide_coordinator.membership.effects_once import once
+from springtide_coordinator.membership.events import Effect
+from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.messages import Checkpointed, Save, Standing
+from springtide_coordinator.membership.state import Membership, Saving, Status
+from springtide_protocol.names import StateName
 
 TRIES = 3
 

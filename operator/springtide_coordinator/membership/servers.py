@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from .messages import ServerInfo
+from springtide_coordinator.membership.messages import ServerInfo
 
 
 @dataclass(slots=True)

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .effects_once import once
-from .events import Cut, Effect, MemberLost, Send
-from .generation import Generation
-from .greeting import step_down
-from .liveness import (
+from springtide_coordinator.membership.effects_once import once
+from springtide_coordinator.membership.events import Cut, Effect, MemberLost, Send
+from springtide_coordinator.membership.generation import Generation
+from springtide_coordinator.membership.greeting import step_down
+from springtide_coordinator.membership.liveness import (
     MACHINE_SILENT,
     complaint_in,
     may_return,
     paused_without_operator,
     silent_machine,
 )
-from .messages import PROTOCOL_VERSION, Refused, ServerHello, ServerInfo, ServerLeave, Start, Welcome
-from .servers import ServerRecord
-from .state import Membership, Status
+from springtide_coordinator.membership.messages import (
+    Refused,
+    ServerHello,
+    ServerInfo,
+    ServerLeave,
+    Start,
+    Welcome,
+)
+from springtide_coordinator.membership.servers import ServerRecord
+from springtide_coordinator.membership.state import Membership, Status
+from springtide_protocol import PROTOCOL_VERSION
 
 
 def greet_server(m: Membership, session: int, hello: ServerHello, now: float) -> list[Effect]:

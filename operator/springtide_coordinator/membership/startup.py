@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .liveness import proof_of_death, silent_pods
-from .messages import Standing
-from .state import Membership, Status
+from springtide_coordinator.membership.liveness import proof_of_death, silent_pods
+from springtide_coordinator.membership.messages import Standing
+from springtide_coordinator.membership.state import Membership, Status
 
 
 def enough_to_start(m: Membership, ready: int, now: float) -> Status | None:

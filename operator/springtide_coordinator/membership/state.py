@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .complaints import ComplaintRow
-from .events import PodSeen
-from .generation import Generation
-from .members import Record
-from .messages import Consistency, MemberInfo, ServerInfo
-from .names import GenerationName, Incarnation, StateName
-from .rules import Rules, Settings
-from .servers import ServerRecord
+from springtide_coordinator.membership.complaints import ComplaintRow
+from springtide_coordinator.membership.events import PodSeen
+from springtide_coordinator.membership.generation import Generation
+from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.messages import Consistency, MemberInfo, ServerInfo
+from springtide_coordinator.membership.rules import Rules, Settings
+from springtide_coordinator.membership.servers import ServerRecord
+from springtide_protocol.names import GenerationName, Incarnation, StateName
 
 
 @dataclass(frozen=True, slots=True)

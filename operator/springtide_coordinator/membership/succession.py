@@ -5,22 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .adoption import settle
-from .boundary import send_away
-from .closing import why_parked
-from .consistency import CAUSE, describe_change, is_cut, keeps_books, next_consistency, owners
-from .effects_once import once
-from .events import Cut, Effect, Made, Send
-from .generation import Generation, compose
-from .leaving import may_leave
-from .liveness import complaint_in, paused_without_operator, proof_of_death
-from .members import Record
-from .messages import Consistency, ParkReason, Refused, ServerInfo, Standing
-from .names import StateName
-from .saving import before_leaving
-from .serving import choose_servers, copies_kept, cut_off_unreached, still_holding
-from .startup import enough_to_start, may_start_fresh
-from .state import Membership, Status
+from springtide_coordinator.membership.adoption import settle
+from springtide_coordinator.membership.boundary import send_away
+from springtide_coordinator.membership.closing import why_parked
+from springtide_coordinator.membership.consistency import (
+    CAUSE,
+    describe_change,
+    is_cut,
+    keeps_books,
+    next_consistency,
+    owners,
+)
+from springtide_coordinator.membership.effects_once import once
+from springtide_coordinator.membership.events import Cut, Effect, Made, Send
+from springtide_coordinator.membership.generation import Generation, compose
+from springtide_coordinator.membership.leaving import may_leave
+from springtide_coordinator.membership.liveness import complaint_in, paused_without_operator, proof_of_death
+from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.messages import Consistency, ParkReason, Refused, ServerInfo, Standing
+from springtide_coordinator.membership.saving import before_leaving
+from springtide_coordinator.membership.serving import (
+    choose_servers,
+    copies_kept,
+    cut_off_unreached,
+    still_holding,
+)
+from springtide_coordinator.membership.startup import enough_to_start, may_start_fresh
+from springtide_coordinator.membership.state import Membership, Status
+from springtide_protocol.names import StateName
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ checkpoints all that held the state leave, and processes that never trained begi
 
 from __future__ import annotations
 
-from .generation import Generation
-from .members import Record
-from .messages import Parked
-from .names import StateName
-from .state import Membership
+from springtide_coordinator.membership.generation import Generation
+from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.messages import Parked
+from springtide_coordinator.membership.state import Membership
+from springtide_protocol.names import StateName
 
 
 def hold(m: Membership, record: Record, state: StateName | None) -> None:

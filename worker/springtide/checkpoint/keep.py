@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from springtide.names import StateName
+from springtide_protocol.names import StateName
 
 
 def expendable(found: Mapping[StateName, bool], own: StateName, keep: int) -> list[StateName]:
@@ -14,7 +14,7 @@ def expendable(found: Mapping[StateName, bool], own: StateName, keep: int) -> li
     above `own` is touched; and nothing at all while there is a name of a later incarnation: its coordinator's
     job is somebody else's.
     """
-    if any(name.generation[:2] > own.generation[:2] for name in found):
+    if any(name.generation.incarnation > own.generation.incarnation for name in found):
         return []
     older = sorted(name for name in found if name < own)
     whole = [name for name in older if found[name]]

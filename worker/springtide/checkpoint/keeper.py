@@ -16,7 +16,7 @@ from springtide.checkpoint.staging import Elsewhere, Stage, Staged
 from springtide.checkpoint.storage import Storage, StorageError
 from springtide.checkpoint.writer import Writer, Written
 from springtide.errors import SpringtideError
-from springtide.names import StateName
+from springtide_protocol.names import StateName
 
 log = logging.getLogger("springtide")
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from springtide.checkpoint import names
-from springtide.names import Generation, StateName
+from springtide_protocol.names import GenerationName, StateName
 
 FORMAT = "springtide-checkpoint"
 VERSION = 1
@@ -73,7 +73,12 @@ class Manifest:
         value = {
             "format": FORMAT,
             "version": VERSION,
-            "state": {**self.state.generation._asdict(), "step": self.state.step},
+            "state": {
+                "incarnation": self.state.generation.incarnation.number,
+                "restart": self.state.generation.incarnation.restart,
+                "number": self.state.generation.number,
+                "step": self.state.step,
+            },
             "job": dict(self.job),
             "written": self.written,
             "reason": self.reason,
@@ -94,7 +99,7 @@ def parse(raw: bytes, name: str) -> Manifest:
         state = dict(value["state"])
         step = _whole(state.pop("step"))
         manifest = Manifest(
-            StateName(Generation(**{key: _whole(number) for key, number in state.items()}), step),
+            StateName(GenerationName.of(**{key: _whole(number) for key, number in state.items()}), step),
             {str(key): str(text) for key, text in value["job"].items()},
             float(value["written"]),
             str(value["reason"]),

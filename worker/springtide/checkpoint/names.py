@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from springtide.names import Generation, StateName
+from springtide_protocol.names import GenerationName, StateName
 
 MANIFEST = "manifest.json"
 TABLES = "embedding tables"
@@ -15,7 +15,7 @@ _FOLDER = re.compile(r"step-(\d{12,})-g(\d+)\.(\d+)\.(\d+)")
 def folder(state: StateName) -> str:
     """step-STEP-gINCARNATION.RESTART.GENERATION: the folder of a checkpoint, below that of its job."""
     generation = state.generation
-    return f"step-{state.step:012d}-g{generation.incarnation}.{generation.restart}.{generation.number}"
+    return f"step-{state.step:012d}-g{generation.incarnation}.{generation.number}"
 
 
 def parse(name: str) -> StateName | None:
@@ -24,7 +24,7 @@ def parse(name: str) -> StateName | None:
     if match is None:
         return None
     step, incarnation, restart, number = (int(group) for group in match.groups())
-    state = StateName(Generation(incarnation, restart, number), step)
+    state = StateName(GenerationName.of(incarnation, restart, number), step)
     return state if folder(state) == name else None
 
 

@@ -11,7 +11,7 @@ import torch
 from springtide import codec
 from springtide.checkpoint import shares
 from springtide.checkpoint.shares import Piece, Share
-from springtide.names import StateName
+from springtide_protocol.names import StateName
 
 
 class GoneError(Exception):

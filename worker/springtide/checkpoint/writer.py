@@ -18,7 +18,7 @@ from springtide.checkpoint.manifest import CorruptError, File, Manifest, Part, R
 from springtide.checkpoint.staging import Collected, Elsewhere, GoneError, Staged
 from springtide.checkpoint.storage import Storage, StorageError
 from springtide.checkpoint.waiting import give_up
-from springtide.names import StateName
+from springtide_protocol.names import StateName
 
 log = logging.getLogger("springtide")
 

@@ -19,7 +19,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from springtide_coordinator.bounded_http import BoundedServer, Kept, Reply, Request, in_words
+from springtide_protocol.bounded_http import BoundedServer, Kept, Reply, Request, in_words
 
 log = logging.getLogger("springtide")
 

@@ -24,10 +24,10 @@ from springtide.launch.processes import CannotStart, Child
 from springtide.launch.script import Failure, Round, culprit, variables
 from springtide.launch.supervision import End
 from springtide.membership import Membership
-from springtide.names import StateName
 from springtide.outcome import Failed, Finished, Left, Outcome
-from springtide_coordinator import coordinator_pb2 as pb
-from springtide_coordinator.client import SessionClient, SessionClosedError
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import generation_from_proto, required_state
+from springtide_protocol.session_client import SessionClient, SessionClosedError
 
 log = logging.getLogger("springtide")
 
@@ -90,7 +90,7 @@ class Seat:
         if message.WhichOneof("message") == "boundary":
             with self._changed:
                 current = self.membership.generation
-                if current is not None and message.boundary.generation == current.to_proto():
+                if current is not None and generation_from_proto(message.boundary.generation) == current:
                     # Also while it waits at the end, where the library would have no step to stop after.
                     self._boundary_at = self._boundary_at or time.monotonic()
                     self._changed.notify_all()
@@ -210,7 +210,7 @@ class Seat:
             port = int(store.get("master/0"))
             round = Round(self._run_id, members[0].address, port, begin.generation.number - 1)
             self._failure, self._end = Failure(), None
-            self.membership.hold(StateName.from_proto(begin.message.state))
+            self.membership.hold(required_state(begin.message.state, "Start.state"))
             child = self._crew.spawn(self.rank, variables(self._environ, members, ids[rank], round))
             self.membership.formed(time.monotonic() - began, 0.0, 0)
             self.generations += 1
@@ -271,7 +271,7 @@ class Seat:
             return None
         name = begin.generation
         return Finished(
-            (name.incarnation, name.restart),
+            (name.incarnation.number, name.incarnation.restart),
             name.number,
             0,
             0,

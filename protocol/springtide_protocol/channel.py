@@ -7,8 +7,8 @@ keepalive options; its default of a minute would otherwise decide.
 
 from __future__ import annotations
 
-from .heartbeat import Heartbeat, of_coordinator
-from .settings import MAX_MESSAGE_BYTES
+from springtide_protocol.heartbeat import Heartbeat, of_coordinator
+from springtide_protocol.limits import MAX_MESSAGE_BYTES
 
 OPERATOR_METADATA = "springtide-operator"
 """Name of the metadata in which the operator's own token travels."""

@@ -1,6 +1,8 @@
 """Names of incarnations, generations and states: ordered, and unique without hearing anybody.
 
-The order decides everything: the greatest state name wins, and only equal names mean equal state.
+The order decides everything: the greatest state name wins, and only equal names mean equal state. Each name
+has one spelling, in logs, status, events and documents: `1.0` is an incarnation, `1.0/3` a generation, and
+`step 1500 of generation 1.0/3` a state.
 """
 
 from __future__ import annotations
@@ -32,7 +34,17 @@ class GenerationName:
     number: int
 
     def __str__(self) -> str:
-        return f"{self.number}@{self.incarnation}"
+        return f"{self.incarnation}/{self.number}"
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Three numbers that order names: the incarnation's number and restart, and the generation's."""
+        return (self.incarnation.number, self.incarnation.restart, self.number)
+
+    @classmethod
+    def of(cls, incarnation: int, restart: int, number: int) -> GenerationName:
+        """Make a name of its `key`."""
+        return cls(Incarnation(incarnation, restart), number)
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -44,3 +56,13 @@ class StateName:
 
     def __str__(self) -> str:
         return f"step {self.step} of generation {self.generation}"
+
+
+WITHOUT_JOB = GenerationName.of(0, 0, 0)
+"""The generation of a script that trains without a job."""
+
+
+def process_label(pod_name: str, process_id: str, local_rank: int) -> str:
+    """Return the name by which people know a process: its pod, and its place there unless it is the first."""
+    name = pod_name or process_id
+    return f"{name}/{local_rank}" if local_rank else name

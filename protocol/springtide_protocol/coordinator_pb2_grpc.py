@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from springtide_coordinator import coordinator_pb2 as springtide__coordinator_dot_coordinator__pb2
+from springtide_protocol import coordinator_pb2 as springtide__protocol_dot_coordinator__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in springtide_coordinator/coordinator_pb2_grpc.py depends on'
+        + ' but the generated code in springtide_protocol/coordinator_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,18 +36,18 @@ class CoordinatorStub:
         """
         self.Session = channel.stream_stream(
                 '/springtide.coordinator.v1.Coordinator/Session',
-                request_serializer=springtide__coordinator_dot_coordinator__pb2.WorkerMessage.SerializeToString,
-                response_deserializer=springtide__coordinator_dot_coordinator__pb2.CoordinatorMessage.FromString,
+                request_serializer=springtide__protocol_dot_coordinator__pb2.WorkerMessage.SerializeToString,
+                response_deserializer=springtide__protocol_dot_coordinator__pb2.CoordinatorMessage.FromString,
                 _registered_method=True)
         self.Serve = channel.stream_stream(
                 '/springtide.coordinator.v1.Coordinator/Serve',
-                request_serializer=springtide__coordinator_dot_coordinator__pb2.ServerMessage.SerializeToString,
-                response_deserializer=springtide__coordinator_dot_coordinator__pb2.ServerOrder.FromString,
+                request_serializer=springtide__protocol_dot_coordinator__pb2.ServerMessage.SerializeToString,
+                response_deserializer=springtide__protocol_dot_coordinator__pb2.ServerOrder.FromString,
                 _registered_method=True)
         self.Sync = channel.unary_unary(
                 '/springtide.coordinator.v1.Coordinator/Sync',
-                request_serializer=springtide__coordinator_dot_coordinator__pb2.SyncRequest.SerializeToString,
-                response_deserializer=springtide__coordinator_dot_coordinator__pb2.SyncReply.FromString,
+                request_serializer=springtide__protocol_dot_coordinator__pb2.SyncRequest.SerializeToString,
+                response_deserializer=springtide__protocol_dot_coordinator__pb2.SyncReply.FromString,
                 _registered_method=True)
 
 
@@ -81,18 +81,18 @@ def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=springtide__coordinator_dot_coordinator__pb2.WorkerMessage.FromString,
-                    response_serializer=springtide__coordinator_dot_coordinator__pb2.CoordinatorMessage.SerializeToString,
+                    request_deserializer=springtide__protocol_dot_coordinator__pb2.WorkerMessage.FromString,
+                    response_serializer=springtide__protocol_dot_coordinator__pb2.CoordinatorMessage.SerializeToString,
             ),
             'Serve': grpc.stream_stream_rpc_method_handler(
                     servicer.Serve,
-                    request_deserializer=springtide__coordinator_dot_coordinator__pb2.ServerMessage.FromString,
-                    response_serializer=springtide__coordinator_dot_coordinator__pb2.ServerOrder.SerializeToString,
+                    request_deserializer=springtide__protocol_dot_coordinator__pb2.ServerMessage.FromString,
+                    response_serializer=springtide__protocol_dot_coordinator__pb2.ServerOrder.SerializeToString,
             ),
             'Sync': grpc.unary_unary_rpc_method_handler(
                     servicer.Sync,
-                    request_deserializer=springtide__coordinator_dot_coordinator__pb2.SyncRequest.FromString,
-                    response_serializer=springtide__coordinator_dot_coordinator__pb2.SyncReply.SerializeToString,
+                    request_deserializer=springtide__protocol_dot_coordinator__pb2.SyncRequest.FromString,
+                    response_serializer=springtide__protocol_dot_coordinator__pb2.SyncReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -120,8 +120,8 @@ class Coordinator:
             request_iterator,
             target,
             '/springtide.coordinator.v1.Coordinator/Session',
-            springtide__coordinator_dot_coordinator__pb2.WorkerMessage.SerializeToString,
-            springtide__coordinator_dot_coordinator__pb2.CoordinatorMessage.FromString,
+            springtide__protocol_dot_coordinator__pb2.WorkerMessage.SerializeToString,
+            springtide__protocol_dot_coordinator__pb2.CoordinatorMessage.FromString,
             options,
             channel_credentials,
             insecure,
@@ -147,8 +147,8 @@ class Coordinator:
             request_iterator,
             target,
             '/springtide.coordinator.v1.Coordinator/Serve',
-            springtide__coordinator_dot_coordinator__pb2.ServerMessage.SerializeToString,
-            springtide__coordinator_dot_coordinator__pb2.ServerOrder.FromString,
+            springtide__protocol_dot_coordinator__pb2.ServerMessage.SerializeToString,
+            springtide__protocol_dot_coordinator__pb2.ServerOrder.FromString,
             options,
             channel_credentials,
             insecure,
@@ -174,8 +174,8 @@ class Coordinator:
             request,
             target,
             '/springtide.coordinator.v1.Coordinator/Sync',
-            springtide__coordinator_dot_coordinator__pb2.SyncRequest.SerializeToString,
-            springtide__coordinator_dot_coordinator__pb2.SyncReply.FromString,
+            springtide__protocol_dot_coordinator__pb2.SyncRequest.SerializeToString,
+            springtide__protocol_dot_coordinator__pb2.SyncReply.FromString,
             options,
             channel_credentials,
             insecure,

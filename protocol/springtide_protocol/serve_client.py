@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from . import coordinator_pb2 as pb
-from . import coordinator_pb2_grpc as pb_grpc
-from . import tls
-from .channel import client_options, token_metadata
-from .grpc_errors import describe_error, status_of
-from .heartbeat import LIMIT
-from .membership.messages import PROTOCOL_VERSION
-from .membership.names import Incarnation
-from .wire import from_incarnation, to_incarnation
+from springtide_protocol import PROTOCOL_VERSION, tls
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2_grpc as pb_grpc
+from springtide_protocol.channel import client_options, token_metadata
+from springtide_protocol.codec import incarnation_from_proto, incarnation_to_proto
+from springtide_protocol.grpc_errors import describe_error, status_of
+from springtide_protocol.heartbeat import LIMIT
+from springtide_protocol.names import Incarnation
 
 log = logging.getLogger("springtide.coordinator.client")
 
@@ -138,7 +137,7 @@ class ServeClient:
                 watchdog.cancel()
                 match order.WhichOneof("message"):
                     case "welcome":
-                        incarnation = to_incarnation(order.welcome.incarnation)
+                        incarnation = incarnation_from_proto(order.welcome.incarnation)
                         if self._newest is not None and incarnation < self._newest:
                             self.last_error = (
                                 f"it is incarnation {incarnation}, {self._newest} was seen before"
@@ -171,7 +170,7 @@ class ServeClient:
             protocol_version=PROTOCOL_VERSION, server=self._server, leaving=bool(self._leaving)
         )
         if self._newest is not None:
-            hello.newest_incarnation.CopyFrom(from_incarnation(self._newest))
+            hello.newest_incarnation.CopyFrom(incarnation_to_proto(self._newest))
         return hello
 
 

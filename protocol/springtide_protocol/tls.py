@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 
-if TYPE_CHECKING:
-    from .channel import Options
+from springtide_protocol.channel import Options
 
 SERVER_NAME = "springtide-coordinator"
 AUTHORITY = "SPRINGTIDE_TLS_CA"

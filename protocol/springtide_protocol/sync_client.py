@@ -7,10 +7,10 @@ from types import TracebackType
 import grpc
 import grpc.aio
 
-from . import coordinator_pb2 as pb
-from . import coordinator_pb2_grpc as pb_grpc
-from .channel import client_options, token_metadata
-from .tls import aio_channel
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2_grpc as pb_grpc
+from springtide_protocol.channel import client_options, token_metadata
+from springtide_protocol.tls import aio_channel
 
 
 class SyncError(RuntimeError):

@@ -1,6 +1,4 @@
-"""Clients of the coordinator: a session for worker processes (threads), `ServeClient` for parameter servers,
-and the operator's `SyncClient`.
-"""
+"""A worker process's stream to the coordinator, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -14,31 +12,15 @@ from types import TracebackType
 
 import grpc
 
-from . import coordinator_pb2 as pb
-from . import coordinator_pb2_grpc as pb_grpc
-from . import tls
-from .channel import client_options, token_metadata
-from .grpc_errors import describe_error, status_of
-from .heartbeat import LIMIT as HEARTBEAT_LIMIT
-from .membership.names import Incarnation
-from .serve_client import ServeClient
-from .settings import MAX_MESSAGE_BYTES, MAX_STORE_VALUE_BYTES
-from .sync_client import SyncClient, SyncError
-from .tls import SERVER_NAME as TLS_SERVER_NAME
-from .tls import read_authority
-from .wire import from_incarnation, to_incarnation
-
-__all__ = [
-    "HEARTBEAT_LIMIT",
-    "TLS_SERVER_NAME",
-    "MessageTooLargeError",
-    "ServeClient",
-    "SessionClient",
-    "SessionClosedError",
-    "SyncClient",
-    "SyncError",
-    "read_authority",
-]
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2_grpc as pb_grpc
+from springtide_protocol import tls
+from springtide_protocol.channel import client_options, token_metadata
+from springtide_protocol.codec import incarnation_from_proto, incarnation_to_proto
+from springtide_protocol.grpc_errors import describe_error, status_of
+from springtide_protocol.heartbeat import LIMIT as HEARTBEAT_LIMIT
+from springtide_protocol.limits import MAX_MESSAGE_BYTES, MAX_STORE_VALUE_BYTES
+from springtide_protocol.names import Incarnation
 
 log = logging.getLogger("springtide.coordinator.client")
 
@@ -312,10 +294,10 @@ class SessionClient:
         hello = pb.Hello()
         hello.CopyFrom(self._hello())
         if hello.newest_incarnation.number:
-            named = to_incarnation(hello.newest_incarnation)
+            named = incarnation_from_proto(hello.newest_incarnation)
             self._newest = named if self._newest is None else max(self._newest, named)
         if self._newest is not None:
-            hello.newest_incarnation.CopyFrom(from_incarnation(self._newest))
+            hello.newest_incarnation.CopyFrom(incarnation_to_proto(self._newest))
         return hello
 
     def _accepts(self, message: pb.CoordinatorMessage) -> bool:
@@ -326,7 +308,7 @@ class SessionClient:
         if kind != "welcome":
             self.last_error = f"the first message was {kind}, not Welcome"
             return False
-        incarnation = to_incarnation(message.welcome.incarnation)
+        incarnation = incarnation_from_proto(message.welcome.incarnation)
         if self._newest is not None and incarnation < self._newest:
             self.last_error = f"it is incarnation {incarnation}, {self._newest} was seen before"
             return False

@@ -23,7 +23,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Generic, TypeVar
 from urllib.parse import parse_qs
 
-from .lobby import Guest, Lobby
+from springtide_protocol.lobby import Guest, Lobby
 
 log = logging.getLogger("springtide.http")
 

@@ -1,0 +1,7 @@
+"""What the processes of a job say to each other through its coordinator: messages, names, clients and limits.
+
+Operator, worker and parameter servers import this package; it imports none of them.
+"""
+
+PROTOCOL_VERSION = 1
+"""Told in Hello and ServerHello; a coordinator refuses every other version."""

@@ -1,0 +1,104 @@
+"""Conversion of names between their protobuf messages and their values."""
+
+from __future__ import annotations
+
+from typing import overload
+
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.limits import MAX_COUNT
+from springtide_protocol.names import GenerationName, Incarnation, StateName
+
+
+class MalformedError(ValueError):
+    """A message lacks something it must have, or counts beyond every limit; the text says what."""
+
+
+def check_count(value: int, most: int, what: str) -> int:
+    """Return the value.
+
+    Raises:
+        MalformedError: it is above `most`; the text begins with `what`.
+    """
+    if value > most:
+        raise MalformedError(f"{what} is {value}, and {most} is the limit")
+    return value
+
+
+def incarnation_to_proto(name: Incarnation) -> pb.Incarnation:
+    return pb.Incarnation(number=name.number, restart=name.restart)
+
+
+def incarnation_from_proto(name: pb.Incarnation) -> Incarnation:
+    """Return the value of the message.
+
+    Raises:
+        MalformedError: a number beyond all; a process that made one up would fence every later coordinator.
+    """
+    check_count(max(name.number, name.restart), MAX_COUNT, "an incarnation's number")
+    return Incarnation(name.number, name.restart)
+
+
+def generation_to_proto(name: GenerationName) -> pb.GenerationName:
+    return pb.GenerationName(incarnation=incarnation_to_proto(name.incarnation), number=name.number)
+
+
+def generation_from_proto(name: pb.GenerationName) -> GenerationName | None:
+    """Return the value of the message, None when it is unset: generation numbers begin at 1.
+
+    Raises:
+        MalformedError: a number beyond all.
+    """
+    check_count(name.number, MAX_COUNT, "a generation's number")
+    return GenerationName(incarnation_from_proto(name.incarnation), name.number) if name.number else None
+
+
+def required_generation(name: pb.GenerationName, what: str) -> GenerationName:
+    """Return the value of the message.
+
+    Raises:
+        MalformedError: it is unset (the text names `what`), or has a number beyond all.
+    """
+    if (found := generation_from_proto(name)) is None:
+        raise MalformedError(f"{what} is not set")
+    return found
+
+
+@overload
+def state_to_proto(name: StateName) -> pb.StateName: ...
+
+
+@overload
+def state_to_proto(name: None) -> None: ...
+
+
+@overload
+def state_to_proto(name: StateName | None) -> pb.StateName | None: ...
+
+
+def state_to_proto(name: StateName | None) -> pb.StateName | None:
+    """Return the message of a name; None, which leaves a field unset, of None."""
+    if name is None:
+        return None
+    return pb.StateName(generation=generation_to_proto(name.generation), step=name.step)
+
+
+def state_from_proto(name: pb.StateName) -> StateName | None:
+    """Return the value of the message, None when it is unset.
+
+    Raises:
+        MalformedError: a number beyond all.
+    """
+    generation = generation_from_proto(name.generation)
+    check_count(name.step, MAX_COUNT, "a step")
+    return StateName(generation, name.step) if generation is not None else None
+
+
+def required_state(name: pb.StateName, what: str) -> StateName:
+    """Return the value of the message.
+
+    Raises:
+        MalformedError: it is unset (the text names `what`), or has a number beyond all.
+    """
+    if (found := state_from_proto(name)) is None:
+        raise MalformedError(f"{what} is not set")
+    return found
