@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from springtide_demo.commits import Commit, Generation
+from springtide_demo.commits import Commit
+from springtide_protocol.names import GenerationName
 
-FIRST, SECOND, THIRD = Generation(1, 0, 1), Generation(1, 0, 2), Generation(1, 0, 3)
+FIRST, SECOND, THIRD = GenerationName.of(1, 0, 1), GenerationName.of(1, 0, 2), GenerationName.of(1, 0, 3)
 
 
 def commit(
     step: int,
     at: float,
-    generation: Generation = FIRST,
+    generation: GenerationName = FIRST,
     pod: str = "digits-worker-0-0",
     loss: float | None = 0.5,
     samples: int = 64,
@@ -22,7 +23,7 @@ def steady(
     first: int,
     last: int,
     start: float,
-    generation: Generation = FIRST,
+    generation: GenerationName = FIRST,
     every: float = 0.01,
     pod: str = "digits-worker-0-0",
 ) -> list[Commit]:

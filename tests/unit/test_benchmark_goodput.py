@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from benchmarks import goodput
-from springtide_demo.commits import Commit, Generation, History
+from springtide_demo.commits import Commit, History
 from springtide_operator.api.job import Job
+from springtide_protocol.names import GenerationName
 
-ONE, TWO = Generation(1, 0, 1), Generation(1, 0, 2)
+ONE, TWO = GenerationName.of(1, 0, 1), GenerationName.of(1, 0, 2)
 
 
-def commit(step: int, generation: Generation, at: float) -> Commit:
+def commit(step: int, generation: GenerationName, at: float) -> Commit:
     return Commit(step, generation, at, 0.1, 10, None, "p")
 
 
@@ -48,7 +49,7 @@ def test_every_size_is_measured_undisturbed(monkeypatch: pytest.MonkeyPatch) -> 
     class Scaled:
         def scale(self, namespace: str, name: str, replicas: int) -> None:
             """So many workers train at once, and steps come a second apart, from long after now on."""
-            first, made = history.last_step + 1, Generation(1, 0, replicas)
+            first, made = history.last_step + 1, GenerationName.of(1, 0, replicas)
             for step in (first, first + 1):
                 for pod in range(replicas):
                     history.add([Commit(step, made, 1e12 + step, 0.1, 10 * replicas, None, f"p{pod}")])

@@ -18,7 +18,6 @@ from springtide_coordinator.rendezvous import Rendezvous, TooMuchError
 from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.restarts import FILE, next_incarnation
 from springtide_coordinator.settings import (
-    MAX_STORE_VALUE_BYTES,
     BadEnvironmentError,
     Options,
     read_options,
@@ -27,6 +26,7 @@ from springtide_coordinator.streams import MAX_WAITING
 from springtide_operator.link import to_report
 from springtide_operator.plan.observation import FailureReport
 from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.limits import MAX_STORE_VALUE_BYTES
 from springtide_protocol.names import Incarnation
 
 

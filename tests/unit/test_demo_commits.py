@@ -6,7 +6,8 @@ import random
 import pytest
 from demo_histories import FIRST, SECOND, commit, steady
 
-from springtide_demo.commits import Generation, History, parse_line, samples_per_second, steps_per_second
+from springtide_demo.commits import History, parse_line, samples_per_second, steps_per_second
+from springtide_protocol.names import GenerationName
 
 LINE = {
     "step": 7,
@@ -22,7 +23,7 @@ LINE = {
 
 def test_a_line_of_a_step_log_is_read() -> None:
     read = parse_line(json.dumps(LINE), "digits-worker-1-0")
-    assert (read.step, read.generation, read.unix_time) == (7, Generation(2, 1, 3), 100.5)
+    assert (read.step, read.generation, read.unix_time) == (7, GenerationName.of(2, 1, 3), 100.5)
     assert (read.samples, read.loss, read.pod) == (64, 0.25, "digits-worker-1-0")
 
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-
-class Generation(NamedTuple):
-    """Name of a generation: the coordinator's incarnation (number, restarts), then its own number."""
-
-    incarnation: int
-    restart: int
-    number: int
+from springtide_protocol.names import GenerationName
 
 
 @dataclass(frozen=True)
@@ -21,7 +14,7 @@ class Commit:
     """One committed step as one member saw it. Times in seconds, `unix_time` since 1970."""
 
     step: int
-    generation: Generation
+    generation: GenerationName
     unix_time: float
     step_seconds: float
     samples: int
@@ -40,7 +33,7 @@ def parse_line(line: str, pod: str) -> Commit:
         loss = record["values"].get("loss")
         return Commit(
             step=int(record["step"]),
-            generation=Generation(int(number), int(restart), int(record["generation"] or 0)),
+            generation=GenerationName.of(int(number), int(restart), int(record["generation"] or 0)),
             unix_time=float(record["time"]),
             step_seconds=float(record["step_seconds"]),
             samples=int(record["samples"]),
@@ -58,8 +51,8 @@ class History:
     """All commits seen so far. Of a step committed twice, the greatest generation's survived."""
 
     by_step: dict[int, Commit] = field(default_factory=dict)
-    members: dict[Generation, set[str]] = field(default_factory=dict)
-    first_commit: dict[Generation, float] = field(default_factory=dict)
+    members: dict[GenerationName, set[str]] = field(default_factory=dict)
+    first_commit: dict[GenerationName, float] = field(default_factory=dict)
     last_step: int = 0
 
     def add(self, commits: Iterable[Commit]) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from springtide_demo.commits import Commit, Generation
+from springtide_demo.commits import Commit
+from springtide_protocol.names import GenerationName
 
 # How long to look for pauses after an event that causes no generation, in seconds.
 QUIET_WINDOW_SECONDS = 10.0
@@ -18,7 +19,7 @@ class Gap:
     """The longest pause in seconds, its end (unix s), and the generation that the event caused, if any."""
 
     seconds: float
-    generation: Generation | None
+    generation: GenerationName | None
     until: float
 
 
