@@ -42,8 +42,8 @@ format: $(STAMP) ## let ruff format and sort imports
 	ruff check --fix .
 	ruff format .
 
-generate: $(STAMP) tools ## write the generated files again: the coordinator's protocol, the CRD, both references, what is made from the chart
-	python -m grpc_tools.protoc -I operator --python_out=operator --pyi_out=operator --grpc_python_out=operator operator/springtide_coordinator/coordinator.proto
+generate: $(STAMP) tools ## write the generated files again: the protocol, the CRD, both references, what is made from the chart
+	python -m grpc_tools.protoc -I protocol --python_out=protocol --pyi_out=protocol --grpc_python_out=protocol protocol/springtide_protocol/coordinator.proto
 	python -m springtide_operator.api.crd > deploy/crd/trainingjobs.yaml.new
 	mv deploy/crd/trainingjobs.yaml.new deploy/crd/trainingjobs.yaml
 	python -m springtide_operator.api.docs > docs/api.md.new

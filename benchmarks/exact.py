@@ -89,7 +89,7 @@ def train(model_name: str, steps: int, coordinators: list[str]) -> None:
 
 def overhead(model_name: str, steps: int) -> dict[str, float]:
     """Median step of one model with and without exact sums; each pair of steps meets the same machine."""
-    roots = os.pathsep.join(str(_ROOT / root) for root in ("operator", "worker", "ps"))
+    roots = os.pathsep.join(str(_ROOT / root) for root in ("protocol", "operator", "worker", "ps"))
     common = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(_ROOT), roots]),
         "SPRINGTIDE_JOB": "exact",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from worker_cluster import PROGRAM, Worker
 
-ROOTS = [str(Path(__file__).parents[2] / root) for root in ("operator", "worker", "ps")]
+ROOTS = [str(Path(__file__).parents[2] / root) for root in ("protocol", "operator", "worker", "ps")]
 LAUNCH = [sys.executable, "-m", "springtide.launch"]
 
 

@@ -20,7 +20,7 @@ from springtide import outcome
 
 LONG_SECONDS = 0.5  # a wait that makes steps slow
 READY, FORMED = "(STANDBY: ready to train)", "springtide INFO generation "  # lines of a worker's log
-ROOTS = [str(Path(__file__).parents[2] / root) for root in ("operator", "worker", "ps")]
+ROOTS = [str(Path(__file__).parents[2] / root) for root in ("protocol", "operator", "worker", "ps")]
 _ZYGOTE = Path(__file__).with_name("worker_zygote.py")
 
 

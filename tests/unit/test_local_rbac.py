@@ -16,8 +16,9 @@ from springtide_local.api.kinds.registry import builtin_resources
 from springtide_local.api.rbac import Attributes, Policy, authorize, describe_rule, missing, parse_rule
 from springtide_local.api.requests import attributes_of, parse_target
 from springtide_local.api.resources import Registry
-from springtide_local.api.rights import BINDINGS, ROLES, Rights, aggregate
+from springtide_local.api.rights import BINDINGS, ROLES, Rights
 from springtide_local.api.store import Store
+from springtide_local.api.writes import aggregate_roles
 from springtide_local.ports import ApiError
 
 Object = dict[str, Any]
@@ -304,12 +305,12 @@ def test_aggregated_roles_follow_what_they_select() -> None:
     rule = {"verbs": ["get"], "apiGroups": ["springtide.dev"], "resources": ["trainingjobs"]}
     label = {"rbac.authorization.k8s.io/aggregate-to-view": "true"}
     store.create(ROLES[1], {"metadata": {"name": "ours", "labels": label}, "rules": [rule]})
-    while aggregate(store):
+    while aggregate_roles(store):
         pass
     for name in ("view", "edit", "admin"):
         assert rule in store.get(ROLES[1], name)["rules"]
     store.delete(ROLES[1], "ours")
-    while aggregate(store):
+    while aggregate_roles(store):
         pass
     assert all(rule not in store.get(ROLES[1], name)["rules"] for name in ("view", "edit", "admin"))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE_ROOTS = ("operator", "worker", "ps", "deploy/local")
+SOURCE_ROOTS = ("protocol", "operator", "worker", "ps", "deploy/local")
 
 
 def tracked_files() -> list[Path]:

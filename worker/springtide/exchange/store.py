@@ -17,7 +17,7 @@ class StreamStore(Entries, dist.Store):  # type: ignore[name-defined,misc]
 
     def __init__(self, publish: Publish, owners: Sequence[str], timeout_seconds: float) -> None:
         dist.Store.__init__(self)  # type: ignore[attr-defined]
-        Entries.__init__(self, publish, owners, timeout_seconds)
+        super().__init__(publish, owners, timeout_seconds)
 
     def within(self, prefix: str) -> StreamStore:
         """A part of this store, for a group of some of the members; it is cancelled with the whole."""

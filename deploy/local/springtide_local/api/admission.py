@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 from springtide_local.api import pod_security, quota
 from springtide_local.api.given import ROOT_AUTHORITY
+from springtide_local.api.object_store import ObjectStore
 from springtide_local.api.objects import lookup, random_suffix
 from springtide_local.api.resources import ResourceType
 from springtide_local.ports import Object
-
-if TYPE_CHECKING:
-    from springtide_local.api.store import Store
 
 _SECONDS = 300
 TOKEN_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -21,7 +18,7 @@ _TOKEN_SECONDS = 3607
 _DEFAULT_TOLERATIONS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-def mutate(store: Store, resource: ResourceType, obj: Object) -> None:
+def mutate(store: ObjectStore, resource: ResourceType, obj: Object) -> None:
     """Fill a new pod from its namespace and its priority class, in place. Raise ApiError 403."""
     if resource.storage == "pods":
         _service_account(store, resource, obj)
@@ -31,7 +28,7 @@ def mutate(store: Store, resource: ResourceType, obj: Object) -> None:
             quota.apply_limit_range(limit_range, obj["spec"])
 
 
-def admit(store: Store, resource: ResourceType, obj: Object, warnings: list[str]) -> None:
+def admit(store: ObjectStore, resource: ResourceType, obj: Object, warnings: list[str]) -> None:
     """Raise ApiError 403 when a policy of the namespace forbids a new object; warn where the namespace
     wants that.
     """
@@ -49,7 +46,7 @@ def admit(store: Store, resource: ResourceType, obj: Object, warnings: list[str]
 
 
 def _pod_security(
-    store: Store, resource: ResourceType, obj: Object, namespace: str, warnings: list[str]
+    store: ObjectStore, resource: ResourceType, obj: Object, namespace: str, warnings: list[str]
 ) -> None:
     space = store.peek("namespaces", namespace)
     labels = space["metadata"].get("labels") or {} if space is not None else {}
@@ -68,7 +65,7 @@ def _pod_security(
         warnings.append(f"would {text}")
 
 
-def _quota(store: Store, resource: ResourceType, obj: Object, item: Object) -> None:
+def _quota(store: ObjectStore, resource: ResourceType, obj: Object, item: Object) -> None:
     names = list(lookup(item, "spec", "hard") or ())
     if resource.storage not in quota.storages(names):
         return
@@ -78,7 +75,7 @@ def _quota(store: Store, resource: ResourceType, obj: Object, item: Object) -> N
         raise resource.forbidden(obj["metadata"]["name"], refusal.message)
 
 
-def quota_usage(store: Store, item: Object) -> dict[str, Decimal]:
+def quota_usage(store: ObjectStore, item: Object) -> dict[str, Decimal]:
     """What the namespace of a quota uses, by the quota's names."""
     names = list(lookup(item, "spec", "hard") or ())
     namespace = item["metadata"]["namespace"]
@@ -87,7 +84,7 @@ def quota_usage(store: Store, item: Object) -> dict[str, Decimal]:
     return quota.total(objects, names)
 
 
-def _service_account(store: Store, resource: ResourceType, obj: Object) -> None:
+def _service_account(store: ObjectStore, resource: ResourceType, obj: Object) -> None:
     spec, namespace = obj["spec"], obj["metadata"]["namespace"]
     name = spec.get("serviceAccountName") or "default"
     account = store.peek("serviceaccounts", name, namespace)
@@ -126,7 +123,7 @@ def _mount_token(spec: Object) -> None:
     spec["volumes"] = [*volumes, {"name": name, "projected": projected}]
 
 
-def _priority(store: Store, resource: ResourceType, obj: Object) -> None:
+def _priority(store: ObjectStore, resource: ResourceType, obj: Object) -> None:
     spec = obj["spec"]
     name = spec.get("priorityClassName")
     found: Object | None

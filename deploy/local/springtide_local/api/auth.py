@@ -13,12 +13,10 @@ import json
 import secrets
 import uuid
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from springtide_local.api.object_store import ObjectStore
 from springtide_local.ports import Object
-
-if TYPE_CHECKING:
-    from springtide_local.api.store import Store
 
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 _DEFAULT_SECONDS = 3600
@@ -56,7 +54,7 @@ def _unb64(text: str) -> bytes:
 class Tokens:
     """Issues and checks bearer tokens."""
 
-    def __init__(self, store: Store, longest: float | None = None) -> None:
+    def __init__(self, store: ObjectStore, longest: float | None = None) -> None:
         """`longest`: no token of a service account lives for more seconds, whatever is asked for."""
         self._store = store
         self._longest = longest

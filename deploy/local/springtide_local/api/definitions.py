@@ -4,20 +4,16 @@ them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from springtide_local.api.kinds.crds import resources_of
+from springtide_local.api.object_store import ObjectStore
 from springtide_local.api.objects import clone
 from springtide_local.ports import Object
-
-if TYPE_CHECKING:
-    from springtide_local.api.store import Store
 
 FINALIZER = "customresourcecleanup.apiextensions.k8s.io"
 STORAGE = "customresourcedefinitions.apiextensions.k8s.io"
 
 
-def serve(store: Store, definition: Object) -> None:
+def serve(store: ObjectStore, definition: Object) -> None:
     """Serve every version that the definition says, in place of what it said before."""
     spec = definition["spec"]
     store.registry.remove(spec["group"], spec["names"]["plural"])
@@ -25,7 +21,7 @@ def serve(store: Store, definition: Object) -> None:
         store.registry.add(resource, stores)
 
 
-def withdraw(store: Store, definition: Object) -> None:
+def withdraw(store: ObjectStore, definition: Object) -> None:
     """Stop to serve the definition's resource; its watches end."""
     spec = definition["spec"]
     name = f"{spec['names']['plural']}.{spec['group']}"
@@ -40,6 +36,6 @@ def hold(definition: Object) -> None:
         finalizers.append(FINALIZER)
 
 
-def is_terminating(store: Store, name: str) -> bool:
+def is_terminating(store: ObjectStore, name: str) -> bool:
     definition = store.peek(STORAGE, name)
     return definition is not None and bool(definition["metadata"].get("deletionTimestamp"))

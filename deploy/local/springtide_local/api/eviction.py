@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from springtide_local.api import bodies, errors, writes
 from springtide_local.api.objects import clone, parse_timestamp, timestamp
 from springtide_local.api.requests import deletion
 from springtide_local.api.selectors import selector_of
+from springtide_local.api.store import Store
 from springtide_local.api.writes import Options
 from springtide_local.ports import Object
-
-if TYPE_CHECKING:
-    from springtide_local.api.store import Store
 
 PDBS = "poddisruptionbudgets.policy"
 _DONE = ("Succeeded", "Failed")

@@ -12,15 +12,12 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from springtide_local.api import definitions, writes
 from springtide_local.api.collection import Change, Key
+from springtide_local.api.object_store import ObjectStore
 from springtide_local.api.objects import clone
 from springtide_local.ports import ApiError, Object
-
-if TYPE_CHECKING:
-    from springtide_local.api.store import Store
 
 _LOG = logging.getLogger(__name__)
 _MANAGER = "kube-controller-manager"
@@ -39,24 +36,12 @@ def owner_uids(obj: Object) -> list[str]:
     return [owner["uid"] for owner in obj["metadata"].get("ownerReferences") or ()]
 
 
-def orphan_dependents(store: Store, uid: str) -> None:
-    """Take the owner `uid` out of every object that names it (propagationPolicy Orphan)."""
-    for storage in store.registry.storages():
-        resource = store.registry.stored(storage)
-        for key, stored in list(store.collection(storage).items.items()):
-            if uid in owner_uids(stored.object):
-                obj = clone(stored.object)
-                owners = [owner for owner in obj["metadata"]["ownerReferences"] if owner["uid"] != uid]
-                obj["metadata"]["ownerReferences"] = owners
-                writes.update(store, resource, key[1], key[0] or None, obj, writes.Options(_MANAGER))
-
-
 class Collector:
     """`patience` is how long (s) a deleted namespace keeps its contents, so that who deletes a whole
     manifest finds them.
     """
 
-    def __init__(self, store: Store, patience: float = 0.7) -> None:
+    def __init__(self, store: ObjectStore, patience: float = 0.7) -> None:
         self._store = store
         self._patience = patience
         self._dependents: dict[str, set[tuple[str, Key]]] = {}

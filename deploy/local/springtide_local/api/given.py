@@ -4,12 +4,8 @@ server.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from springtide_local.api.object_store import ObjectStore
 from springtide_local.ports import Object
-
-if TYPE_CHECKING:
-    from springtide_local.api.store import Store
 
 ROOT_AUTHORITY = "kube-root-ca.crt"
 GIVEN = (("serviceaccounts", "default"), ("configmaps", ROOT_AUTHORITY))
@@ -20,27 +16,17 @@ _ABOUT = (
 )
 
 
-def provide(store: Store, namespace: str) -> None:
-    """Make what the namespace lacks; one that is going away, or has gone, gets nothing.
-
-    Raises:
-        ApiError: A quota of the namespace is full.
-    """
+def missing(store: ObjectStore, namespace: str) -> list[tuple[str, Object]]:
+    """Return what the namespace lacks, as (resource, object); nothing for a namespace that goes away."""
     space = store.peek("namespaces", namespace)
     if space is None or space["metadata"].get("deletionTimestamp"):
-        return
+        return []
+    found: list[tuple[str, Object]] = []
     if store.peek("serviceaccounts", "default", namespace) is None:
-        store.create("serviceaccounts", {"metadata": {"name": "default"}}, namespace)
-    if not store.authority:
-        return
+        found.append(("serviceaccounts", {"metadata": {"name": "default"}}))
     data = {"ca.crt": store.authority}
-    found = store.peek("configmaps", ROOT_AUTHORITY, namespace)
-    if found is None:
+    known = store.peek("configmaps", ROOT_AUTHORITY, namespace)
+    if store.authority and (known is None or known.get("data") != data):
         meta = {"name": ROOT_AUTHORITY, "annotations": {"kubernetes.io/description": _ABOUT}}
-        store.create("configmaps", {"metadata": meta, "data": data}, namespace)
-    elif found.get("data") != data:
-
-        def change(obj: Object) -> None:
-            obj["data"] = data
-
-        store.mutate("configmaps", ROOT_AUTHORITY, namespace, change)
+        found.append(("configmaps", {"metadata": meta, "data": data}))
+    return found

@@ -7,18 +7,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from springtide_local.api import eviction
+from springtide_local.api import eviction, writes
 from springtide_local.api.admission import quota_usage
 from springtide_local.api.collection import Change
-from springtide_local.api.given import GIVEN, provide
+from springtide_local.api.given import GIVEN
 from springtide_local.api.objects import format_quantity, parse_timestamp
-from springtide_local.api.rights import ROLES, aggregate
+from springtide_local.api.rights import ROLES
+from springtide_local.api.store import Store
 from springtide_local.ports import ApiError, Object
-
-if TYPE_CHECKING:
-    from springtide_local.api.store import Store
 
 _LOG = logging.getLogger(__name__)
 QUOTAS = "resourcequotas"
@@ -72,11 +69,11 @@ class Housekeeper:
     def work(self) -> None:
         """Do everything that is due now."""
         while self._roles:
-            self._roles = aggregate(self._store)
+            self._roles = writes.aggregate_roles(self._store)
         while self._namespaces:
             namespace = self._namespaces.pop()
             try:
-                provide(self._store, namespace)
+                writes.provide(self._store, namespace)
             except ApiError as error:  # a quota that is full
                 _LOG.warning("namespace %s lacks what every namespace has: %s", namespace, error)
         while self._budgets:

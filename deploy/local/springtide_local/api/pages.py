@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from springtide_local.api import errors
 from springtide_local.api.collection import Key, Stored
+from springtide_local.api.object_store import selected
 from springtide_local.api.requests import Target, decimal, number
 from springtide_local.api.selectors import (
     FieldSelector,
@@ -17,7 +18,7 @@ from springtide_local.api.selectors import (
     parse_field_selector,
     parse_label_selector,
 )
-from springtide_local.api.store import Store, selected
+from springtide_local.api.store import Store
 from springtide_local.ports import ApiError
 
 

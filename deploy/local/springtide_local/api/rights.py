@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from springtide_local.api import errors, rbac
 from springtide_local.api.auth import User
 from springtide_local.api.collection import Change
+from springtide_local.api.object_store import ObjectStore
 from springtide_local.api.objects import clone
 from springtide_local.api.rbac import GROUP, MASTERS, Attributes, Decision, Grant, Policy, Rule, parse_rule
 from springtide_local.api.resources import ResourceType
 from springtide_local.api.selectors import selector_of
 from springtide_local.ports import Object
-
-if TYPE_CHECKING:
-    from springtide_local.api.store import Store
 
 ROLES = (f"roles.{GROUP}", f"clusterroles.{GROUP}")
 BINDINGS = (f"rolebindings.{GROUP}", f"clusterrolebindings.{GROUP}")
@@ -32,7 +29,7 @@ class Rights:
     What a user is granted is remembered until then, so a request costs a look at his own rules only.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._policy: Policy | None = None
         self._grants: dict[tuple[str, tuple[str, ...]], tuple[Grant, ...]] = {}
@@ -142,12 +139,12 @@ class Rights:
             raise resource.forbidden(obj["metadata"]["name"], text)
 
 
-def aggregate(store: Store) -> bool:
-    """Give cluster roles with an aggregationRule the rules of all that it selects.
+def aggregated(store: ObjectStore) -> dict[str, list[Object]]:
+    """Return, by name, the rules of cluster roles whose aggregationRule selects others than they have.
 
-    Return whether any changed: a role that is selected may be such a role itself, so call it again then.
+    A role that is selected may be such a role itself, so ask again once these are written.
     """
-    changed = False
+    found: dict[str, list[Object]] = {}
     roles = sorted(store.scan(ROLES[1]), key=lambda role: str(role["metadata"]["name"]))
     for role in roles:
         rule = role.get("aggregationRule")
@@ -160,10 +157,5 @@ def aggregate(store: Store) -> bool:
                 if other is not role and selector.matches(other["metadata"].get("labels")):
                     rules += [one for one in other.get("rules") or () if one not in rules]
         if rules != (role.get("rules") or []):
-
-            def change(obj: Object, rules: list[Object] = rules) -> None:
-                obj["rules"] = clone({"rules": rules})["rules"]
-
-            store.mutate(ROLES[1], role["metadata"]["name"], None, change)
-            changed = True
-    return changed
+            found[role["metadata"]["name"]] = clone({"rules": rules})["rules"]
+    return found

@@ -1,132 +1,34 @@
-"""All objects of the cluster, in memory, behind one counter of resource versions.
-
-Reads and the plumbing of writes are here; the rules of a write are in `writes`. Everything runs on one event
-loop and each call is atomic. Stored objects are never changed in place, so that they can be shared with
-watchers and encoders.
-"""
+"""The store as the components in this process use it: reads, and writes by the rules of every write."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from springtide_local.api import writes
-from springtide_local.api.collection import Change, ChangeType, Collection, Key, Stored
-from springtide_local.api.kinds.registry import builtin_resources
-from springtide_local.api.kinds.services import ServiceAddresses
+from springtide_local.api.object_store import ObjectStore
 from springtide_local.api.objects import clone, lookup
-from springtide_local.api.resources import Registry, ResourceType
-from springtide_local.api.selectors import (
-    FieldSelector,
-    LabelSelector,
-    parse_field_selector,
-    parse_label_selector,
-)
-from springtide_local.api.writes import Options
-from springtide_local.ports import Object, WatchEvent
-
-Listener = Callable[[str, Change], None]
-_LOCAL = "springtide-local"
+from springtide_local.api.writes import LOCAL, Options
+from springtide_local.ports import Object
 
 
-class Store:
-    """Implements `ports.StorePort`. `clock` gives seconds since the epoch; `services` is the CIDR of
-    cluster addresses.
+class Store(ObjectStore):
+    """Implements `ports.StorePort`; a new one holds what every cluster begins with.
+
+    Args:
+        clock: gives seconds since the epoch.
+        services: the CIDR of cluster addresses.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time, services: str = "127.96.0.0/16") -> None:
-        self.registry = Registry(builtin_resources())
-        self.service_addresses = ServiceAddresses(services)
-        self.by_uid: dict[str, tuple[str, Key]] = {}
-        self.listeners: list[Listener] = []
-        self.authority = ""  # PEM: what pods trust, published in every namespace
-        self._clock = clock
-        self._version = 1
-        self._collections: dict[str, Collection] = {}
+        super().__init__(clock, services)
         writes.bootstrap(self)
-
-    # Reading.
-
-    def now(self) -> float:
-        return self._clock()
-
-    @property
-    def version(self) -> int:
-        """The resourceVersion of the latest change."""
-        return self._version
-
-    def collection(self, storage: str) -> Collection:
-        found = self._collections.get(storage)
-        if found is None:
-            found = self._collections[storage] = Collection(self._version)
-        return found
-
-    def drop_collection(self, storage: str) -> None:
-        """The resource is served no more: its watches end."""
-        collection = self._collections.pop(storage, None)
-        if collection is not None:
-            for subscription in tuple(collection.subscriptions):
-                subscription.end()
-
-    def end_watches(self) -> None:
-        """The server stops: every watch ends."""
-        for collection in self._collections.values():
-            for subscription in tuple(collection.subscriptions):
-                subscription.end()
-
-    def peek(self, resource: str, name: str, namespace: str | None = None) -> Object | None:
-        """The stored object itself, or None; never change it."""
-        stored = self.collection(resource).items.get((namespace or "", name))
-        return stored.object if stored is not None else None
-
-    def scan(self, resource: str, namespace: str | None = None) -> list[Object]:
-        """The stored objects themselves; never change them."""
-        items = self.collection(resource).items
-        if namespace is None:
-            return [stored.object for stored in items.values()]
-        return [stored.object for key, stored in items.items() if key[0] == namespace]
-
-    def get_stored(self, resource: ResourceType, name: str, namespace: str | None) -> Stored:
-        """Raise ApiError 404."""
-        stored = self.collection(resource.storage).items.get((namespace or "", name))
-        if stored is None:
-            raise resource.not_found(name)
-        return stored
-
-    def get(self, resource: str, name: str, namespace: str | None = None) -> Object:
-        return clone(self.get_stored(self.registry.stored(resource), name, namespace).object)
-
-    def list(
-        self, resource: str, namespace: str | None = None, label_selector: str = "", field_selector: str = ""
-    ) -> list[Object]:
-        found = self.registry.stored(resource)
-        labels = parse_label_selector(label_selector)
-        fields = parse_field_selector(field_selector, found.field_getters)
-        return [clone(obj) for obj in self.scan(resource, namespace) if selected(obj, labels, fields)]
-
-    async def watch(self, resource: str, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
-        self.registry.stored(resource)
-        collection = self.collection(resource)
-        subscription = collection.subscribe(namespace)
-        try:
-            for obj in self.scan(resource, namespace):
-                yield WatchEvent("ADDED", clone(obj))
-            while not subscription.closed:
-                await subscription.wait(None)
-                if subscription.overrun:
-                    raise RuntimeError(f"a watch of {resource} in this process fell too far behind")
-                while (event := subscription.next()) is not None:
-                    yield WatchEvent(event.type, clone(event.stored.object))
-        finally:
-            subscription.cancel()
-
-    # Writing.
 
     def create(self, resource: str, obj: Object, namespace: str | None = None) -> Object:
         found = self.registry.stored(resource)
         made = clone(obj)
         space = namespace or lookup(made, "metadata", "namespace")
-        return clone(writes.create(self, found, made, space, Options(manager=_LOCAL)).object)
+        return clone(writes.create(self, found, made, space, Options(manager=LOCAL)).object)
 
     def mutate(
         self,
@@ -139,7 +41,7 @@ class Store:
         found = self.registry.stored(resource)
         obj = clone(self.get_stored(found, name, namespace).object)
         change(obj)
-        options = Options(manager=_LOCAL, subresource=subresource)
+        options = Options(manager=LOCAL, subresource=subresource)
         return clone(writes.update(self, found, name, namespace, obj, options).object)
 
     def delete(
@@ -152,29 +54,4 @@ class Store:
     ) -> Object:
         found = self.registry.stored(resource)
         request = writes.Deletion(grace=grace_period_seconds, uid=uid)
-        return clone(writes.delete(self, found, name, namespace, request, Options(manager=_LOCAL)).object)
-
-    def commit(self, resource: ResourceType, type_: ChangeType, obj: Object, old: Stored | None) -> Stored:
-        """Give `obj` the next resourceVersion and make it, or its removal, known. `obj` belongs to the
-        store from now on.
-        """
-        self._version += 1
-        meta = obj["metadata"]
-        meta["resourceVersion"] = str(self._version)
-        key = (meta.get("namespace") or "", meta["name"])
-        stored = Stored(obj)
-        change = Change(self._version, type_, key, stored, old)
-        if type_ == "DELETED":
-            self.by_uid.pop(meta["uid"], None)
-        else:
-            self.by_uid[meta["uid"]] = (resource.storage, key)
-        self.collection(resource.storage).record(change)
-        for listener in tuple(self.listeners):
-            listener(resource.storage, change)
-        return stored
-
-
-def selected(obj: Object, labels: LabelSelector, fields: FieldSelector) -> bool:
-    if labels and not labels.matches(obj["metadata"].get("labels")):
-        return False
-    return not fields or fields.matches(obj)
+        return clone(writes.delete(self, found, name, namespace, request, Options(manager=LOCAL)).object)

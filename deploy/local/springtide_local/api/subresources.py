@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from springtide_local.api import bodies, errors, eviction, writes
 from springtide_local.api.auth import ISSUER, Tokens
 from springtide_local.api.collection import Stored
@@ -11,11 +9,9 @@ from springtide_local.api.objects import clone, timestamp
 from springtide_local.api.requests import Target
 from springtide_local.api.resources import get_path, set_path
 from springtide_local.api.selectors import selector_of
+from springtide_local.api.store import Store
 from springtide_local.api.writes import Options
 from springtide_local.ports import Object
-
-if TYPE_CHECKING:
-    from springtide_local.api.store import Store
 
 _SHORTEST_TOKEN = 600
 _LONGEST_TOKEN = 2**32

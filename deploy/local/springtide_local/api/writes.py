@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from springtide_local.api import (
     admission,
@@ -15,7 +15,6 @@ from springtide_local.api import (
     default_roles,
     definitions,
     errors,
-    gc,
     given,
     managed,
     meta,
@@ -25,13 +24,11 @@ from springtide_local.api import (
 from springtide_local.api.cel.evaluation import validate_rules
 from springtide_local.api.collection import Stored
 from springtide_local.api.errors import FieldError
+from springtide_local.api.object_store import ObjectStore
 from springtide_local.api.objects import clone, timestamp
 from springtide_local.api.resources import ResourceType
 from springtide_local.clock import parse_timestamp
 from springtide_local.ports import Object
-
-if TYPE_CHECKING:
-    from springtide_local.api.store import Store
 
 _BOUND = ("Succeeded", "Failed")
 # What a custom resource's rules are not run after: they rely on types, and cost as much as there is.
@@ -41,6 +38,10 @@ _UNCHECKED = (
     " complete validation"
 )
 _NAMESPACES = ("default", "kube-system", "kube-node-lease", "kube-public")
+
+LOCAL = "springtide-local"
+"""Manager of the fields that components in this process write."""
+_COLLECTOR = "kube-controller-manager"
 
 
 @dataclass(slots=True)
@@ -132,7 +133,7 @@ def _report_unknown(resource: ResourceType, unknown: list[str], options: Options
 
 
 def create(
-    store: Store,
+    store: ObjectStore,
     resource: ResourceType,
     obj: Object,
     namespace: str | None,
@@ -183,7 +184,7 @@ def create(
     return stored
 
 
-def _check_namespace(store: Store, resource: ResourceType, name: str, namespace: str) -> None:
+def _check_namespace(store: ObjectStore, resource: ResourceType, name: str, namespace: str) -> None:
     found = store.peek("namespaces", namespace)
     if found is None:
         raise errors.not_found("", "namespaces", namespace)
@@ -226,7 +227,7 @@ def _check(
 
 
 def update(
-    store: Store,
+    store: ObjectStore,
     resource: ResourceType,
     name: str,
     namespace: str | None,
@@ -352,7 +353,7 @@ def _may_go(resource: ResourceType, obj: Object) -> bool:
 
 
 def delete(
-    store: Store,
+    store: ObjectStore,
     resource: ResourceType,
     name: str,
     namespace: str | None,
@@ -382,7 +383,7 @@ def delete(
     if resource.storage == "namespaces" and name in _NAMESPACES[:3]:
         raise resource.forbidden(name, "this namespace may not be deleted")
     if request.orphan and not options.dry_run:
-        gc.orphan_dependents(store, before["uid"])
+        _orphan_dependents(store, before["uid"])
         stored = store.get_stored(resource, name, namespace)
         old = stored.object
     obj = clone(old)
@@ -417,6 +418,18 @@ def delete(
     return store.commit(resource, "MODIFIED", obj, stored)
 
 
+def _orphan_dependents(store: ObjectStore, uid: str) -> None:
+    """Take the owner `uid` out of every object that names it (propagationPolicy Orphan)."""
+    for storage in store.registry.storages():
+        resource = store.registry.stored(storage)
+        for key, stored in list(store.collection(storage).items.items()):
+            if uid in [owner["uid"] for owner in stored.object["metadata"].get("ownerReferences") or ()]:
+                obj = clone(stored.object)
+                owners = [owner for owner in obj["metadata"]["ownerReferences"] if owner["uid"] != uid]
+                obj["metadata"]["ownerReferences"] = owners
+                update(store, resource, key[1], key[0] or None, obj, Options(manager=_COLLECTOR))
+
+
 def _grace(resource: ResourceType, obj: Object, asked: int | None) -> int:
     """Seconds a deleted object stays: only bound, running pods get any."""
     if resource.storage != "pods":
@@ -429,19 +442,52 @@ def _grace(resource: ResourceType, obj: Object, asked: int | None) -> int:
     return int(value)
 
 
-def _created(store: Store, resource: ResourceType, obj: Object) -> None:
+def _created(store: ObjectStore, resource: ResourceType, obj: Object) -> None:
     if resource.storage == "namespaces":
-        given.provide(store, obj["metadata"]["name"])
+        provide(store, obj["metadata"]["name"])
     elif resource.storage == definitions.STORAGE:
         definitions.serve(store, obj)
 
 
-def _deleted(store: Store, resource: ResourceType, obj: Object) -> None:
+def _deleted(store: ObjectStore, resource: ResourceType, obj: Object) -> None:
     if resource.storage == definitions.STORAGE:
         definitions.withdraw(store, obj)
 
 
-def bootstrap(store: Store) -> None:
+def provide(store: ObjectStore, namespace: str) -> None:
+    """Make what every namespace is given where it is missing.
+
+    Raises:
+        ApiError: a quota of the namespace is full.
+    """
+    for storage, obj in given.missing(store, namespace):
+        resource, name = store.registry.stored(storage), obj["metadata"]["name"]
+        if store.peek(storage, name, namespace) is None:
+            create(store, resource, obj, namespace, Options(manager=LOCAL))
+        else:
+            _change(store, resource, name, namespace, {"data": obj["data"]})
+
+
+def aggregate_roles(store: ObjectStore) -> bool:
+    """Write the rules of cluster roles that aggregate others; return whether any changed.
+
+    A role that is selected may be such a role itself, so call it again then.
+    """
+    changed = rights.aggregated(store)
+    for name, rules in changed.items():
+        _change(store, store.registry.stored(rights.ROLES[1]), name, None, {"rules": rules})
+    return bool(changed)
+
+
+def _change(
+    store: ObjectStore, resource: ResourceType, name: str, namespace: str | None, fields: Object
+) -> None:
+    """Replace some of the fields of an object."""
+    obj = {**clone(store.get_stored(resource, name, namespace).object), **fields}
+    update(store, resource, name, namespace, obj, Options(manager=LOCAL))
+
+
+def bootstrap(store: ObjectStore) -> None:
     """Make the objects that every cluster has."""
     namespaces = store.registry.stored("namespaces")
     options = Options("kube-apiserver")
@@ -454,5 +500,5 @@ def bootstrap(store: Store) -> None:
         create(store, store.registry.stored(rights.ROLES[1]), role, None, options)
     for binding in default_roles.cluster_role_bindings():
         create(store, store.registry.stored(rights.BINDINGS[1]), binding, None, options)
-    while rights.aggregate(store):
+    while aggregate_roles(store):
         pass

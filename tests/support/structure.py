@@ -1,0 +1,247 @@
+"""The structure that the source keeps: how deep classes are, who makes attributes, who imports whom.
+
+`make lint` runs this file, which prints a line for each finding, and ends with 1 if there is one:
+
+* a class of ours that is more than three classes deep: what varies is a part that is held, not a base class;
+* `Base.method(self, ...)`: a base that is called by name is a second object inside of the first;
+* an attribute that a class declares without ever making it: it is made in another class, or nowhere;
+* modules that import each other in a circle, also for types only (`if TYPE_CHECKING:`).
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOTS = ("protocol", "operator", "worker", "ps", "deploy/local")
+MAX_DEPTH = 3
+GENERATED = ("_pb2.py", "_pb2_grpc.py")
+
+# Their fields are declared and made by what the class is made with.
+_MAKES_FIELDS = {
+    "BaseModel",
+    "Enum",
+    "Exception",
+    "IntEnum",
+    "IntFlag",
+    "NamedTuple",
+    "Protocol",
+    "StrEnum",
+    "TypedDict",
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file: its dotted name, where it lies, and what it says."""
+
+    name: str
+    path: Path
+    tree: ast.Module
+
+
+@dataclass
+class Class:
+    """One class: the names of its bases, the attributes that it declares only, and those that it makes."""
+
+    name: str
+    module: str
+    line: int
+    bases: list[str]
+    makes_fields: bool
+    declared: dict[str, int] = field(default_factory=dict)
+    made: set[str] = field(default_factory=set)
+
+
+def read_modules(root: Path, roots: Iterable[str] = ROOTS) -> list[Module]:
+    """Parse every source file below the source roots; generated ones are left out."""
+    found = []
+    for source in roots:
+        for path in sorted((root / source).rglob("*.py")):
+            inside = path.relative_to(root / source)
+            if path.name.endswith(GENERATED) or (source == "deploy" and inside.parts[0] == "local"):
+                continue
+            parts = inside.with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found.append(Module(name, path.relative_to(root), ast.parse(path.read_text())))
+    return found
+
+
+def read_classes(modules: Iterable[Module]) -> dict[str, Class]:
+    """Return the classes by name; of two with one name the first counts."""
+    found: dict[str, Class] = {}
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, _read_class(module, node))
+    return found
+
+
+def findings(modules: list[Module]) -> list[str]:
+    """Return one line for each thing that breaks the structure."""
+    classes = read_classes(modules)
+    return [
+        *_deep(classes),
+        *(line for module in modules for line in _unbound_calls(module, classes)),
+        *_undeclared_owners(classes),
+        *_circles(modules),
+    ]
+
+
+def _last_name(node: ast.expr) -> str:
+    """Return the last name of `a.b.C[...]`: C; "" for any other expression."""
+    if isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Call):
+        node = node.func
+    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+
+
+def _read_class(module: Module, node: ast.ClassDef) -> Class:
+    bases = [_last_name(base) for base in node.bases]
+    decorators = {_last_name(decorator) for decorator in node.decorator_list}
+    makes_fields = "dataclass" in decorators or bool(_MAKES_FIELDS.intersection(bases))
+    found = Class(node.name, str(module.path), node.lineno, bases, makes_fields)
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            if statement.value is None and _last_name(statement.annotation) != "ClassVar":
+                found.declared[statement.target.id] = statement.lineno
+        elif isinstance(statement, ast.Assign):
+            found.made.update(target.id for target in statement.targets if isinstance(target, ast.Name))
+        elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.made.update(_attributes_made(statement))
+    return found
+
+
+def _attributes_made(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    for node in ast.walk(function):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in ("self", "cls")
+        ):
+            yield node.attr
+
+
+def _ancestors(name: str, classes: Mapping[str, Class], seen: tuple[str, ...] = ()) -> Iterator[Class]:
+    if name in classes and name not in seen:
+        for base in classes[name].bases:
+            if base in classes and base not in (*seen, name):
+                yield classes[base]
+                yield from _ancestors(base, classes, (*seen, name))
+
+
+def _depth(name: str, classes: Mapping[str, Class], seen: tuple[str, ...] = ()) -> int:
+    if name not in classes or name in seen:
+        return 0
+    return 1 + max((_depth(base, classes, (*seen, name)) for base in classes[name].bases), default=0)
+
+
+def _deep(classes: Mapping[str, Class]) -> Iterator[str]:
+    for name, found in classes.items():
+        if (depth := _depth(name, classes)) > MAX_DEPTH:
+            yield f"{found.module}:{found.line}: {name} is {depth} classes deep, {MAX_DEPTH} are the limit"
+
+
+def _unbound_calls(module: Module, classes: Mapping[str, Class]) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id in classes
+            and node.args
+            and isinstance(node.args[0], ast.Name)
+            and node.args[0].id == "self"
+        ):
+            called = f"{node.func.value.id}.{node.func.attr}"
+            yield f"{module.path}:{node.lineno}: {called}(self, ...) calls a base by its name"
+
+
+def _undeclared_owners(classes: Mapping[str, Class]) -> Iterator[str]:
+    for name, found in classes.items():
+        family = [found, *_ancestors(name, classes)]
+        # A base that is not ours may make fields as well.
+        if any(one.makes_fields for one in family):
+            continue
+        made = set().union(*(one.made for one in family))
+        for attribute, line in found.declared.items():
+            if attribute not in made:
+                yield f"{found.module}:{line}: {name}.{attribute} is declared here and made in another class"
+
+
+def _circles(modules: list[Module]) -> Iterator[str]:
+    names = {module.name for module in modules}
+    graph = {module.name: sorted(set(_imports(module, names))) for module in modules}
+    for circle in strongly_connected(graph):
+        if len(circle) > 1:
+            yield f"modules import each other in a circle: {', '.join(sorted(circle))}"
+
+
+def _imports(module: Module, names: set[str]) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = module.name.split(".")
+                if module.path.name != "__init__.py":
+                    package = package[:-1]
+                package = package[: len(package) - (node.level - 1)]
+                base = ".".join([*package, *([base] if base else [])])
+            found = [
+                f"{base}.{alias.name}" if f"{base}.{alias.name}" in names else base for alias in node.names
+            ]
+        else:
+            continue
+        yield from (name for name in found if name in names and name != module.name)
+
+
+def strongly_connected(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
+    """Return the strongly connected components of a graph (Tarjan 1972, without recursion)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+    for start in graph:
+        if start in index:
+            continue
+        index[start] = low[start] = len(index)
+        stack.append(start)
+        work = [(start, iter(graph[start]))]
+        while work:
+            node, edges = work[-1]
+            for other in edges:
+                if other not in index:
+                    index[other] = low[other] = len(index)
+                    stack.append(other)
+                    work.append((other, iter(graph.get(other, ()))))
+                    break
+                if other in stack:
+                    low[node] = min(low[node], index[other])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    cut = stack.index(node)
+                    found.append(set(stack[cut:]))
+                    del stack[cut:]
+    return found
+
+
+def main() -> int:
+    root = Path(__file__).resolve().parents[2]
+    modules = read_modules(root)
+    found = findings(modules)
+    print("\n".join(found) or f"structure: {len(modules)} files keep it")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
