@@ -149,7 +149,7 @@ def test_what_is_deleted_is_old_and_enough_stays(
     found = {**found, own: True}
     gone = expendable(found, own, keep)
     assert all(name < own for name in gone)
-    if any(name.generation[:2] > own.generation[:2] for name in found):
+    if any(name.generation.incarnation > own.generation.incarnation for name in found):
         assert gone == []
         return
     left = [name for name, whole in found.items() if whole and name <= own and name not in gone]

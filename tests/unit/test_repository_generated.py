@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PROTOS = sorted(
-    path.relative_to(ROOT) for root in ("operator", "ps") for path in (ROOT / root).rglob("*.proto")
-)
+PROTOS = sorted(path.relative_to(ROOT) for root in ("protocol",) for path in (ROOT / root).rglob("*.proto"))
 
 
 def test_there_are_protocols() -> None:
