@@ -111,7 +111,7 @@ class Asynchronous:
                 self._push(header.kind, token, number, meta, payload, reply, offers)
             case Kind.PULL_CHUNK:
                 self._shards.dense(key_in(meta))
-                with self._shards.borrowed(token, key_in(meta)) as held:
+                with self._shards.locked(token, key_in(meta)) as held:
                     about, values = _about(held.chunk.book), _values(held.chunk).clone()
                 self._counters.pulls += 1
                 reply(Answer(Frame(Kind.VALUES, number, about, values.nbytes), memory(values)))
@@ -142,7 +142,7 @@ class Asynchronous:
         # Before the chunk's lock: to count what there is takes the one in which others wait for that.
         makes = early and self._steps.has_room_twice(self._offered())
         if kind is not Kind.COPY_OFFER:
-            with self._shards.borrowed(token, key) as held:
+            with self._shards.locked(token, key) as held:
                 # In the lock, which a copy in the making is sent in as well: that comes there first.
                 for address in held.forward:
                     about = {"k": key, "o": offer.number, "me": meta["me"], **offer.form}
@@ -179,17 +179,17 @@ class Asynchronous:
             meta = {**meta, **offer.form}
             # The update uses it up, though it may still be on its way to a copy: that one gets it again.
             payload = offer.payload
-        if kind is Kind.COPY_RANGE and self._shards.is_coming(key):
+        if kind is Kind.COPY_RANGE and self._shards.replicator.is_coming(key):
             kept = payload.clone() if offer is None else payload
             if self._shards.postpone(token, key, partial(_late, of_range, recipe, kept, dtype_in(meta))):
                 reply(Answer(Frame(Kind.DONE, number)))
                 return
         try:
-            with self._shards.borrowed(token, key) as held:
+            with self._shards.locked(token, key) as held:
                 chunk = held.chunk
                 chunk.check(recipe)
                 gradient = _gradient(chunk, meta, payload)
-                self._shards.changes(key, chunk)
+                self._shards.before_push(key, chunk)
                 chunk.book = chunk.book or Book()
                 before = chunk.book.applied
                 fresh = chunk.book.enter(of_range, recipe.skip)

@@ -13,14 +13,14 @@ import torch
 
 from springtide_ps.chunk import Chunk, Recipe, check_recipe
 from springtide_ps.client import ServerClient, in_round
-from springtide_ps.counted_shards import CountedShards
 from springtide_ps.desk import Answer, Counters
 from springtide_ps.frames import DTYPES, PART_BYTES, PAYLOAD_LIMIT, Frame, FrameError, Header, Kind, memory
-from springtide_ps.frozen import Part
-from springtide_ps.held import Sum
 from springtide_ps.rounds import MEMBERS_LIMIT, NoRoomError, RoundError, Token
 from springtide_ps.selected import Selected, unpack
+from springtide_ps.shard import Sum
+from springtide_ps.shard_store import ShardStore
 from springtide_ps.slices import ROW_DTYPES, SLICES_LIMIT, Slice
+from springtide_ps.snapshot import Part
 from springtide_ps.store import KEY_LIMIT
 from springtide_ps.stream import parse_address
 from springtide_ps.within import NO_ROOM
@@ -37,7 +37,7 @@ Connect = Callable[[tuple[str, int]], ServerClient]
 
 class Steps:
     """`connect` opens a connection to another server of the job. counters: of the server. part_bytes: as of
-    `CopyingShards`.
+    `ShardStore`.
 
     Raises RoundError, ChunkError, SelectedError or UpdateError for what cannot be done, FrameError for what
     no client of ours sends.
@@ -56,7 +56,7 @@ class Steps:
         """Bytes that the server holds beside these chunks."""
         self._peers: dict[str, ServerClient] = {}
         self._lock = threading.Lock()
-        self.shards = CountedShards(self._forward, self._fill, part_bytes)
+        self.shards = ShardStore(self._forward, self._fill, part_bytes)
         self.entered: Callable[[Token], None] = lambda token: None
         """Called when a generation has begun."""
 
@@ -222,11 +222,11 @@ class Steps:
                 if self._has_no_second_copy():
                     raise RoundError(f"{NO_ROOM} for a second copy of the chunks")
                 recipe = Recipe.from_json(meta.get("recipe"))
-                shards.foresee(token, _step(meta), str(meta.get("me")), recipe)
+                shards.expect(token, _step(meta), str(meta.get("me")), recipe)
                 done(Frame(Kind.DONE, number))
             case Kind.FETCH_EARLY:
                 count, values = number_in(meta, "parts"), _values_later(number, reply)
-                shards.fetch_within(token, _step(meta), key_in(meta), count, values)
+                shards.fetch_intermediate(token, _step(meta), key_in(meta), count, values)
                 self._counters.pulls += 1
             case Kind.WITHIN:
                 if self._has_no_second_copy():
@@ -234,7 +234,7 @@ class Steps:
                         f"{NO_ROOM} for a second copy of the chunks, which values within a body need"
                     )
                 recipe = Recipe.from_json(meta.get("recipe"))
-                shards.within(token, _step(meta), str(meta.get("me")), recipe)
+                shards.add_parts(token, _step(meta), str(meta.get("me")), recipe)
                 done(Frame(Kind.DONE, number))
             case Kind.DUMP:
                 reading = number_in(meta, "reading") if "reading" in meta else 0
@@ -245,17 +245,17 @@ class Steps:
                 readers = number_in(meta, "readers")
                 if not 0 < readers <= MEMBERS_LIMIT:
                     raise FrameError("a cut has at least one reader")
-                shards.freeze(token, _cut_in(meta), _step(meta), readers)
+                shards.take_snapshot(token, _cut_in(meta), _step(meta), readers)
                 done(Frame(Kind.DONE, number))
             case Kind.FROZEN if "k" in meta:
-                done(*_part(number, shards.frozen(_cut_in(meta), key_in(meta), *_part_in(meta)), {}))
+                done(*_part(number, shards.read_snapshot(_cut_in(meta), key_in(meta), *_part_in(meta)), {}))
             case Kind.FROZEN:
                 text = torch.frombuffer(
-                    bytearray(json.dumps(shards.told(_cut_in(meta))).encode()), dtype=torch.uint8
+                    bytearray(json.dumps(shards.describe_snapshot(_cut_in(meta))).encode()), dtype=torch.uint8
                 )
                 done(Frame(Kind.VALUES, number, {}, text.nbytes), memory(text))
             case Kind.THAW:
-                shards.cuts.thaw(_cut_in(meta), str(meta.get("me")))
+                shards.snapshots.release(_cut_in(meta), str(meta.get("me")))
                 done(Frame(Kind.DONE, number))
             case _:
                 raise FrameError(f"{header.kind.name} is no request of a step")
@@ -290,7 +290,7 @@ class Steps:
             start += count
         values = _values_later(number, reply)
         if "parts" in meta:
-            self.shards.fetch_rows_within(token, _step(meta), wanted, number_in(meta, "parts"), values)
+            self.shards.fetch_intermediate_rows(token, _step(meta), wanted, number_in(meta, "parts"), values)
         else:
             self.shards.fetch_rows(token, _step(meta), wanted, values)
 

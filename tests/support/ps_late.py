@@ -32,7 +32,7 @@ class Late:
         # Else an offer would wait for the lock, and the question for a range behind it.
         until(lambda: sum(server.offered_bytes for server in self._running) == self._offers, "all gradients")
         for server in self._running:
-            for held in server.steps.shards._held.values():
+            for held in map(server.steps.shards.shard, server.steps.shards.keys):
                 assert held.lock.acquire(timeout=30)
                 self._locks.append(held.lock)
         self._commit(*args, **named)

@@ -202,7 +202,7 @@ def test_a_push_waits_for_a_copy_that_hangs_until_the_next_generation_begins(
     first.ask(Kind.ARRANGE, FIRST, {"forward": {"k": [second.address]}}).result(20)
     about = {"k": "k", "r": 0, "recipe": Recipe(1.0, False, ({"lr": 1.0},)).to_json()}
     values = torch.zeros(2)
-    with running[1].steps.shards._held["k"].lock:
+    with running[1].steps.shards.shard("k").lock:
         pushed = first.ask(
             Kind.PUSH_RANGE, FIRST, about, payload=torch.tensor([1.0, 0.0]), out=values, typed=True
         )

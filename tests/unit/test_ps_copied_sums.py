@@ -11,8 +11,8 @@ import torch
 from ps_loose import until
 
 from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.copying import CopyingShards
 from springtide_ps.rounds import RoundError
+from springtide_ps.shard_store import ShardStore
 
 TOKEN = (1, 0, 1)
 OPTIONS = {"lr": 0.5}
@@ -26,7 +26,7 @@ def test_a_sum_on_its_way_to_a_copy_is_not_used_up(scale: float) -> None:
         sent.append(total)  # it waits behind the chunk itself
         told.set()
 
-    shards = CopyingShards(forward, lambda *_: Future())
+    shards = ShardStore(forward, lambda *_: Future())
     try:
         shards.enter(TOKEN, ["a", "b"], 0, "L")
         shards.load(TOKEN, "k", 0, Chunk(torch.zeros(8), [(0, 0, 0, 8)], "sgd", [OPTIONS]))
@@ -37,7 +37,7 @@ def test_a_sum_on_its_way_to_a_copy_is_not_used_up(scale: float) -> None:
         assert told.wait(60)
         for member in "ab":
             shards.commit(TOKEN, 1, member, Recipe(scale, False, (OPTIONS,)), lambda *_: None)
-        values = shards._held["k"]
+        values = shards.shard("k")
         until(lambda: values.version == 1, "the step")
         assert torch.equal(values.values, torch.full((8,), -3.0 * scale))
         # The next step's gradient comes into the memory of what was used up.
@@ -61,7 +61,7 @@ def test_only_the_sum_of_a_copy_that_stays_is_missed(given_up: bool) -> None:
     def forward(address: str, which: tuple[int, int], key: str, total: torch.Tensor, done: Any) -> None:
         sums.append(done)
 
-    shards = CopyingShards(forward, fill)
+    shards = ShardStore(forward, fill)
     try:
         shards.enter(TOKEN, ["a"], 0, "L")
         shards.load(TOKEN, "k", 0, Chunk(torch.zeros(8), [(0, 0, 0, 8)], "sgd", [OPTIONS]))

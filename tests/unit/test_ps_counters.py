@@ -10,11 +10,11 @@ import pytest
 import torch
 from ps_slices import RECIPE, make, record
 
-from springtide_ps import counted_shards, steps
+from springtide_ps import shard_store, steps
 from springtide_ps.chunk import Chunk
-from springtide_ps.counted_shards import CountedShards
 from springtide_ps.desk import Answer
 from springtide_ps.frames import Header, Kind
+from springtide_ps.shard_store import ShardStore
 from springtide_ps.slices import Slice
 from springtide_ps.steps import Steps
 
@@ -32,9 +32,9 @@ def server() -> Iterator[Steps]:
     made.close()
 
 
-def train(shards: CountedShards, key: str) -> None:
+def train(shards: ShardStore, key: str) -> None:
     """Of twelve rows, eight at most stay, and some more go than must."""
-    with shards.borrowed(TOKEN, key) as lent:
+    with shards.locked(TOKEN, key) as lent:
         assert isinstance(lent.chunk, Slice)
         lent.chunk.apply(record(list(range(12))), RECIPE)
 
@@ -42,7 +42,7 @@ def train(shards: CountedShards, key: str) -> None:
 def test_rows_that_another_thread_lets_go_meanwhile_count(
     server: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards, look, looks = server.shards, counted_shards._evicted, 0
+    shards, look, looks = server.shards, shard_store.rows_evicted, 0
 
     def meanwhile(piece: Chunk | Slice | None) -> int:
         nonlocal looks
@@ -51,7 +51,7 @@ def test_rows_that_another_thread_lets_go_meanwhile_count(
             train(shards, "t2.1")
         return look(piece)
 
-    monkeypatch.setattr(counted_shards, "_evicted", meanwhile)
+    monkeypatch.setattr(shard_store, "rows_evicted", meanwhile)
     train(shards, "t2.0")
     pieces = [shards.slice_of(f"t2.{number}") for number in range(2)]
     assert shards.evicted == sum(piece.table.evicted for piece in pieces) > 0

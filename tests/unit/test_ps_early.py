@@ -18,7 +18,8 @@ from springtide.servers.links import ServerError
 from springtide.servers.wire import Wire
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import RefusedError
-from springtide_ps.early import Early, Foresight
+from springtide_ps.speculation import ExpectedStep
+from springtide_ps.speculative_copy import SpeculativeCopy
 
 torch.set_num_threads(1)
 
@@ -264,7 +265,7 @@ def test_an_optimizer_that_changes_gradients_leaves_a_sum_that_is_kept() -> None
 
 def test_what_members_foresee_holds_while_all_foresee_the_same() -> None:
     recipe, other = Recipe(1.0, False, GROUPS), Recipe(0.5, False, GROUPS)
-    first = Foresight(-1, None).with_another(3, recipe)
+    first = ExpectedStep(-1, None).with_another(3, recipe)
     assert first.with_another(3, recipe).recipe == recipe
     split = first.with_another(3, other)
     assert split.recipe is None
@@ -273,7 +274,7 @@ def test_what_members_foresee_holds_while_all_foresee_the_same() -> None:
 
 
 def test_the_second_copy_makes_the_step_with_the_same_bits_and_leaves_the_chunk() -> None:
-    recipe, early = Recipe(0.5, False, GROUPS), Early()
+    recipe, early = Recipe(0.5, False, GROUPS), SpeculativeCopy()
     one, expected = chunk(), chunk()
     for step in range(1, 5):
         total = torch.full((6,), float(step))

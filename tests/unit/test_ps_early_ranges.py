@@ -23,10 +23,10 @@ from springtide_ps import early_ranges
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import RefusedError
 from springtide_ps.frames import Frame, Kind
-from springtide_ps.held import Borrowed, Held
 from springtide_ps.ranges import Book
 from springtide_ps.rounds import RoundError
 from springtide_ps.server import Server
+from springtide_ps.shard import LockedShard, Shard
 from springtide_ps.stream import connect, parse_address
 
 torch.set_num_threads(1)
@@ -213,8 +213,8 @@ def test_who_looks_for_room_holds_no_chunk_that_others_wait_for() -> None:
         look, token = steps.has_room_twice, shards.token
 
         def look_at_all() -> None:
-            for key in list(shards._held):
-                with shards.borrowed(token, key):
+            for key in shards.keys:
+                with shards.locked(token, key):
                     pass
 
         def while_another_one_looks(besides: int) -> bool:
@@ -314,7 +314,7 @@ class Ranges(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held, self.reference = Held(chunk=self.make()), self.make()
+        self.held, self.reference = Shard(chunk=self.make()), self.make()
         self.offers: dict[str, tuple[int, int, Recipe, torch.Tensor]] = {}
         self.number = 0
 
@@ -332,7 +332,7 @@ class Ranges(RuleBasedStateMachine):
         book = self.reference.book
         assert book is not None
         made = early_ranges.make_early(
-            Borrowed(self.held), self.number, of_range, recipe, lambda chunk: gradient
+            LockedShard(self.held), self.number, of_range, recipe, lambda chunk: gradient
         )
         assert torch.equal(gradient, torch.full((6,), float(self.number % 7) - 2.5))
         assert (made is None) is (of_range in book.ranges)
@@ -358,7 +358,7 @@ class Ranges(RuleBasedStateMachine):
         assert fresh is book.enter(of_range, recipe.skip)
         if fresh:
             self.reference.apply(gradient.clone(), recipe)
-            early_ranges.apply(Borrowed(self.held), number, before, recipe, gradient)
+            early_ranges.apply(LockedShard(self.held), number, before, recipe, gradient)
 
     @rule(owner=owners)
     def leave(self, owner: str) -> None:
@@ -366,7 +366,7 @@ class Ranges(RuleBasedStateMachine):
 
     @rule()
     def generation(self) -> None:
-        self.held.early.forget()
+        self.held.speculative.forget()
         self.offers = {}
 
     @invariant()
@@ -388,15 +388,15 @@ TestRanges.settings = settings(max_examples=40, stateful_step_count=30, deadline
 
 
 def test_the_second_copy_takes_the_chunks_place_when_nothing_came_between() -> None:
-    held, recipe = Held(chunk=Ranges.make()), RECIPES[0]
+    held, recipe = Shard(chunk=Ranges.make()), RECIPES[0]
     for number in range(1, 4):
         gradient = torch.full((6,), float(number))
-        early_ranges.make_early(Borrowed(held), number, number, recipe, lambda chunk, g=gradient: g)
-        second, chunk = held.early.chunk, held.chunk
+        early_ranges.make_early(LockedShard(held), number, number, recipe, lambda chunk, g=gradient: g)
+        second, chunk = held.speculative.chunk, held.chunk
         assert isinstance(chunk, Chunk)
         assert chunk.book is not None
         before = chunk.book.applied
         chunk.book.enter(number)
-        early_ranges.apply(Borrowed(held), number, before, recipe, gradient)
+        early_ranges.apply(LockedShard(held), number, before, recipe, gradient)
         assert held.chunk is second
-        assert held.early.chunk is chunk
+        assert held.speculative.chunk is chunk

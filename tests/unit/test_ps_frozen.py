@@ -24,10 +24,10 @@ from springtide.servers.snapshot import Plan, parts
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import RefusedError, ServerClient
 from springtide_ps.frames import PART_BYTES, Kind
-from springtide_ps.frozen import Cuts, give, tell
 from springtide_ps.readings import KEPT_SECONDS
 from springtide_ps.rounds import RoundError
 from springtide_ps.slices import Slice
+from springtide_ps.snapshot import SnapshotKeeper, give, tell
 from springtide_ps.stream import parse_address
 
 torch.set_num_threads(1)
@@ -55,7 +55,7 @@ def dumped(chunk: Chunk) -> bytes:
     )
 )
 def test_whatever_changes_first_a_chunk_is_read_as_it_was(moves: list[tuple[str, str]]) -> None:
-    cuts = Cuts(lambda: 0.0)
+    cuts = SnapshotKeeper(lambda: 0.0)
     held = {key: (small(number), 3) for number, key in enumerate(KEYS)}
     wanted: dict[str, bytes] = {}
     name, step = "", 0
@@ -69,7 +69,7 @@ def test_whatever_changes_first_a_chunk_is_read_as_it_was(moves: list[tuple[str,
                     own.apply(torch.ones(2), RECIPE)
                     at += 1
                 held[other] = own, at
-            cuts.freeze(name, step, 1, [(other, at) for other, (_, at) in held.items()])
+            cuts.take(name, step, 1, [(other, at) for other, (_, at) in held.items()])
             wanted = {other: dumped(own) for other, (own, _) in held.items()}
         elif move == "step" and chunk is not None:
             cuts.before(key, chunk, version)
@@ -93,8 +93,8 @@ def test_whatever_changes_first_a_chunk_is_read_as_it_was(moves: list[tuple[str,
 
 
 def test_a_chunk_that_is_behind_is_waited_for_and_one_that_is_past_is_refused() -> None:
-    cuts, chunk = Cuts(lambda: 0.0), small(1)
-    cuts.freeze("one", 4, 1, [("a", 3)])
+    cuts, chunk = SnapshotKeeper(lambda: 0.0), small(1)
+    cuts.take("one", 4, 1, [("a", 3)])
     cut = cuts.find("one")
     assert tell(cut, "a", chunk, 3) is None
     assert give(cut, "a", chunk, 3) is None
@@ -102,8 +102,8 @@ def test_a_chunk_that_is_behind_is_waited_for_and_one_that_is_past_is_refused() 
     assert cuts.nbytes == 0
     assert give(cut, "a", chunk, 4) is not None
     with pytest.raises(RoundError, match="past step 2"):
-        cuts.freeze("two", 2, 1, [("a", 4)])
-    cuts.freeze("two", 9, 1, [("a", 4)])
+        cuts.take("two", 2, 1, [("a", 4)])
+    cuts.take("two", 9, 1, [("a", 4)])
     cuts.before("a", chunk, 4)  # it is dropped before it has come so far
     with pytest.raises(RoundError, match="not here any more"):
         give(cuts.find("two"), "a", None, -1)
@@ -111,22 +111,22 @@ def test_a_chunk_that_is_behind_is_waited_for_and_one_that_is_past_is_refused() 
 
 def test_copies_go_when_all_have_read_when_another_cut_is_made_and_after_a_time() -> None:
     now = [0.0]
-    cuts, chunk = Cuts(lambda: now[0]), small(1)
+    cuts, chunk = SnapshotKeeper(lambda: now[0]), small(1)
 
     def freeze(name: str, readers: int = 2) -> None:
-        cuts.freeze(name, 3, readers, [("a", 3)])
+        cuts.take(name, 3, readers, [("a", 3)])
         cuts.before("a", chunk, 3)
 
     freeze("one")
     assert cuts.nbytes > 0
-    cuts.thaw("one", "m0")
-    cuts.thaw("one", "m0")
-    cuts.thaw("other", "m1")
+    cuts.release("one", "m0")
+    cuts.release("one", "m0")
+    cuts.release("other", "m1")
     assert cuts.nbytes > 0, "m1 has not read"
-    cuts.thaw("one", "m1")
+    cuts.release("one", "m1")
     assert cuts.nbytes == 0
     freeze("two")
-    cuts.freeze("three", 3, 1, [("b", 3)])
+    cuts.take("three", 3, 1, [("b", 3)])
     assert cuts.nbytes == 0
     with pytest.raises(RoundError, match="two is not kept here any more"):
         cuts.find("two")

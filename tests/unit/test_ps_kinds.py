@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.held import Held
-from springtide_ps.lent import LentShards
 from springtide_ps.ranges import Book, RangeSet
 from springtide_ps.rounds import Effect, RoundError, Rounds
+from springtide_ps.shard import Shard
+from springtide_ps.shard_store import ShardStore
 
 RECIPE = Recipe(1.0, False, ({"lr": 1.0},))
 
@@ -60,7 +60,7 @@ def test_a_step_that_was_only_tried_is_in_no_book() -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 5), st.integers(0, 5))
 def test_books_of_the_first_steps_and_their_number_mean_the_same(version: int, skipped: int) -> None:
-    held = Held(chunk_with(), version)
+    held = Shard(chunk_with(), version)
     assert held.write_book(skipped)
     chunk = held.chunk
     assert isinstance(chunk, Chunk)
@@ -75,14 +75,14 @@ def test_books_of_the_first_steps_and_their_number_mean_the_same(version: int, s
 
 @pytest.mark.parametrize("ranges", [[(0, 3)], [(0, 5)], [(0, 3), (4, 5)], [(1, 4)], []])
 def test_a_chunk_with_other_ranges_is_at_no_step(ranges: list[tuple[int, int]]) -> None:
-    held = Held(chunk_with(Book(RangeSet(ranges), sum(stop - start for start, stop in ranges))), 0)
+    held = Shard(chunk_with(Book(RangeSet(ranges), sum(stop - start for start, stop in ranges))), 0)
     assert not held.count_steps(4)
     assert isinstance(held.chunk, Chunk)
     assert held.chunk.book is not None
 
 
 def test_no_range_is_taken_where_steps_are_counted() -> None:
-    shards = LentShards(forward, forward)
+    shards = ShardStore(forward, forward)
     try:
         shards.enter((1, 0, 1), ["a"], 0, "L")
         with pytest.raises(RoundError, match="step together: it has no ranges"):
@@ -101,7 +101,7 @@ class Server:
     """Real shards, and beside them what is to be in the chunk: each step or range once."""
 
     def __init__(self) -> None:
-        self.shards = LentShards(forward, forward)
+        self.shards = ShardStore(forward, forward)
         self.number, self.booked, self.done = 0, False, 0
         self.truth: set[int] = set()
         self.enter(False)
@@ -129,7 +129,7 @@ class Server:
 
     def push(self, number: int) -> None:
         """As a worker's push of a range is applied."""
-        with self.shards.borrowed(self.token, "k") as held:
+        with self.shards.locked(self.token, "k") as held:
             book = held.chunk.book
             assert book is not None
             if book.enter(number):
@@ -152,7 +152,7 @@ class Server:
     def holds(self) -> tuple[float, RangeSet | None]:
         """How often the chunk was updated, and its book."""
         self.shards.inventory(self.token)  # waits for what is decided
-        with self.shards.borrowed(self.token, "k") as held:
+        with self.shards.locked(self.token, "k") as held:
             return -float(held.chunk.values[0]), copy.deepcopy(held.chunk.book and held.chunk.book.ranges)
 
     def check(self) -> None:
@@ -208,9 +208,9 @@ WALK: list[Word] = [
 @pytest.mark.parametrize(
     ("owner", "name", "instead"),
     [
-        (Held, "write_book", lambda held, skipped: True),
-        (Held, "count_steps", lambda held, version: True),
-        (LentShards, "_keep", lambda shards, change: None),
+        (Shard, "write_book", lambda held, skipped: True),
+        (Shard, "count_steps", lambda held, version: True),
+        (ShardStore, "keep_where", lambda shards, change: None),
     ],
     ids=["books begin with the steps", "steps begin with the books", "all that is held goes over"],
 )

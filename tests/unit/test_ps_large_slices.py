@@ -19,7 +19,7 @@ from springtide_ps.client import Answer, RefusedError, ServerClient
 from springtide_ps.frames import Kind
 from springtide_ps.parts import loads
 from springtide_ps.server import Server
-from springtide_ps.shards import Shards
+from springtide_ps.shard_store import ShardStore
 from springtide_ps.slices import Slice
 from springtide_ps.stream import parse_address
 
@@ -113,10 +113,10 @@ class Gates:
 
     def __init__(self, server: Server) -> None:
         shards = server.steps.shards
-        self._fill: Callable[..., Future[Any]] = shards._fill
+        self._fill: Callable[..., Future[Any]] = shards.replicator.fill
         self._parts: queue.Queue[tuple[Future[Any], Future[Any]]] = queue.Queue()
         self.sizes: list[int] = []
-        shards._fill = self._send
+        shards.replicator.fill = self._send
 
     def _send(self, *what: Any) -> Future[Any]:
         gate: Future[Any] = Future()
@@ -184,7 +184,7 @@ def test_a_slice_comes_in_parts_and_goes_in_parts(clients: list[Client]) -> None
 def test_steps_go_on_while_a_copy_is_made_and_the_copy_has_them_all(
     clients: list[Client], running: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("springtide_ps.shards._RECIPES_LIMIT", 2)
+    monkeypatch.setattr("springtide_ps.shard_store.MAX_RECIPES", 2)
     first, second = clients
     gates, piece, steps = Gates(running[0]), make(30), 12
     for client in clients:
@@ -202,7 +202,7 @@ def test_steps_go_on_while_a_copy_is_made_and_the_copy_has_them_all(
     wanted = first.dump()
     assert wanted[0]["pushes"] == piece.table.pushes + steps
     assert second.await_copy() == wanted
-    assert running[0].steps.shards.cuts.readings.nbytes == 0
+    assert running[0].steps.shards.snapshots.readings.nbytes == 0
     # And from then on.
     first.step(steps + 1, [1, 500])
     second.prepare_only(steps + 1)
@@ -212,18 +212,18 @@ def test_steps_go_on_while_a_copy_is_made_and_the_copy_has_them_all(
 def test_steps_are_decided_faster_than_they_are_made(
     clients: list[Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("springtide_ps.shards._RECIPES_LIMIT", 2)
+    monkeypatch.setattr("springtide_ps.shard_store.MAX_RECIPES", 2)
     client, piece, expected, go_on, steps = clients[0], make(20), make(20), threading.Event(), 12
-    bring = Shards._bring
+    bring = ShardStore.make_steps
 
-    def late(self: Shards, *work: Any) -> None:
+    def late(self: ShardStore, *work: Any) -> None:
         assert go_on.wait(30)
         bring(self, *work)
 
     client.enter()
     client.load(piece)
     assert client.inventory() == KEY
-    monkeypatch.setattr(Shards, "_bring", late)
+    monkeypatch.setattr(ShardStore, "make_steps", late)
     for number in range(1, steps + 1):
         client.step(number, [number, 100 + number])
     go_on.set()
@@ -276,8 +276,8 @@ def test_a_generation_ends_copies_that_are_half_made_and_the_next_one_makes_them
         client.enter(step=1)
     shards = [server.steps.shards for server in running]
     assert shards[1].held_bytes == 0
-    assert shards[1]._held == {}
-    assert shards[0].cuts.readings.nbytes == 0
+    assert shards[1].keys == []
+    assert shards[0].snapshots.readings.nbytes == 0
     about = {"k": KEY, "at": PART, "most": PART, "reading": begun.meta["reading"]}
     with pytest.raises(RefusedError, match="not kept here any more"):
         first.ask(Kind.DUMP, about)
@@ -305,7 +305,7 @@ def test_a_copy_that_breaks_off_costs_the_copy_alone(clients: list[Client], runn
 
     def is_over() -> bool:
         gates.open_what_there_is()
-        return running[0].steps.shards._sending is None
+        return not running[0].steps.shards.replicator.is_sending
 
     until(is_over, "the copy goes on")
     first.step(1, [1])
@@ -318,29 +318,29 @@ def test_a_copy_whose_first_part_cannot_be_sent_holds_up_no_other(
 ) -> None:
     first, second = clients
     shards, piece, tried = running[0].steps.shards, make(30), threading.Event()
-    send = shards._fill
+    send = shards.replicator.fill
 
     def fails(*_: Any) -> Future[Any]:
         tried.set()
-        shards._fill = send
+        shards.replicator.fill = send
         raise ConnectionError("it is gone")
 
     for client in clients:
         client.enter()
     first.load(piece)
-    shards._fill = fails
+    shards.replicator.fill = fails
     fill(first, second)
     assert tried.wait(30)
     fill(first, second)
     assert second.await_copy() == dumped(piece)
-    assert shards.cuts.readings.nbytes == 0
+    assert shards.snapshots.readings.nbytes == 0
 
 
 def test_a_copy_that_has_no_answer_is_waited_for_no_longer(
     clients: list[Client], running: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("springtide_ps.copying._ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr("springtide_ps.copying._LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("springtide_ps.replication.ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("springtide_ps.replication.LOOK_SECONDS", 0.02)
     first, second = clients
     gates, piece = Gates(running[0]), make(30)
     for client in clients:
@@ -351,11 +351,11 @@ def test_a_copy_that_has_no_answer_is_waited_for_no_longer(
 
     def is_over() -> bool:
         with shards._lock:  # what follows belongs to it
-            return bool(gates.sizes) and shards._sending is None
+            return bool(gates.sizes) and not shards.replicator.is_sending
 
     until(is_over, "the copy is still waited for")
-    assert shards.cuts.readings.nbytes == 0
-    assert shards._held[KEY].forward == []
+    assert shards.snapshots.readings.nbytes == 0
+    assert shards.shard(KEY).forward == []
 
 
 def test_parts_that_do_not_fit_are_refused(clients: list[Client], running: list[Server]) -> None:
@@ -402,7 +402,7 @@ def test_a_copy_is_made_when_the_state_is_settled(clients: list[Client], running
     shards = running[0].steps.shards
     with shards._lock:
         running[0].steps._arrange(first.token, {"fill": {KEY: [second.address]}})
-        assert not shards._fills_now()
+        assert not shards.has_copy_to_send()
     for client in clients:
         client.resolve()
     assert second.await_copy() == first.dump()
@@ -425,14 +425,14 @@ def test_a_copy_that_has_no_room_gets_no_updates_and_holds_none_up(
 
     def is_over() -> bool:
         with shards._lock:
-            shards._settle()
-            return not shards._fills and shards._sending is None  # the refusal is here
+            shards.settle()
+            return shards.replicator.is_idle  # the refusal is here
 
     until(is_over, "the copy is still waited for")
     first.push(0, [1])
-    assert shards._held[KEY].forward == []
+    assert shards.shard(KEY).forward == []
     assert first.dump()[0]["book"] == {"applied": 1, "ranges": [0, 1]}
-    assert running[1].steps.shards._held == {}
+    assert running[1].steps.shards.keys == []
 
 
 @pytest.mark.parametrize("rows", [1, 30])

@@ -78,7 +78,7 @@ def test_a_job_is_in_the_metrics_of_its_servers(consistency: str, max_rows: int)
         assert (found["evicted_rows_total"] > 0) == (max_rows > 0)
         for server in running:
             shards = server.steps.shards
-            shards.arrange(shards.token, {}, {}, list(shards._held))
+            shards.arrange(shards.token, {}, {}, shards.keys)
         after = summed(running)
         assert after["keys"] == after["value_bytes"] == after["table_rows"] == 0
         assert after["evicted_rows_total"] == found["evicted_rows_total"]

@@ -389,7 +389,7 @@ def test_a_copy_that_is_made_between_offer_and_push_has_the_update() -> None:
         first.load().offer(1, [1.0, 2.0])
         fill = {"forward": {}, "fill": {"k": [names(running)[1]]}, "drop": []}
         first.link.ask_step(Kind.ARRANGE, FIRST, fill).result(60)
-        held = running[0].steps.shards._held["k"]
+        held = running[0].steps.shards.shard("k")
         until(lambda: bool(held.forward), "the copy")
         values, _ = first.push(1, 0)
         assert copy.pull() == values == [-1.0, -2.0]

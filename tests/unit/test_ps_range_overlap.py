@@ -49,7 +49,7 @@ def test_the_next_body_begins_before_all_values_are_there_and_each_layer_waits_f
         exchange = exchange_of(rank)
         last = exchange._of_parameter[2][0]
         assert {chunk.key for chunk in exchange.chunks} > {last}
-        lock = running[0].steps.shards._held[last].lock
+        lock = running[0].steps.shards.shard(last).lock
         everything = sum(chunk.nbytes for chunk in exchange.chunks)
         under_way, locked = [], False
         try:

@@ -204,7 +204,7 @@ def test_the_next_generation_does_not_wait_for_a_server_that_hangs(monkeypatch: 
         commit = loose.exchange.commit
 
         def stop_and_commit(*args: Any) -> None:
-            for held in running[1].steps.shards._held.values():
+            for held in map(running[1].steps.shards.shard, running[1].steps.shards.keys):
                 stopped.enter_context(held.lock)
             commit(*args)
 

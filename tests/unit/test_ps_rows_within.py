@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from springtide_ps.chunk import Recipe
 from springtide_ps.frequencies import heads_of
-from springtide_ps.frozen_shards import FrozenShards
 from springtide_ps.rounds import RoundError, StaleError
 from springtide_ps.rows_within import ChangedRows
+from springtide_ps.shard_store import ShardStore
 from springtide_ps.slices import Slice, records
 from springtide_ps.tables import TableSpec
 from springtide_ps.within import make_parts
@@ -108,7 +108,7 @@ class World:
     """A server with two slices and two members."""
 
     def __init__(self) -> None:
-        self.shards = FrozenShards(lambda *_: None, lambda *_: None)
+        self.shards = ShardStore(lambda *_: None, lambda *_: None)
         self.shards.enter(TOKEN, ["a", "b"], 0, "run")
         for number in range(2):
             self.shards.load(TOKEN, f"t1.{number}", 0, make())
@@ -123,7 +123,7 @@ class World:
     def ask(self, step: int, count: int) -> queue.Queue[Answer]:
         answers: queue.Queue[Answer] = queue.Queue()
         wanted = [("t1.0", np.array([0, 5])), ("t1.1", np.array([5, 6, 1]))]
-        self.shards.fetch_rows_within(TOKEN, step, wanted, count, lambda *answer: answers.put(answer))
+        self.shards.fetch_intermediate_rows(TOKEN, step, wanted, count, lambda *answer: answers.put(answer))
         return answers
 
     def expected(self, pieces: list[Slice]) -> torch.Tensor:
@@ -138,12 +138,12 @@ def test_a_member_sees_its_parts_and_the_commit_makes_the_same() -> None:
         for step in (1, 2):
             world.round(step)
             first = recipe("sgd", [(0, False)])
-            world.shards.within(TOKEN, step, "a", first)
+            world.shards.add_parts(TOKEN, step, "a", first)
             # In the second step the one before may still have to be made.
             seen = world.ask(step, 1).get(timeout=60)
             world.round(step, 1)
             whole = recipe("sgd", [(0, False), (1, False)])
-            world.shards.within(TOKEN, step, "b", whole)
+            world.shards.add_parts(TOKEN, step, "b", whole)
             both = world.ask(step, 2).get(timeout=60)
             for number, piece in enumerate(pieces):
                 sums = [piece.add(t, t, None) for t in (total([number, 5], 10 * step + n) for n in (0, 1))]
@@ -161,7 +161,7 @@ def test_a_member_sees_its_parts_and_the_commit_makes_the_same() -> None:
         wanted = [("t1.0", np.array([0, 5])), ("t1.1", np.array([5, 6, 1]))]
         world.shards.fetch_rows(TOKEN, 2, wanted, lambda *answer: committed.put(answer))
         assert torch.equal(committed.get(timeout=60)[0], both[0])
-        assert all(held.changed.piece is None for held in world.shards._held.values())
+        assert all(held.changed.piece is None for held in map(world.shards.shard, world.shards.keys))
     finally:
         world.shards.close()
 
@@ -170,13 +170,13 @@ def test_a_dropped_step_leaves_nothing_and_who_asks_for_it_later_is_sent_away() 
     world = World()
     try:
         world.round(1)
-        world.shards.within(TOKEN, 1, "a", recipe("sgd", [(0, False)]))
+        world.shards.add_parts(TOKEN, 1, "a", recipe("sgd", [(0, False)]))
         assert world.ask(1, 1).get(timeout=60)[1] is None
         world.shards.enter((1, 0, 2), ["a"], 0, "run")
         with pytest.raises(StaleError):
             world.ask(1, 1)
         for key in ("t1.0", "t1.1"):
             assert torch.equal(world.shards.slice_of(key).rows(EVERYTHING), make().rows(EVERYTHING))
-        assert all(held.changed.piece is None for held in world.shards._held.values())
+        assert all(held.changed.piece is None for held in map(world.shards.shard, world.shards.keys))
     finally:
         world.shards.close()

@@ -15,11 +15,11 @@ from ps_servers import TOKEN, names, servers
 from springtide_ps.chunk import ChunkError, Recipe
 from springtide_ps.client import Answer, RefusedError, ServerClient
 from springtide_ps.frames import DTYPE_NAMES, Kind
-from springtide_ps.frozen import describe
-from springtide_ps.held import Held
 from springtide_ps.ranges import Book, RangeSet
 from springtide_ps.server import Server
+from springtide_ps.shard import Shard
 from springtide_ps.slices import Slice, records
+from springtide_ps.snapshot import describe
 from springtide_ps.stream import parse_address
 from springtide_ps.tables import TableSpec
 
@@ -67,7 +67,7 @@ def test_a_book_that_is_none_is_refused(book: object) -> None:
 
 
 def test_steps_become_a_book_and_a_book_of_all_ranges_steps() -> None:
-    held = Held(make(), 7)
+    held = Shard(make(), 7)
     assert held.write_book(skipped=2)
     assert held.chunk is not None
     assert held.chunk.book is not None
@@ -79,7 +79,7 @@ def test_steps_become_a_book_and_a_book_of_all_ranges_steps() -> None:
     assert not held.count_steps(8)
     assert held.count_steps(9)
     assert (held.version, held.chunk.book) == (9, None)
-    assert not Held().write_book(0)  # nothing is here
+    assert not Shard().write_book(0)  # nothing is here
 
 
 # ---- on servers

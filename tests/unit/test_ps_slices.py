@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from springtide_ps.chunk import ChunkError, Recipe
 from springtide_ps.rounds import RoundError, StaleError
-from springtide_ps.shards import Shards
+from springtide_ps.shard_store import ShardStore
 from springtide_ps.slices import Slice, records, slice_numbers, unpack
 from springtide_ps.tables import TableSpec
 from springtide_ps.updates import UpdateError
@@ -157,7 +157,7 @@ class Answers:
 
 
 def test_rows_are_those_after_the_step_that_is_asked_for() -> None:
-    shards = Shards(lambda *_: None, lambda *_: None)
+    shards = ShardStore(lambda *_: None, lambda *_: None)
     try:
         shards.enter(TOKEN, ["a", "b"], 0, "L")
         for number in range(2):
@@ -198,7 +198,7 @@ def test_rows_are_those_after_the_step_that_is_asked_for() -> None:
 
 
 def test_a_tried_step_is_there_and_can_be_undone_or_kept() -> None:
-    shards, answers = Shards(lambda *_: None, lambda *_: None), Answers()
+    shards, answers = ShardStore(lambda *_: None, lambda *_: None), Answers()
     ids = np.array([4, 5])
 
     def one_commits(token: tuple[int, int, int], step: int) -> torch.Tensor:
@@ -232,7 +232,7 @@ def test_a_tried_step_is_there_and_can_be_undone_or_kept() -> None:
         assert shards.inventory((1, 0, 4)) == ["t2.0"]
         shards.fetch_rows((1, 0, 4), 1, [("t2.0", ids)], answers)
         assert torch.equal(answers.next()[0], tried)
-        assert shards._held["t2.0"].before is None
+        assert shards.shard("t2.0").before is None
         assert not torch.equal(one_commits((1, 0, 4), 2), tried)
     finally:
         shards.close()

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from ps_slices import PART, RECIPE, Dumped, dumped, make, record
 
 from springtide_ps.chunk import ChunkError
-from springtide_ps.frozen import Cuts, give, tell
 from springtide_ps.parts import loads
 from springtide_ps.readings import KEPT_SECONDS, READINGS_LIMIT, Readings
 from springtide_ps.rounds import RoundError
 from springtide_ps.slices import Slice
+from springtide_ps.snapshot import SnapshotKeeper, give, tell
 
 
 @settings(deadline=None, max_examples=25)
@@ -56,7 +56,7 @@ MOVES = st.lists(
 @settings(deadline=None, max_examples=60)
 @given(MOVES, st.integers(1, 300))
 def test_parts_of_one_moment_are_never_mixed_with_another(moves: list[str], part: int) -> None:
-    cuts, piece = Cuts(lambda: 0.0), make(6)
+    cuts, piece = SnapshotKeeper(lambda: 0.0), make(6)
     held: Slice | None = piece
     wanted: dict[int, tuple[Dumped, bytearray]] = {}
     cut: tuple[str, Dumped, bytearray] | None = None
@@ -66,7 +66,7 @@ def test_parts_of_one_moment_are_never_mixed_with_another(moves: list[str], part
             held.apply(record([number, 100 + number]), RECIPE)
             held = None if move == "drop" else held
         elif move == "freeze" and held is not None:
-            cuts.freeze(str(number), 0, 1, [("k", 0)])
+            cuts.take(str(number), 0, 1, [("k", 0)])
             cut = str(number), dumped(held), bytearray()
         elif move == "begin" and held is not None:
             wanted[cuts.readings.begin("k")] = dumped(held), bytearray()
@@ -99,8 +99,8 @@ def test_parts_of_one_moment_are_never_mixed_with_another(moves: list[str], part
 
 
 def test_a_part_out_of_order_is_refused() -> None:
-    cuts, piece = Cuts(lambda: 0.0), make(6)
-    cuts.freeze("one", 0, 1, [("k", 0)])
+    cuts, piece = SnapshotKeeper(lambda: 0.0), make(6)
+    cuts.take("one", 0, 1, [("k", 0)])
     reading = cuts.readings.begin("k")
     assert give(cuts.find("one"), "k", piece, 0, 0, PART)
     cuts.readings.take(reading, "k", piece, 0, PART)
@@ -112,8 +112,8 @@ def test_a_part_out_of_order_is_refused() -> None:
 
 
 def test_only_what_is_still_to_be_read_is_copied_and_once() -> None:
-    cuts, piece = Cuts(lambda: 0.0), make(6)
-    cuts.freeze("one", 0, 1, [("k", 0)])
+    cuts, piece = SnapshotKeeper(lambda: 0.0), make(6)
+    cuts.take("one", 0, 1, [("k", 0)])
     give(cuts.find("one"), "k", piece, 0, 0, PART)
     readings = [cuts.readings.begin("k") for _ in range(3)]
     for reading in readings:

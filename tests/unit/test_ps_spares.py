@@ -79,7 +79,7 @@ class Job:
 
     @property
     def held(self) -> Any:
-        return self.server.steps.shards._held[KEY]
+        return self.server.steps.shards.shard(KEY)
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from worker_groups import addresses
 from springtide.servers.early import EarlyExchange
 from springtide.servers.grouped import GroupedExchange
 from springtide_ps.chunk import ROUNDS_LIMIT, Chunk, ChunkError, Recipe
-from springtide_ps.frozen_shards import FrozenShards
 from springtide_ps.rounds import Effect, RoundError, Rounds, Token
 from springtide_ps.server import Server
+from springtide_ps.shard_store import ShardStore
 from springtide_ps.within import Parts, make_parts
 
 FIRST: Token = (1, 0, 1)
@@ -163,12 +163,12 @@ def test_parts_of_a_step_wait_until_the_one_before_is_made() -> None:
     """It is decided; its values came early, so the member is on with the next one before it is made."""
     stopped, go = threading.Event(), threading.Event()
 
-    class Slow(FrozenShards):
-        def _bring(self, key: str, version: int, trying: bool) -> None:
+    class Slow(ShardStore):
+        def make_steps(self, key: str, version: int, trying: bool) -> None:
             if version == 1:
                 stopped.set()
                 assert go.wait(60)
-            super()._bring(key, version, trying)
+            super().make_steps(key, version, trying)
 
     def done(name: str) -> Any:
         return lambda result, error: told.append((name, result if error is None else str(error)))
@@ -184,8 +184,8 @@ def test_parts_of_a_step_wait_until_the_one_before_is_made() -> None:
             if step == 1:
                 shards.commit(FIRST, 1, "a", recipe(0, lr=1.0), done("committed"))
         assert stopped.wait(60)
-        shards.within(FIRST, 2, "a", recipe(0, lr=1.0))
-        shards.fetch_within(FIRST, 2, "k", 1, done("values"))
+        shards.add_parts(FIRST, 2, "a", recipe(0, lr=1.0))
+        shards.fetch_intermediate(FIRST, 2, "k", 1, done("values"))
         assert [name for name, _ in told] == ["prepared", "committed", "prepared"]
         go.set()
         deadline = time.monotonic() + 60
@@ -195,7 +195,7 @@ def test_parts_of_a_step_wait_until_the_one_before_is_made() -> None:
         assert told[3][0] == "values"
         assert told[3][1].tolist() == [0.5, 0.5]
         with pytest.raises(RoundError, match="after step 3 are asked for"):
-            shards.fetch_within(FIRST, 3, "k", 1, done("never"))
+            shards.fetch_intermediate(FIRST, 3, "k", 1, done("never"))
     finally:
         go.set()
         shards.close()

@@ -1,8 +1,8 @@
 """A step's values asked for during backward: they come while gradients of other layers still leave.
 
-The servers make a step early if they know how it will be made (`springtide_ps.early`): as the last one was,
-with the optimizer's present options. What they send lands beside the parameters, which change only when the
-step is committed and was made just so; if not, its values are fetched as without this.
+The servers make a step early if they know how it will be made (`springtide_ps.speculative_copy`): as the last
+one was, with the optimizer's present options. What they send lands beside the parameters, which change only
+when the step is committed and was made just so; if not, its values are fetched as without this.
 """
 
 from __future__ import annotations

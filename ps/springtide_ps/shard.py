@@ -1,4 +1,4 @@
-"""What a server keeps of one chunk between two steps."""
+"""One shard: a chunk or a slice of a table that a server holds, and what its steps need."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from springtide_ps.chunk import Chunk
-from springtide_ps.early import Early
 from springtide_ps.gathered import Done
 from springtide_ps.ranges import Book, RangeSet
 from springtide_ps.rows_within import ChangedRows
 from springtide_ps.slices import Slice
+from springtide_ps.speculative_copy import SpeculativeCopy
 
 Sum = tuple[int, int]
 """(step, round of the step)."""
@@ -26,10 +26,23 @@ Fill = Callable[[str, str, int, dict[str, Any], torch.Tensor], Future[Any]]
 
 
 @dataclass(slots=True)
-class Held:
-    """One chunk, or (chunk None) the sums that wait for it. sums: complete, or (the newest) in the making.
+class Shard:
+    """A chunk (or slice) with its version, the sums of its gradients, and its further copies.
 
-    before: what the chunk was before a tried step, as it is dumped.
+    `lock` keeps the chunk from changing; the lists are the store's, in the store's own lock.
+
+    Attributes:
+        chunk: the values and their optimizer's state; None: only sums are here, which wait for it.
+        version: the step after which the values are; -1: none.
+        sums: of gradients, by step and round: complete, or (the newest one) in the making.
+        before: what the chunk was before a step that is only tried, as it is dumped.
+        spare: memory of an earlier sum, for a gradient to come.
+        forward: addresses of the servers that hold copies and get the sums.
+        waiting: who waits for the values after a step.
+        added: gradients in the newest sum.
+        closed: the newest sum that is complete, and on its way to the copies.
+        speculative: the chunk after a step that is not decided.
+        changed: rows of a slice within a step that is not decided.
     """
 
     chunk: Chunk | Slice | None = None
@@ -40,36 +53,50 @@ class Held:
     lock: threading.Lock = field(default_factory=threading.Lock)
     forward: list[str] = field(default_factory=list)
     waiting: list[tuple[int, Done]] = field(default_factory=list)
-    added: int = 0  # gradients in the newest sum
-    early: Early = field(default_factory=Early)
+    added: int = 0
+    closed: Sum = (-1, 0)
+    speculative: SpeculativeCopy = field(default_factory=SpeculativeCopy)
     changed: ChangedRows = field(default_factory=ChangedRows)
-    closed: Sum = (-1, 0)  # the newest one that is complete, and on its way to the copies
 
     @property
     def values(self) -> torch.Tensor | None:
-        """Of a chunk that is no slice of a table."""
+        """Return the values of a chunk; None of a slice of a table, and where there is neither."""
         return self.chunk.values if isinstance(self.chunk, Chunk) else None
 
     def totals(self, step: int) -> dict[int, torch.Tensor]:
-        """The sums of a step by round."""
+        """Return the sums of a step by round."""
         return {number: total for (own, number), total in self.sums.items() if own == step}
 
     def has_sums(self, step: int, last: int) -> bool:
-        """Whether those of all rounds up to the last one of the step are here."""
+        """Return whether the sums of all rounds up to the `last` one of the step are here."""
         return self.totals(step).keys() >= set(range(last + 1))
 
     def closed_sums(self, step: int) -> dict[Sum, torch.Tensor]:
-        """Those of the step that are complete, in their order."""
+        """Return the sums of the step that are complete, in their order."""
         if self.closed[0] != step:
             return {}
         return {which: self.sums[which] for which in sorted(self.sums) if (step, 0) <= which <= self.closed}
 
     def drop_sums(self, steps: Callable[[int], bool]) -> None:
-        """Forget the sums of these steps."""
+        """Forget the sums of the steps for which `steps` is true."""
         self.sums = {which: total for which, total in self.sums.items() if not steps(which[0])}
 
+    def take_waiting(self) -> list[Done]:
+        """Return who waited for what the chunk is now, and forget them (in the store's lock)."""
+        ready = [done for step, done in self.waiting if step <= self.version]
+        self.waiting = [(step, done) for step, done in self.waiting if step > self.version]
+
+        def with_values(done: Done) -> Done:
+            return lambda _, error: done(self.values, error)
+
+        return ready + [with_values(done) for done in self.speculative.take_waiting(self.version)]
+
     def undo(self, version: int) -> bool:
-        """The step after `version` was only tried. False: what was before it is not here, so nothing is."""
+        """Go back to `version`: the step after it was only tried.
+
+        Returns:
+            Whether the shard is at that version now; False: what was before the step is not here.
+        """
         with self.lock:
             if self.version <= version or self.chunk is None:
                 return True
@@ -80,9 +107,13 @@ class Held:
         return True
 
     def write_book(self, skipped: int) -> bool:
-        """Ranges are counted from now on: 0..version-1 are in the chunk. skipped: of them, in the whole job.
+        """Count ranges from now on: 0..version-1 are in the chunk.
 
-        False: there is no chunk that could have a book.
+        Args:
+            skipped: how many of them changed nothing, in the whole job.
+
+        Returns:
+            Whether there is a chunk, which has a book now.
         """
         with self.lock:
             if self.chunk is None:
@@ -90,11 +121,15 @@ class Held:
             if self.chunk.book is None:
                 ranges = RangeSet([(0, self.version)]) if self.version > 0 else RangeSet()
                 self.chunk.book = Book(ranges, max(0, self.version), skipped)
-            self.version, self.sums, self.closed, self.early = 0, {}, (-1, 0), Early()
+            self.version, self.sums, self.closed, self.speculative = 0, {}, (-1, 0), SpeculativeCopy()
         return True
 
     def count_steps(self, version: int) -> bool:
-        """Steps are counted from now on, `version` of them. False: the chunk's book says something else."""
+        """Count steps from now on, `version` of them so far.
+
+        Returns:
+            Whether the chunk's book says the same: exactly the ranges 0..version-1 are in it.
+        """
         with self.lock:
             if self.chunk is None or self.chunk.book is None:
                 return False
@@ -106,17 +141,17 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Borrowed:
-    """A chunk that nobody else changes, which is here."""
+class LockedShard:
+    """A shard whose chunk is here and which nobody else changes."""
 
-    held: Held
+    shard: Shard
 
     @property
     def chunk(self) -> Chunk | Slice:
-        assert self.held.chunk is not None
-        return self.held.chunk
+        assert self.shard.chunk is not None
+        return self.shard.chunk
 
     @property
     def forward(self) -> list[str]:
-        """Addresses of the servers that hold copies."""
-        return self.held.forward
+        """Return the addresses of the servers that hold copies."""
+        return self.shard.forward
