@@ -28,11 +28,12 @@ test: $(STAMP) ## lint, then all tests in JOBS processes (default 3; ARGS='-k na
 	@$(MAKE) -j 2 --output-sync=target lint compiled
 	@python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: $(STAMP) ## ruff, strict mypy, import directions
+lint: $(STAMP) ## ruff, strict mypy, import directions, structure
 	ruff check .
 	ruff format --check .
 	mypy
 	lint-imports
+	python tests/support/structure.py
 
 # What pytest makes of the tests is kept. Without this each of the JOBS processes would make all of it at once.
 compiled: $(STAMP)

@@ -1,0 +1,85 @@
+"""What `make lint` finds in the structure of the source, tried on small trees that break one rule each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from structure import findings, read_modules, strongly_connected
+
+DEEP = """
+class A: ...
+class B(A): ...
+class C(B): ...
+class D(C): ...
+"""
+UNBOUND = """
+class A:
+    def act(self): ...
+class B(A):
+    def act(self):
+        A.act(self)
+"""
+UNDECLARED = """
+class Mixin:
+    links: int
+    def act(self): return self.links
+"""
+DECLARED = """
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+class Base:
+    def __init__(self): self.links = 1
+class Below(Base):
+    links: int
+    kind: ClassVar[str]
+@dataclass
+class Data:
+    number: int
+class Pair(NamedTuple):
+    number: int
+class Port(Protocol):
+    number: int
+"""
+
+
+def found_in(root: Path, **sources: str) -> list[str]:
+    for name, text in sources.items():
+        path = root / "ps" / "package" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return findings(read_modules(root, ("ps",)))
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        (DEEP, "ps/package/one.py:5: D is 4 classes deep, 3 are the limit"),
+        (UNBOUND, "ps/package/one.py:6: A.act(self, ...) calls a base by its name"),
+        (UNDECLARED, "ps/package/one.py:3: Mixin.links is declared here and made in another class"),
+    ],
+    ids=["deep", "unbound", "undeclared"],
+)
+def test_a_broken_rule_is_found(text: str, finding: str, tmp_path: Path) -> None:
+    assert found_in(tmp_path, one=text) == [finding]
+
+
+def test_declared_fields_of_data_are_no_finding(tmp_path: Path) -> None:
+    assert found_in(tmp_path, one=DECLARED) == []
+
+
+@pytest.mark.parametrize("condition", ["", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "])
+def test_a_circle_is_found_also_for_types_only(condition: str, tmp_path: Path) -> None:
+    circle = {
+        "one": "from package import two",
+        "two": "from package.three import Three",
+        "three": f"{condition}from .one import One",
+    }
+    assert found_in(tmp_path, **circle) == [
+        "modules import each other in a circle: package.one, package.three, package.two"
+    ]
+
+
+def test_a_long_chain_is_no_circle() -> None:
+    chain = {str(number): [str(number + 1)] for number in range(5000)}
+    assert {len(part) for part in strongly_connected(chain)} == {1}
