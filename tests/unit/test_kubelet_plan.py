@@ -190,6 +190,17 @@ def test_conditions_follow_the_containers() -> None:
     assert _conditions(pod_status(status, records, "Always", [], NOW))["Ready"] == ("True", "")
 
 
+def test_containers_end_before_the_phase_says_so() -> None:
+    records = pod("a")
+    start(records["a"])
+    running = pod_status({}, records, "Never", [], NOW)
+    records["a"].state = ended(0)
+    first = pod_status(running, records, "Never", [], NOW, settled=False)
+    assert (first["phase"], _conditions(first)["Ready"][1]) == ("Running", "ContainersNotReady")
+    assert "terminated" in first["containerStatuses"][0]["state"]
+    assert pod_status(first, records, "Never", [], NOW)["phase"] == "Succeeded"
+
+
 def test_the_time_of_a_condition_moves_only_with_its_value() -> None:
     records = pod("a")
     first = pod_status({}, records, "Always", [], NOW)

@@ -275,3 +275,23 @@ def test_a_template_that_cannot_be_used_fails_the_job() -> None:
     failed = next(c for c in world.status["conditions"] if c["type"] == reasons.FAILED)
     assert failed["reason"] == reasons.INVALID_TEMPLATE
     assert "env" in failed["message"]
+
+
+@pytest.mark.parametrize("runs_on", [False, True], ids=["ended as a whole", "a sidecar runs on"])
+def test_ended_pod_is_kept_while_its_phase_is_late(runs_on: bool) -> None:
+    """Kubelets say first that the containers have ended, and the phase up to seconds later."""
+    world = started(2)
+    ended, other = world.workers()
+    for pod in (ended, other):
+        world.end(pod, 0, finished_message(1))
+    ended["status"]["phase"] = "Running"
+    if runs_on:
+        ended["status"]["containerStatuses"].append({"name": "proxy", "state": {"running": {}}})
+    world.round()
+    assert world.status["state"] == "Succeeded"
+    gone = {pod["metadata"]["name"] for pod in (ended, other)} - {
+        pod["metadata"]["name"]
+        for pod in world.workers(live=False)
+        if "deletionTimestamp" not in pod["metadata"]
+    }
+    assert gone == ({ended["metadata"]["name"]} if runs_on else set())

@@ -57,6 +57,7 @@ class WorkerPod:
     deleted_because: str | None = None  # our annotation
     template: str | None = None  # hash of the template it was made from
     end: End | None = None  # None: a process may still run
+    stopped: bool = False  # none of its containers runs any more: kubelets say that before the phase
     problem: Problem | None = None
     starting_since: float | None = None  # a node has it, and none of its containers has begun since
     disruption: str | None = None  # why somebody ends it (eviction, preemption, taint), in words
@@ -87,7 +88,8 @@ class WorkerPod:
 
     @property
     def terminal(self) -> bool:
-        return self.phase in ("Succeeded", "Failed")
+        """Nothing of it runs, and nothing will."""
+        return self.stopped or self.phase in ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ def worker_pod(pod: Object) -> WorkerPod | None:
         deleted_because=annotations.get(names.ANNOTATION_DELETED_BECAUSE),
         template=annotations.get(names.ANNOTATION_TEMPLATE),
         end=read_end(pod, container),
+        stopped=_stopped(status),
         problem=pod_problem(pod, f"worker {meta['name']}"),
         starting_since=_starting_since(pod),
         disruption=disrupted[1] if disrupted is not None else None,
@@ -90,6 +91,13 @@ def worker_pod(pod: Object) -> WorkerPod | None:
         unreachable=_node_lost(status, disrupted),
         address=_metrics_address(pod, names.WORKER_METRICS_PORT),
     )
+
+
+def _stopped(status: Object) -> bool:
+    """Return whether all containers have ended. Since 1.27 a kubelet says so first, and the phase up to
+    seconds later, when the rest of the pod is put away, too."""
+    containers = status.get("containerStatuses") or []
+    return bool(containers) and all((one.get("state") or {}).get("terminated") for one in containers)
 
 
 def _metrics_address(pod: Object, usual: int) -> tuple[str, int] | None:

@@ -261,7 +261,7 @@ class PodWorker:
         record.ready = record.passed_startup = False
         if self._node.running.is_set():
             # At once, not after a turn of the event loop: how long a job stands still depends on it.
-            self._write_status(ended.at)
+            self._write_status(ended.at, settled=False)
         self._wake.set()
 
     def _probe_failed(self, name: str, kind: str, output: str) -> None:
@@ -327,8 +327,10 @@ class PodWorker:
             default=None,
         )
 
-    def _write_status(self, now: float, ending: bool = False) -> None:
-        """`ending`: nothing will be started again, whatever the restart policy says."""
+    def _write_status(self, now: float, ending: bool = False, settled: bool = True) -> None:
+        """`ending`: nothing will be started again, whatever the restart policy says. settled: as in
+        `pod_status`.
+        """
         spec = self.pod["spec"]
         policy = "Never" if ending or self._failure else spec.get("restartPolicy", "Always")
         failure = None if self.live else self._failure
@@ -341,7 +343,7 @@ class PodWorker:
                     "NotFound",
                     f'pods "{pod["metadata"]["name"]}" not found: another one has its name now',
                 )
-            status = pod_status(pod.get("status") or {}, self.records, policy, gates, now, failure)
+            status = pod_status(pod.get("status") or {}, self.records, policy, gates, now, failure, settled)
             pod["status"] = {
                 **status,
                 **self._addresses(),

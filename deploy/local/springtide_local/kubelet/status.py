@@ -85,15 +85,19 @@ def pod_status(
     readiness_gates: Iterable[str],
     now: float,
     failure: tuple[str, str] | None = None,
+    settled: bool = True,
 ) -> Object:
     """The parts of `old` (the status there is) that the kubelet owns, made new: phase, conditions,
     container statuses.
 
     `failure` (reason, message) makes the pod Failed whatever its containers did: a deadline, a lost
-    container.
+    container. settled: the rest of the pod is put away, too; before that, a kubelet (since 1.27) says that
+    containers have ended, and keeps the phase.
     """
     status = dict(old)
     status["phase"] = "Failed" if failure else phase(records, restart_policy)
+    if not settled and status["phase"] in ("Succeeded", "Failed"):
+        status["phase"] = old.get("phase", "Pending")
     if failure:
         status["reason"], status["message"] = failure
     done = status["phase"] in ("Succeeded", "Failed")
