@@ -47,7 +47,7 @@ def measure_table(given: list[Any]) -> dict[str, float]:
     """The table of one server, without a server."""
     import torch
 
-    from springtide_ps.tables import Table, TableSpec
+    from springtide_ps.params.embedding import Table, TableSpec
 
     table = Table(TableSpec(DIM, "adagrad", {"lr": 0.01}, scale=0.01))
     gradients = torch.full((BATCH * BAG, DIM), 0.01)

@@ -42,7 +42,7 @@ def steps(elements: int) -> tuple[list[Any], list[Callable[[Any], None]]]:
     """(values, update) of each chunk: what every server here holds."""
     import torch
 
-    from springtide_ps.updates import Update
+    from springtide_ps.params.optim import Update
 
     values = [torch.zeros(elements) for _ in range(CHUNKS)]
     return values, [Update("sgd", OPTIONS).bind(chunk) for chunk in values]
@@ -55,7 +55,7 @@ def serve_raw_tcp(port: int, elements: int) -> None:
     """Plain sockets, full duplex: one thread receives and updates, one sends back."""
     import torch
 
-    from springtide_ps.frames import memory
+    from springtide_ps.wire.frames import memory
 
     values, update = steps(elements)
     listener = socket.create_server(("127.0.0.1", port))
@@ -128,7 +128,7 @@ def serve_grpc(port: int, elements: int) -> None:
 def raw_tcp(stack: ExitStack, port: int, elements: int) -> Round:
     import torch
 
-    from springtide_ps.frames import memory
+    from springtide_ps.wire.frames import memory
 
     connection = stack.enter_context(connected(port))
     tune(connection)
@@ -200,14 +200,14 @@ def springtide_kv(stack: ExitStack, ports: list[int], elements: int, key: str = 
 
 def tune(connection: socket.socket) -> None:
     """The options of our own streams."""
-    from springtide_ps import congestion
+    from springtide_ps.wire import congestion
 
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     congestion.choose(connection)
 
 
 def congestion_control() -> dict[str, str]:
-    from springtide_ps import congestion
+    from springtide_ps.wire import congestion
 
     name = Path("/proc/sys/net/ipv4/tcp_congestion_control")
     with (

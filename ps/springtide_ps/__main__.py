@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from springtide_ps.stop_signals import STOPPING  # before torch
+from springtide_ps.server.stop_signals import STOPPING  # before torch
 
 # isort: split
 import gc
@@ -19,13 +19,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from springtide_protocol.bounded_http import BoundedServer, Kept, Reply, Request, in_words, serve
 from springtide_protocol.lobby import raise_descriptor_limit
 from springtide_protocol.tls import read_authority
-from springtide_ps import registration
-from springtide_ps.metrics import ServerCollector
-from springtide_ps.server import Server
-from springtide_ps.settings import Settings, read
-from springtide_ps.store import Store
-from springtide_ps.tls import client_context, server_context
-from springtide_ps.updates import Update
+from springtide_ps.params.optim import Update
+from springtide_ps.server import registration
+from springtide_ps.server.kv_store import Store
+from springtide_ps.server.metrics import ServerCollector
+from springtide_ps.server.server import Server
+from springtide_ps.server.settings import Settings, read
+from springtide_ps.wire.tls import client_context, server_context
 
 log = logging.getLogger("springtide.ps")
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 from ps_servers import TOKEN, servers
 
-from springtide_ps.frames import HEADER_BYTES, MAGIC, META_LIMIT, Frame, Kind, joined, pack
-from springtide_ps.server import Server
-from springtide_ps.stream import Stream, connect
+from springtide_ps.server.server import Server
+from springtide_ps.wire.frames import HEADER_BYTES, MAGIC, META_LIMIT, Frame, Kind, joined, pack
+from springtide_ps.wire.stream import Stream, connect
 
 GROUP = {"lr": 0.1}
 RECIPE = {"scale": 1.0, "skip": False, "groups": [GROUP], "unused": []}

@@ -21,9 +21,9 @@ import torch
 from ps_servers import TOKEN, RealServer, names, servers
 
 from springtide import kv
-from springtide_ps import frames
-from springtide_ps.client import ServerClient
-from springtide_ps.stream import connect
+from springtide_ps.wire import frames
+from springtide_ps.wire.client import ServerClient
+from springtide_ps.wire.stream import connect
 
 
 def test_push_and_pull_over_several_servers_equal_torch() -> None:

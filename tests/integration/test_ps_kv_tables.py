@@ -10,8 +10,8 @@ import torch
 from ps_servers import TOKEN, names, servers
 
 from springtide import kv
-from springtide_ps import frames
-from springtide_ps.stream import connect
+from springtide_ps.wire import frames
+from springtide_ps.wire.stream import connect
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])

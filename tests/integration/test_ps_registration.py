@@ -15,7 +15,7 @@ from ps_servers import RealServer
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.serve_client import ServeClient
 from springtide_protocol.sync_client import SyncClient, SyncError
-from springtide_ps import registration
+from springtide_ps.server import registration
 
 KEEPALIVE = 30.0  # s: a loaded machine is no lost one; what ends here closes its sockets
 

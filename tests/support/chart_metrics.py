@@ -16,9 +16,9 @@ from springtide_coordinator.metrics import JobCollector
 from springtide_coordinator.settings import Options
 from springtide_operator.metrics import Metrics as OperatorMetrics
 from springtide_protocol.names import Incarnation
-from springtide_ps.metrics import ServerCollector
-from springtide_ps.server import Server
-from springtide_ps.store import Store
+from springtide_ps.server.kv_store import Store
+from springtide_ps.server.metrics import ServerCollector
+from springtide_ps.server.server import Server
 
 _NAME = re.compile(r"\bspringtide_[a-z0-9_]+")
 

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from springtide_ps.chunk import Chunk, Recipe
+from springtide_ps.params.chunk import Chunk, Recipe
 
 LIMIT = 0.1 * 0.995**9.5
 """As `worker_script` has it from its eleventh step on."""

@@ -8,7 +8,7 @@ from typing import Any
 from ps_loose import until
 
 from springtide.servers.exchange import ServerExchange
-from springtide_ps.server import Server
+from springtide_ps.server.server import Server
 
 
 class Late:
@@ -32,7 +32,7 @@ class Late:
         # Else an offer would wait for the lock, and the question for a range behind it.
         until(lambda: sum(server.offered_bytes for server in self._running) == self._offers, "all gradients")
         for server in self._running:
-            for held in map(server.steps.shards.shard, server.steps.shards.keys):
+            for held in map(server.sync_handler.store.shard, server.sync_handler.store.keys):
                 assert held.lock.acquire(timeout=30)
                 self._locks.append(held.lock)
         self._commit(*args, **named)

@@ -11,7 +11,7 @@ from ps_servers import servers
 
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.wire import RangeWire
-from springtide_ps.server import Server
+from springtide_ps.server.server import Server
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -98,5 +98,5 @@ def cut(loose: Loose) -> None:
 def arrived(loose: Loose, server: Server) -> bool:
     """Whether the server has everything that the open body has offered to it."""
     name = f"s{server.port}"
-    here = {key for client in list(server._clients.values()) for _, key in list(client.offers._held)}
+    here = {key for client in list(server._clients.values()) for _, key in list(client.stash._held)}
     return here == {key for key, homes in loose.exchange._homes.items() if homes[0] == name}

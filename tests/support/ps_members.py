@@ -16,7 +16,7 @@ from springtide.exchange.layout import Field, plan_layout
 from springtide.exchange.store import StreamStore
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.leading import Place
-from springtide_ps.server import Server
+from springtide_ps.server.server import Server
 
 
 def build(seed: int = 0) -> torch.nn.Module:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from springtide_ps.frames import PART_BYTES
-from springtide_ps.server import Server
-from springtide_ps.store import Store
+from springtide_ps.server.kv_store import Store
+from springtide_ps.server.server import Server
+from springtide_ps.wire.frames import PART_BYTES
 
 TOKEN = "the job's token"
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from springtide_ps.chunk import Recipe
-from springtide_ps.slices import Slice, records
-from springtide_ps.tables import TableSpec
+from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.embedding import TableSpec
+from springtide_ps.params.embedding_shard import Slice, records
 
 DIM = 3
 PART = 100

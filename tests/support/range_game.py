@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from worker_ranks import Rank, seeded
 
 import springtide
-from springtide_ps.server import Server
+from springtide_ps.server.server import Server
 
 SAMPLES, BATCH, EPOCHS, ROWS = 24, 8, 2, 7
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))

@@ -15,7 +15,7 @@ import springtide
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.wire import RangeWire
 from springtide.tables.local import merged
-from springtide_ps.server import Server
+from springtide_ps.server.server import Server
 
 
 class Net(torch.nn.Module):

@@ -12,12 +12,12 @@ import pytest
 import torch
 from ps_servers import TOKEN, names, servers
 
-from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.client import Answer, RefusedError, ServerClient
-from springtide_ps.frames import Kind
-from springtide_ps.ranges import Book
-from springtide_ps.server import Server
-from springtide_ps.stream import parse_address
+from springtide_ps.params.applied import Book
+from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.server.server import Server
+from springtide_ps.wire.client import Answer, RefusedError, ServerClient
+from springtide_ps.wire.frames import Kind
+from springtide_ps.wire.stream import parse_address
 
 FIRST = (1, 0, 1)
 SECOND = (1, 0, 2)
@@ -202,7 +202,7 @@ def test_a_push_waits_for_a_copy_that_hangs_until_the_next_generation_begins(
     first.ask(Kind.ARRANGE, FIRST, {"forward": {"k": [second.address]}}).result(20)
     about = {"k": "k", "r": 0, "recipe": Recipe(1.0, False, ({"lr": 1.0},)).to_json()}
     values = torch.zeros(2)
-    with running[1].steps.shards.shard("k").lock:
+    with running[1].sync_handler.store.shard("k").lock:
         pushed = first.ask(
             Kind.PUSH_RANGE, FIRST, about, payload=torch.tensor([1.0, 0.0]), out=values, typed=True
         )

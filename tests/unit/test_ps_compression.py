@@ -22,11 +22,17 @@ from springtide.errors import UsageError
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.wire import Made, Wire
 from springtide_operator.api.crd import custom_resource_definition
-from springtide_ps import frames
-from springtide_ps.chunk import Chunk, ChunkError
-from springtide_ps.frames import Frame, Kind
-from springtide_ps.selected import Selected, SelectedError, count_selected, pack, unpack
-from springtide_ps.stream import connect
+from springtide_ps.params.chunk import Chunk, ChunkError
+from springtide_ps.params.sparse_gradient import (
+    SparseGradient,
+    SparseGradientError,
+    count_selected,
+    pack,
+    unpack,
+)
+from springtide_ps.wire import frames
+from springtide_ps.wire.frames import Frame, Kind
+from springtide_ps.wire.stream import connect
 
 ELEMENTS = 12
 CHUNK = PlannedChunk("0.0", 0, 0, ELEMENTS, 8 * ELEMENTS, ((0, 0, 0, 5), (1, 0, 6, ELEMENTS)))
@@ -37,7 +43,7 @@ CHUNK = PlannedChunk("0.0", 0, 0, ELEMENTS, 8 * ELEMENTS, ((0, 0, 0, 5), (1, 0, 
 @settings(deadline=None, max_examples=50)
 def test_selected_elements_come_back(numbers: set[int], dtype: torch.dtype) -> None:
     indices = torch.tensor(sorted(numbers), dtype=torch.int32)
-    block = pack(Selected(indices, torch.randn(len(numbers)).to(dtype)))
+    block = pack(SparseGradient(indices, torch.randn(len(numbers)).to(dtype)))
     assert count_selected(block.numel(), dtype, 41) == len(numbers)
     found = unpack(block, dtype, 41)
     dense = torch.zeros(41, dtype=dtype)
@@ -55,21 +61,21 @@ def test_any_bytes_are_a_selection_or_refused(raw: bytes) -> None:
     total = torch.zeros(5)
     try:
         unpack(payload, torch.float32, 5).add_to(total)
-    except SelectedError:
+    except SparseGradientError:
         assert not total.any()
 
 
 @pytest.mark.parametrize("indices", [[-1], [5], [1, 1], [2, 1], [0, 2**31 - 1]])
 def test_elements_that_are_not_there_are_refused(indices: list[int]) -> None:
-    block = pack(Selected(torch.tensor(indices, dtype=torch.int32), torch.ones(len(indices))))
-    with pytest.raises(SelectedError, match="from 0 to 4, ascending"):
+    block = pack(SparseGradient(torch.tensor(indices, dtype=torch.int32), torch.ones(len(indices))))
+    with pytest.raises(SparseGradientError, match="from 0 to 4, ascending"):
         unpack(block, torch.float32, 5)
 
 
 def test_a_chunk_refuses_what_does_not_fit_before_memory_is_taken() -> None:
     chunk = Chunk(torch.zeros(5), [(0, 0, 0, 5)], "sgd", [{"lr": 0.1}])
     for nbytes, dtype in ((7, torch.float32), (48, torch.float32)):
-        with pytest.raises(SelectedError, match="no selection from 5 elements"):
+        with pytest.raises(SparseGradientError, match="no selection from 5 elements"):
             chunk.check_selected(nbytes, dtype)
     for other in (torch.float16, torch.int64, None):
         with pytest.raises(ChunkError, match=r"elements of a gradient are .*float32 here"):
@@ -111,8 +117,8 @@ class Owing(RuleBasedStateMachine):
     def push(self) -> None:
         out = self.wire.outgoing(CHUNK, self.gradient * self.scale)
         dense = torch.zeros(ELEMENTS, dtype=torch.float64)
-        self.sent = (out.add_to(dense) if isinstance(out, Selected) else out) / self.scale
-        if isinstance(out, Selected):
+        self.sent = (out.add_to(dense) if isinstance(out, SparseGradient) else out) / self.scale
+        if isinstance(out, SparseGradient):
             assert len(out.indices) == 3
             assert out.values.abs().min() >= self.left_here().abs().max() * self.scale
 
@@ -383,7 +389,7 @@ def test_rubbish_in_selected_gradients_is_refused_and_the_server_lives() -> None
         a.exchange.resolve()
         key = a.exchange.chunks[0].key
         about = {"t": [1, 0, 1], "s": 1, "me": "m0", "k": key, "d": "float32"}
-        block = pack(Selected(torch.tensor([2**30], dtype=torch.int32), torch.ones(1)))
+        block = pack(SparseGradient(torch.tensor([2**30], dtype=torch.int32), torch.ones(1)))
         stream, _ = connect(("127.0.0.1", running[0].port), TOKEN, 30)
         for meta, payload in (
             (about, block),

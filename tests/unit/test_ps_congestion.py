@@ -9,10 +9,10 @@ from contextlib import closing, contextmanager
 import pytest
 from ps_servers import TOKEN, names, servers
 
-from springtide_ps import congestion
-from springtide_ps.client import ServerClient
-from springtide_ps.congestion import NEAR_SECONDS, choose, instead_of
-from springtide_ps.stream import parse_address
+from springtide_ps.wire import congestion
+from springtide_ps.wire.client import ServerClient
+from springtide_ps.wire.congestion import NEAR_SECONDS, choose, instead_of
+from springtide_ps.wire.stream import parse_address
 
 NEAR, FAR = NEAR_SECONDS / 2, NEAR_SECONDS * 20
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from ps_loose import until
 
-from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.rounds import RoundError
-from springtide_ps.shard_store import ShardStore
+from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.server.shard_store import ShardStore
+from springtide_ps.server.step_protocol import RoundError
 
 TOKEN = (1, 0, 1)
 OPTIONS = {"lr": 0.5}

@@ -10,24 +10,25 @@ import pytest
 import torch
 from ps_slices import RECIPE, make, record
 
-from springtide_ps import shard_store, steps
-from springtide_ps.chunk import Chunk
-from springtide_ps.desk import Answer
-from springtide_ps.frames import Header, Kind
-from springtide_ps.shard_store import ShardStore
-from springtide_ps.slices import Slice
-from springtide_ps.steps import Steps
+from springtide_ps.params.chunk import Chunk
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.server import shard_store
+from springtide_ps.server import sync_handler as steps
+from springtide_ps.server.kv_handler import Answer
+from springtide_ps.server.shard_store import ShardStore
+from springtide_ps.server.sync_handler import SyncHandler
+from springtide_ps.wire.frames import Header, Kind
 
 TOKEN = (1, 0, 1)
 
 
 @pytest.fixture
-def server() -> Iterator[Steps]:
+def server() -> Iterator[SyncHandler]:
     """Holds two slices that let rows go beyond 8 each."""
-    made = Steps(lambda address: pytest.fail("it has no peers"))
-    made.shards.enter(TOKEN, ["a"], 0, "one", booked=True)
+    made = SyncHandler(lambda address: pytest.fail("it has no peers"))
+    made.store.enter(TOKEN, ["a"], 0, "one", booked=True)
     for number in range(2):
-        made.shards.load(TOKEN, f"t2.{number}", 0, make(max_rows=8))
+        made.store.load(TOKEN, f"t2.{number}", 0, make(max_rows=8))
     yield made
     made.close()
 
@@ -40,9 +41,9 @@ def train(shards: ShardStore, key: str) -> None:
 
 
 def test_rows_that_another_thread_lets_go_meanwhile_count(
-    server: Steps, monkeypatch: pytest.MonkeyPatch
+    server: SyncHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards, look, looks = server.shards, shard_store.rows_evicted, 0
+    shards, look, looks = server.store, shard_store.rows_evicted, 0
 
     def meanwhile(piece: Chunk | Slice | None) -> int:
         nonlocal looks
@@ -58,7 +59,7 @@ def test_rows_that_another_thread_lets_go_meanwhile_count(
 
 
 def test_rows_that_another_thread_looks_up_meanwhile_count(
-    server: Steps, monkeypatch: pytest.MonkeyPatch
+    server: SyncHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, counters = steps._slices, server._counters
 

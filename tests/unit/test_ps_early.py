@@ -16,10 +16,10 @@ from ps_snapshots import states_on
 from springtide.servers.early import EarlyExchange
 from springtide.servers.links import ServerError
 from springtide.servers.wire import Wire
-from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.client import RefusedError
-from springtide_ps.speculation import ExpectedStep
-from springtide_ps.speculative_copy import SpeculativeCopy
+from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.server.speculation import ExpectedStep
+from springtide_ps.server.speculative_copy import SpeculativeCopy
+from springtide_ps.wire.client import RefusedError
 
 torch.set_num_threads(1)
 
@@ -211,7 +211,7 @@ def test_without_room_for_a_second_copy_values_come_as_before() -> None:
         job = Job(running, a, b)
         job.step()
         job.check()
-        running[0].steps._memory_limit = int(1.5 * running[0].steps.shards.held_bytes)
+        running[0].sync_handler._memory_limit = int(1.5 * running[0].sync_handler.store.held_bytes)
         for _ in range(2):
             job.prepare()
             early = job.early

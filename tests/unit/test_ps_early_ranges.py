@@ -19,15 +19,15 @@ from ps_snapshots import states_on
 
 from springtide.servers.early_ranges import EarlyRanges
 from springtide.servers.links import ServerError
-from springtide_ps import early_ranges
-from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.client import RefusedError
-from springtide_ps.frames import Frame, Kind
-from springtide_ps.ranges import Book
-from springtide_ps.rounds import RoundError
-from springtide_ps.server import Server
-from springtide_ps.shard import LockedShard, Shard
-from springtide_ps.stream import connect, parse_address
+from springtide_ps.params.applied import Book
+from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.server import early_ranges
+from springtide_ps.server.server import Server
+from springtide_ps.server.shard import LockedShard, Shard
+from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.wire.client import RefusedError
+from springtide_ps.wire.frames import Frame, Kind
+from springtide_ps.wire.stream import connect, parse_address
 
 torch.set_num_threads(1)
 
@@ -187,7 +187,7 @@ def test_without_room_for_second_copies_values_come_after_the_push() -> None:
         loose.body()
         loose.exchange.commit(1.0, ())
         loose.values()
-        running[0].steps._memory_limit = int(1.5 * running[0].steps.shards.held_bytes)
+        running[0].sync_handler._memory_limit = int(1.5 * running[0].sync_handler.store.held_bytes)
         for body in range(1, 4):
             early = offered(loose)
             refused = [future for future in early if future.exception() is not None]
@@ -208,7 +208,7 @@ def test_who_looks_for_room_holds_no_chunk_that_others_wait_for() -> None:
         loose.body()
         loose.exchange.commit(1.0, ())
         loose.values()
-        steps, shards = running[0].steps, running[0].steps.shards
+        steps, shards = running[0].sync_handler, running[0].sync_handler.store
         steps._memory_limit = 1 << 40
         look, token = steps.has_room_twice, shards.token
 

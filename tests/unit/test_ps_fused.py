@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from springtide_ps.fused import leaves_gradients, stepper
-from springtide_ps.updates import Update
+from springtide_ps.params.fused import leaves_gradients, stepper
+from springtide_ps.params.optim import Update
 
 SIZES = (1, 7, 1000, 4099)
 CASES: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
@@ -196,7 +196,7 @@ def test_an_optimizer_without_a_fused_kernel_makes_its_own_step() -> None:
 COMPILER = """
 import sys
 import torch
-from springtide_ps.updates import Update
+from springtide_ps.params.optim import Update
 for name in ("sgd", "adam", "adamw", "adagrad", "rmsprop"):
     values = torch.zeros(10)
     step = Update(name, {"lr": 0.1}).bind(values)

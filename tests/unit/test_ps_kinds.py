@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.ranges import Book, RangeSet
-from springtide_ps.rounds import Effect, RoundError, Rounds
-from springtide_ps.shard import Shard
-from springtide_ps.shard_store import ShardStore
+from springtide_ps.params.applied import Book, RangeSet
+from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.server.shard import Shard
+from springtide_ps.server.shard_store import ShardStore
+from springtide_ps.server.step_protocol import Effect, RoundError, Rounds
 
 RECIPE = Recipe(1.0, False, ({"lr": 1.0},))
 

@@ -15,13 +15,13 @@ import torch
 from ps_servers import TOKEN, names, servers
 from ps_slices import PART, RECIPE, Dumped, dumped, make, record
 
-from springtide_ps.client import Answer, RefusedError, ServerClient
-from springtide_ps.frames import Kind
-from springtide_ps.parts import loads
-from springtide_ps.server import Server
-from springtide_ps.shard_store import ShardStore
-from springtide_ps.slices import Slice
-from springtide_ps.stream import parse_address
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.params.load_parts import loads
+from springtide_ps.server.server import Server
+from springtide_ps.server.shard_store import ShardStore
+from springtide_ps.wire.client import Answer, RefusedError, ServerClient
+from springtide_ps.wire.frames import Kind
+from springtide_ps.wire.stream import parse_address
 
 KEY = "t2.0"
 
@@ -83,7 +83,7 @@ class Client:
         self.ask(Kind.OFFER, {**about, "d": "float32"}, payload=record(ids, number))
 
         def passed_on() -> bool:
-            offers = [o for c in list(server._clients.values()) for o in c.offers._held.values()]
+            offers = [o for c in list(server._clients.values()) for o in c.stash._held.values()]
             answers = [answer for offer in offers for answer in offer.passed.values()]
             return bool(answers) and all(answer.done() for answer in answers)
 
@@ -112,7 +112,7 @@ class Gates:
     """Answers to the parts that a server sends reach it when the test lets them."""
 
     def __init__(self, server: Server) -> None:
-        shards = server.steps.shards
+        shards = server.sync_handler.store
         self._fill: Callable[..., Future[Any]] = shards.replicator.fill
         self._parts: queue.Queue[tuple[Future[Any], Future[Any]]] = queue.Queue()
         self.sizes: list[int] = []
@@ -184,7 +184,7 @@ def test_a_slice_comes_in_parts_and_goes_in_parts(clients: list[Client]) -> None
 def test_steps_go_on_while_a_copy_is_made_and_the_copy_has_them_all(
     clients: list[Client], running: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("springtide_ps.shard_store.MAX_RECIPES", 2)
+    monkeypatch.setattr("springtide_ps.server.shard_store.MAX_RECIPES", 2)
     first, second = clients
     gates, piece, steps = Gates(running[0]), make(30), 12
     for client in clients:
@@ -196,13 +196,13 @@ def test_steps_go_on_while_a_copy_is_made_and_the_copy_has_them_all(
         first.step(number, [number, 100 + number])
         second.prepare_only(number)
         assert second.inventory() == ""
-    assert running[1].steps.shards.held_bytes > 0
+    assert running[1].sync_handler.store.held_bytes > 0
     gates.open_all(piece.dumped_bytes)
     assert max(gates.sizes) <= PART
     wanted = first.dump()
     assert wanted[0]["pushes"] == piece.table.pushes + steps
     assert second.await_copy() == wanted
-    assert running[0].steps.shards.snapshots.readings.nbytes == 0
+    assert running[0].sync_handler.store.snapshots.readings.nbytes == 0
     # And from then on.
     first.step(steps + 1, [1, 500])
     second.prepare_only(steps + 1)
@@ -212,7 +212,7 @@ def test_steps_go_on_while_a_copy_is_made_and_the_copy_has_them_all(
 def test_steps_are_decided_faster_than_they_are_made(
     clients: list[Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("springtide_ps.shard_store.MAX_RECIPES", 2)
+    monkeypatch.setattr("springtide_ps.server.shard_store.MAX_RECIPES", 2)
     client, piece, expected, go_on, steps = clients[0], make(20), make(20), threading.Event(), 12
     bring = ShardStore.make_steps
 
@@ -274,7 +274,7 @@ def test_a_generation_ends_copies_that_are_half_made_and_the_next_one_makes_them
     second.prepare_only(1)
     for client in clients:
         client.enter(step=1)
-    shards = [server.steps.shards for server in running]
+    shards = [server.sync_handler.store for server in running]
     assert shards[1].held_bytes == 0
     assert shards[1].keys == []
     assert shards[0].snapshots.readings.nbytes == 0
@@ -305,7 +305,7 @@ def test_a_copy_that_breaks_off_costs_the_copy_alone(clients: list[Client], runn
 
     def is_over() -> bool:
         gates.open_what_there_is()
-        return not running[0].steps.shards.replicator.is_sending
+        return not running[0].sync_handler.store.replicator.is_sending
 
     until(is_over, "the copy goes on")
     first.step(1, [1])
@@ -317,7 +317,7 @@ def test_a_copy_whose_first_part_cannot_be_sent_holds_up_no_other(
     clients: list[Client], running: list[Server]
 ) -> None:
     first, second = clients
-    shards, piece, tried = running[0].steps.shards, make(30), threading.Event()
+    shards, piece, tried = running[0].sync_handler.store, make(30), threading.Event()
     send = shards.replicator.fill
 
     def fails(*_: Any) -> Future[Any]:
@@ -339,15 +339,15 @@ def test_a_copy_whose_first_part_cannot_be_sent_holds_up_no_other(
 def test_a_copy_that_has_no_answer_is_waited_for_no_longer(
     clients: list[Client], running: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("springtide_ps.replication.ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr("springtide_ps.replication.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("springtide_ps.server.replication.ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("springtide_ps.server.replication.LOOK_SECONDS", 0.02)
     first, second = clients
     gates, piece = Gates(running[0]), make(30)
     for client in clients:
         client.enter()
     first.load(piece)
     fill(first, second)
-    shards = running[0].steps.shards
+    shards = running[0].sync_handler.store
 
     def is_over() -> bool:
         with shards._lock:  # what follows belongs to it
@@ -399,9 +399,9 @@ def test_a_copy_is_made_when_the_state_is_settled(clients: list[Client], running
     second.number = first.number
     for client in clients:
         client.enter_only(step=1)
-    shards = running[0].steps.shards
+    shards = running[0].sync_handler.store
     with shards._lock:
-        running[0].steps._arrange(first.token, {"fill": {KEY: [second.address]}})
+        running[0].sync_handler._arrange(first.token, {"fill": {KEY: [second.address]}})
         assert not shards.has_copy_to_send()
     for client in clients:
         client.resolve()
@@ -415,13 +415,13 @@ def test_a_copy_that_has_no_room_gets_no_updates_and_holds_none_up(
     clients: list[Client], running: list[Server]
 ) -> None:
     first, second = clients
-    running[1].steps._memory_limit = 1
+    running[1].sync_handler._memory_limit = 1
     for client in clients:
         client.enter(books=True)
     first.load(make(1))
     assert make(1).dumped_bytes <= PART
     fill(first, second)
-    shards = running[0].steps.shards
+    shards = running[0].sync_handler.store
 
     def is_over() -> bool:
         with shards._lock:
@@ -432,7 +432,7 @@ def test_a_copy_that_has_no_room_gets_no_updates_and_holds_none_up(
     first.push(0, [1])
     assert shards.shard(KEY).forward == []
     assert first.dump()[0]["book"] == {"applied": 1, "ranges": [0, 1]}
-    assert running[1].steps.shards.keys == []
+    assert running[1].sync_handler.store.keys == []
 
 
 @pytest.mark.parametrize("rows", [1, 30])

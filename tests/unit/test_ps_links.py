@@ -10,7 +10,7 @@ import pytest
 from ps_servers import TOKEN, names, servers
 
 from springtide.servers.links import Links, ServerError, servers_in
-from springtide_ps.client import Answer, ServerLostError
+from springtide_ps.wire.client import Answer, ServerLostError
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from ps_servers import TOKEN, names, servers
 from worker_ranks import Rank, on_ranks, seeded
 
 from springtide.servers.exchange import ServersLackState
-from springtide_ps.chunk import Chunk
-from springtide_ps.client import ServerClient
+from springtide_ps.params.chunk import Chunk
+from springtide_ps.wire.client import ServerClient
 
 X = torch.randn(48, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(48, 2, generator=torch.Generator().manual_seed(2))

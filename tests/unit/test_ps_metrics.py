@@ -11,8 +11,8 @@ from ps_servers import TOKEN, names, servers
 from worker_ranks import Rank, on_ranks, seeded
 
 import springtide
-from springtide_ps.metrics import ServerCollector
-from springtide_ps.server import Server
+from springtide_ps.server.metrics import ServerCollector
+from springtide_ps.server.server import Server
 
 IDS = torch.randint(-20, 20, (40, 3), generator=torch.Generator().manual_seed(1))
 BATCH, EPOCHS, SLICES = 8, 2, 3
@@ -70,14 +70,14 @@ def test_a_job_is_in_the_metrics_of_its_servers(consistency: str, max_rows: int)
         found = summed(running)
         assert found["keys"] > SLICES  # chunks beside them
         assert found["table_rows"] == len(ids)
-        assert found["value_bytes"] == sum(server.steps.shards.held_bytes for server in running) > 0
+        assert found["value_bytes"] == sum(server.sync_handler.store.held_bytes for server in running) > 0
         assert found["pushes_total"] == STEPS * found["keys"]
         assert found["pulls_total"] > 0
         assert found["updated_rows_total"] == used
         assert found["looked_up_rows_total"] >= used
         assert (found["evicted_rows_total"] > 0) == (max_rows > 0)
         for server in running:
-            shards = server.steps.shards
+            shards = server.sync_handler.store
             shards.arrange(shards.token, {}, {}, shards.keys)
         after = summed(running)
         assert after["keys"] == after["value_bytes"] == after["table_rows"] == 0

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from ps_servers import TOKEN, names, servers
 
-from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.client import RefusedError, ServerClient
-from springtide_ps.frames import Frame, Kind
-from springtide_ps.offers import Offer, Offers
-from springtide_ps.selected import Selected, pack
-from springtide_ps.server import Server
-from springtide_ps.stream import connect, parse_address
+from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.sparse_gradient import SparseGradient, pack
+from springtide_ps.server.gradient_stash import GradientStash, Offer
+from springtide_ps.server.server import Server
+from springtide_ps.wire.client import RefusedError, ServerClient
+from springtide_ps.wire.frames import Frame, Kind
+from springtide_ps.wire.stream import connect, parse_address
 
 FIRST, SECOND = (1, 0, 1), (1, 0, 2)
 RECIPE = Recipe(1.0, False, ({"lr": 1.0},)).to_json()
@@ -41,7 +41,7 @@ class Connection(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.offers = Offers()
+        self.offers = GradientStash()
         self.generation = self.body = 1
         self.mine: dict[tuple[str, str], Offer] = {}
         self.here: dict[tuple[str, str], int] = {}
@@ -224,7 +224,7 @@ def test_there_is_one_offer_for_each_chunk_of_a_client_and_none_beyond_the_memor
 
 
 def test_what_is_no_offer_is_refused_and_the_client_goes_on(server: Server) -> None:
-    block = pack(Selected(torch.tensor([1], dtype=torch.int32), torch.tensor([2.0])))
+    block = pack(SparseGradient(torch.tensor([1], dtype=torch.int32), torch.tensor([2.0])))
     with client_of(server) as client:
         client.enter().load()
         stranger = Client(server, "stranger")
@@ -334,7 +334,7 @@ def test_a_copy_has_the_offer_before_the_push_and_the_same_values_after_it(
 
 def all_heard(server: Server) -> bool:
     clients = list(server._clients.values())
-    held = [offer for client in clients for offer in list(client.offers._held.values())]
+    held = [offer for client in clients for offer in list(client.stash._held.values())]
     return all(answer.done() for offer in held for answer in offer.passed.values())
 
 
@@ -342,7 +342,7 @@ def test_a_copy_that_has_not_said_that_it_has_the_offer_gets_the_gradient(
     pair: tuple[Client, Client],
 ) -> None:
     first, copy = pair
-    lock = copy.server.steps.shards._lock
+    lock = copy.server.sync_handler.store._lock
     with lock:  # it can take nothing in, so it says nothing
         first.offer(1, [1.0, 2.0])
         until(lambda: first.server.offered_bytes == 8, "the offer")
@@ -389,7 +389,7 @@ def test_a_copy_that_is_made_between_offer_and_push_has_the_update() -> None:
         first.load().offer(1, [1.0, 2.0])
         fill = {"forward": {}, "fill": {"k": [names(running)[1]]}, "drop": []}
         first.link.ask_step(Kind.ARRANGE, FIRST, fill).result(60)
-        held = running[0].steps.shards.shard("k")
+        held = running[0].sync_handler.store.shard("k")
         until(lambda: bool(held.forward), "the copy")
         values, _ = first.push(1, 0)
         assert copy.pull() == values == [-1.0, -2.0]

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ps_servers import TOKEN, names, servers
 
-from springtide_ps.chunk import Chunk
-from springtide_ps.client import RefusedError, ServerClient
-from springtide_ps.desk import Answer
-from springtide_ps.frames import Frame, FrameError, Kind
-from springtide_ps.outgoing import UNSENT_BYTES, Outgoing
-from springtide_ps.rounds import RoundError
-from springtide_ps.server import Server
-from springtide_ps.stream import connect, parse_address
+from springtide_ps.params.chunk import Chunk
+from springtide_ps.server.kv_handler import Answer
+from springtide_ps.server.send_queue import UNSENT_BYTES, SendQueue
+from springtide_ps.server.server import Server
+from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.wire.client import RefusedError, ServerClient
+from springtide_ps.wire.frames import Frame, FrameError, Kind
+from springtide_ps.wire.stream import connect, parse_address
 
 FIRST = (1, 0, 1)
 ELEMENTS = 1 << 18
@@ -39,7 +39,7 @@ def answer(request: int, nbytes: int = 0) -> Answer:
 def test_answers_go_by_rank_and_in_their_order_and_what_waits_is_counted(
     steps: list[tuple[int, int | None, bool]],
 ) -> None:
-    outgoing, waiting = Outgoing(), list[tuple[int, int, Answer]]()
+    outgoing, waiting = SendQueue(), list[tuple[int, int, Answer]]()
     for number, (nbytes, rank, take) in enumerate(steps):
         if rank is not None:
             outgoing.open(number, 0, rank)
@@ -59,7 +59,7 @@ def test_answers_go_by_rank_and_in_their_order_and_what_waits_is_counted(
 
 
 def test_a_request_waits_for_room_and_an_answer_never_does() -> None:
-    outgoing, read = Outgoing(unsent=10_000), threading.Event()
+    outgoing, read = SendQueue(unsent=10_000), threading.Event()
     outgoing.wait_for_room()
     for number in range(5):
         outgoing.put(answer(number, 9_000))
@@ -83,7 +83,7 @@ def test_a_request_waits_for_room_and_an_answer_never_does() -> None:
 
 
 def test_requests_without_an_answer_are_bounded() -> None:
-    outgoing = Outgoing(open_limit=3, open_bytes=100)
+    outgoing = SendQueue(open_limit=3, open_bytes=100)
     for number in (1, 2, 3):
         outgoing.open(number, 20)
     with pytest.raises(RoundError, match=r"3 requests of this client \(60 bytes\) have no answer yet"):
@@ -108,13 +108,13 @@ def waiting_bytes(server: Server) -> int:
     "kind", [Kind.PULL_CHUNK, Kind.FETCH, Kind.DUMP, Kind.PULL], ids=lambda kind: kind.name
 )
 def test_a_client_that_asks_for_much_and_reads_nothing(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    most, plain = [0], Outgoing.put
+    most, plain = [0], SendQueue.put
 
-    def put(self: Outgoing, answer: Answer) -> None:
+    def put(self: SendQueue, answer: Answer) -> None:
         plain(self, answer)
         most[0] = max(most[0], self.unsent)
 
-    monkeypatch.setattr(Outgoing, "put", put)
+    monkeypatch.setattr(SendQueue, "put", put)
     with servers(1) as running:
         address = parse_address(names(running)[0])
         good = ServerClient(address, TOKEN)

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide_ps import auth, frames
-from springtide_ps.frames import Frame, FrameError, Kind
-from springtide_ps.placement import cut, place, spread
-from springtide_ps.settings import read
-from springtide_ps.store import Store, StoreError
-from springtide_ps.updates import Update, UpdateError
+from springtide_ps.params.optim import Update, UpdateError
+from springtide_ps.params.placement import cut, place, spread
+from springtide_ps.server.kv_store import Store, StoreError
+from springtide_ps.server.settings import read
+from springtide_ps.wire import auth, frames
+from springtide_ps.wire.frames import Frame, FrameError, Kind
 
 # ---- frames and proofs
 

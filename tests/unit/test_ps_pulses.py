@@ -12,15 +12,15 @@ import torch
 from cut_proxy import CutProxy
 
 from springtide_operator.certificate import job_certificate
-from springtide_ps import client as client_module
-from springtide_ps import server as server_module
-from springtide_ps.client import ServerClient, ServerLostError
-from springtide_ps.frames import Kind
-from springtide_ps.pulses import Pulse
-from springtide_ps.server import Server
-from springtide_ps.store import Store
-from springtide_ps.stream import Stream
-from springtide_ps.tls import client_context, server_context
+from springtide_ps.server import server as server_module
+from springtide_ps.server.kv_store import Store
+from springtide_ps.server.server import Server
+from springtide_ps.wire import client as client_module
+from springtide_ps.wire.client import ServerClient, ServerLostError
+from springtide_ps.wire.frames import Kind
+from springtide_ps.wire.keepalive import Keepalive
+from springtide_ps.wire.stream import Stream
+from springtide_ps.wire.tls import client_context, server_context
 
 TOKEN = "the job's token"
 FIRST = (1, 0, 1)
@@ -35,13 +35,13 @@ class Waits:
 
 
 def test_a_pulse_is_due_while_the_server_owes_an_answer() -> None:
-    pulse = Pulse()
+    pulse = Keepalive()
     assert not pulse.due(Waits())
     assert pulse.due(Waits(waited_for=True))
 
 
 def test_a_pulse_is_due_while_a_request_is_read_and_once_after_it() -> None:
-    pulse = Pulse()
+    pulse = Keepalive()
     pulse.begin()
     assert pulse.due(Waits())
     assert pulse.due(Waits())
@@ -54,7 +54,7 @@ def test_a_pulse_is_due_while_a_request_is_read_and_once_after_it() -> None:
 
 
 def test_answers_on_their_way_are_pulses_themselves() -> None:
-    pulse = Pulse()
+    pulse = Keepalive()
     pulse.begin()
     assert not pulse.due(Waits(waited_for=True, unsent=1))
 

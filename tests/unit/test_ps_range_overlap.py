@@ -49,7 +49,7 @@ def test_the_next_body_begins_before_all_values_are_there_and_each_layer_waits_f
         exchange = exchange_of(rank)
         last = exchange._of_parameter[2][0]
         assert {chunk.key for chunk in exchange.chunks} > {last}
-        lock = running[0].steps.shards.shard(last).lock
+        lock = running[0].sync_handler.store.shard(last).lock
         everything = sum(chunk.nbytes for chunk in exchange.chunks)
         under_way, locked = [], False
         try:
@@ -140,7 +140,7 @@ def test_whatever_happens_between_offer_and_push_the_numbers_are_the_same(
                 for server in running:
                     until(lambda server=server: arrived(loose, server), "all offers")
                     for client in server._clients.values():
-                        client.offers.forget()
+                        client.stash.forget()
             loose.exchange.commit(1.0, ())
             if body == 1 and event == "generation":
                 loose.begin()  # perhaps with some of the pushes answered
@@ -187,7 +187,7 @@ def test_what_a_left_body_has_offered_is_never_taken_for_the_next_ones() -> None
         loose.body()
         for server in running:
             until(lambda server=server: arrived(loose, server), "all offers")
-            server.steps._memory_limit = 1
+            server.sync_handler._memory_limit = 1
         loose.member.gradients = right
         loose.body()
         loose.exchange.commit(1.0, ())

@@ -157,7 +157,7 @@ def test_whatever_happens_between_two_steps_each_range_is_once_in_each(event: st
             # What was offered is gone: it is asked for whole. Offers are noted by the thread that reads.
             for server in running:
                 for client in list(server._clients.values()):
-                    client.offers.take = lambda *_: None  # type: ignore[method-assign]
+                    client.stash.take = lambda *_: None  # type: ignore[method-assign]
         if event == "cut":
             for server in running:
                 for client in list(server._clients.values()):
@@ -204,7 +204,7 @@ def test_the_next_generation_does_not_wait_for_a_server_that_hangs(monkeypatch: 
         commit = loose.exchange.commit
 
         def stop_and_commit(*args: Any) -> None:
-            for held in map(running[1].steps.shards.shard, running[1].steps.shards.keys):
+            for held in map(running[1].sync_handler.store.shard, running[1].sync_handler.store.keys):
                 stopped.enter_context(held.lock)
             commit(*args)
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from springtide_ps.leases import Granted, LeaseError, Leases, Over, Wait, starting_clocks
-from springtide_ps.ranges import INTERVALS_LIMIT, RANGE_LIMIT, Book, RangeError, RangeSet
+from springtide_ps.params.applied import INTERVALS_LIMIT, RANGE_LIMIT, Book, RangeError, RangeSet
+from springtide_ps.server.lease_table import Granted, LeaseError, Leases, Over, Wait, starting_clocks
 
 NUMBERS = st.lists(st.integers(0, 30), max_size=40)
 

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from springtide_ps.chunk import Recipe
-from springtide_ps.rounds import Effect, RoundError, Rounds, StaleError
+from springtide_ps.params.chunk import Recipe
+from springtide_ps.server.step_protocol import Effect, RoundError, Rounds, StaleError
 
 SERVERS = 2
 RECIPE = Recipe(1.0, False, ({},))

@@ -16,7 +16,7 @@ from worker_ranks import Rank, on_ranks, seeded
 
 from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
-from springtide_ps.server import Server
+from springtide_ps.server.server import Server
 
 SAMPLES, BATCH, EPOCHS = 24, 8, 2
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))

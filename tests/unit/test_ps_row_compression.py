@@ -20,11 +20,11 @@ from springtide.environment import read_settings
 from springtide.errors import SpringtideError, UsageError
 from springtide_operator.api.job import Job
 from springtide_operator.manifests.worker import worker_pod
-from springtide_ps.frames import FrameError, Header, Kind
-from springtide_ps.rounds import RoundError
-from springtide_ps.slices import ROW_DTYPES, Slice, record_bytes, records, unpack, widened
-from springtide_ps.steps import Steps
-from springtide_ps.tables import TableSpec
+from springtide_ps.params.embedding import TableSpec
+from springtide_ps.params.embedding_shard import ROW_DTYPES, Slice, record_bytes, records, unpack, widened
+from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.sync_handler import SyncHandler
+from springtide_ps.wire.frames import FrameError, Header, Kind
 
 NARROW = [torch.bfloat16, torch.float16]
 IDS = torch.randint(0, 12, (24, 3), generator=torch.Generator().manual_seed(1))
@@ -50,10 +50,10 @@ def test_narrow_records_arrive_as_what_was_rounded(ids: list[int], dim: int, dty
 
 
 def test_a_server_refuses_rows_of_another_size_or_type_before_it_takes_memory() -> None:
-    steps = Steps(lambda address: pytest.fail("no other server is needed"))
+    steps = SyncHandler(lambda address: pytest.fail("no other server is needed"))
     try:
-        steps.shards.enter((1, 0, 1), ["a"], 0, "L")
-        steps.shards.load((1, 0, 1), "t0.0", 0, Slice(TableSpec(3, "sgd"), 0, 0, [{"lr": 0.1}]))
+        steps.store.enter((1, 0, 1), ["a"], 0, "L")
+        steps.store.load((1, 0, 1), "t0.0", 0, Slice(TableSpec(3, "sgd"), 0, 0, [{"lr": 0.1}]))
         about = {"t": [1, 0, 1], "s": 1, "me": "a", "k": "t0", "p": [0], "n": [2]}
         for name, dtype in ROW_DTYPES.items():
             size = 2 * record_bytes(3, dtype)

@@ -12,14 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide_ps.chunk import Recipe
-from springtide_ps.frequencies import heads_of
-from springtide_ps.rounds import RoundError, StaleError
-from springtide_ps.rows_within import ChangedRows
-from springtide_ps.shard_store import ShardStore
-from springtide_ps.slices import Slice, records
-from springtide_ps.tables import TableSpec
-from springtide_ps.within import make_parts
+from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.embedding import TableSpec
+from springtide_ps.params.embedding_shard import Slice, records
+from springtide_ps.params.frequencies import heads_of
+from springtide_ps.server.intermediate import make_parts
+from springtide_ps.server.intermediate_rows import ChangedRows
+from springtide_ps.server.shard_store import ShardStore
+from springtide_ps.server.step_protocol import RoundError, StaleError
 
 TOKEN = (1, 0, 1)
 EVERYTHING = np.arange(-6, 12)

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from springtide_ps import leases, ranges, rounds
+from springtide_ps.params import applied as ranges
+from springtide_ps.server import lease_table as leases
+from springtide_ps.server import step_protocol as rounds
 
 WALKS = 300
 

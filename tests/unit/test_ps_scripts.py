@@ -16,9 +16,9 @@ from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
 from springtide.errors import UsageError
 from springtide.servers.waiting import ForwardWaits
-from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.client import ServerClient
-from springtide_ps.frames import FrameError
+from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.wire.client import ServerClient
+from springtide_ps.wire.frames import FrameError
 
 SAMPLES, BATCH, EPOCHS = 24, 8, 3
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))

@@ -22,7 +22,7 @@ from springtide.errors import UsageError
 from springtide.exchange.layout import Field, plan_layout
 from springtide.servers.plan import plan_chunks
 from springtide.servers.recipe import ServerOptimizers
-from springtide_ps.chunk import Chunk, ChunkError, Recipe
+from springtide_ps.params.chunk import Chunk, ChunkError, Recipe
 
 SAMPLES, BATCH, EPOCHS = 24, 8, 3
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ps_servers import TOKEN, names, servers
 
-from springtide_ps.chunk import ChunkError, Recipe
-from springtide_ps.client import Answer, RefusedError, ServerClient
-from springtide_ps.frames import DTYPE_NAMES, Kind
-from springtide_ps.ranges import Book, RangeSet
-from springtide_ps.server import Server
-from springtide_ps.shard import Shard
-from springtide_ps.slices import Slice, records
-from springtide_ps.snapshot import describe
-from springtide_ps.stream import parse_address
-from springtide_ps.tables import TableSpec
+from springtide_ps.params.applied import Book, RangeSet
+from springtide_ps.params.chunk import ChunkError, Recipe
+from springtide_ps.params.embedding import TableSpec
+from springtide_ps.params.embedding_shard import Slice, records
+from springtide_ps.server.server import Server
+from springtide_ps.server.shard import Shard
+from springtide_ps.server.snapshot import describe
+from springtide_ps.wire.client import Answer, RefusedError, ServerClient
+from springtide_ps.wire.frames import DTYPE_NAMES, Kind
+from springtide_ps.wire.stream import parse_address
 
 TOKEN_OF = (1, 0, 1)
 RECIPE = Recipe(1.0, False, ({"lr": 1.0},))

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide_ps.chunk import ChunkError, Recipe
-from springtide_ps.rounds import RoundError, StaleError
-from springtide_ps.shard_store import ShardStore
-from springtide_ps.slices import Slice, records, slice_numbers, unpack
-from springtide_ps.tables import TableSpec
-from springtide_ps.updates import UpdateError
+from springtide_ps.params.chunk import ChunkError, Recipe
+from springtide_ps.params.embedding import TableSpec
+from springtide_ps.params.embedding_shard import Slice, records, slice_numbers, unpack
+from springtide_ps.params.optim import UpdateError
+from springtide_ps.server.shard_store import ShardStore
+from springtide_ps.server.step_protocol import RoundError, StaleError
 
 TOKEN = (1, 0, 1)
 IDS = st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-4, 4)), unique=True, max_size=12)

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ps_slices import PART, RECIPE, Dumped, dumped, make, record
 
-from springtide_ps.chunk import ChunkError
-from springtide_ps.parts import loads
-from springtide_ps.readings import KEPT_SECONDS, READINGS_LIMIT, Readings
-from springtide_ps.rounds import RoundError
-from springtide_ps.slices import Slice
-from springtide_ps.snapshot import SnapshotKeeper, give, tell
+from springtide_ps.params.chunk import ChunkError
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.params.load_parts import loads
+from springtide_ps.server.snapshot import SnapshotKeeper, give, tell
+from springtide_ps.server.snapshot_reader import KEPT_SECONDS, READINGS_LIMIT, SnapshotReader
+from springtide_ps.server.step_protocol import RoundError
 
 
 @settings(deadline=None, max_examples=25)
@@ -128,7 +128,7 @@ def test_only_what_is_still_to_be_read_is_copied_and_once() -> None:
 
 def test_readings_that_nobody_goes_on_with_are_forgotten() -> None:
     now = [0.0]
-    readings, piece = Readings(lambda: now[0]), make(6)
+    readings, piece = SnapshotReader(lambda: now[0]), make(6)
     old = readings.begin("k")
     readings.before("k", piece)
     assert readings.nbytes > 0

@@ -9,11 +9,11 @@ import pytest
 import torch
 from ps_servers import TOKEN, servers
 
-from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.client import RefusedError, ServerClient
-from springtide_ps.frames import Kind
-from springtide_ps.selected import Selected
-from springtide_ps.server import Server
+from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.sparse_gradient import SparseGradient
+from springtide_ps.server.server import Server
+from springtide_ps.wire.client import RefusedError, ServerClient
+from springtide_ps.wire.frames import Kind
 
 KEY, SIZE = "0.0", 1000
 GROUPS = ({"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},)
@@ -47,7 +47,7 @@ class Job:
     ) -> Any:
         return self.links[member].ask_step(kind, self.token, about, payload, out).result(30)
 
-    def stage(self, step: int, member: int, gradient: torch.Tensor | Selected) -> None:
+    def stage(self, step: int, member: int, gradient: torch.Tensor | SparseGradient) -> None:
         """Return when it is there."""
         self.links[member].stage(self.token, step, f"m{member}", KEY, gradient)
         self.links[member].status().result(30)
@@ -79,7 +79,7 @@ class Job:
 
     @property
     def held(self) -> Any:
-        return self.server.steps.shards.shard(KEY)
+        return self.server.sync_handler.store.shard(KEY)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_sums_are_made_in_one_piece_of_memory(job: Job) -> None:
 def test_of_two_gradients_on_their_way_each_counts_whichever_has_the_memory(job: Job) -> None:
     """The one that takes the memory may be the second one to be whole."""
     job.step(1)
-    shards = job.server.steps.shards
+    shards = job.server.sync_handler.store
     taken = shards.take_spare(KEY, 4 * SIZE, torch.float32)
     assert taken is not None
     job.stage(2, 0, gradient(2, 0))
@@ -122,7 +122,7 @@ def test_of_two_gradients_on_their_way_each_counts_whichever_has_the_memory(job:
 
 
 def test_memory_that_does_not_fit_is_not_taken(job: Job) -> None:
-    shards = job.server.steps.shards
+    shards = job.server.sync_handler.store
     assert shards.take_spare(KEY, 4 * SIZE, torch.float32) is None
     job.step(1)
     for key, nbytes, dtype in (
@@ -143,7 +143,7 @@ def test_gradients_of_other_forms_come_beside_it(job: Job) -> None:
         job.stage(2, member, small[member])
     job.finish(2, small[0].float() + small[1])
     job.stage(3, 1, gradient(3, 1))
-    some = Selected(torch.tensor([3, 700], dtype=torch.int32), torch.tensor([1.0, -2.0]))
+    some = SparseGradient(torch.tensor([3, 700], dtype=torch.int32), torch.tensor([1.0, -2.0]))
     job.stage(3, 0, some)
     job.finish(3, some.add_to(gradient(3, 1)))
     job.step(4, (1, 0))

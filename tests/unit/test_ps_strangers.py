@@ -15,11 +15,11 @@ import torch
 from ps_servers import TOKEN, names, servers
 
 from springtide import kv
-from springtide_ps.frames import MAGIC, Frame, FrameError, Kind, pack, unpack_header
-from springtide_ps.server import Quiet, Server
-from springtide_ps.store import Store, StoreError
-from springtide_ps.stream import RejectedError, connect
-from springtide_ps.tables import TableError, TableSpec
+from springtide_ps.params.embedding import TableError, TableSpec
+from springtide_ps.server.kv_store import Store, StoreError
+from springtide_ps.server.server import Quiet, Server
+from springtide_ps.wire.frames import MAGIC, Frame, FrameError, Kind, pack, unpack_header
+from springtide_ps.wire.stream import RejectedError, connect
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_job_and_keys_by_hand_share_one_limit(stack: ExitStack) -> None:
     with servers(1, memory_limit=1000) as running, kv.connect(names(running), TOKEN) as store:
         store.init("w", torch.zeros(200))
         with pytest.raises(ValueError, match="800 of 1000 bytes are taken"):
-            running[0].steps.check_room("chunk", 300)
+            running[0].sync_handler.check_room("chunk", 300)
 
 
 def test_a_sum_of_nobodys_chunk_is_refused(stack: ExitStack) -> None:

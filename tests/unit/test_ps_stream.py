@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide_ps import stream as streams
-from springtide_ps.frames import Frame, FrameError, Kind, pack
-from springtide_ps.stream import PeerClosedError, Stream
+from springtide_ps.wire import stream as streams
+from springtide_ps.wire.frames import Frame, FrameError, Kind, pack
+from springtide_ps.wire.stream import PeerClosedError, Stream
 
 
 @contextmanager

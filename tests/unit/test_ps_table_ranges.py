@@ -23,7 +23,7 @@ from springtide.servers.exchange import ServersLackState
 from springtide.servers.links import ServerError
 from springtide.servers.wire import RangeWire
 from springtide.tables.local import merged
-from springtide_ps.server import Server
+from springtide_ps.server.server import Server
 
 torch.set_num_threads(1)
 HOW: dict[str, Any] = {"consistency": "Asynchronous", "strategy": "ParameterServer", "token": TOKEN}
@@ -207,7 +207,7 @@ def test_whatever_happens_between_offer_and_push_each_range_is_once_in_each_slic
                 until(lambda: offered(running) == offers(loose), "all offers")
                 for server in running:
                     for client in server._clients.values():
-                        client.offers.forget()
+                        client.stash.forget()
             loose.exchange.commit(1.0, ())
             if body == 1 and event in ("cut", "generation"):
                 loose.begin(running)  # perhaps with some of the pushes answered
@@ -226,7 +226,7 @@ def broken(loose: Loose) -> bool:
 def offered(running: list[Server]) -> set[str]:
     """The chunks and slices of which servers have gradients."""
     clients = [client for server in running for client in list(server._clients.values())]
-    return {key for client in clients for _, key in list(client.offers._held)}
+    return {key for client in clients for _, key in list(client.stash._held)}
 
 
 def offers(loose: Loose) -> set[str]:

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide_ps.idmap import IdMap
-from springtide_ps.rowinit import first_rows
-from springtide_ps.tables import Table, TableError, TableSpec
+from springtide_ps.params.embedding import Table, TableError, TableSpec
+from springtide_ps.params.idmap import IdMap
+from springtide_ps.params.row_init import first_rows
 
 IDS = st.integers(-(2**63), 2**63 - 1)
 

@@ -23,8 +23,8 @@ from springtide.servers.lease import Lease, heard, nothing_told, told
 from springtide.servers.links import ServerError
 from springtide.servers.team_rows import gather
 from springtide.servers.wire import RangeWire
-from springtide_ps.selected import Selected
-from springtide_ps.server import Server
+from springtide_ps.params.sparse_gradient import SparseGradient
+from springtide_ps.server.server import Server
 
 torch.set_num_threads(1)
 
@@ -298,7 +298,7 @@ def test_what_a_member_owes_goes_with_the_sum_of_a_team_in_which_another_one_pus
         left = owed(b)
         for key, rest in before.items():
             outgoing = sent[key]
-            if isinstance(outgoing, Selected):
+            if isinstance(outgoing, SparseGradient):
                 whole = left[key].clone()
                 whole[outgoing.indices.long()] += outgoing.values
             else:
@@ -343,7 +343,7 @@ def test_a_team_waits_for_the_slowest_team() -> None:
         desk = next(server for server in one.running if f"s{server.port}" == c.own._desk)
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(c.own.lease, 0, 100)
-            until(lambda: len(desk._asynchronous._waiting) == 1, "the question that has to wait")
+            until(lambda: len(desk._async_handler._waiting) == 1, "the question that has to wait")
             assert one.bodies("a", "b") == {1}
             assert not asked.done()
             one.commit("a", "b")

@@ -13,15 +13,15 @@ from worker_ranks import Rank, on_ranks, seeded
 
 import springtide
 from springtide.servers.grouped_ranges import GroupedRanges
-from springtide_ps.asynchronous import Asynchronous
-from springtide_ps.offers import Offers
+from springtide_ps.server.async_handler import AsyncHandler
+from springtide_ps.server.gradient_stash import GradientStash
 
 torch.set_num_threads(1)
 SAMPLES, EPOCHS, PER_EPOCH = 50, 3, 7
 X = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(2))
 IDS = torch.randint(-20, 20, (SAMPLES, 3), generator=torch.Generator().manual_seed(3))
-HOW: dict[str, Any] = {"consistency": "Asynchronous", "strategy": "ParameterServer", "token": TOKEN}
+HOW: dict[str, Any] = {"consistency": "AsyncHandler", "strategy": "ParameterServer", "token": TOKEN}
 
 
 class Model(torch.nn.Module):
@@ -130,10 +130,10 @@ def test_a_server_without_room_for_offers_gets_each_sum_whole(
     tables, expected = alone
     asked: list[str] = []
 
-    def none(self: Offers, token: Any, owner: str, key: str, number: int) -> None:
+    def none(self: GradientStash, token: Any, owner: str, key: str, number: int) -> None:
         asked.append(key)
 
-    monkeypatch.setattr(Offers, "take", none)
+    monkeypatch.setattr(GradientStash, "take", none)
     found, _ = train(2, tables, group_size=2)
     assert len(asked) >= 2 * EPOCHS * PER_EPOCH
     for own, theirs in zip(found[1], expected, strict=True):
@@ -145,13 +145,13 @@ def test_each_range_is_worked_on_by_one_team_and_pushed_once(
     tables: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed: list[tuple[str, int]] = []
-    push = Asynchronous._push
+    push = AsyncHandler._push
 
-    def note(self: Asynchronous, kind: Any, token: Any, number: int, meta: Any, *rest: Any) -> None:
+    def note(self: AsyncHandler, kind: Any, token: Any, number: int, meta: Any, *rest: Any) -> None:
         pushed.append((meta["k"], meta["r"]))
         push(self, kind, token, number, meta, *rest)
 
-    monkeypatch.setattr(Asynchronous, "_push", note)
+    monkeypatch.setattr(AsyncHandler, "_push", note)
     values, ranges = train(4, tables, group_size=2)
     for own in values:
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(own, values[0], strict=True))

@@ -37,7 +37,7 @@ from worker_ranks import on_ranks
 
 from springtide.servers.grouped_ranges import GroupedRanges
 from springtide.servers.links import ServerError
-from springtide_ps.server import Server
+from springtide_ps.server.server import Server
 
 torch.set_num_threads(1)
 HOW: dict[str, Any] = {"strategy": "ParameterServer", "token": TOKEN}

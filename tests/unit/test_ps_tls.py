@@ -14,10 +14,10 @@ import torch
 
 import springtide.kv
 from springtide_operator.certificate import job_certificate
-from springtide_ps.server import Server
-from springtide_ps.store import Store
-from springtide_ps.stream import connect
-from springtide_ps.tls import TlsSocket, client_context, server_context
+from springtide_ps.server.kv_store import Store
+from springtide_ps.server.server import Server
+from springtide_ps.wire.stream import connect
+from springtide_ps.wire.tls import TlsSocket, client_context, server_context
 
 TOKEN = "t" * 32
 

@@ -16,12 +16,12 @@ from worker_ranks import Rank, on_ranks, seeded
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.wire import RangeWire
-from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.client import RefusedError, ServerClient
-from springtide_ps.frames import Kind
-from springtide_ps.selected import Selected, pack
-from springtide_ps.server import Server
-from springtide_ps.stream import parse_address
+from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.sparse_gradient import SparseGradient, pack
+from springtide_ps.server.server import Server
+from springtide_ps.wire.client import RefusedError, ServerClient
+from springtide_ps.wire.frames import Kind
+from springtide_ps.wire.stream import parse_address
 
 ELEMENTS = 12
 CHUNK = PlannedChunk("0.0", 0, 0, ELEMENTS, 8 * ELEMENTS, ((0, 0, 0, 5), (1, 0, 6, ELEMENTS)))
@@ -46,7 +46,7 @@ class OwingByAnswers(RuleBasedStateMachine):
         """(gradient, what travels of it)."""
         gradient = torch.tensor(numbers, dtype=torch.float64)
         out = self.wire.outgoing(CHUNK, gradient)
-        assert isinstance(out, Selected)
+        assert isinstance(out, SparseGradient)
         return gradient, out.add_to(torch.zeros(ELEMENTS, dtype=torch.float64))
 
     gradients = st.lists(st.integers(-9, 9), min_size=ELEMENTS, max_size=ELEMENTS)
@@ -128,11 +128,11 @@ def test_selected_elements_count_once_and_reach_the_copy() -> None:
             client.ask_step(Kind.LOAD, FIRST, {**meta, "k": "k", "s": 0}, payload).result(60)
         forward = {"forward": {"k": [names(running)[1]]}, "fill": {}, "drop": []}
         first.ask_step(Kind.ARRANGE, FIRST, forward).result(60)
-        block = pack(Selected(torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, -4.0])))
+        block = pack(SparseGradient(torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, -4.0])))
         assert push(first, 0, block)["already"] is False
         assert push(first, 0, block)["already"] is True
         assert values(first) == values(copy) == [0.0, -1.0, 0.0, 2.0]
-        bad = pack(Selected(torch.tensor([4], dtype=torch.int32), torch.ones(1)))
+        bad = pack(SparseGradient(torch.tensor([4], dtype=torch.int32), torch.ones(1)))
         for rubbish, more, told in (
             (bad, {}, "named from 0 to 3"),
             (block[:-1].clone(), {}, "no selection"),

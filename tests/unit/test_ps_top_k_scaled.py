@@ -13,7 +13,7 @@ from worker_ranks import Rank, on_ranks, seeded
 
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.wire import Wire
-from springtide_ps.selected import Selected
+from springtide_ps.params.sparse_gradient import SparseGradient
 
 BATCH, STEPS = 8, 12
 X = torch.randn(BATCH * STEPS, 6, generator=torch.Generator().manual_seed(1))
@@ -118,7 +118,7 @@ def test_what_16_bits_leave_out_is_kept_in_more() -> None:
     for step in (1, 2):
         wire.begin(((1, 0, 1), step))
         out = wire.outgoing(chunk, small)
-        assert isinstance(out, Selected)
+        assert isinstance(out, SparseGradient)
         assert out.indices.tolist() == [0]
         assert out.values.dtype is torch.float16
         wire.stand_at(((1, 0, 1), step), [(0, ())], False)

@@ -14,10 +14,10 @@ from ps_servers import TOKEN, names, servers
 
 from springtide.servers.early import EarlyExchange
 from springtide.servers.plan import cut
-from springtide_ps.frames import Frame, Kind
-from springtide_ps.outgoing import Outgoing
-from springtide_ps.placement import CHUNK_BYTES
-from springtide_ps.stream import connect, parse_address
+from springtide_ps.params.placement import CHUNK_BYTES
+from springtide_ps.server.send_queue import SendQueue
+from springtide_ps.wire.frames import Frame, Kind
+from springtide_ps.wire.stream import connect, parse_address
 
 KIB = 1024
 
@@ -52,9 +52,9 @@ def test_a_large_first_layer_makes_few_chunks_more() -> None:
 
 def test_values_are_asked_for_with_their_place_in_the_forward_pass(monkeypatch: Any) -> None:
     asked: list[int] = []
-    opened = Outgoing.open
+    opened = SendQueue.open
 
-    def note(self: Outgoing, request: int, nbytes: int, rank: int = 0) -> None:
+    def note(self: SendQueue, request: int, nbytes: int, rank: int = 0) -> None:
         asked.append(rank)
         opened(self, request, nbytes, rank)
 
@@ -69,7 +69,7 @@ def test_values_are_asked_for_with_their_place_in_the_forward_pass(monkeypatch: 
         )
         together(a.exchange.resolve, b.exchange.resolve)
         together(a.values, b.values)
-        monkeypatch.setattr(Outgoing, "open", note)
+        monkeypatch.setattr(SendQueue, "open", note)
         for _ in range(2):  # asked for after the first step, and during the second one
             together(lambda: a.push(0, 2), lambda: b.push(1, 2))
             together(a.commit, b.commit)

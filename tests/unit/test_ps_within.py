@@ -16,11 +16,11 @@ from worker_groups import addresses
 
 from springtide.servers.early import EarlyExchange
 from springtide.servers.grouped import GroupedExchange
-from springtide_ps.chunk import ROUNDS_LIMIT, Chunk, ChunkError, Recipe
-from springtide_ps.rounds import Effect, RoundError, Rounds, Token
-from springtide_ps.server import Server
-from springtide_ps.shard_store import ShardStore
-from springtide_ps.within import Parts, make_parts
+from springtide_ps.params.chunk import ROUNDS_LIMIT, Chunk, ChunkError, Recipe
+from springtide_ps.server.intermediate import Parts, make_parts
+from springtide_ps.server.server import Server
+from springtide_ps.server.shard_store import ShardStore
+from springtide_ps.server.step_protocol import Effect, RoundError, Rounds, Token
 
 FIRST: Token = (1, 0, 1)
 SECOND: Token = (1, 0, 2)

@@ -23,10 +23,10 @@ import springtide
 from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
 from springtide.errors import UsageError
-from springtide_ps.chunk import Recipe
-from springtide_ps.frequencies import carried, divided, heads_of, ids_of, renumbered, summed
-from springtide_ps.slices import Slice, record_bytes, records, unpack, widened
-from springtide_ps.tables import TableSpec
+from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.embedding import TableSpec
+from springtide_ps.params.embedding_shard import Slice, record_bytes, records, unpack, widened
+from springtide_ps.params.frequencies import carried, divided, heads_of, ids_of, renumbered, summed
 
 torch.set_num_threads(1)
 LOOKUPS = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), max_size=12)

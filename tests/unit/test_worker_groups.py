@@ -21,7 +21,7 @@ from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, form, peers_in
 from springtide.exchange.messages import Collective
 from springtide.exchange.store import FormationCancelled, StreamStore
-from springtide_ps import congestion
+from springtide_ps.wire import congestion
 
 
 @pytest.fixture

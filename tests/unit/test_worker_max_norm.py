@@ -15,10 +15,10 @@ import springtide
 from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
 from springtide.errors import UsageError
-from springtide_ps.chunk import Recipe
-from springtide_ps.rownorms import bounded
-from springtide_ps.slices import Slice, records
-from springtide_ps.tables import TableSpec
+from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.embedding import TableSpec
+from springtide_ps.params.embedding_shard import Slice, records
+from springtide_ps.params.row_norms import bounded
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 ORDERS = [2.0, 1.0, float("inf")]

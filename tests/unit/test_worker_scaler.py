@@ -15,7 +15,7 @@ from worker_alone import library
 from worker_ranks import Rank, on_ranks, seeded
 
 import springtide
-from springtide_ps.chunk import Chunk
+from springtide_ps.params.chunk import Chunk
 
 SAMPLES, BATCH, OVERFLOW = 24, 8, 3  # the third step meets an infinity
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))

@@ -24,7 +24,7 @@ from springtide.counted import count_of, count_steps
 from springtide.errors import UsageError
 from springtide.schedules import Schedules
 from springtide.servers.books import newest_copies, rescue
-from springtide_ps.ranges import Book, RangeSet
+from springtide_ps.params.applied import Book, RangeSet
 
 KINDS: dict[str, Callable[[torch.optim.Optimizer], LRScheduler]] = {
     "exponential": lambda optimizer: ExponentialLR(optimizer, 0.5),

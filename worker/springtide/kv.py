@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 from springtide.kv_table import Table, settle
-from springtide_ps.client import Answer, RefusedError, ServerClient, ServerLostError
-from springtide_ps.frames import DTYPE_NAMES
-from springtide_ps.placement import CHUNK_BYTES, Chunk, cut, spread
-from springtide_ps.stream import RejectedError, addresses
-from springtide_ps.tables import TableError, TableSpec
+from springtide_ps.params.embedding import TableError, TableSpec
+from springtide_ps.params.placement import CHUNK_BYTES, Chunk, cut, spread
+from springtide_ps.wire.client import Answer, RefusedError, ServerClient, ServerLostError
+from springtide_ps.wire.frames import DTYPE_NAMES
+from springtide_ps.wire.stream import RejectedError, addresses
 
 __all__ = [
     "Handle",

@@ -7,10 +7,10 @@ from concurrent.futures import Future, wait
 
 import torch
 
-from springtide_ps.client import Answer, ServerClient
-from springtide_ps.idmap import mix
-from springtide_ps.rownorms import bounded
-from springtide_ps.tables import TableSpec
+from springtide_ps.params.embedding import TableSpec
+from springtide_ps.params.idmap import mix
+from springtide_ps.params.row_norms import bounded
+from springtide_ps.wire.client import Answer, ServerClient
 
 _PAGE_ROWS = 65_536
 

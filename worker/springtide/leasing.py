@@ -1,7 +1,7 @@
 """A training loop in which workers do not step together: each, or each team of them, takes whole global
 batches (ranges) in turn.
 
-Servers give the ranges of the running epoch out and know which are finished (`springtide_ps.leases`); the
+Servers give the ranges of the running epoch out and know which are finished (`server.lease_table`); the
 epoch ends for all when each is in every chunk. There the workers meet once: buffers are averaged by the
 samples that each worker has computed in the epoch, and a checkpoint may be taken.
 """

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from springtide.exchange.device import DeviceSums, form_nccl
 from springtide.exchange.messages import Collective, Message, Waiter
 from springtide.exchange.store import FormationCancelled, StreamStore
-from springtide_ps import congestion
+from springtide_ps.wire import congestion
 
 log = logging.getLogger("springtide")
 

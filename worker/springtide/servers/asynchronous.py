@@ -35,13 +35,13 @@ from springtide.servers.rescued import RescuedChunks
 from springtide.servers.row_pushes import RowPushes
 from springtide.servers.tables import PlannedSlice
 from springtide.servers.wire import Pushed, RangeWire
-from springtide_ps.chunk import Chunk, Recipe, square_norm
-from springtide_ps.client import Answer, RefusedError
-from springtide_ps.frames import Kind
-from springtide_ps.leases import starting_clocks
-from springtide_ps.ranges import Book, RangeSet
-from springtide_ps.selected import Selected
-from springtide_ps.slices import Slice
+from springtide_ps.params.applied import Book, RangeSet
+from springtide_ps.params.chunk import Chunk, Recipe, square_norm
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.params.sparse_gradient import SparseGradient
+from springtide_ps.server.lease_table import starting_clocks
+from springtide_ps.wire.client import Answer, RefusedError
+from springtide_ps.wire.frames import Kind
 
 log = logging.getLogger("springtide")
 
@@ -315,7 +315,7 @@ class AsynchronousExchange(RangeRounds, RescuedChunks, RowPushes, ServerExchange
     def _parts(self, chunk: PlannedChunk) -> list[torch.Tensor]:
         """What travels of a chunk's gradient, without padding, in the gradient's own type."""
         outgoing = self._outgoing[chunk.key]
-        if isinstance(outgoing, Selected):
+        if isinstance(outgoing, SparseGradient):
             return [outgoing.values]
         assert isinstance(outgoing, torch.Tensor)
         flat = outgoing.to(self._gradients[chunk.key].dtype)

@@ -10,8 +10,8 @@ from typing import Any
 
 from springtide.servers.leading import Leader, Place
 from springtide.servers.links import Links, ServerError
-from springtide_ps.frames import Kind
-from springtide_ps.ranges import Book, RangeError
+from springtide_ps.params.applied import Book, RangeError
+from springtide_ps.wire.frames import Kind
 
 Rescue = Callable[[list[str], dict[str, int]], dict[str, str]]
 """(chunks that no server holds, bytes by server that stays) -> server by chunk that is there again."""

@@ -1,6 +1,6 @@
 """A step's values asked for during backward: they come while gradients of other layers still leave.
 
-The servers make a step early if they know how it will be made (`springtide_ps.speculative_copy`): as the last
+The servers make a step early if they know how it will be made (`server.speculative_copy`): as the last
 one was, with the optimizer's present options. What they send lands beside the parameters, which change only
 when the step is committed and was made just so; if not, its values are fetched as without this.
 """
@@ -21,10 +21,10 @@ from springtide.servers.links import ServerError
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.wire import Made, Pushed
 from springtide.servers.within import WithinExchange
-from springtide_ps.chunk import Recipe
-from springtide_ps.client import Answer
-from springtide_ps.frames import Kind
-from springtide_ps.selected import Selected
+from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.sparse_gradient import SparseGradient
+from springtide_ps.wire.client import Answer
+from springtide_ps.wire.frames import Kind
 
 _REST_LIMIT: Final = 64
 
@@ -165,7 +165,9 @@ class EarlyExchange(WithinExchange):
                 self._early.tell(self._homes[chunk.key][0], recipe, self._me, self._ask)
         return super().push(gradients)
 
-    def _send_gradient(self, server: str, made: Made, key: str, gradient: torch.Tensor | Selected) -> None:
+    def _send_gradient(
+        self, server: str, made: Made, key: str, gradient: torch.Tensor | SparseGradient
+    ) -> None:
         out = self._expected.pop(key, None)
         if out is None:
             super()._send_gradient(server, made, key, gradient)

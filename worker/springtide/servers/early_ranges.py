@@ -18,9 +18,9 @@ from springtide.servers.early import EarlyExchange
 from springtide.servers.links import ServerError
 from springtide.servers.offering import Outgoing
 from springtide.servers.plan import PlannedChunk
-from springtide_ps.chunk import Recipe
-from springtide_ps.client import RefusedError
-from springtide_ps.frames import Kind
+from springtide_ps.params.chunk import Recipe
+from springtide_ps.wire.client import RefusedError
+from springtide_ps.wire.frames import Kind
 
 
 class EarlyRanges(AsynchronousExchange, EarlyExchange):

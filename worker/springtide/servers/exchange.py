@@ -1,8 +1,8 @@
 """The steps of one worker with parameters on servers: push, prepare, commit, fetch.
 
 A step's gradients go to the servers during backward. `prepare` returns when all members' gradients are there;
-then comes the step's side reduction, and who has its result has committed (`springtide_ps.rounds` says why
-that is safe). The values come back in the order in which a forward pass needs them.
+then comes the step's side reduction, and who has its result has committed (`step_protocol` says why that is
+safe). The values come back in the order in which a forward pass needs them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from springtide.servers.table_steps import TableSteps
 from springtide.servers.tables import PlannedSlice, TableBook
 from springtide.servers.wire import Made, Pushed, Wire
 from springtide.tables.step import tables_among
-from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.client import Answer, in_round
-from springtide_ps.frames import Kind
-from springtide_ps.selected import Selected
-from springtide_ps.slices import Slice
+from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.params.sparse_gradient import SparseGradient
+from springtide_ps.wire.client import Answer, in_round
+from springtide_ps.wire.frames import Kind
 
 
 class ServersLackState(Exception):
@@ -328,7 +328,9 @@ class ServerExchange(TableSteps):
         self._pushed += 1
         return Pushed(sum(self.wire.nbytes(c.stop - c.start, gradients.dtype) for _, c in chunks))
 
-    def _send_gradient(self, server: str, made: Made, key: str, gradient: torch.Tensor | Selected) -> None:
+    def _send_gradient(
+        self, server: str, made: Made, key: str, gradient: torch.Tensor | SparseGradient
+    ) -> None:
         self.links[server].stage(*made, self._me, key, gradient, self._round)
 
     def make_way(self) -> None:

@@ -35,9 +35,9 @@ from springtide.servers.tables import table_name
 from springtide.servers.team_rows import gather
 from springtide.servers.wire import Pushed
 from springtide.tables.local import merged
-from springtide_ps.chunk import Recipe
-from springtide_ps.client import Answer
-from springtide_ps.leases import starting_clocks
+from springtide_ps.params.chunk import Recipe
+from springtide_ps.server.lease_table import starting_clocks
+from springtide_ps.wire.client import Answer
 
 log = logging.getLogger("springtide")
 

@@ -14,12 +14,12 @@ from springtide.errors import SpringtideError
 from springtide.servers.links import Links, ServerError
 from springtide.servers.plan import Arrangement, LackError, PlannedChunk, arrange, place_fresh
 from springtide.servers.tables import PlannedSlice
-from springtide_ps.chunk import Chunk
-from springtide_ps.client import Answer, RefusedError
-from springtide_ps.frames import Kind
-from springtide_ps.parts import loads
-from springtide_ps.rounds import NoRoomError
-from springtide_ps.slices import Slice
+from springtide_ps.params.chunk import Chunk
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.params.load_parts import loads
+from springtide_ps.server.step_protocol import NoRoomError
+from springtide_ps.wire.client import Answer, RefusedError
+from springtide_ps.wire.frames import Kind
 
 Planned = PlannedChunk | PlannedSlice
 

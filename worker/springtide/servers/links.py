@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from springtide_ps.client import Answer, RefusedError, ServerClient, ServerLostError
-from springtide_ps.frames import PART_BYTES, Kind
-from springtide_ps.lost import StepFailedError
-from springtide_ps.stream import RejectedError, parse_address
-from springtide_ps.tls import client_context
+from springtide_ps.server.failed_shards import StepFailedError
+from springtide_ps.wire.client import Answer, RefusedError, ServerClient, ServerLostError
+from springtide_ps.wire.frames import PART_BYTES, Kind
+from springtide_ps.wire.stream import RejectedError, parse_address
+from springtide_ps.wire.tls import client_context
 
 Result = TypeVar("Result")
 _NAMED = re.compile(r"parameter server \[?([0-9a-fA-F.:]+)\]?:\d+")

@@ -1,6 +1,6 @@
 """Gradients that leave during backward although nobody knows yet how they count.
 
-A server sets them aside (`springtide_ps.offers`), and the push at optimizer.step() names them instead of
+A server sets them aside (`server.gradient_stash`), and the push at optimizer.step() names them instead of
 bringing them. In another generation, and where a server has not kept one, the push brings it.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from springtide.servers.range_rows import Rows
-from springtide_ps.client import Answer, ServerClient
-from springtide_ps.frames import DTYPE_NAMES
-from springtide_ps.rounds import Token
-from springtide_ps.selected import Selected, pack
+from springtide_ps.params.sparse_gradient import SparseGradient, pack
+from springtide_ps.server.step_protocol import Token
+from springtide_ps.wire.client import Answer, ServerClient
+from springtide_ps.wire.frames import DTYPE_NAMES
 
-Outgoing = torch.Tensor | Selected | Rows
+Outgoing = torch.Tensor | SparseGradient | Rows
 """What travels of a gradient: of a chunk (flat), of some of its elements, or of rows of a slice."""
 Ask = Callable[[dict[str, Any], torch.Tensor], Future[Answer]]
 """(what, what travels): a request."""
@@ -68,6 +68,6 @@ def travelling(gradient: Outgoing) -> tuple[dict[str, Any], torch.Tensor]:
     """(form, tensor) of a gradient on its way."""
     if isinstance(gradient, Rows):
         return {"d": gradient.dtype}, gradient.records()
-    if isinstance(gradient, Selected):
+    if isinstance(gradient, SparseGradient):
         return {"d": DTYPE_NAMES[gradient.values.dtype], "sel": True}, pack(gradient)
     return {"d": DTYPE_NAMES[gradient.dtype]}, gradient

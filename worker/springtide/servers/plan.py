@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from springtide.exchange.layout import Layout
-from springtide_ps.placement import CHUNK_BYTES
+from springtide_ps.params.placement import CHUNK_BYTES
 
 _SMALLEST_BUCKET: Final = 1 << 20
 _SMALLEST_CHUNK: Final = 1 << 18

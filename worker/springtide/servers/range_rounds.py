@@ -19,7 +19,7 @@ from springtide.errors import UsageError
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.links import ServerError
 from springtide.servers.offering import Offering, Outgoing
-from springtide_ps.chunk import Recipe
+from springtide_ps.params.chunk import Recipe
 
 
 class RangeRounds(ServerExchange):

@@ -15,9 +15,9 @@ import torch
 from springtide.errors import UsageError
 from springtide.servers.tables import TableBook, table_name
 from springtide.tables.local import by_slice
-from springtide_ps.frames import DTYPE_NAMES, PAYLOAD_LIMIT
-from springtide_ps.frequencies import divided
-from springtide_ps.slices import record_bytes, records
+from springtide_ps.params.embedding_shard import record_bytes, records
+from springtide_ps.params.frequencies import divided
+from springtide_ps.wire.frames import DTYPE_NAMES, PAYLOAD_LIMIT
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from springtide.errors import UsageError
-from springtide_ps.chunk import Chunk, Recipe
-from springtide_ps.updates import UpdateError, allowed_options
+from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.optim import UpdateError, allowed_options
 
 log = logging.getLogger("springtide")
 

@@ -16,8 +16,8 @@ from springtide.servers.books import BookLeader, Offer, rescue
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.leading import Leader, Place
 from springtide.servers.tables import PlannedSlice
-from springtide_ps.frames import Kind
-from springtide_ps.ranges import Book, RangeSet
+from springtide_ps.params.applied import Book, RangeSet
+from springtide_ps.wire.frames import Kind
 
 log = logging.getLogger("springtide")
 

@@ -11,7 +11,7 @@ from springtide.servers.links import ServerError
 from springtide.servers.offering import Offering, Outgoing
 from springtide.servers.range_rows import cut_rows
 from springtide.servers.table_steps import TableSteps
-from springtide_ps.client import Answer
+from springtide_ps.wire.client import Answer
 
 
 class RowPushes(TableSteps):

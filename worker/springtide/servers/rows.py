@@ -15,10 +15,10 @@ import torch
 from springtide.errors import SpringtideError
 from springtide.servers.tables import Homes, PlannedSlice, TableBook, table_name
 from springtide.tables.local import cut_anew
-from springtide_ps.client import Answer
-from springtide_ps.frames import Kind
-from springtide_ps.parts import spans
-from springtide_ps.slices import Slice
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.params.load_parts import spans
+from springtide_ps.wire.client import Answer
+from springtide_ps.wire.frames import Kind
 
 _ALL_ROWS: Final = "all rows of a table"
 _AHEAD: Final = 2  # parts that are asked for before the first of them has come

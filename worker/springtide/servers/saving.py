@@ -9,7 +9,7 @@ import torch
 
 from springtide.exchange.layout import Layout
 from springtide.servers.plan import PlannedChunk
-from springtide_ps.chunk import Chunk
+from springtide_ps.params.chunk import Chunk
 
 
 def cut_states(

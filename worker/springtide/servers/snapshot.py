@@ -21,16 +21,16 @@ from springtide.checkpoint.staging import Collected, GoneError, specs_of
 from springtide.exchange.layout import Layout
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.tables import PlannedSlice
-from springtide_ps.chunk import Chunk
-from springtide_ps.client import Answer, RefusedError, ServerClient
-from springtide_ps.frames import DTYPES, PART_BYTES, Kind
-from springtide_ps.parts import spans
+from springtide_ps.params.chunk import Chunk
+from springtide_ps.params.load_parts import spans
+from springtide_ps.wire.client import Answer, RefusedError, ServerClient
+from springtide_ps.wire.frames import DTYPES, PART_BYTES, Kind
 
 _ANSWER_SECONDS: Final = 120.0
 _AHEAD: Final = 4  # chunks, or parts of slices, that are asked for before the first of them has come
 
 Told = Mapping[str, Mapping[str, Any]]
-"""What servers say of each chunk, as `springtide_ps.snapshot.describe`."""
+"""What servers say of each chunk, as `springtide_ps.server.snapshot.describe`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 It is both kinds of exchange over the same memory, chunks and connections; what a generation is to be, its
 Start says. Servers turn steps into books and books into steps when the generation enters
-(`springtide_ps.rounds`).
+(`server.step_protocol`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from springtide.servers.links import ServerError
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.tables import PlannedSlice
 from springtide.servers.wire import Pushed
-from springtide_ps.chunk import Chunk
-from springtide_ps.client import Answer
-from springtide_ps.slices import Slice
+from springtide_ps.params.chunk import Chunk
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.wire.client import Answer
 
 log = logging.getLogger("springtide")
 

@@ -14,8 +14,8 @@ from springtide.servers.links import Links, ServerError
 from springtide.servers.recipe import ServerOptimizers
 from springtide.servers.tables import TableBook, table_name
 from springtide.servers.wire import Wire
-from springtide_ps.client import Answer
-from springtide_ps.frames import Kind
+from springtide_ps.wire.client import Answer
+from springtide_ps.wire.frames import Kind
 
 
 class TableSteps:

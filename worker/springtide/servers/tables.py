@@ -12,9 +12,9 @@ from springtide.servers.recipe import group_options
 from springtide.tables.handle import Handle
 from springtide.tables.local import by_slice
 from springtide.tables.rules import group_among, sparse_rule
-from springtide_ps.frames import PAYLOAD_LIMIT
-from springtide_ps.placement import CHUNK_BYTES
-from springtide_ps.slices import ID_WORDS, Slice, records
+from springtide_ps.params.embedding_shard import ID_WORDS, Slice, records
+from springtide_ps.params.placement import CHUNK_BYTES
+from springtide_ps.wire.frames import PAYLOAD_LIMIT
 
 Homes = Mapping[str, Sequence[str]]
 """The servers of each slice by its key, first the one that workers speak to."""

@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from springtide.servers.plan import PlannedChunk
-from springtide_ps.selected import INDEX_BYTES, Selected, worth_it
+from springtide_ps.params.sparse_gradient import INDEX_BYTES, SparseGradient, worth_it
 
 Made = tuple[tuple[int, int, int], int]
 """A state that is in no other run: the generation that made it, and its step."""
@@ -216,7 +216,7 @@ class Wire:
         count = math.ceil(elements * self._ratio)
         return 0 if self._sends_all or not worth_it(count, dtype, elements) else count
 
-    def outgoing(self, chunk: PlannedChunk, gradient: torch.Tensor) -> torch.Tensor | Selected:
+    def outgoing(self, chunk: PlannedChunk, gradient: torch.Tensor) -> torch.Tensor | SparseGradient:
         """What travels of a chunk's gradient (flat)."""
         if self.residuals is None:
             return self.shrunk(gradient)
@@ -231,7 +231,7 @@ class Wire:
         values = owed[indices]
         owed[indices] = 0.0
         self.residuals.leave_out(chunk.key, unscaled(owed, self._scale))
-        return Selected(indices.to(torch.int32), values)
+        return SparseGradient(indices.to(torch.int32), values)
 
     def hand_over(self, chunks: Collection[PlannedChunk], gradients: torch.Tensor) -> None:
         """Another worker sends the bucket's gradients (flat): what this one owes goes with them, in place."""

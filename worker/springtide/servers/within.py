@@ -2,7 +2,7 @@
 
 Each backward pass of the body (*round*) is summed on the servers. A step of an optimizer becomes a *part* of
 the body's one step when the script wants to see what it has made, goes on with another backward pass, or
-makes the same optimizer step again. Servers make parts on a second copy (`springtide_ps.within`) and send
+makes the same optimizer step again. Servers make parts on a second copy (`server.intermediate`) and send
 those values; the end of the body commits all parts. When it is dropped instead, the values that were seen
 are fetched anew from the chunks, which no part has touched.
 """
@@ -26,10 +26,10 @@ from springtide.servers.leading import Place
 from springtide.servers.links import ServerError
 from springtide.servers.plan import PlannedChunk
 from springtide.servers.wire import Pushed
-from springtide_ps.chunk import PARTS_LIMIT, ROUNDS_LIMIT, Recipe
-from springtide_ps.client import Answer
-from springtide_ps.frames import Kind
-from springtide_ps.within import NO_ROOM, OTHERWISE
+from springtide_ps.params.chunk import PARTS_LIMIT, ROUNDS_LIMIT, Recipe
+from springtide_ps.server.intermediate import NO_ROOM, OTHERWISE
+from springtide_ps.wire.client import Answer
+from springtide_ps.wire.frames import Kind
 
 _LATE_SECONDS: Final = 10.0
 

@@ -14,8 +14,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from springtide.tables.local import LocalRows
-from springtide_ps.frequencies import heads_of
-from springtide_ps.rownorms import bounded
+from springtide_ps.params.frequencies import heads_of
+from springtide_ps.params.row_norms import bounded
 
 _ATTRIBUTE = "_springtide_table"
 
@@ -36,7 +36,7 @@ class Collects(Protocol):
 
 class Handle:
     """read: where the rows come from once others hold them. arrived: (ids, gradients) of the running backward
-    pass, each id once in a pair; or heads (`springtide_ps.frequencies`). expected_rows: at most, 0 if
+    pass, each id once in a pair; or heads (`springtide_ps.params.frequencies`). expected_rows: at most, 0 if
     unknown. managed: a trainer takes the gradients; otherwise the optimizer's own step does. calls: how many
     lookups there were whose gradients may come, since it was set to 0; where they are divided by frequency,
     heads name the call.

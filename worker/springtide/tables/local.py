@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from springtide_ps.chunk import Recipe
-from springtide_ps.frequencies import ids_of, summed
-from springtide_ps.slices import Slice, records, slice_numbers
-from springtide_ps.tables import TableSpec
+from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.embedding import TableSpec
+from springtide_ps.params.embedding_shard import Slice, records, slice_numbers
+from springtide_ps.params.frequencies import ids_of, summed
 
 
 def by_slice(ids: torch.Tensor, slices: int) -> list[torch.Tensor]:
-    """For each slice: which of the ids (or heads, see `springtide_ps.frequencies`) are its own, int64."""
+    """For each slice: which of the ids (or heads, see `params.frequencies`) are its own, int64."""
     ids = ids_of(ids).contiguous()
     if slices == 1:
         return [torch.arange(len(ids))]

@@ -11,8 +11,8 @@ from springtide.errors import UsageError
 from springtide.tables.handle import Handle
 from springtide.tables.local import LocalRows, as_ids
 from springtide.tables.unmanaged import Collected
-from springtide_ps.slices import SLICES_LIMIT
-from springtide_ps.tables import TableError, TableSpec
+from springtide_ps.params.embedding import TableError, TableSpec
+from springtide_ps.params.embedding_shard import SLICES_LIMIT
 
 _EXPORT_ROWS = 65_536
 

@@ -13,7 +13,7 @@ from springtide.servers.recipe import group_options
 from springtide.tables.handle import Handle, handle_of
 from springtide.tables.local import merged
 from springtide.tables.rules import group_among, sparse_rule, step_options
-from springtide_ps.frequencies import carried, divided, renumbered
+from springtide_ps.params.frequencies import carried, divided, renumbered
 
 
 class Pushed(Protocol):

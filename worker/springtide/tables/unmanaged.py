@@ -17,7 +17,7 @@ from springtide.scaling import unscale_too
 from springtide.tables.handle import Handle, handle_of
 from springtide.tables.local import merged
 from springtide.tables.rules import sparse_rule, step_options
-from springtide_ps.frequencies import divided, heads_of
+from springtide_ps.params.frequencies import divided, heads_of
 
 _watching = False
 

@@ -1,0 +1,367 @@
+"""One chunk of a model's parameters with the state of the script's optimizer for it. PURE.
+
+The optimizer is torch's own, over the pieces of parameters that lie in the chunk: parameter groups, the steps
+that a parameter without gradients skips, and what its state is called are as in a single process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from springtide_ps.params.applied import Book
+from springtide_ps.params.fused import leaves_gradients, stepper
+from springtide_ps.params.optim import Update, UpdateError, check_options
+from springtide_ps.params.sparse_gradient import SparseGradient, count_selected
+from springtide_ps.wire.frames import DTYPE_NAMES, DTYPES, joined
+
+PIECE_FIELDS: Final = 4
+ROUNDS_LIMIT: Final = 64
+"""Of backward passes in one step, whose sums servers keep until it is decided."""
+PARTS_LIMIT: Final = 256
+"""Of optimizer steps, one after another, in one step."""
+_NAMES_LIMIT: Final = 16
+_OF_STATES: Final = ("initial_accumulator_value",)
+"""Options that count when an optimizer is made."""
+
+
+class ChunkError(ValueError):
+    """What is no chunk, or does not fit this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a step is applied to the sums of its gradients.
+
+    scale: they are multiplied by it. skip: nothing is applied. groups: the options by parameter group, of all
+    optimizers one after another. unused: numbers of parameters to which no worker had a gradient, or whose
+    optimizer makes no step. factors: by group, what the sums are multiplied by besides; none: 1.
+    round: of the step's sums, those that are meant. before: what is applied earlier in the same step, itself
+    without such.
+    """
+
+    scale: float
+    skip: bool
+    groups: tuple[Mapping[str, Any], ...]
+    unused: frozenset[int] = frozenset()
+    factors: tuple[float, ...] = ()
+    round: int = 0
+    before: tuple[Recipe, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Recipe, ...]:
+        """What is applied one after another."""
+        return (*self.before, replace(self, before=())) if self.before else (self,)
+
+    def first(self, count: int) -> Recipe:
+        """Only so many parts of it."""
+        parts = self.parts[:count]
+        return replace(parts[-1], before=parts[:-1])
+
+    def begins(self, other: Recipe) -> bool:
+        """Whether its parts are the first ones of the other's."""
+        return self.parts == other.parts[: len(self.parts)]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **({"factors": list(self.factors)} if self.factors else {}),
+            **({"round": self.round} if self.round else {}),
+            **({"before": [part.to_json() for part in self.before]} if self.before else {}),
+            "scale": self.scale,
+            "skip": self.skip,
+            "groups": [dict(group) for group in self.groups],
+            "unused": sorted(self.unused),
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Recipe:
+        """Raise ChunkError for what is none."""
+        try:
+            scale, skip = float(value["scale"]), bool(value["skip"])
+            groups = tuple(dict(group) for group in value["groups"])
+            unused = frozenset(int(index) for index in value["unused"])
+            factors = tuple(float(factor) for factor in value.get("factors", ()))
+            if len(factors) not in (0, len(groups)):
+                raise ValueError(f"{len(factors)} factors for {len(groups)} groups")
+            number, earlier = int(value.get("round", 0)), list(value.get("before", ()))
+            if not 0 <= number < ROUNDS_LIMIT or len(earlier) >= PARTS_LIMIT:
+                raise ValueError(f"round {number} after {len(earlier)} parts of a step")
+            if any("before" in part for part in earlier):
+                raise ValueError("a part of a step has no parts")
+            before = tuple(cls.from_json(part) for part in earlier)
+        except ChunkError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ChunkError(f"a step cannot be applied like this: {error!r}") from None
+        return cls(scale, skip, groups, unused, factors, number, before)
+
+
+class Chunk:
+    """values: flat, of this chunk's own memory. pieces: int64 [n, 4] of (parameter's number, its group, first
+    element, element after the last); elements in no piece are padding and stay as they are. groups: of its
+    optimizer. first: where these are among the groups of all optimizers, `among` of them (0: there is one
+    optimizer). book: which ranges the values hold, where workers do not step together.
+
+    Raise ChunkError for pieces outside of the values, UpdateError for an optimizer that does not exist.
+    """
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        pieces: Sequence[Sequence[int]],
+        optimizer: str,
+        groups: Sequence[Mapping[str, Any]],
+        first: int = 0,
+        among: int = 0,
+    ) -> None:
+        if not pieces or not groups:
+            raise ChunkError("a chunk has at least one piece of a parameter, and its optimizer a group")
+        self.first, self._among = first, among or len(groups)
+        if not 0 <= first <= self._among - len(groups):
+            raise ChunkError(f"an optimizer's {len(groups)} groups from {first} are not among {among}")
+        self.values = values
+        self.book: Book | None = None
+        self.optimizer_name = optimizer
+        self.pieces = [tuple(piece) for piece in pieces]
+        end = 0
+        for _, group, start, stop in self.pieces:
+            if not end <= start <= stop <= values.numel() or not 0 <= group < len(groups):
+                raise ChunkError("a chunk's pieces do not fit its values or its optimizer's groups")
+            end = stop
+        self._groups = [dict(group) for group in groups]
+        used = sorted({group for _, group, _, _ in self.pieces})
+        self._tensors = [values[start:stop] for _, _, start, stop in self.pieces]
+        self._group_numbers = used
+        check_recipe(optimizer, self._groups)
+        # A script may have set options that torch takes in a step and not when an optimizer is made (nesterov
+        # while momentum rests, say): so they are set afterwards, but for those of a state that begins.
+        begun = {name: self._groups[0][name] for name in _OF_STATES if name in self._groups[0]}
+        self._optimizer = Update(optimizer, begun).make(
+            [
+                {
+                    "params": [
+                        tensor
+                        for tensor, (_, group, _, _) in zip(self._tensors, self.pieces, strict=True)
+                        if group == number
+                    ]
+                }
+                for number in used
+            ]
+        )
+        for number, made in zip(used, self._optimizer.param_groups, strict=True):
+            made.update(options_of(self._groups[number]))
+        self._make_step = stepper(self._optimizer)
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    def check_gradient(self, nbytes: int, dtype: torch.dtype | None) -> None:
+        """Raise ChunkError unless a gradient of that type (None: the values') has so many bytes."""
+        wanted = self.values.numel() * (dtype or self.dtype).itemsize
+        if nbytes != wanted:
+            raise ChunkError(f"a gradient brings {nbytes} bytes, {wanted} belong there")
+
+    def check_selected(self, nbytes: int, dtype: torch.dtype | None) -> None:
+        """Raise ChunkError or SelectedError unless so many bytes can be a selection of its elements."""
+        if dtype is not self.dtype:
+            raise ChunkError(f"elements of a gradient are {self.dtype} here, not {dtype}")
+        count_selected(nbytes, dtype, self.values.numel())
+
+    def add(
+        self, total: torch.Tensor | None, gradient: torch.Tensor | SparseGradient, spare: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The sum so far with one more gradient (flat; its memory is not kept). spare: memory to use."""
+        if isinstance(gradient, SparseGradient):
+            if total is None:
+                total = torch.zeros_like(self.values) if spare is None else spare.zero_()
+            return gradient.add_to(total)
+        if total is not None:
+            return total.add_(gradient)
+        first = torch.empty_like(self.values) if spare is None else spare
+        return first.copy_(gradient)
+
+    def apply(self, total: torch.Tensor, recipe: Recipe, keep: bool = False) -> None:
+        """One optimizer step with the sums of the gradients (like the values), which are used up unless
+        `keep`.
+        """
+        if recipe.skip:
+            return
+        self.check(recipe)
+        scale = recipe.scale * (recipe.factors[self.first] if recipe.factors else 1.0)
+        if scale != 1.0:
+            total = total * scale if keep else total.mul_(scale)
+        elif keep and not leaves_gradients(self._optimizer):
+            total = total.clone()
+        own = recipe.groups[self.first : self.first + len(self._groups)]
+        self._groups = [dict(group) for group in own]
+        for number, group in zip(self._group_numbers, self._optimizer.param_groups, strict=True):
+            group.update(options_of(self._groups[number]))
+        for tensor, (parameter, _, start, stop) in zip(self._tensors, self.pieces, strict=True):
+            tensor.grad = None if parameter in recipe.unused else total[start:stop]
+        self._make_step()
+        for tensor in self._tensors:
+            tensor.grad = None
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise ChunkError for a recipe of another optimizer."""
+        if len(recipe.groups) != self._among:
+            raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {self._among}")
+
+    def square_norm(self, total: torch.Tensor) -> float:
+        """Sum of the squares of the sums, padding left out; finite exactly when all of them are.
+
+        (Of float64 also when it is beyond its range.)
+        """
+        return square_norm([total[start:stop] for _, _, start, stop in self.pieces])
+
+    def dump(self) -> tuple[dict[str, Any], torch.Tensor]:
+        """(JSON, uint8 [n]) from which `load` makes an equal chunk; the memory is a copy."""
+        states = [self._optimizer.state.get(tensor, {}) for tensor in self._tensors]
+        fields, parts = [], [self.values, self.piece_table()]
+        for name, kind, scalar, present in self.state_fields():
+            fields.append([name, kind, scalar])
+            parts.append(torch.tensor(present, dtype=torch.uint8))
+            held = [state[name].reshape(-1) for state in states if name in state]
+            parts.append(torch.cat(held))
+        booked = {} if self.book is None else {"book": self.book.to_json()}
+        one = self.first == 0 and self._among == len(self._groups)
+        return {
+            **booked,
+            **({} if one else {"first": self.first, "among": self._among}),
+            "dtype": DTYPE_NAMES[self.values.dtype],
+            "elements": self.values.numel(),
+            "pieces": len(self.pieces),
+            "optimizer": self.optimizer_name,
+            "groups": self._groups,
+            "state": fields,
+        }, joined(*parts)
+
+    def state_fields(self) -> list[tuple[str, str, bool, list[bool]]]:
+        """What the optimizer's state is made of: (name, dtype, whether it is one number, which pieces have
+        it).
+        """
+        states = [self._optimizer.state.get(tensor, {}) for tensor in self._tensors]
+        fields = []
+        for name in sorted({name for state in states for name in state}):
+            first = next(state[name] for state in states if name in state)
+            present = [name in state for state in states]
+            fields.append((name, DTYPE_NAMES[first.dtype], first.dim() == 0, present))
+        return fields
+
+    def state_of(self, piece: int) -> dict[str, torch.Tensor]:
+        """The optimizer's state of a piece, flat; its memory is the chunk's own."""
+        return dict(self._optimizer.state.get(self._tensors[piece], {}))
+
+    def set_state(self, piece: int, state: Mapping[str, torch.Tensor]) -> None:
+        """Replace the optimizer's state of a piece; the memory is the chunk's from now on."""
+        self._optimizer.state[self._tensors[piece]] = dict(state)
+
+    def piece_table(self) -> torch.Tensor:
+        return torch.tensor(self.pieces, dtype=torch.int64).reshape(-1, PIECE_FIELDS)
+
+    def become(self, other: Chunk) -> bool:
+        """Take the values and the optimizer's state of a chunk of the same pieces, in this one's memory.
+
+        False, and nothing is taken: it has another form, or state that this one has no memory for.
+        """
+        if self.pieces != other.pieces or self.values.dtype is not other.values.dtype:
+            return False
+        mine, theirs = [self.values], [other.values]
+        for ours, its in zip(self._tensors, other._tensors, strict=True):
+            here, there = self._optimizer.state.get(ours, {}), other._optimizer.state.get(its, {})
+            if here.keys() != there.keys():
+                return False
+            mine += [here[name] for name in there]
+            theirs += there.values()
+        if any(a.shape != b.shape or a.dtype is not b.dtype for a, b in zip(mine, theirs, strict=True)):
+            return False
+        for a, b in zip(mine, theirs, strict=True):
+            a.copy_(b)
+        self.book = None if other.book is None else other.book.copy()
+        return True
+
+    def again(self, meta: Mapping[str, Any], payload: torch.Tensor) -> Chunk:
+        """This chunk as it was dumped."""
+        return Chunk.load(meta, payload)
+
+    @classmethod
+    def load(cls, meta: Mapping[str, Any], payload: torch.Tensor) -> Chunk:
+        """The chunk that was dumped. Raise ChunkError for what is none."""
+        reader = _Reader(payload)
+        try:
+            dtype = DTYPES[str(meta["dtype"])]
+            values = reader.take(int(meta["elements"]), dtype)
+            pieces = reader.take(int(meta["pieces"]) * PIECE_FIELDS, torch.int64)
+            chunk = cls(
+                values,
+                pieces.reshape(-1, PIECE_FIELDS).tolist(),
+                str(meta["optimizer"]),
+                meta["groups"],
+                int(meta.get("first", 0)),
+                int(meta.get("among", 0)),
+            )
+            if "book" in meta:
+                chunk.book = Book.from_json(meta["book"])
+            fields = meta.get("state", [])
+            if len(fields) > _NAMES_LIMIT:
+                raise ChunkError(f"an optimizer with {len(fields)} kinds of state is not known")
+            for name, kind, scalar in fields:
+                present = reader.take(len(chunk.pieces), torch.uint8).tolist()
+                for tensor, has in zip(chunk._tensors, present, strict=True):
+                    if has:
+                        held = reader.take(1 if scalar else tensor.numel(), DTYPES[kind])
+                        chunk._optimizer.state[tensor][str(name)] = held[0] if scalar else held
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ChunkError | UpdateError):
+                raise
+            raise ChunkError(f"this is no chunk: {error!r}") from None
+        reader.check_end()
+        return chunk
+
+
+class _Reader:
+    """Takes tensors out of a block of memory, one after another; each is a copy."""
+
+    def __init__(self, payload: torch.Tensor) -> None:
+        self._payload, self._at = payload, 0
+
+    def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        nbytes = count * dtype.itemsize
+        if count < 0 or self._at + nbytes > self._payload.numel():
+            raise ChunkError("a chunk is longer than what was sent of it")
+        part = self._payload[self._at : self._at + nbytes].clone()
+        self._at += nbytes
+        return part.view(dtype)
+
+    def check_end(self) -> None:
+        if self._at != self._payload.numel():
+            raise ChunkError(f"{self._payload.numel() - self._at} bytes follow a chunk")
+
+
+def square_norm(parts: Sequence[torch.Tensor]) -> float:
+    """Sum of the squares of all elements, as `Chunk.square_norm`."""
+    norms = [float(norm) for norm in torch._foreach_norm(list(parts))]
+    if not all(map(math.isfinite, norms)):
+        # The squares may be beyond float32 alone.
+        norms = [float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts]
+    return math.fsum(norm * norm for norm in norms)
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's options as torch takes them."""
+    return {name: tuple(value) if name == "betas" else value for name, value in group.items()}
+
+
+def check_recipe(optimizer: str, groups: Collection[Mapping[str, Any]]) -> None:
+    """Raise UpdateError for options that the optimizer does not have."""
+    for group in groups:
+        check_options(optimizer, group)

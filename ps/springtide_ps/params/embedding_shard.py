@@ -1,0 +1,307 @@
+"""A slice of an embedding table in a job: the rows whose ids fall to it.
+
+A table is cut by a hash of the id into a number of slices that never changes, so that a slice is to servers
+what a chunk is: placed, copied, filled and moved as a whole. Its values are a function of the steps that were
+made alone: a lookup makes no row, it computes what the row's first value is. Where workers do not step
+together, it keeps the book of the ranges that are in its rows, as a chunk does; a range without any of its
+rows counts there as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from springtide_ps.params.applied import Book
+from springtide_ps.params.chunk import ChunkError, Recipe, options_of
+from springtide_ps.params.embedding import OPTIMIZERS, Table, TableError, TableSpec
+from springtide_ps.params.frequencies import divided, ids_of, summed
+from springtide_ps.params.idmap import Ids, mix
+
+ID_WORDS: Final = 2
+SLICES_LIMIT: Final = 4096
+ROW_DTYPES: Final[dict[str, torch.dtype]] = {
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")
+}
+"""In which gradients of rows may travel."""
+_ID_BYTES: Final = 8
+Others = Callable[[int], int]
+"""How many bytes a server holds beside a slice that has so many."""
+_WORDS: Final = {4: torch.int32, 2: torch.int16}
+_SEED: Final = 2  # bits that neither a server's id map nor raw tables use
+
+
+def slice_numbers(ids: Ids, slices: int) -> Ids:
+    """To which slice each id falls, int64 [len(ids)] in 0 to slices - 1."""
+    return ((mix(ids, seed=_SEED) >> np.uint64(32)) % np.uint64(slices)).astype(np.int64)
+
+
+def records(heads: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+    """int32 [n, 2 + dim], the form in which gradients of rows travel: a head (an id, and of counted ones
+    another int64, see `frequencies`), then its float32 gradient.
+
+    Of gradients in 16 bits it is int16 [n, 4 + dim], which `widened` makes the other form of.
+    """
+    word = _WORDS[gradients.dtype.itemsize]
+    width = heads.dim() * heads.itemsize // word.itemsize
+    if not len(heads):
+        return torch.empty(0, width + gradients.shape[1], dtype=word)
+    words = heads.reshape(-1).view(word).view(-1, width)
+    return torch.cat((words, gradients.contiguous().view(word)), 1)
+
+
+def record_bytes(dim: int, dtype: torch.dtype, counted: bool = False) -> int:
+    """Of one record with a gradient of that type."""
+    return _ID_BYTES * (1 + counted) + dim * dtype.itemsize
+
+
+def widened(payload: torch.Tensor, dim: int, dtype: torch.dtype, counted: bool = False) -> torch.Tensor:
+    """Records with float32 gradients (flat int32), of the memory (uint8) of records with 16-bit ones."""
+    width = _ID_BYTES * (1 + counted) // 2
+    parts = payload.view(torch.int16).view(-1, width + dim)
+    heads = _heads(parts[:, :width], counted)
+    gradients = parts[:, width:].contiguous().view(dtype)
+    return records(heads, gradients.to(torch.float32)).view(-1)
+
+
+def unpack(rows: torch.Tensor, dim: int, counted: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """(heads int64 [n], or [n, 2] of counted ones, gradients float32 [n, dim]) of records, flat or not."""
+    width = ID_WORDS * (1 + counted)
+    table = rows.view(-1, width + dim)
+    return _heads(table[:, :width], counted), table[:, width:].contiguous().view(torch.float32)
+
+
+def _heads(words: torch.Tensor, counted: bool) -> torch.Tensor:
+    if not len(words):
+        return torch.empty((0, 2) if counted else 0, dtype=torch.int64)
+    heads = words.reshape(-1).view(torch.int64)
+    return heads.view(-1, 2) if counted else heads
+
+
+class Slice:
+    """parameter: number of the table among the model's parameters. groups: of all optimizers, one after
+    another. group: whose options its steps have. first: where the groups of the table's optimizer begin.
+    book: which ranges the rows hold, where workers do not step together.
+
+    Raise ChunkError or TableError for what cannot be.
+    """
+
+    dtype = torch.int32
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        parameter: int,
+        group: int,
+        groups: Sequence[Mapping[str, Any]],
+        memory: int = 0,
+        first: int = 0,
+        others: Others = lambda own: 0,
+    ) -> None:
+        if not 0 <= first <= group < len(groups):
+            raise ChunkError(f"a table of parameter group {group}, and there are {len(groups)} from {first}")
+        self.first = first
+        self.table = Table(spec, memory, lambda: others(self.table.nbytes))
+        self.parameter, self.group, self.groups = parameter, group, groups
+        self.book: Book | None = None
+        self._memory, self._others = memory, others
+
+    @property
+    def nbytes(self) -> int:
+        return self.table.nbytes
+
+    @property
+    def counted(self) -> bool:
+        """Whether its records have counts, by which their gradients are divided."""
+        return self.table.spec.by_frequency
+
+    @property
+    def record_words(self) -> int:
+        """Of 4 bytes, in a record with a float32 gradient."""
+        return ID_WORDS * (1 + self.counted) + self.table.spec.dim
+
+    def record_bytes(self, dtype: torch.dtype) -> int:
+        """Of one record with a gradient of that type."""
+        return record_bytes(self.table.spec.dim, dtype, self.counted)
+
+    def check_gradient(self, nbytes: int, dtype: torch.dtype | None) -> None:
+        """Raise ChunkError unless so many bytes are whole records."""
+        width = 4 * self.record_words
+        if nbytes % width or dtype not in (None, self.dtype):
+            raise ChunkError(f"{nbytes} bytes are no gradients of rows, which have {width} bytes each")
+
+    def check_records(self, nbytes: int, dtype: torch.dtype) -> None:
+        """Raise ChunkError unless so many bytes are whole records with gradients of that type."""
+        if dtype not in ROW_DTYPES.values():
+            raise ChunkError(f"gradients of rows travel as one of {', '.join(ROW_DTYPES)}, not {dtype}")
+        width = self.record_bytes(dtype)
+        if nbytes % width:
+            raise ChunkError(f"{nbytes} bytes are no gradients of rows, which have {width} bytes each")
+
+    def records_in(self, payload: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The records as `apply` takes them, of the memory (uint8) of checked ones; it may be the same."""
+        if dtype.itemsize < torch.float32.itemsize:
+            return widened(payload, self.table.spec.dim, dtype, self.counted)
+        return payload.view(self.dtype)
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise ChunkError for a recipe of another optimizer."""
+        if len(recipe.groups) != len(self.groups):
+            raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {len(self.groups)}")
+
+    def add(
+        self, total: torch.Tensor | None, gradient: torch.Tensor, spare: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The sum of records, those of an id that is in both as one; the result is memory of its own."""
+        if total is None or not total.numel():
+            return gradient.clone()
+        if not gradient.numel():
+            return total
+        dim = self.table.spec.dim
+        ids, rows = unpack(torch.cat((total, gradient.view(-1))), dim, self.counted)
+        if self.counted:
+            return records(*summed(ids, rows)).view(-1)
+        unique, inverse = np.unique(ids.numpy(), return_inverse=True)
+        sums = torch.zeros(len(unique), dim).index_add_(0, torch.from_numpy(inverse.reshape(-1)), rows)
+        return records(torch.from_numpy(unique), sums).view(-1)
+
+    def apply(self, total: torch.Tensor, recipe: Recipe, keep: bool = False) -> None:
+        """One step of the sparse optimizer with the sums, which are used up unless `keep`; none if no worker
+        used the table.
+        """
+        self.check(recipe)
+        if recipe.skip:
+            return
+        self.groups = [dict(group) for group in recipe.groups]
+        if self.parameter in recipe.unused:
+            return
+        ids, gradients = self._gradients(total.clone() if keep else total)
+        options = self.groups[self.group]
+        factor = -recipe.scale if options.get("maximize") else recipe.scale
+        if recipe.factors:
+            factor *= recipe.factors[self.group]
+        if factor != 1.0:
+            gradients.mul_(factor)
+        known = OPTIMIZERS[self.table.spec.optimizer]
+        given = {name: value for name, value in options_of(options).items() if name in known}
+        self.table.push(ids.numpy(), gradients, given)
+
+    def square_norm(self, total: torch.Tensor) -> float:
+        """Sum of the squares of the sums."""
+        return float(self._gradients(total)[1].to(torch.float64).square().sum())
+
+    def _gradients(self, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids, gradients) that the sums are."""
+        return divided(*unpack(total, self.table.spec.dim, self.counted))
+
+    def rows(self, ids: Ids) -> torch.Tensor:
+        """float32 [len(ids), dim]; what is not there yet as it would be made."""
+        return self.table.peek(ids)
+
+    def ids_in(self, total: torch.Tensor) -> torch.Tensor:
+        """Of the rows that the sums are of, int64 [n]."""
+        return ids_of(unpack(total, self.table.spec.dim, self.counted)[0])
+
+    def some(self, ids: Ids) -> Slice:
+        """Those of these rows (each once) that are there, with the optimizer's state; none are let go."""
+        made = Slice(
+            self.table.spec,
+            self.parameter,
+            self.group,
+            self.groups,
+            self._memory,
+            self.first,
+            self._others,
+        )
+        made.table = self.table.some(ids)
+        return made
+
+    def dump(self) -> tuple[dict[str, Any], torch.Tensor]:
+        """(JSON, uint8 [n]) from which `load` makes an equal slice; the memory is a copy."""
+        return self.about(), self.memory(0, self.dumped_bytes)
+
+    def memory(self, start: int, stop: int) -> torch.Tensor:
+        """uint8 [stop - start]: a copy of these bytes of a dump's memory."""
+        return self.table.memory(start, stop)
+
+    def about(self) -> dict[str, Any]:
+        """The JSON of a dump."""
+        return {
+            **({} if self.book is None else {"book": self.book.to_json()}),
+            "table": spec_to_json(self.table.spec),
+            "parameter": self.parameter,
+            "group": self.group,
+            "groups": [dict(group) for group in self.groups],
+            "rows": len(self.table),
+            **({"first": self.first} if self.first else {}),
+            "pushes": self.table.pushes,
+            "evicted": self.table.evicted,
+        }
+
+    @property
+    def dumped_bytes(self) -> int:
+        """Of a dump's memory."""
+        return self.table.held_bytes
+
+    def again(self, meta: Mapping[str, Any], payload: torch.Tensor) -> Slice:
+        """This slice as it was dumped."""
+        return Slice.load(meta, payload, self._memory, self._others)
+
+    @classmethod
+    def load(
+        cls, meta: Mapping[str, Any], payload: torch.Tensor, memory: int = 0, others: Others = lambda own: 0
+    ) -> Slice:
+        """The slice that was dumped. Raise ChunkError for what is none, TableError for no room."""
+        made = cls.begin(meta, payload.numel(), memory, others)
+        made.write(0, payload)
+        made.finish()
+        return made
+
+    @classmethod
+    def begin(
+        cls, meta: Mapping[str, Any], nbytes: int, memory: int = 0, others: Others = lambda own: 0
+    ) -> Slice:
+        """A slice whose dump of so many bytes is to be written. Raise as `load`, before it takes memory."""
+        try:
+            groups = [dict(group) for group in meta["groups"]]
+            about = spec_from_json(meta["table"]), int(meta["parameter"]), int(meta["group"])
+            made = cls(*about, groups, memory, int(meta.get("first", 0)), others)
+            count, dim = int(meta.get("rows", 0)), made.table.spec.dim
+            if count < 0 or nbytes != count * (16 + 4 * dim * made.table.width):
+                raise ChunkError(f"{nbytes} bytes are not {count} rows of dimension {dim}")
+            if "book" in meta:
+                made.book = Book.from_json(meta["book"])
+            made.table.begin(count, int(meta.get("pushes", 0)))
+            made.table.evicted = int(meta.get("evicted", 0))
+        except (ChunkError, TableError):
+            raise
+        except (ArithmeticError, KeyError, TypeError, ValueError, RuntimeError, MemoryError) as error:
+            raise ChunkError(f"this is no slice of a table: {error!r}") from None
+        return made
+
+    def write(self, at: int, memory: torch.Tensor) -> None:
+        """Bytes `at` and the following of the dump (uint8), into a slice that was begun; each byte once."""
+        self.table.write(at, memory)
+
+    def finish(self) -> None:
+        """The dump is written: from now on this is the slice."""
+        self.table.finish()
+
+
+def spec_to_json(spec: TableSpec) -> dict[str, Any]:
+    return {
+        **asdict(spec),
+        "options": {k: list(v) if isinstance(v, tuple) else v for k, v in spec.options.items()},
+    }
+
+
+def spec_from_json(value: Mapping[str, Any]) -> TableSpec:
+    """Raise TableError, TypeError."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("options", {}), Mapping):
+        raise TableError("a table is described by an object, and so are its options")
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in value.get("options", {}).items()}
+    return TableSpec(**{**value, "options": options})

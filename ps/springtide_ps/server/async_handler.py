@@ -1,0 +1,384 @@
+"""Requests of training without common steps: a push is applied when it comes, once per range and chunk.
+
+Every server answers pushes and pulls of its chunks. One of them, which all workers know alike, also gives out
+the ranges; what it knows of them lives as long as a generation (`lease_table` says why that is enough).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from springtide_ps.params.applied import Book, RangeError, RangeSet
+from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.params.sparse_gradient import unpack
+from springtide_ps.server import early_ranges
+from springtide_ps.server.gradient_stash import GradientStash, Offer
+from springtide_ps.server.kv_handler import Answer, Counters
+from springtide_ps.server.lease_table import LeaseError, Leases, Over, Wait
+from springtide_ps.server.replication_acks import ReplicationAcks
+from springtide_ps.server.step_protocol import MEMBERS_LIMIT, RoundError, StaleError, Token
+from springtide_ps.server.sync_handler import Reply, SyncHandler, dtype_in, key_in, number_in, token_in
+from springtide_ps.wire.frames import NO_REPLY, Frame, FrameError, Header, Kind, memory
+
+log = logging.getLogger("springtide.ps")
+
+_OFFERS: Final = (Kind.OFFER, Kind.OFFER_EARLY, Kind.COPY_OFFER)
+KINDS: Final = frozenset(
+    {*(kind for kind in Kind if Kind.PUSH_RANGE <= kind <= Kind.LEASE), *_OFFERS, Kind.FINISHED}
+)
+_FORM: Final = ("d", "sel")
+_NAMED_LIMIT: Final = 1024
+_NONE: Final = torch.empty(0)
+_CLOCK_LIMIT: Final = 1 << 53
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A question for a range that could not be answered at once."""
+
+    token: Token
+    member: str
+    first: int
+    stop: int
+    sent: list[int]
+    number: int
+    reply: Reply
+
+
+class AsyncHandler:
+    """Raises RoundError, RangeError, LeaseError or ChunkError for what cannot be done, FrameError for what no
+    client of ours sends. `offered` tells how many bytes of offers all clients have here.
+    """
+
+    def __init__(self, steps: SyncHandler, counters: Counters, offered: Callable[[], int]) -> None:
+        self._steps, self._store, self._counters = steps, steps.store, counters
+        self._offered = offered
+        self._early = itertools.count(1)
+        self._acknowledged = ReplicationAcks()
+        steps.entered = self._acknowledged.enter
+        self._lock = threading.Lock()
+        self._token: Token | None = None
+        self._leases: Leases | None = None
+        self._waiting: list[_Asked] = []
+
+    def check(self, header: Header, meta: dict[str, Any]) -> None:
+        """Refuse a payload of another size than it must have; nothing is allocated before."""
+        pushes = header.kind in (Kind.PUSH_RANGE, Kind.COPY_RANGE) and "o" not in meta
+        if not pushes and header.kind not in _OFFERS:
+            if header.payload_bytes:
+                raise FrameError(f"{header.kind.name} brings no tensor")
+            return
+        key = key_in(meta)
+        if header.kind in _OFFERS:
+            self._store.check_member(token_in(meta), str(meta.get("me")))
+            self._steps.check_room(f"the offer of {key!r}", header.payload_bytes, self._offered())
+        self._store.check_pushed(key, header.payload_bytes, dtype_in(meta), bool(meta.get("sel")))
+
+    def answer(
+        self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply, offers: GradientStash
+    ) -> None:
+        """Carry a checked request out; `reply` gets the answer now or later, from any thread.
+
+        offers: those of the connection.
+        """
+        token, number = token_in(meta), header.request
+        match header.kind:
+            case Kind.OFFER | Kind.COPY_OFFER:
+                self._offer(header.kind, token, meta, payload.clone(), offers)
+                if number != NO_REPLY:
+                    reply(Answer(Frame(Kind.DONE, number)))
+            case Kind.OFFER_EARLY:
+                if number == NO_REPLY:
+                    raise FrameError("an offer whose values are wanted early has a number")
+                made = self._offer(header.kind, token, meta, payload.clone(), offers)
+                if made is None:
+                    reply(Answer(Frame(Kind.DONE, number, {"late": True})))
+                else:
+                    frame = Frame(Kind.VALUES, number, _about(made[0]), made[1].nbytes)
+                    reply(Answer(frame, memory(made[1])))
+            case Kind.PUSH_RANGE | Kind.COPY_RANGE:
+                self._push(header.kind, token, number, meta, payload, reply, offers)
+            case Kind.PULL_CHUNK:
+                self._store.dense(key_in(meta))
+                with self._store.locked(token, key_in(meta)) as held:
+                    about, values = _about(held.chunk.book), _values(held.chunk).clone()
+                self._counters.pulls += 1
+                reply(Answer(Frame(Kind.VALUES, number, about, values.nbytes), memory(values)))
+            case Kind.BOOKS:
+                books = {key: _about(book) for key, book in self._store.books(token).items()}
+                block = torch.frombuffer(bytearray(json.dumps(books).encode()), dtype=torch.uint8)
+                reply(Answer(Frame(Kind.VALUES, number, {}, block.nbytes), memory(block)))
+            case Kind.OPEN:
+                self._open(token, meta)
+                reply(Answer(Frame(Kind.DONE, number)))
+            case Kind.LEASE:
+                self._lease(token, number, meta, reply)
+            case Kind.FINISHED:
+                self._finished(token, meta)
+                reply(Answer(Frame(Kind.DONE, number)))
+            case _:
+                raise FrameError(f"{header.kind.name} is no request of asynchronous training")
+
+    # ---- values
+
+    def _offer(
+        self, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor, offers: GradientStash
+    ) -> tuple[Book, torch.Tensor] | None:
+        """Set it aside; what is sent early of it, if anything is."""
+        key, early, made = key_in(meta), kind is Kind.OFFER_EARLY, None
+        form: dict[str, Any] = {name: meta[name] for name in _FORM if name in meta}
+        offer = Offer(number_in(meta, "o"), form, payload, next(self._early) if early else 0)
+        # Before the chunk's lock: to count what there is takes the one in which others wait for that.
+        makes = early and self._steps.has_room_twice(self._offered())
+        if kind is not Kind.COPY_OFFER:
+            with self._store.locked(token, key) as held:
+                # In the lock, which a copy in the making is sent in as well: that comes there first.
+                for address in held.forward:
+                    about = {"k": key, "o": offer.number, "me": meta["me"], **offer.form}
+                    offer.passed[address] = self._tell(address, Kind.COPY_OFFER, token, about, payload)
+                if makes:
+                    recipe, of_range = Recipe.from_json(meta.get("recipe")), number_in(meta, "r")
+                    made = early_ranges.make_early(
+                        held, offer.early, of_range, recipe, lambda chunk: _gradient(chunk, meta, payload)
+                    )
+        offers.put(token, _owner(kind, meta), key, offer)
+        return made
+
+    def _push(
+        self,
+        kind: Kind,
+        token: Token,
+        number: int,
+        meta: dict[str, Any],
+        payload: torch.Tensor,
+        reply: Reply,
+        offers: GradientStash,
+    ) -> None:
+        key, recipe, of_range = key_in(meta), Recipe.from_json(meta.get("recipe")), number_in(meta, "r")
+        copies: list[Future[Any]] = []
+        fresh, offer = False, None
+        self._store.check_token(token, booked=True)
+        if "o" in meta:
+            offer = offers.take(token, _owner(kind, meta), key, number_in(meta, "o"))
+            if offer is None and kind is Kind.COPY_RANGE:
+                raise RoundError(f"what was offered for a copy of {key!r} is not here")
+            if offer is None:
+                reply(Answer(Frame(Kind.DONE, number, {"whole": True})))
+                return
+            meta = {**meta, **offer.form}
+            # The update uses it up, though it may still be on its way to a copy: that one gets it again.
+            payload = offer.payload
+        if kind is Kind.COPY_RANGE and self._store.replicator.is_coming(key):
+            kept = payload.clone() if offer is None else payload
+            if self._store.postpone(token, key, partial(_late, of_range, recipe, kept, dtype_in(meta))):
+                reply(Answer(Frame(Kind.DONE, number)))
+                return
+        try:
+            with self._store.locked(token, key) as held:
+                chunk = held.chunk
+                chunk.check(recipe)
+                gradient = _gradient(chunk, meta, payload)
+                self._store.before_push(key, chunk)
+                chunk.book = chunk.book or Book()
+                before = chunk.book.applied
+                fresh = chunk.book.enter(of_range, recipe.skip)
+                if fresh:
+                    # Before the update, which uses the gradient up; in the lock, for copies keep the order.
+                    copies = self._copies(held.forward, token, meta, payload, offer)
+                    number_early = 0 if offer is None else offer.early
+                    early_ranges.apply(held, number_early, before, recipe, gradient)
+                    chunk = held.chunk
+                about = {**_about(chunk.book), "already": not fresh, "before": before}
+                bare = kind is Kind.COPY_RANGE or bool(meta.get("bare")) or isinstance(chunk, Slice)
+                values = _NONE if bare else _values(chunk).clone()
+        except Exception as error:
+            if not fresh:
+                raise
+            log.exception("a chunk is given up: %s, range %d", key, of_range)
+            raise self._store.give_up(key, error) from None  # half an update may be in it
+        if fresh:
+            self._counters.ranges += 1
+        else:
+            self._counters.repeated += 1
+        if kind is Kind.PUSH_RANGE:
+            self._counters.pushes += 1
+            if fresh and isinstance(chunk, Slice):
+                rows = gradient.numel() // chunk.record_words
+                self._counters.row_updates += rows
+        if meta.get("bare"):
+            about["bare"] = True
+        frame = Frame(Kind.DONE if bare else Kind.VALUES, number, about, values.nbytes)
+        self._acknowledged.when_all(token, copies, lambda error: reply(_answered(frame, values, error)))
+
+    def _copies(
+        self,
+        addresses: list[str],
+        token: Token,
+        meta: dict[str, Any],
+        payload: torch.Tensor,
+        offer: Offer | None,
+    ) -> list[Future[Any]]:
+        """Have the chunk's copies make the same update."""
+        there = set[str]() if offer is None else offer.at(addresses)
+        about: dict[str, Any] = {name: meta[name] for name in ("k", "r", "recipe")}
+        named = {**about, "o": meta.get("o"), "me": meta.get("me")}
+        about |= {name: meta[name] for name in _FORM if name in meta}
+        return [
+            self._tell(address, Kind.COPY_RANGE, token, named, payload[:0])
+            if address in there
+            else self._tell(address, Kind.COPY_RANGE, token, about, payload.clone())
+            for address in addresses
+        ]
+
+    def _tell(
+        self, address: str, kind: Kind, token: Token, about: dict[str, Any], payload: torch.Tensor
+    ) -> Future[Any]:
+        try:
+            return self._steps.tell(address, kind, token, about, payload)
+        except (KeyError, ConnectionError) as error:
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
+
+    # ---- ranges
+
+    def _open(self, token: Token, meta: dict[str, Any]) -> None:
+        clocks, bound = meta.get("clocks"), meta.get("bound")
+        if (
+            not isinstance(clocks, dict)
+            or not 0 < len(clocks) <= MEMBERS_LIMIT
+            or not all(type(clock) is int and 0 <= clock < _CLOCK_LIMIT for clock in clocks.values())
+        ):
+            raise FrameError("clocks gives the steps of at least one member")
+        if bound is not None and not (type(bound) is int and bound >= 1):
+            raise FrameError("bound is a number of steps, at least 1")
+        leases = Leases(bound, RangeSet.from_json(meta.get("ranges")), dict(clocks))
+        self._store.check_token(token)
+        with self._lock:
+            if self._token is not None and token < self._token:
+                raise StaleError(f"generation {token} is over: {self._token} gives ranges out")
+            if token != self._token:
+                self._token, self._leases = token, leases
+        self._decide()
+
+    def _finished(self, token: Token, meta: dict[str, Any]) -> None:
+        member, done = str(meta.get("me")), _ranges_in(meta, "done")
+        self._store.check_token(token)
+        with self._lock:
+            if token == self._token and self._leases is not None:
+                for number in done:
+                    self._leases.done(member, number)
+        self._decide()
+
+    def _lease(self, token: Token, number: int, meta: dict[str, Any], reply: Reply) -> None:
+        member, sent = str(meta.get("me")), _ranges_in(meta, "sent")
+        first, stop = number_in(meta, "first"), number_in(meta, "stop")
+        if first >= stop:
+            raise FrameError("a window of ranges is not empty")
+        self._store.check_token(token)
+        asked, before = _Asked(token, member, first, stop, sent, number, reply), list[_Asked]()
+        with self._lock:
+            if token == self._token and self._leases is not None:
+                before = [other for other in self._waiting if other.member == member]
+                self._waiting = [other for other in self._waiting if other.member != member]
+            self._waiting.append(asked)
+        for other in before:
+            other.reply(_refused(other.number, LeaseError(f"{member} has asked again")))
+        self._decide(asked)
+
+    def _decide(self, new: _Asked | None = None) -> None:
+        """Answer every question that can be answered; `new` has not waited yet."""
+        answers: list[tuple[Reply, Answer]] = []
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            for asked in waiting:
+                answer = self._decided(asked, waited=asked is not new)
+                if answer is None:
+                    self._waiting.append(asked)
+                else:
+                    answers.append((asked.reply, answer))
+        for reply, answer in answers:
+            reply(answer)
+
+    def _decided(self, asked: _Asked, waited: bool) -> Answer | None:
+        if self._token is None or self._leases is None or asked.token > self._token:
+            return None  # its generation's ranges are not known here yet
+        if asked.token < self._token:
+            return _refused(asked.number, StaleError(f"generation {asked.token} is over"))
+        try:
+            decision = self._leases.ask(asked.member, asked.first, asked.stop, asked.sent)
+        except LeaseError as error:
+            return _refused(asked.number, error)
+        if isinstance(decision, Wait):
+            return None
+        finished = self._leases.finished.count(asked.first, asked.stop)
+        about: dict[str, Any] = {"finished": finished, "waited": waited}
+        if not isinstance(decision, Over):
+            about["range"] = decision.number
+        return Answer(Frame(Kind.DONE, asked.number, about))
+
+
+def _owner(kind: Kind, meta: dict[str, Any]) -> str:
+    """Whose offer it is, among those that come over one connection."""
+    return str(meta.get("me")) if kind in (Kind.COPY_OFFER, Kind.COPY_RANGE) else ""
+
+
+def _about(book: Book | None) -> dict[str, Any]:
+    return (Book() if book is None else book).to_json()
+
+
+def _ranges_in(meta: dict[str, Any], name: str) -> list[int]:
+    value = meta.get(name, [])
+    if (
+        not isinstance(value, list)
+        or len(value) > _NAMED_LIMIT
+        or not all(type(n) is int and n >= 0 for n in value)
+    ):
+        raise FrameError(f"{name} is a list of ranges")
+    return value
+
+
+def _values(chunk: Chunk | Slice) -> torch.Tensor:
+    """What a push of it is answered with; rows are asked for by id."""
+    return chunk.values if isinstance(chunk, Chunk) else _NONE
+
+
+def _gradient(chunk: Chunk | Slice, meta: dict[str, Any], payload: torch.Tensor) -> torch.Tensor:
+    """Flat, as the chunk's `apply` takes it; it may be the payload's memory. Raise SelectedError."""
+    if isinstance(chunk, Slice):
+        return chunk.records_in(payload, dtype_in(meta))
+    if meta.get("sel"):
+        return chunk.add(None, unpack(payload, chunk.dtype, chunk.values.numel()), None)
+    return payload.view(dtype_in(meta)).to(chunk.dtype)
+
+
+def _late(of_range: int, recipe: Recipe, payload: torch.Tensor, dtype: torch.dtype, piece: Slice) -> None:
+    """Make a range on a slice that was on its way when the range came."""
+    piece.check(recipe)
+    piece.book = piece.book or Book()
+    if piece.book.enter(of_range, recipe.skip):
+        piece.apply(piece.records_in(payload, dtype), recipe)
+
+
+def _answered(frame: Frame, values: torch.Tensor, error: str) -> Answer:
+    if error:
+        return _refused(frame.request, RoundError(f"a copy could not be made: {error}"))
+    return Answer(frame, memory(values))
+
+
+def _refused(number: int, error: Exception) -> Answer:
+    return Answer(Frame(Kind.REFUSED, number, {"error": type(error).__name__, "message": str(error)}))
+
+
+REFUSALS: Final = (RangeError, LeaseError)

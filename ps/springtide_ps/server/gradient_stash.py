@@ -1,0 +1,78 @@
+"""Gradients that came before it was known how they count, of one connection. PURE.
+
+A worker that does not step together with others sends a chunk's gradient while its backward pass still runs,
+and at optimizer.step() a push that names it: the range, and how it is applied. Until then an offer is nothing
+but memory that is set aside: whoever dies, or leaves the body, has changed nothing. What cannot be found is
+asked for whole, so an offer may be forgotten at any time.
+
+A server passes an offer on to the chunk's copies in the same way, over a connection that all workers share;
+so offers go by their owner as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from springtide_ps.server.step_protocol import Token
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """number: the owner's own, of the body that it belongs to. form: what a push says about its tensor.
+    payload: uint8, memory of its own. early: its number among those whose values were sent early; 0: it is
+    none.
+    """
+
+    number: int
+    form: Mapping[str, Any]
+    payload: torch.Tensor
+    early: int = 0
+    passed: dict[str, Any] = field(default_factory=dict)
+    """By address of a copy: the answer to it there (a Future)."""
+
+    def at(self, addresses: Collection[str]) -> set[str]:
+        """Which of the copies have it, for certain."""
+        return {
+            address
+            for address, answer in self.passed.items()
+            if address in addresses and answer.done() and answer.exception() is None
+        }
+
+
+class GradientStash:
+    """At most one for each owner and chunk: the newest, of the newest generation. One thread's."""
+
+    def __init__(self) -> None:
+        self._token: Token = (0, 0, 0)
+        self._held: dict[tuple[str, str], Offer] = {}
+        self.nbytes = 0
+
+    def put(self, token: Token, owner: str, key: str, offer: Offer) -> None:
+        """Set it aside in place of an earlier one. Those of an older generation go."""
+        if token != self._token:
+            self.forget()
+            self._token = token
+        self._pop(owner, key)
+        self._held[owner, key] = offer
+        self.nbytes += offer.payload.nbytes
+
+    def take(self, token: Token, owner: str, key: str, number: int) -> Offer | None:
+        """The offer of that number, once; None when it is not here. An earlier one goes."""
+        if token != self._token:
+            return None
+        offer = self._pop(owner, key)
+        return offer if offer is not None and offer.number == number else None
+
+    def forget(self) -> None:
+        """The connection ends, or the generation."""
+        self._held, self.nbytes = {}, 0
+
+    def _pop(self, owner: str, key: str) -> Offer | None:
+        offer = self._held.pop((owner, key), None)
+        if offer is not None:
+            self.nbytes -= offer.payload.nbytes
+        return offer

@@ -1,0 +1,55 @@
+"""Rows of tables within a step of several parts: what they become if the step ends with those made so far.
+
+As for chunks (`intermediate`), nothing else sees that. A table is far larger than what a step changes of it,
+so there is no second copy of a slice: the rows that have gradients are copied, and the parts made on these.
+Rows that `max_rows` and `max_age` let go, go when the step is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.params.idmap import Ids
+from springtide_ps.server.intermediate import make_parts
+from springtide_ps.server.step_protocol import RoundError
+
+
+@dataclass(slots=True)
+class ChangedRows:
+    """Of one slice: the rows that the parts of a step change, as they are after these parts."""
+
+    step: int = -1
+    recipe: Recipe | None = None
+    piece: Slice | None = field(default=None, repr=False)
+
+    def reach(self, piece: Slice, totals: Mapping[int, torch.Tensor], step: int, recipe: Recipe) -> Slice:
+        """A slice of those rows alone. totals: sums by round, which stay as they are.
+
+        Raise RoundError without the sums, ChunkError for a recipe of another optimizer.
+        """
+        if self.piece is not None and (self.step, self.recipe) == (step, recipe):
+            return self.piece
+        numbers = {part.round for part in recipe.parts}
+        if missing := numbers - totals.keys():
+            raise RoundError(f"the sums of round {min(missing)} of step {step} are not here")
+        touched = [piece.ids_in(totals[number]).numpy() for number in numbers]
+        self.piece = None
+        changed = piece.some(np.unique(np.concatenate(touched)))
+        make_parts(changed, totals, recipe, keep=True)
+        self.step, self.recipe, self.piece = step, recipe, changed
+        return changed
+
+    def rows(
+        self, piece: Slice, totals: Mapping[int, torch.Tensor], step: int, recipe: Recipe, ids: Ids
+    ) -> torch.Tensor:
+        """float32 [len(ids), dim] of the slice. Raise as `reach`."""
+        changed = self.reach(piece, totals, step, recipe)
+        found, there = piece.rows(ids), changed.table.has(ids)
+        found[torch.from_numpy(there)] = changed.rows(ids[there])
+        return found

@@ -1,0 +1,68 @@
+"""Pushes that are answered when other servers have made them, too."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from springtide_ps.server.step_protocol import Token
+
+
+class ReplicationAcks:
+    """What waits for copies, by generation.
+
+    A copy on a server that hangs says nothing, for as long as its connection lives. So the next generation,
+    which is made without it, ends the wait: who pushed is told, and pushes again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._waiting: dict[int, tuple[Token, Callable[[str], None]]] = {}
+        self._token: Token | None = None
+
+    def when_all(self, token: Token, copies: list[Future[Any]], then: Callable[[str], None]) -> None:
+        """Call `then` once: when all copies are made, or when the generation is over, with what went wrong
+        ("": nothing).
+        """
+        with self._lock:
+            number, left, errors = next(self._numbers), [len(copies)], [""]
+            self._waiting[number] = token, then
+            over = self._token is not None and token < self._token
+
+        def one(future: Future[Any]) -> None:
+            error = future.exception()
+            with self._lock:
+                errors[0] = errors[0] or ("" if error is None else str(error))
+                left[0] -= 1
+                last = left[0] == 0
+            if last:
+                self._end(number, errors[0])
+
+        if over:
+            self._end(number, _over(token))
+        elif not copies:
+            self._end(number, "")
+        for future in copies:
+            future.add_done_callback(one)
+
+    def enter(self, token: Token) -> None:
+        """A generation begins: nobody waits for copies of an older one."""
+        with self._lock:
+            self._token = token if self._token is None else max(token, self._token)
+            older = [(number, of) for number, (of, _) in self._waiting.items() if of < self._token]
+        for number, of in older:
+            self._end(number, _over(of))
+
+    def _end(self, number: int, error: str) -> None:
+        with self._lock:
+            found = self._waiting.pop(number, None)
+        if found is not None:
+            found[1](error)
+
+
+def _over(token: Token) -> str:
+    return f"generation {token} is over"

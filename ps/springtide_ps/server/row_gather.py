@@ -1,0 +1,52 @@
+"""Rows of a table that lie in several slices, which may still have steps to make."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from springtide_ps.params.chunk import ChunkError
+from springtide_ps.params.idmap import Ids
+from springtide_ps.server.step_protocol import RoundError
+
+Done = Callable[[Any, Exception | None], None]
+"""(result, error)."""
+
+
+class HasRows(Protocol):
+    def rows(self, ids: Ids) -> torch.Tensor:
+        """float32 [len(ids), dim]. Raise RoundError where they cannot be had."""
+        ...
+
+
+class RowGather:
+    """An answer of rows that waits for several slices."""
+
+    def __init__(self, slices: Sequence[tuple[HasRows, Ids]], late: int, done: Done) -> None:
+        self._slices, self._late, self._done = slices, late, done
+        self._lock = threading.Lock()
+
+    def __call__(self, result: Any, error: Exception | None) -> None:
+        with self._lock:
+            self._late -= 1
+            done, over = self._done, error is not None
+            if over:
+                self._done = lambda result, error: None
+        if over:
+            done(None, error)
+        elif not self._late:
+            self.give()
+
+    def give(self) -> None:
+        try:
+            rows = torch.cat([piece.rows(ids) for piece, ids in self._slices])
+        except RoundError as error:
+            self._done(None, error)
+            return
+        except (ChunkError, KeyError, RuntimeError, MemoryError) as error:
+            self._done(None, RoundError(f"the rows cannot be read: {error}"))
+            return
+        self._done(rows, None)

@@ -1,0 +1,157 @@
+"""One shard: a chunk or a slice of a table that a server holds, and what its steps need."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from springtide_ps.params.applied import Book, RangeSet
+from springtide_ps.params.chunk import Chunk
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.server.intermediate_rows import ChangedRows
+from springtide_ps.server.row_gather import Done
+from springtide_ps.server.speculative_copy import SpeculativeCopy
+
+Sum = tuple[int, int]
+"""(step, round of the step)."""
+Forward = Callable[[str, Sum, str, torch.Tensor, Callable[[Exception | None], None]], None]
+"""(address, which, key, sum, done): send a sum to another server; `done` gets None once it is there."""
+Fill = Callable[[str, str, int, dict[str, Any], torch.Tensor], Future[Any]]
+"""(address, key, version, meta, payload): send a chunk, or a part of it, to another server."""
+
+
+@dataclass(slots=True)
+class Shard:
+    """A chunk (or slice) with its version, the sums of its gradients, and its further copies.
+
+    `lock` keeps the chunk from changing; the lists are the store's, in the store's own lock.
+
+    Attributes:
+        chunk: the values and their optimizer's state; None: only sums are here, which wait for it.
+        version: the step after which the values are; -1: none.
+        sums: of gradients, by step and round: complete, or (the newest one) in the making.
+        before: what the chunk was before a step that is only tried, as it is dumped.
+        spare: memory of an earlier sum, for a gradient to come.
+        forward: addresses of the servers that hold copies and get the sums.
+        waiting: who waits for the values after a step.
+        added: gradients in the newest sum.
+        closed: the newest sum that is complete, and on its way to the copies.
+        speculative: the chunk after a step that is not decided.
+        changed: rows of a slice within a step that is not decided.
+    """
+
+    chunk: Chunk | Slice | None = None
+    version: int = -1
+    sums: dict[Sum, torch.Tensor] = field(default_factory=dict)
+    before: tuple[dict[str, Any], torch.Tensor] | None = None
+    spare: torch.Tensor | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    forward: list[str] = field(default_factory=list)
+    waiting: list[tuple[int, Done]] = field(default_factory=list)
+    added: int = 0
+    closed: Sum = (-1, 0)
+    speculative: SpeculativeCopy = field(default_factory=SpeculativeCopy)
+    changed: ChangedRows = field(default_factory=ChangedRows)
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        """Return the values of a chunk; None of a slice of a table, and where there is neither."""
+        return self.chunk.values if isinstance(self.chunk, Chunk) else None
+
+    def totals(self, step: int) -> dict[int, torch.Tensor]:
+        """Return the sums of a step by round."""
+        return {number: total for (own, number), total in self.sums.items() if own == step}
+
+    def has_sums(self, step: int, last: int) -> bool:
+        """Return whether the sums of all rounds up to the `last` one of the step are here."""
+        return self.totals(step).keys() >= set(range(last + 1))
+
+    def closed_sums(self, step: int) -> dict[Sum, torch.Tensor]:
+        """Return the sums of the step that are complete, in their order."""
+        if self.closed[0] != step:
+            return {}
+        return {which: self.sums[which] for which in sorted(self.sums) if (step, 0) <= which <= self.closed}
+
+    def drop_sums(self, steps: Callable[[int], bool]) -> None:
+        """Forget the sums of the steps for which `sync_handler` is true."""
+        self.sums = {which: total for which, total in self.sums.items() if not steps(which[0])}
+
+    def take_waiting(self) -> list[Done]:
+        """Return who waited for what the chunk is now, and forget them (in the store's lock)."""
+        ready = [done for step, done in self.waiting if step <= self.version]
+        self.waiting = [(step, done) for step, done in self.waiting if step > self.version]
+
+        def with_values(done: Done) -> Done:
+            return lambda _, error: done(self.values, error)
+
+        return ready + [with_values(done) for done in self.speculative.take_waiting(self.version)]
+
+    def undo(self, version: int) -> bool:
+        """Go back to `version`: the step after it was only tried.
+
+        Returns:
+            Whether the shard is at that version now; False: what was before the step is not here.
+        """
+        with self.lock:
+            if self.version <= version or self.chunk is None:
+                return True
+            if self.before is None:
+                return False
+            self.chunk, self.version = self.chunk.again(*self.before), version
+            self.before = None
+        return True
+
+    def write_book(self, skipped: int) -> bool:
+        """Count ranges from now on: 0..version-1 are in the chunk.
+
+        Args:
+            skipped: how many of them changed nothing, in the whole job.
+
+        Returns:
+            Whether there is a chunk, which has a book now.
+        """
+        with self.lock:
+            if self.chunk is None:
+                return False
+            if self.chunk.book is None:
+                ranges = RangeSet([(0, self.version)]) if self.version > 0 else RangeSet()
+                self.chunk.book = Book(ranges, max(0, self.version), skipped)
+            self.version, self.sums, self.closed, self.speculative = 0, {}, (-1, 0), SpeculativeCopy()
+        return True
+
+    def count_steps(self, version: int) -> bool:
+        """Count steps from now on, `version` of them so far.
+
+        Returns:
+            Whether the chunk's book says the same: exactly the ranges 0..version-1 are in it.
+        """
+        with self.lock:
+            if self.chunk is None or self.chunk.book is None:
+                return False
+            exactly = RangeSet([(0, version)]) if version else RangeSet()
+            if self.chunk.book.ranges != exactly:
+                return False
+            self.chunk.book, self.version, self.sums, self.closed = None, version, {}, (-1, 0)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class LockedShard:
+    """A shard whose chunk is here and which nobody else changes."""
+
+    shard: Shard
+
+    @property
+    def chunk(self) -> Chunk | Slice:
+        assert self.shard.chunk is not None
+        return self.shard.chunk
+
+    @property
+    def forward(self) -> list[str]:
+        """Return the addresses of the servers that hold copies."""
+        return self.shard.forward

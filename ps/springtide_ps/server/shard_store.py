@@ -1,0 +1,1009 @@
+"""The shards that a server holds for a job: gradients are summed as they come, steps are made as decided.
+
+Which thread calls what: the threads that read requests call the public methods, in any order and at once. One
+thread of the store's own (`springtide-ps-steps`) makes the steps, shard by shard in their order, answers who
+waits for their values, makes steps early, and begins copies. Answers of other servers come on any thread.
+
+Which lock guards what: `_lock` (a lock that its holder may take again, with the condition `_changed`) guards
+everything here but the inside of shards: which there are, the two-phase commit, the lists of who waits, and
+what the parts below hold. A shard's own lock keeps its chunk, version and sums from changing. Whoever needs
+both takes `_lock` first, and gives it back before any long work on the shard.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import torch
+
+from springtide_ps.params.applied import Book
+from springtide_ps.params.chunk import ROUNDS_LIMIT, Chunk, ChunkError, Recipe
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.params.idmap import Ids
+from springtide_ps.params.sparse_gradient import SparseGradient
+from springtide_ps.server.failed_shards import FailedShards
+from springtide_ps.server.replication import Incoming, Later, Replicator
+from springtide_ps.server.row_gather import Done, HasRows, RowGather
+from springtide_ps.server.shard import Fill, Forward, LockedShard, Shard, Sum
+from springtide_ps.server.snapshot import Part, SnapshotKeeper, give, tell
+from springtide_ps.server.snapshot_reader import part_of
+from springtide_ps.server.speculation import (
+    IntermediateRows,
+    Speculator,
+    apply,
+    intermediate_values,
+    is_wanted,
+    make_early,
+    not_expected,
+)
+from springtide_ps.server.speculative_copy import SpeculativeCopy
+from springtide_ps.server.step_protocol import Effect, RoundError, Rounds, StaleError, Token
+from springtide_ps.wire.frames import PART_BYTES
+
+log = logging.getLogger("springtide.ps")
+
+MAX_RECIPES: Final = 256
+_SUMS_AHEAD: Final = 4
+"""So many steps, at most, is the first server of a shard ahead of those that keep copies."""
+_STEP_SECONDS: Final = 60.0
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """How much a server holds.
+
+    Attributes:
+        pieces: chunks, and slices of tables, those that are copies of another server's included.
+        nbytes: memory of their values and optimizer state.
+        rows: rows of the slices.
+    """
+
+    pieces: int
+    nbytes: int
+    rows: int
+
+
+class ShardStore:
+    """All shards of a server, through generations and steps.
+
+    Methods raise RoundError for what does not belong to the present step (StaleError for what belongs to an
+    earlier generation), ChunkError and SelectedError for tensors that do not fit. A `done` gets a result, or
+    None and an error, now or later, from any thread.
+
+    Args:
+        forward: sends a sum to another server.
+        fill: sends a shard, or a part of one, to another server.
+        part_bytes: a slice of more goes to another server in parts of so many.
+
+    Attributes:
+        steps: how many steps were decided here.
+        evicted: rows that slices let go on this server; those of a step that was only tried count, too, so
+            that the number never falls.
+        lost: the shards whose update failed, and why.
+        snapshots: what is kept of shards as they were, for those who read them while training goes on.
+        replicator: copies on their way to other servers, and from them.
+    """
+
+    def __init__(self, forward: Forward, fill: Fill, part_bytes: int = PART_BYTES) -> None:
+        self._forward = forward
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+
+        # The present generation and its step.
+        self._rounds = Rounds()
+        self._recipes: dict[int, Recipe] = {}  # by step, until all shards have made it
+        self._prepares: list[tuple[bool, Done]] = []
+        self._commits: list[Done] = []
+        self._unacknowledged = 0  # sums on their way to copies
+        self._lost_backup = ""
+        self.steps = 0
+
+        # The shards, and what is kept or made beside them.
+        self._shards: dict[str, Shard] = {}
+        self.lost = FailedShards()
+        self.snapshots = SnapshotKeeper(time.monotonic)
+        self._speculator = Speculator()
+        self.replicator = Replicator(
+            self._changed, fill, self.snapshots.readings, part_bytes, self._on_steps_thread
+        )
+        self.evicted = 0
+        self._counting = threading.Lock()  # of `evicted`: shards change on several threads
+
+        # The work of the thread that makes the steps.
+        self._todo: list[tuple[str, int, bool]] = []  # shards to bring to a step; whether it is only tried
+        self._making = -1  # the step that a shard is being brought to
+        self._asides: list[Callable[[], None]] = []  # for when no step is to be made
+        self._busy = False
+        self._closed = False
+        self._thread = threading.Thread(target=self._work_for_ever, name="springtide-ps-steps", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Send everybody away who waits, and end the thread."""
+        with self._lock:
+            self._closed = True
+            self._fence(StaleError("this server ends"))
+            self._changed.notify_all()
+        self._thread.join(30.0)
+
+    # ---- what there is
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the memory of all shards, those included of which only parts are here."""
+        with self._lock:
+            held = sum(shard.chunk.nbytes for shard in self._shards.values() if shard.chunk is not None)
+            return held + self.replicator.incoming_bytes
+
+    @property
+    def unlocked_bytes(self) -> int:
+        """Return `held_bytes` as of a moment ago, for a caller that may hold a shard's lock."""
+        chunks = [shard.chunk for shard in list(self._shards.values())]
+        return sum(chunk.nbytes for chunk in chunks if chunk is not None) + self.replicator.incoming_bytes
+
+    @property
+    def dense_bytes(self) -> int:
+        """Return the memory of the chunks that can have a second copy."""
+        with self._lock:
+            return sum(s.chunk.nbytes for s in self._shards.values() if isinstance(s.chunk, Chunk))
+
+    @property
+    def holding(self) -> Holding:
+        """Return how much is held, for metrics."""
+        with self._lock:
+            pieces = [shard.chunk for shard in self._shards.values() if shard.chunk is not None]
+        rows = sum(len(piece.table) for piece in pieces if isinstance(piece, Slice))
+        return Holding(len(pieces), sum(piece.nbytes for piece in pieces), rows)
+
+    @property
+    def keys(self) -> list[str]:
+        """Return the keys of all shards, those included of which only sums are here."""
+        with self._lock:
+            return list(self._shards)
+
+    @property
+    def version(self) -> int:
+        """Return the last step that was decided."""
+        return self._rounds.version
+
+    @property
+    def token(self) -> Token:
+        """Return the name of the present generation.
+
+        Raises:
+            RoundError: none has entered yet.
+        """
+        if self._rounds.token is None:
+            raise RoundError("no generation has entered")
+        return self._rounds.token
+
+    def inventory(self, token: Token) -> list[str]:
+        """Return the keys of the shards that are, or can be brought, at the generation's first state."""
+        with self._lock:
+            self._rounds.check_token(token)
+            self.settle()
+            version, needed, number = self._rounds.version, self._rounds.unresolved, self._rounds.round
+
+            def can_be_had(shard: Shard) -> bool:
+                here = shard.version == version and (needed is None or shard.has_sums(needed, number))
+                return here or shard.version == needed
+
+            return [k for k, shard in self._shards.items() if shard.chunk is not None and can_be_had(shard)]
+
+    def shard(self, key: str) -> Shard:
+        """Return the shard.
+
+        Raises:
+            RoundError: its chunk is not here.
+        """
+        shard = self._shards.get(key)
+        if shard is None or shard.chunk is None:
+            raise self.lost.of(key)
+        return shard
+
+    def piece(self, key: str) -> Chunk | Slice:
+        """Return the chunk or slice. Raises as `shard`."""
+        chunk = self.shard(key).chunk
+        assert chunk is not None
+        return chunk
+
+    def dense(self, key: str) -> Chunk:
+        """Return the chunk.
+
+        Raises:
+            RoundError: it is not here, or is a slice of a table.
+        """
+        if not isinstance(chunk := self.piece(key), Chunk):
+            raise RoundError(f"{key!r} is a slice of a table")
+        return chunk
+
+    def slice_of(self, key: str) -> Slice:
+        """Return the slice.
+
+        Raises:
+            RoundError: it is not here, or is no slice of a table.
+        """
+        found = self.piece(key)
+        if not isinstance(found, Slice):
+            raise RoundError(f"{key!r} is no slice of a table")
+        return found
+
+    def dtype(self, key: str) -> torch.dtype:
+        """Return the type of the shard's numbers. Raises as `shard`."""
+        return self.piece(key).dtype
+
+    def check_gradient(self, key: str, nbytes: int, dtype: torch.dtype | None) -> None:
+        """Raise RoundError when the shard is not here, ChunkError for a gradient that does not fit it."""
+        self.piece(key).check_gradient(nbytes, dtype)
+
+    # ---- generations
+
+    def enter(
+        self,
+        token: Token,
+        members: Iterable[str],
+        step: int,
+        lineage: str,
+        booked: bool = False,
+        skipped: int = 0,
+    ) -> int:
+        """Begin a generation, or enter one as a further member; see `Rounds.enter` for the arguments.
+
+        Args:
+            skipped: how many of the steps so far changed nothing, where books begin.
+
+        Returns:
+            The step that this server is at.
+        """
+        with self._lock:
+            self.settle()
+            before = self._rounds.version
+            effects = self._rounds.enter(token, frozenset(members), step, lineage, booked)
+            if Effect.FENCE in effects:
+                self.snapshots.readings.clear()
+            if {Effect.BOOK, Effect.COUNT, Effect.FORGET}.intersection(effects):
+                self._before_change(self._shards)
+            for effect in effects:
+                if effect is Effect.FENCE:
+                    self._fence(StaleError(f"generation {token} has begun"))
+                elif effect is Effect.UNDO:
+                    self._undo(before)
+                elif effect is Effect.DROP:
+                    self._drop_sums()
+                elif effect is Effect.BOOK:
+                    self.keep_where(lambda shard: shard.write_book(skipped))
+                elif effect is Effect.COUNT:
+                    self.keep_where(lambda shard: shard.count_steps(self._rounds.version))
+                elif effect is Effect.FORGET:
+                    self._shards, self._recipes, self.lost = {}, {}, FailedShards()
+            return self._rounds.version
+
+    def resolve(self, token: Token, recipe: Recipe | None) -> None:
+        """Decide the step that the last generation left open; see `Rounds.resolve`."""
+        with self._lock:
+            if self._rounds.resolve(token, recipe):
+                self._make_step()
+
+    def check_token(self, token: Token, booked: bool = False) -> None:
+        """Raise StaleError; RoundError for a generation that has not entered, or (booked) counts steps."""
+        with self._lock:
+            self._rounds.check_token(token)
+            if booked and not self._rounds.booked:
+                raise RoundError(f"the members of generation {token} step together: it has no ranges")
+
+    def check_member(self, token: Token, member: str) -> None:
+        """Raise RoundError for one that is not of the generation, or as `check_token` with booked."""
+        with self._lock:
+            self.check_token(token, booked=True)
+            if member not in self._rounds.members:
+                raise RoundError(f"{member} is no member of generation {token}")
+
+    def keep_where(self, change: Callable[[Shard], bool]) -> None:
+        """Change every shard; hold those no more of which `change` says that they cannot be."""
+        with self._lock:
+            self._shards = {key: shard for key, shard in self._shards.items() if change(shard)}
+
+    def _fence(self, error: Exception) -> None:
+        """Send away whoever waits for something of the generation before (in the lock)."""
+        waiting = [done for _, done in self._prepares] + self._commits
+        self._prepares, self._commits, self._asides = [], [], []
+        self._unacknowledged, self._lost_backup = 0, ""
+        for shard in self._shards.values():
+            waiting += [done for _, done in shard.waiting]
+            shard.waiting, shard.forward = [], []
+        waiting += self._speculator.forget(self._shards.values())
+        # Copies that are not whole are made anew, by who is told to.
+        self.replicator.fence()
+        self._shards = {key: shard for key, shard in self._shards.items() if shard.chunk is not None}
+        for done in waiting:
+            done(None, error)
+
+    def _drop_sums(self) -> None:
+        version = self._rounds.version
+        for shard in self._shards.values():
+            with shard.lock:
+                shard.drop_sums(lambda step: step > version)
+                shard.closed = (-1, 0)
+
+    def _undo(self, version: int) -> None:
+        """Forget the step after `version`, which was only tried."""
+        self._recipes.pop(version + 1, None)
+        self.keep_where(lambda shard: shard.undo(version))
+
+    # ---- shards that come and go
+
+    def load(self, token: Token, key: str, version: int, chunk: Chunk | Slice) -> None:
+        """Hold a shard from now on; sums that came before it are applied."""
+        with self._lock:
+            self._rounds.check_token(token)
+            self._before_change([key] if key in self._shards else [])
+            shard = self._shards.setdefault(key, Shard())
+            with shard.lock:
+                shard.chunk, shard.version, shard.spare = chunk, version, None
+                shard.speculative = SpeculativeCopy()
+                shard.drop_sums(lambda step: step <= version)
+            self.lost.forget(key)
+            self._todo.append((key, self._rounds.version, False))
+            self._changed.notify_all()
+
+    def load_part(
+        self,
+        token: Token,
+        key: str,
+        version: int,
+        begin: Callable[[], Slice],
+        at: int,
+        total: int,
+        memory: torch.Tensor,
+    ) -> None:
+        """Take in bytes of a slice; with the last ones it is held, as by `load`.
+
+        Args:
+            begin: makes the slice that they are written into.
+            at: number of the first byte.
+            total: bytes of the whole slice.
+            memory: the bytes (uint8).
+
+        Raises:
+            RoundError: a part out of order, or one that cannot be taken in.
+        """
+        piece = None if at else begin()
+        with self._lock:
+            self._rounds.check_token(token)
+            if piece is not None:
+                if key in self._shards:
+                    self._before_change([key])
+                    with (shard := self._shards[key]).lock:
+                        shard.chunk = None
+                self.replicator.begin_incoming(key, Incoming(token, version, piece, total))
+            incoming = self.replicator.expect_part(key, at, total)
+        try:
+            if incoming.write(memory):
+                self._load_copy(key, incoming)
+        except Exception as error:
+            with self._lock:
+                self.replicator.give_up(key, incoming)
+            if isinstance(error, RoundError | ChunkError):
+                raise
+            raise RoundError(f"a copy of {key!r} cannot be made: {error!r}") from error
+
+    def _load_copy(self, key: str, incoming: Incoming) -> None:
+        """Hold a slice that is whole, after the updates that came while it was on its way."""
+        incoming.piece.finish()
+        while True:
+            with self._lock:
+                self._rounds.check_token(incoming.token)
+                updates = self.replicator.take_updates(key, incoming)
+                if not updates:
+                    self.load(incoming.token, key, incoming.version, incoming.piece)
+                    return
+            with self._evictions_counted(incoming.piece):
+                for update in updates:
+                    update(incoming.piece)
+
+    def arrange(
+        self,
+        token: Token,
+        forward: Mapping[str, list[str]],
+        fill: Mapping[str, list[str]],
+        drop: Iterable[str],
+    ) -> None:
+        """Say where copies of shards are, from now on.
+
+        Args:
+            forward: by key, the servers that the sums go to.
+            fill: by key, the servers that a copy of the shard is sent to.
+            drop: keys of the shards that are held here no more.
+        """
+        with self._lock:
+            self._rounds.check_token(token)
+            drop = [key for key in drop if key in self._shards]
+            self._before_change(drop)
+            for key in drop:
+                del self._shards[key]
+            for key in {*forward, *fill}:
+                self.shard(key)
+            for key, addresses in forward.items():
+                self._shards[key].forward = list(addresses)
+            for key, addresses in fill.items():
+                for address in addresses:
+                    self.replicator.want(key, address)
+            self._changed.notify_all()
+
+    def give_up(self, key: str, why: Exception) -> RoundError:
+        """Hold a shard no more whose update failed; the next generation finds that out.
+
+        Returns:
+            The error for those who ask for it.
+        """
+        with self._lock:
+            shard, told = self._shards.pop(key, None), self.lost.add(key, why)
+        if shard is not None:
+            for done in [done for _, done in shard.waiting] + shard.speculative.forget():
+                done(None, told)
+        return told
+
+    def _before_change(self, keys: Iterable[str]) -> None:
+        """Copy what a snapshot keeps of these shards, before they change or go (in the lock)."""
+        for key in keys:
+            shard = self._shards[key]
+            with shard.lock:
+                if shard.chunk is not None:
+                    self.snapshots.before(key, shard.chunk, shard.version)
+
+    # ---- a step: gradients
+
+    def take_spare(self, key: str, nbytes: int, dtype: torch.dtype | None) -> torch.Tensor | None:
+        """Return memory (uint8) for a gradient of that type (None: the values'), if some is unused.
+
+        The caller stages the gradient with it, or lets it go.
+        """
+        shard = self._shards.get(key)
+        if shard is None or shard.spare is None:
+            return None
+        with shard.lock:
+            spare = shard.spare
+            if spare is None or spare.nbytes != nbytes or dtype not in (None, spare.dtype):
+                return None
+            shard.spare = None
+        return spare.view(torch.uint8)
+
+    def stage(
+        self,
+        token: Token,
+        step: int,
+        member: str,
+        key: str,
+        gradient: torch.Tensor | SparseGradient,
+        number: int = 0,
+        own: bool = False,
+    ) -> None:
+        """Add a gradient to the sum of a round of the step.
+
+        Args:
+            gradient: flat, of the chunk's size, or some of its elements.
+            number: of the round.
+            own: it is in memory of `take_spare`, which is the shard's again; other memory is not kept.
+        """
+        which = (step, number)
+        with self._lock:
+            chunk: Any = self.dense(key) if isinstance(gradient, SparseGradient) else self.piece(key)
+            shard = self._shards[key]
+            first = self._rounds.stage(token, step, member, key, number)
+            shard.lock.acquire()
+            shard.added = 0 if first else shard.added
+        try:
+            kept = gradient if own and isinstance(gradient, torch.Tensor) else None
+            if first and kept is not None:
+                shard.sums[which] = kept
+            else:
+                spare, shard.spare = (shard.spare, None) if first else (None, shard.spare)
+                shard.sums[which] = chunk.add(None if first else shard.sums[which], gradient, spare)
+                shard.spare = shard.spare if kept is None else kept
+        finally:
+            shard.lock.release()
+        with self._lock:
+            if self._rounds.token != token:
+                return
+            shard.added += 1
+            if shard.added == self._rounds.size:
+                self._close_sum(key, shard, which)
+
+    def _close_sum(self, key: str, shard: Shard, which: Sum) -> None:
+        """Send a sum that nothing more comes to, and make the step early if that is wanted (in the lock)."""
+        if shard.closed != which and which in shard.sums:
+            shard.closed = which
+            for address in shard.forward:
+                self._send_sum(address, which, key, shard.sums[which])
+        self._speculate_if_wanted(key, shard, which[0])
+
+    def check_sum(self, key: str, which: Sum, nbytes: int, dtype: torch.dtype) -> None:
+        """Refuse a sum that cannot be taken in; nothing else bounds what another server may send.
+
+        Raises:
+            RoundError: the shard is neither here nor on its way, or the step is far ahead.
+            ChunkError: the sum does not fit the shard.
+        """
+        step, number = which
+        if step > self._rounds.version + _SUMS_AHEAD or number >= ROUNDS_LIMIT:
+            raise RoundError(
+                f"a sum of step {step}, round {number}, and step {self._rounds.version} is the last"
+            )
+        if not self.replicator.is_coming(key) and not self.lost.has(key):
+            self.check_gradient(key, nbytes, dtype)
+
+    def take_sum(self, token: Token, which: Sum, key: str, total: torch.Tensor) -> None:
+        """Keep the sum of all gradients of a shard, from the server that the workers send them to."""
+        with self._lock:
+            self._rounds.check_token(token)
+            if key not in self._shards and not self.replicator.is_coming(key):
+                return  # it was given up here, which the next generation finds out
+            shard = self._shards.setdefault(key, Shard())
+            with shard.lock:
+                shard.sums[which] = total.clone()
+
+    def _send_sum(self, address: str, which: Sum, key: str, total: torch.Tensor) -> None:
+        """Send a sum to a server that keeps a copy; PREPARE is answered when it is there (in the lock)."""
+        self._unacknowledged += 1
+        token = self._rounds.token
+
+        def done(error: Exception | None) -> None:
+            with self._lock:
+                if self._rounds.token != token:
+                    return
+                self._unacknowledged -= 1
+                shard = self._shards.get(key)
+                # A copy that was given up meanwhile, as there is no room for it, misses nothing.
+                if error is not None and (shard is None or address in shard.forward):
+                    self._lost_backup = f"{address}: {error}"
+                self._answer_prepares()
+
+        self._forward(address, which, key, total, done)
+
+    # ---- a step: the two-phase commit
+
+    def prepare(
+        self, token: Token, step: int, member: str, count: int, norm: bool, done: Done, number: int = 0
+    ) -> None:
+        """Hear that a member has sent all gradients of a round.
+
+        `done` gets the sums of squares over this server's sums, by their optimizer's first group (None unless
+        `norm`), when all members have prepared and the copies are where they belong.
+        """
+        with self._lock:
+            effects = self._rounds.prepare(token, step, member, count, number)
+            self._prepares.append((norm, done))
+            if Effect.PREPARED in effects:
+                # Where workers are in teams, not every member sends a gradient.
+                for key in self._rounds.staged:
+                    self._close_sum(key, self._shards[key], (step, number))
+            self._answer_prepares()
+
+    def _answer_prepares(self) -> None:
+        if not self._rounds.complete or not self._prepares:
+            return
+        error = RoundError(f"a copy could not be made: {self._lost_backup}") if self._lost_backup else None
+        if self._unacknowledged and error is None:
+            return
+        waiting, self._prepares = self._prepares, []
+        norms: dict[int, float] | None = None
+        if error is None and any(wanted for wanted, _ in waiting):
+            which, norms = (self._rounds.version + 1, self._rounds.round), {}
+            for key in sorted(self._rounds.staged):
+                chunk = self.piece(key)
+                found = chunk.square_norm(self._shards[key].sums[which])
+                norms[chunk.first] = norms.get(chunk.first, 0.0) + found
+        for _, done in waiting:
+            done(norms, error)
+
+    def try_step(self, token: Token, step: int, member: str) -> None:
+        """Make a step that may be taken back; see `Rounds.try_step`."""
+        with self._lock:
+            if self._rounds.try_step(token, step, member):
+                assert self._rounds.recipe is not None
+                self._recipes[step] = self._rounds.recipe
+                self._todo += [(key, step, True) for key in self._shards]
+                self._changed.notify_all()
+
+    def commit(self, token: Token, step: int, member: str, recipe: Recipe, done: Done) -> None:
+        """Hear that a member commits the step; `done` gets None when the step is decided here."""
+        with self._lock:
+            effects = self._rounds.commit(token, step, member, recipe)
+            self._commits.append(done)
+            if Effect.APPLY in effects:
+                self._make_step()
+                waiting, self._commits = self._commits, []
+                for answer in waiting:
+                    answer(None, None)
+
+    def _make_step(self) -> None:
+        """Have the decided step `rounds.version` made, with the shards in their order (in the lock)."""
+        version, recipe = self._rounds.version, self._rounds.recipe
+        assert recipe is not None
+        self.steps += 1
+        self._recipes[version] = recipe
+        if not self.replicator.needs_recipes:
+            # Steps may be decided faster than they are made; shards are brought to them in their order.
+            open_from = self._making if self._busy else version
+            open_from = min([open_from, *(step for _, step, _ in self._todo[:1])])
+            while len(self._recipes) > MAX_RECIPES and (oldest := min(self._recipes)) < open_from:
+                del self._recipes[oldest]
+        self._todo += [(key, version, False) for key in self._shards]
+        self._changed.notify_all()
+
+    # ---- values after a decided step
+
+    def fetch(self, token: Token, step: int, key: str, done: Done) -> None:
+        """`done` gets the chunk's values once they are those after `step`."""
+        with self._lock:
+            self._rounds.may_fetch(token, step)
+            shard = self._dense_shard(key)
+            if shard.version < step:
+                shard.waiting.append((step, lambda _, error: done(shard.values, error)))
+                return
+        done(shard.values, None)
+
+    def fetch_rows(self, token: Token, step: int, wanted: Sequence[tuple[str, Ids]], done: Done) -> None:
+        """`done` gets the rows of these ids by slice, one after another, once all are those after `step`."""
+        with self._lock:
+            self._rounds.may_fetch(token, step)
+            slices = [(self.slice_of(key), ids) for key, ids in wanted]
+            late = {key for key, _ in wanted if self._shards[key].version < step}
+            answer = RowGather(slices, len(late), done)
+            for key in late:
+                self._shards[key].waiting.append((step, answer))
+        if not late:
+            answer.give()
+
+    def _dense_shard(self, key: str) -> Shard:
+        shard = self.shard(key)
+        if not isinstance(shard.chunk, Chunk):
+            raise RoundError(f"{key!r} is of a table, which is read by rows")
+        return shard
+
+    # ---- values before a step is decided (`speculation`)
+
+    def expect(self, token: Token, step: int, member: str, recipe: Recipe) -> None:
+        """Hear how a member expects the step to be made; where members differ, nobody gets values early."""
+        with self._lock:
+            self._rounds.check_word(token, step, member)
+            refused = self._speculator.expect(step, recipe, self._shards.values())
+        for done in refused:
+            done(None, not_expected(step))
+
+    def fetch_early(self, token: Token, step: int, key: str, done: Done) -> None:
+        """`done` gets the chunk's values after `step`, made as it is expected to be, or as it was decided."""
+        with self._lock:
+            self._rounds.may_fetch(token, step)
+            shard = self._dense_shard(key)
+            if shard.version < step:
+                if self._speculator.recipe_of(step) is None:
+                    raise not_expected(step)
+                shard.speculative.waiting.append((step, done))
+                self._speculate_if_wanted(key, shard, step)
+                return
+            values = shard.values
+        done(values, None)
+
+    def _speculate_if_wanted(self, key: str, shard: Shard, step: int) -> None:
+        """Have the step made early as soon as its sum is whole and somebody waits (in the lock)."""
+        if is_wanted(shard, step):
+            self._on_steps_thread(partial(self._speculate, key, step))
+
+    def _speculate(self, key: str, step: int) -> None:
+        with self._lock:
+            shard, recipe = self._shards.get(key), self._speculator.recipe_of(step)
+            # It may have been decided, or be over, since it was wanted.
+            if shard is None or recipe is None or shard.closed != (step, 0):
+                return
+        with shard.lock:
+            if not make_early(shard, key, step, recipe):
+                return
+            early = shard.speculative.chunk if shard.speculative.holds(step, recipe) else None
+        with self._lock:
+            ready = shard.speculative.take_waiting(step)
+        for done in ready:
+            done(None if early is None else early.values, None if early is not None else not_expected(step))
+
+    def add_parts(self, token: Token, step: int, member: str, recipe: Recipe) -> None:
+        """Hear which parts of the step a member has made so far, whose gradients are here."""
+        with self._lock:
+            self._rounds.check_parts(token, step, member, recipe)
+            self._speculator.add_parts(step, recipe)
+
+    def fetch_intermediate(self, token: Token, step: int, key: str, count: int, done: Done) -> None:
+        """`done` gets the chunk's values after the first `count` parts of a step that is not decided.
+
+        The step before it is decided, and may still have to be made: its values may have been there early.
+        """
+        with self._lock:
+            self._rounds.may_fetch(token, step)
+            shard = self._dense_shard(key)
+            recipe = self._speculator.first_parts(step, count)
+            if shard.version < step - 1 == self._rounds.version:
+                again = partial(self._fetch_intermediate_later, token, step, key, count, done)
+                shard.waiting.append((step - 1, again))
+                return
+            shard.lock.acquire()
+        try:
+            values = intermediate_values(shard, step, recipe)
+        finally:
+            shard.lock.release()
+        done(values, None)
+
+    def _fetch_intermediate_later(
+        self, token: Token, step: int, key: str, count: int, done: Done, _: Any, error: Exception | None
+    ) -> None:
+        """Answer now that the step before is made, or never will be here."""
+        try:
+            if error is not None:
+                raise error
+            self.fetch_intermediate(token, step, key, count, done)
+        except Exception as failure:  # on the thread that makes the steps, which has no part in it
+            done(None, failure if isinstance(failure, RoundError) else RoundError(repr(failure)))
+
+    def fetch_intermediate_rows(
+        self, token: Token, step: int, wanted: Sequence[tuple[str, Ids]], count: int, done: Done
+    ) -> None:
+        """`done` gets rows as by `fetch_rows`, after `count` parts of a step that is not decided."""
+        with self._lock:
+            self._rounds.may_fetch(token, step)
+            recipe, slices = self._speculator.first_parts(step, count), list[tuple[HasRows, Ids]]()
+            for key, ids in wanted:
+                self.slice_of(key)
+                slices.append((IntermediateRows(key, self._shards[key], step, recipe), ids))
+            before = step - 1 == self._rounds.version
+            late = {key for key, _ in wanted if before and self._shards[key].version < step - 1}
+            answer = RowGather(slices, len(late), done)
+            for key in late:
+                self._shards[key].waiting.append((step - 1, answer))
+        if not late:
+            answer.give()
+
+    # ---- where workers do not step together: shards are updated as pushes come
+
+    @contextmanager
+    def locked(self, token: Token, key: str) -> Iterator[LockedShard]:
+        """A shard that nobody else changes meanwhile, or reads, but for rows of a slice."""
+        with self._lock:
+            self._rounds.check_token(token)
+            shard = self.shard(key)
+            shard.lock.acquire()
+        try:
+            with self._evictions_counted(shard.chunk):
+                yield LockedShard(shard)
+        finally:
+            shard.lock.release()
+
+    def before_push(self, key: str, chunk: Chunk | Slice) -> None:
+        """Copy what a snapshot keeps of a locked shard, which is about to change."""
+        self.snapshots.before(key, chunk, self._shards[key].version)
+
+    def check_pushed(self, key: str, nbytes: int, dtype: torch.dtype, selected: bool) -> None:
+        """Refuse a gradient that does not fit, also of a slice that is on its way.
+
+        Args:
+            selected: it is of some elements only.
+
+        Raises:
+            RoundError: the shard is not here.
+            ChunkError: the gradient does not fit the chunk.
+            SelectedError: the elements do not fit the chunk.
+        """
+        incoming = self.replicator.incoming(key)
+        chunk = incoming.piece if incoming else self.dense(key) if selected else self.piece(key)
+        if isinstance(chunk, Slice):
+            chunk.check_records(nbytes, dtype)
+        elif selected:
+            chunk.check_selected(nbytes, dtype)
+        else:
+            chunk.check_gradient(nbytes, dtype)
+
+    def postpone(self, token: Token, key: str, update: Later) -> bool:
+        """Have an update made when the slice has come whole; return whether it is on its way."""
+        with self._lock:
+            return self.replicator.postpone(token, key, update)
+
+    def books(self, token: Token) -> dict[str, Book | None]:
+        """Return copies of the books of all shards that are here."""
+        with self._lock:
+            self._rounds.check_token(token)
+            keys = [key for key, shard in self._shards.items() if shard.chunk is not None]
+        found = {}
+        for key in keys:
+            with self.locked(token, key) as shard:
+                book = shard.chunk.book
+                found[key] = None if book is None else book.copy()
+        return found
+
+    # ---- for those who read shards while training goes on
+
+    def dump(
+        self, token: Token, key: str, at: int = 0, most: int | None = None, reading: int = 0
+    ) -> tuple[int, Part, int]:
+        """Return a shard as it is now, or a part of it.
+
+        Args:
+            at: number of the first byte.
+            most: bytes at most; None: all of them, in one.
+            reading: which one goes on; 0: one begins.
+
+        Returns:
+            The version, the part, and the reading's number if there are more.
+        """
+        with self._lock:
+            self._rounds.check_token(token)
+            self.settle()
+            shard = self.shard(key)
+            with shard.lock:
+                assert shard.chunk is not None
+                if most is None:
+                    return shard.version, part_of(shard.chunk, at, most), 0
+                if not reading and at:
+                    raise RoundError(f"{key!r} is read in order: byte 0 is next, not {at}")
+                if not reading:
+                    reading = self.snapshots.readings.begin(key)
+                part = self.snapshots.readings.take(reading, key, shard.chunk, at, most)
+                more = at + part[1].nbytes < part[2]
+                return shard.version, part, reading if more else 0
+
+    def take_snapshot(self, token: Token, name: str, step: int, readers: int) -> None:
+        """Keep the shards as they are after `step`, which may still be made, for so many readers.
+
+        Of members that ask alike, one may come when another one has entered the next generation already.
+        """
+        with self._lock:
+            if self.snapshots.has(name):
+                return
+            self._rounds.check_token(token)
+            versions = [(key, s.version) for key, s in self._shards.items() if s.chunk is not None]
+            self.snapshots.take(name, step, readers, versions)
+
+    def describe_snapshot(self, name: str) -> dict[str, dict[str, Any]]:
+        """Return what is said of each shard of the snapshot, by key."""
+        snapshot = self.snapshots.find(name)
+        return {key: self._of_snapshot(key, partial(tell, snapshot, key)) for key in sorted(snapshot.keys)}
+
+    def read_snapshot(self, name: str, key: str, at: int = 0, most: int | None = None) -> Part:
+        """Return a shard of the snapshot, or a part of it, once; see `snapshot.give`."""
+        snapshot = self.snapshots.find(name)
+        return self._of_snapshot(key, partial(give, snapshot, key, at=at, most=most))
+
+    def _of_snapshot(self, key: str, look: Callable[[Chunk | Slice | None, int], Found | None]) -> Found:
+        """Return what `look` finds once the shard has come so far."""
+        with self._lock:
+            end = time.monotonic() + _STEP_SECONDS
+            while not self._closed and time.monotonic() < end:
+                shard = self._shards.get(key)
+                if shard is None:
+                    found = look(None, -1)
+                else:
+                    with shard.lock:
+                        found = look(shard.chunk, shard.version)
+                if found is not None:
+                    return found
+                self._changed.wait(1.0)
+        raise RoundError(f"chunk {key!r} did not come to its step within {_STEP_SECONDS:g} s")
+
+    # ---- the thread that makes the steps
+
+    def settle(self) -> None:
+        """Wait until the decided steps are made."""
+        with self._lock:
+            while (self._todo or self._busy) and not self._closed:
+                self._changed.wait(1.0)
+
+    def _on_steps_thread(self, work: Callable[[], None]) -> None:
+        """Have something done when no step is to be made (in the lock)."""
+        self._asides.append(work)
+        self._changed.notify_all()
+
+    def has_copy_to_send(self) -> bool:
+        """Return whether a copy can be begun: of what stays, when nothing is left to be made."""
+        with self._lock:
+            # A new server knows nothing of a step that is only tried.
+            return self._rounds.ready and not self._rounds.tried and self.replicator.has_next()
+
+    def _work_for_ever(self) -> None:
+        while True:
+            with self._lock:
+                while not (self._todo or self._asides or self.has_copy_to_send() or self._closed):
+                    self._changed.wait(self.replicator.patience)
+                if self._closed:
+                    return
+                self._busy = True
+                step = self._todo.pop(0) if self._todo else None
+                self._making = step[1] if step is not None else self._rounds.version
+                aside = self._asides.pop(0) if step is None and self._asides else None
+                copy = self.replicator.take_next() if step is None and aside is None else None
+            try:
+                if step is not None:
+                    self.make_steps(*step)
+                elif aside is not None:
+                    aside()
+                elif copy is not None:
+                    self._copy(*copy)
+            except Exception as error:
+                log.exception("a chunk is given up: %s", step or copy)
+                if step is not None:
+                    self.give_up(step[0], error)
+            finally:
+                with self._lock:
+                    self._busy = False
+                    self._changed.notify_all()
+
+    def make_steps(self, key: str, version: int, trying: bool) -> None:
+        """Apply the sums of a shard up to `version`, and answer who waits for that.
+
+        Args:
+            trying: keep what the shard was before the last of these steps.
+        """
+        with self._lock:
+            shard = self._shards.get(key)
+            behind = shard is not None and shard.version < version - 1
+            recipes = dict(self._recipes) if behind else self._recipes
+        if shard is None or shard.chunk is None:
+            return
+        with shard.lock:
+            if not trying:
+                shard.before = None
+            while shard.version < version:
+                step = shard.version + 1
+                totals, recipe = shard.totals(step), recipes.get(step)
+                if recipe is None or not totals.keys() >= {part.round for part in recipe.parts}:
+                    break  # a copy in the making that missed a step: it is not in the inventory
+                self.snapshots.before(key, shard.chunk, shard.version)
+                if trying and step == version:
+                    shard.before = shard.chunk.dump()
+                with self._evictions_counted(shard.chunk):
+                    apply(shard, totals, step, recipe)
+                shard.version = step
+                shard.drop_sums(lambda other: other <= shard.version)
+                shard.spare = totals[0] if isinstance(shard.chunk, Chunk) and 0 in totals else None
+        with self._lock:
+            self.replicator.caught_up(key)
+            ready = shard.take_waiting()
+        for done in ready:
+            done(None, None)
+
+    def _copy(self, key: str, address: str) -> None:
+        """Begin to send a shard to another server, which gets its sums from now on."""
+        with self._lock:
+            shard = self._shards.get(key)
+            if shard is None or shard.chunk is None:
+                return
+            if self._todo:
+                self.replicator.want(key, address)
+                return
+            with shard.lock:
+                counts = self.replicator.begin(key, shard, address)
+            if counts:
+                for which, total in shard.closed_sums(self._rounds.version + 1).items():
+                    # Nobody waits for it any more who has prepared: the step may use the sum up meanwhile.
+                    self._send_sum(address, which, key, total.clone())
+
+    @contextmanager
+    def _evictions_counted(self, piece: Chunk | Slice | None) -> Iterator[None]:
+        """Count the rows that a slice lets go meanwhile, for metrics."""
+        before = rows_evicted(piece)
+        try:
+            yield
+        finally:
+            more = rows_evicted(piece) - before
+            if more:
+                with self._counting:
+                    self.evicted += more
+
+
+def rows_evicted(piece: Chunk | Slice | None) -> int:
+    """Return how many rows a slice has let go in its life, on whatever server."""
+    return piece.table.evicted if isinstance(piece, Slice) else 0

@@ -1,0 +1,199 @@
+"""Snapshots: what the chunks of a server were after a step, while training goes on. PURE.
+
+The first member that asks takes the snapshot; each of them asks before its own vote on the next step, so
+nothing can have changed. From then on a chunk is copied on write, just before it changes, unless it was read
+before that. Each chunk is read once, by one of the members, a large slice of a table in parts; when all have
+released the snapshot, or another one is asked for, or nobody has come for long, what is left of it goes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from springtide_ps.params.chunk import Chunk
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.server.snapshot_reader import (
+    KEPT_SECONDS,
+    CopyOnWriteBlock,
+    SnapshotReader,
+    keep,
+    part_of,
+    part_of_kept,
+)
+from springtide_ps.server.step_protocol import RoundError
+
+Part = tuple[dict[str, Any], torch.Tensor, int]
+"""(JSON, uint8 [n], bytes of all): some of what a chunk's dump is."""
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """step: after which. keys: the chunks that are in it. readers: how many members will read. since: seconds
+    on a clock of the caller's, since it was made or read. kept: of chunks that have changed since, copies of
+    what was not read. told: what is said of each chunk (`describe`). begun: how many bytes of a chunk were
+    read. given: chunks that were read.
+    """
+
+    name: str
+    step: int
+    keys: frozenset[str]
+    readers: int
+    since: float
+    kept: dict[str, CopyOnWriteBlock] = field(default_factory=dict)
+    told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    begun: dict[str, int] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)
+    done: set[str] = field(default_factory=set)
+
+    @property
+    def nbytes(self) -> int:
+        """Of copies."""
+        return sum(kept.block.nbytes for kept in self.kept.values())
+
+
+class SnapshotKeeper:
+    """At most one snapshot. A chunk is given with the lock that keeps it from changing held by the caller.
+
+    readings: of chunks by themselves, which see the same changes.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.readings = SnapshotReader(clock)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._snapshot: Snapshot | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that copies take."""
+        with self._lock:
+            return self._snapshot.nbytes if self._snapshot is not None else 0
+
+    def take(self, name: str, step: int, readers: int, versions: Iterable[tuple[str, int]]) -> None:
+        """A member wants the chunks as they are after `step`. versions: of all chunks here.
+
+        Raise RoundError when one of them is past that.
+        """
+        with self._lock:
+            if self._snapshot is not None and self._snapshot.name == name:
+                return
+            versions = list(versions)
+            if late := [key for key, version in versions if version > step]:
+                raise RoundError(f"chunk {late[0]!r} is past step {step}: it cannot be kept as it was")
+            keys = frozenset(key for key, _ in versions)
+            self._snapshot = Snapshot(name, step, keys, readers, self._clock())
+
+    def has(self, name: str) -> bool:
+        """Whether this is the snapshot."""
+        with self._lock:
+            return self._snapshot is not None and self._snapshot.name == name
+
+    def release(self, name: str, member: str) -> None:
+        """A member needs the snapshot no more."""
+        with self._lock:
+            if self._snapshot is not None and self._snapshot.name == name:
+                self._snapshot.done.add(member)
+                if len(self._snapshot.done) >= self._snapshot.readers:
+                    self._snapshot = None
+
+    def find(self, name: str) -> Snapshot:
+        """Raise RoundError when there is no such snapshot any more."""
+        with self._lock:
+            if self._snapshot is None or self._snapshot.name != name:
+                raise RoundError(f"the state {name} is not kept here any more")
+            self._snapshot.since = self._clock()
+            return self._snapshot
+
+    def before(self, key: str, chunk: Chunk | Slice, version: int) -> None:
+        """The chunk is about to change, or to go."""
+        self.readings.before(key, chunk)
+        with self._lock:
+            snapshot = self._snapshot
+            if snapshot is not None and self._clock() - snapshot.since > KEPT_SECONDS:
+                snapshot = self._snapshot = None
+        if (
+            snapshot is None
+            or key not in snapshot.keys
+            or key in snapshot.kept
+            or key in snapshot.given
+            or version != snapshot.step
+        ):
+            return
+        snapshot.told.setdefault(key, describe(chunk))
+        snapshot.kept[key] = keep(chunk, snapshot.begun.get(key, 0))
+
+
+def tell(snapshot: Snapshot, key: str, chunk: Chunk | Slice | None, version: int) -> dict[str, Any] | None:
+    """Return what is said of the chunk as it is in the snapshot; None: it has not come that far.
+
+    Raises:
+        RoundError: the chunk is not kept as it was.
+    """
+    if key in snapshot.told:
+        return snapshot.told[key]
+    if chunk is not None and version < snapshot.step and key not in snapshot.given:
+        return None
+    if chunk is None or version > snapshot.step or key in snapshot.given:
+        raise _lost(snapshot, key)
+    return snapshot.told.setdefault(key, describe(chunk))
+
+
+def give(
+    snapshot: Snapshot,
+    key: str,
+    chunk: Chunk | Slice | None,
+    version: int,
+    at: int = 0,
+    most: int | None = None,
+) -> Part | None:
+    """Return the chunk as it is in the snapshot, or a part of it, once; None: it has not come that far.
+
+    Args:
+        chunk: as it is now; None: it is not here.
+        version: of the chunk now.
+        at: number of the first byte; parts are given in order.
+        most: bytes at most; None: all that follow.
+
+    Raises:
+        RoundError: another byte is next, or the chunk is not kept as it was.
+    """
+    if key not in snapshot.keys or key in snapshot.given:
+        raise _lost(snapshot, key)
+    if at != snapshot.begun.get(key, 0):
+        raise RoundError(
+            f"chunk {key!r} is read in order: byte {snapshot.begun.get(key, 0)} is next, not {at}"
+        )
+    if key in snapshot.kept:
+        found = part_of_kept(snapshot.kept[key], at, most)
+    elif chunk is not None and version < snapshot.step:
+        return None
+    elif chunk is None or version > snapshot.step:
+        raise _lost(snapshot, key)
+    else:
+        snapshot.told.setdefault(key, describe(chunk))
+        found = part_of(chunk, at, most)
+    snapshot.begun[key] = at + found[1].nbytes
+    if snapshot.begun[key] == found[2]:
+        snapshot.given.add(key)
+        snapshot.kept.pop(key, None)
+    return found
+
+
+def describe(chunk: Chunk | Slice) -> dict[str, Any]:
+    """state: of a chunk's optimizer: [name, dtype, whether it is one number, which pieces have it]. about,
+    bytes: of a slice's dump.
+    """
+    if isinstance(chunk, Chunk):
+        return {"state": chunk.state_fields()}
+    # Where training goes on from it, says the state that the snapshot belongs to.
+    about = {name: value for name, value in chunk.about().items() if name != "book"}
+    return {"about": about, "bytes": chunk.dumped_bytes}
+
+
+def _lost(snapshot: Snapshot, key: str) -> RoundError:
+    return RoundError(f"chunk {key!r} as it was after step {snapshot.step} is not here any more")

@@ -1,0 +1,169 @@
+"""Chunks that are read in parts, each as it was at one moment, while they change. PURE.
+
+A reading begins with what a chunk is then. Before the chunk changes, what nobody has read of it yet is
+copied; the parts that follow come from the copy. Readings that begin between the same two changes share it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from springtide_ps.params.chunk import Chunk
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.wire.frames import PAYLOAD_LIMIT
+
+KEPT_SECONDS: Final = 900.0
+READINGS_LIMIT: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOnWriteBlock:
+    """Memory of a chunk's dump, from byte `first` on. about: its JSON."""
+
+    about: dict[str, Any]
+    block: torch.Tensor
+    first: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes of the whole dump."""
+        return self.first + self.block.nbytes
+
+    def part(self, start: int, stop: int) -> torch.Tensor:
+        return self.block[start - self.first : stop - self.first]
+
+
+def keep(chunk: Chunk | Slice, first: int = 0) -> CopyOnWriteBlock:
+    """A copy of a chunk's dump from byte `first` on."""
+    if isinstance(chunk, Slice):
+        return CopyOnWriteBlock(chunk.about(), chunk.memory(first, chunk.dumped_bytes), first)
+    about, block = chunk.dump()
+    return CopyOnWriteBlock(about, block[first:], first)
+
+
+def part_of(chunk: Chunk | Slice, start: int, most: int | None) -> tuple[dict[str, Any], torch.Tensor, int]:
+    """(JSON, at most so many bytes from `start` on, bytes of all) of a chunk's dump; None: all that follow.
+
+    Raise RoundError for a start beyond it, and for more than fits an answer.
+    """
+    if not isinstance(chunk, Slice):
+        kept = keep(chunk)
+        return kept.about, kept.part(start, _stop(start, most, kept.total)), kept.total
+    total = chunk.dumped_bytes
+    return chunk.about(), chunk.memory(start, _stop(start, most, total)), total
+
+
+def part_of_kept(
+    kept: CopyOnWriteBlock, start: int, most: int | None
+) -> tuple[dict[str, Any], torch.Tensor, int]:
+    """As `part_of`."""
+    return kept.about, kept.part(start, _stop(start, most, kept.total)), kept.total
+
+
+def _stop(start: int, most: int | None, total: int) -> int:
+    if start > total:
+        raise RoundError(f"a chunk has {total} bytes, and those from {start} on are asked for")
+    if most is None and total - start > PAYLOAD_LIMIT:
+        raise RoundError(f"a chunk has {total} bytes, and {PAYLOAD_LIMIT} fit an answer: ask for it in parts")
+    return total if most is None else min(total, start + most)
+
+
+@dataclass(slots=True, eq=False)
+class _Moment:
+    """What a chunk was at a moment. since: seconds on a clock. read: by reading, how many bytes it has."""
+
+    since: float
+    read: dict[int, int] = field(default_factory=dict)
+    kept: CopyOnWriteBlock | None = None
+
+
+class SnapshotReader:
+    """A chunk is given with the lock that keeps it from changing held by the caller."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._moments: dict[str, list[_Moment]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that copies take."""
+        with self._lock:
+            every = [moment for moments in self._moments.values() for moment in moments]
+        return sum(moment.kept.block.nbytes for moment in every if moment.kept is not None)
+
+    def begin(self, key: str) -> int:
+        """A chunk is read from now on. The reading's number; raise RoundError for too many."""
+        with self._lock:
+            self._forget_old()
+            if sum(len(m.read) for moments in self._moments.values() for m in moments) >= READINGS_LIMIT:
+                raise RoundError(f"{READINGS_LIMIT} chunks are being read already")
+            moments, number = self._moments.setdefault(key, []), next(self._numbers)
+            if not moments or moments[-1].kept is not None:
+                moments.append(_Moment(self._clock()))
+            moments[-1].read[number] = 0
+            return number
+
+    def take(
+        self, number: int, key: str, chunk: Chunk | Slice | None, at: int, most: int
+    ) -> tuple[dict[str, Any], torch.Tensor, int]:
+        """As `part_of`, of the chunk as it was; after its last part the reading is over.
+
+        chunk: as it is now. Raise RoundError for a reading that is not kept, or that has not come to `at`.
+        """
+        with self._lock:
+            moment = next((m for m in self._moments.get(key, []) if number in m.read), None)
+            if moment is None or (chunk is None and moment.kept is None):
+                raise RoundError(f"what was begun to be read of {key!r} is not kept here any more")
+            if moment.read[number] != at:
+                raise RoundError(f"{key!r} is read in order: byte {moment.read[number]} is next, not {at}")
+            kept = moment.kept
+        if kept is not None:
+            found = part_of_kept(kept, at, most)
+        else:
+            assert chunk is not None
+            found = part_of(chunk, at, most)
+        with self._lock:
+            moment.read[number] = at + found[1].nbytes
+            moment.since = self._clock()
+        if moment.read[number] == found[2]:
+            self.end(number)
+        return found
+
+    def before(self, key: str, chunk: Chunk | Slice) -> None:
+        """The chunk is about to change, or to go."""
+        with self._lock:
+            self._forget_old()
+            moments = self._moments.get(key)
+            if not moments or moments[-1].kept is not None:
+                return
+            newest, first = moments[-1], min(moments[-1].read.values())
+        newest.kept = keep(chunk, first)
+
+    def end(self, number: int) -> None:
+        """Nobody reads on."""
+        with self._lock:
+            for moments in self._moments.values():
+                for moment in moments:
+                    moment.read.pop(number, None)
+            self._forget_old()
+
+    def clear(self) -> None:
+        """Nobody reads any more."""
+        with self._lock:
+            self._moments = {}
+
+    def _forget_old(self) -> None:
+        oldest = self._clock() - KEPT_SECONDS
+        for key, moments in list(self._moments.items()):
+            self._moments[key] = [m for m in moments if m.read and m.since >= oldest]
+            if not self._moments[key]:
+                del self._moments[key]

@@ -1,0 +1,172 @@
+"""Steps that are made before they are decided: which ones the members expect, and what their values are.
+
+`Speculator` is used in the store's lock. The functions beside it change one shard, in that shard's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.params.idmap import Ids
+from springtide_ps.server.intermediate import Parts, make_parts
+from springtide_ps.server.intermediate_rows import ChangedRows
+from springtide_ps.server.row_gather import Done
+from springtide_ps.server.shard import Shard
+from springtide_ps.server.step_protocol import RoundError
+
+log = logging.getLogger("springtide.ps")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedStep:
+    """How the members expect a step to be made; recipe None: not all of them expect the same."""
+
+    step: int
+    recipe: Recipe | None
+
+    def with_another(self, step: int, recipe: Recipe) -> ExpectedStep:
+        """Return what is expected after one more member has said what it expects."""
+        if step != self.step:
+            return ExpectedStep(step, recipe)
+        return self if recipe == self.recipe else ExpectedStep(step, None)
+
+
+class Speculator:
+    """What the members have said of the step that is not decided: how it will be made, which parts are."""
+
+    def __init__(self) -> None:
+        self._expected = ExpectedStep(-1, None)
+        self._parts = Parts()
+
+    def expect(self, step: int, recipe: Recipe, shards: Iterable[Shard]) -> list[Done]:
+        """Hear how one more member expects the step to be made.
+
+        Returns:
+            Who waits for values of it in vain, since the members expect different things.
+        """
+        self._expected = self._expected.with_another(step, recipe)
+        if self._expected.recipe is not None:
+            return []
+        return [done for shard in shards for done in shard.speculative.forget()]
+
+    def recipe_of(self, step: int) -> Recipe | None:
+        """Return how all members expect the step to be made; None: they do not, or not the same."""
+        return self._expected.recipe if self._expected.step == step else None
+
+    def add_parts(self, step: int, recipe: Recipe) -> None:
+        """Hear which parts of the step one more member has made.
+
+        Raises:
+            RoundError: another member made others.
+        """
+        self._parts = self._parts.with_word(step, recipe)
+
+    def first_parts(self, step: int, count: int) -> Recipe:
+        """Return how the first `count` parts of the step are made.
+
+        Raises:
+            RoundError: no member has told of so many.
+        """
+        return self._parts.first(step, count)
+
+    def forget(self, shards: Iterable[Shard]) -> list[Done]:
+        """Expect nothing any more, since the generation is over; return who waits for values."""
+        self._expected, self._parts = ExpectedStep(-1, None), Parts()
+        waiting = list[Done]()
+        for shard in shards:
+            waiting += shard.speculative.forget()
+            shard.changed = ChangedRows()
+        return waiting
+
+
+def is_wanted(shard: Shard, step: int) -> bool:
+    """Return whether the step can be made early, its sum being whole, and somebody waits for its values."""
+    return shard.closed == (step, 0) and bool(shard.speculative.waiting)
+
+
+def make_early(shard: Shard, key: str, step: int, recipe: Recipe) -> bool:
+    """Make a step of a chunk on its second copy (in the shard's lock).
+
+    Returns:
+        Whether this ends the wait for its values: they are there, or cannot be had (then the second copy does
+        not hold the step). False where the step has been decided meanwhile.
+    """
+    total, chunk = shard.sums.get((step, 0)), shard.chunk
+    if total is None or shard.version != step - 1 or not isinstance(chunk, Chunk):
+        return False
+    try:
+        if not shard.speculative.holds(step, recipe):
+            shard.speculative.make(chunk, total, step, recipe)
+    except Exception as failure:  # the step itself will say what is wrong, if it is made so
+        log.warning("chunk %s: step %d cannot be made early: %r", key, step, failure)
+    return True
+
+
+def take_over(shard: Shard, totals: Mapping[int, torch.Tensor], step: int, recipe: Recipe) -> bool:
+    """Make a decided step by putting the second copy in the chunk's place, where it has begun it just so.
+
+    Returns:
+        Whether the step is made (in the shard's lock).
+    """
+    if not shard.speculative.has_begun(step, recipe) or shard.before is not None:
+        return False
+    assert isinstance(shard.chunk, Chunk)
+    shard.speculative.reach(shard.chunk, totals, step, recipe, keep=False)
+    shard.chunk = shard.speculative.swap(shard.chunk)
+    return True
+
+
+def intermediate_values(shard: Shard, step: int, recipe: Recipe) -> torch.Tensor:
+    """Return a copy of the chunk's values after these parts of a step (in the shard's lock).
+
+    Raises:
+        RoundError: the chunk is not at the step before.
+    """
+    if shard.version != step - 1 or not isinstance(shard.chunk, Chunk):
+        raise RoundError(f"parts of step {step} are asked for, and step {shard.version} is made")
+    return shard.speculative.reach(shard.chunk, shard.totals(step), step, recipe).values.clone()
+
+
+@dataclass(frozen=True, slots=True)
+class IntermediateRows:
+    """Rows of a slice after the first parts of a step that is not decided."""
+
+    key: str
+    shard: Shard
+    step: int
+    recipe: Recipe
+
+    def rows(self, ids: Ids) -> torch.Tensor:
+        """Return the rows of these ids, float32 [len(ids), dim], taking the shard's lock.
+
+        Raises:
+            RoundError: the slice is not at the step before.
+        """
+        shard = self.shard
+        with shard.lock:
+            if shard.version != self.step - 1 or not isinstance(shard.chunk, Slice):
+                raise RoundError(
+                    f"rows of {self.key!r} within step {self.step} are asked for, "
+                    f"and step {shard.version} is made"
+                )
+            return shard.changed.rows(shard.chunk, shard.totals(self.step), self.step, self.recipe, ids)
+
+
+def apply(shard: Shard, totals: Mapping[int, torch.Tensor], step: int, recipe: Recipe) -> None:
+    """Make a decided step of a shard (in its lock). totals: sums by round, which are used up."""
+    if take_over(shard, totals, step, recipe):
+        return
+    assert shard.chunk is not None
+    shard.changed = ChangedRows()
+    make_parts(shard.chunk, totals, recipe, keep=False)
+
+
+def not_expected(step: int) -> RoundError:
+    """Return the error for a question about values of a step whose making is not known."""
+    return RoundError(f"how step {step} will be made is not known, or not all members expect the same")

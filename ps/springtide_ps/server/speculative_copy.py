@@ -1,0 +1,111 @@
+"""The second copy of a chunk, on which a step is made before it is decided.
+
+Values can otherwise come back only after the last gradient, when a step is committed, and only the next
+forward pass hides their way. How a step will be made (learning rates, scale, unused parameters) is mostly
+known before: as the last one was. So a server makes it on a second copy of a chunk as soon as the gradients
+of all members for that chunk are summed, and sends those values. Nothing else sees the second copy: it takes
+the chunk's place when the step is decided just so, and is written over otherwise. Copies on other servers,
+dumps and the next generation begin from the chunk itself, which no undecided step touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.server.intermediate import make_parts
+from springtide_ps.server.row_gather import Done
+
+
+@dataclass(slots=True)
+class SpeculativeCopy:
+    """What a chunk becomes with a step, or with the first parts of one, that is not decided.
+
+    Attributes:
+        chunk: the second copy; None: none was needed yet.
+        step: the step that it has; -1: what it holds counts for nothing.
+        recipe: how that step was made.
+        offer: where ranges are counted instead of steps, which one it was made from; 0: none.
+        waiting: who wants the values after a step before it is decided.
+    """
+
+    chunk: Chunk | None = None
+    step: int = -1
+    recipe: Recipe | None = None
+    offer: int = 0
+    waiting: list[tuple[int, Done]] = field(default_factory=list)
+
+    def holds(self, step: int, recipe: Recipe | None) -> bool:
+        """Return whether the step, made like this, is in the second copy."""
+        return self.chunk is not None and recipe is not None and (self.step, self.recipe) == (step, recipe)
+
+    def has_begun(self, step: int, recipe: Recipe) -> bool:
+        """Return whether parts of the step are in the second copy, made like this."""
+        return self.recipe is not None and self.step == step and self.recipe.begins(recipe)
+
+    def make(self, chunk: Chunk, total: torch.Tensor, step: int, recipe: Recipe) -> Chunk:
+        """Make the step on the second copy.
+
+        Args:
+            chunk: what the step goes on from.
+            total: the sum of the step's gradients, flat like the values; it stays as it is.
+            step: its number.
+            recipe: how it is made.
+
+        Raises:
+            ChunkError: the recipe is of another optimizer.
+        """
+        self.step, self.recipe = -1, None
+        if self.chunk is None or not self.chunk.become(chunk):
+            self.chunk = chunk.again(*chunk.dump())
+        self.chunk.apply(total, recipe, keep=True)
+        self.step, self.recipe = step, recipe
+        return self.chunk
+
+    def reach(
+        self, chunk: Chunk, totals: Mapping[int, torch.Tensor], step: int, recipe: Recipe, keep: bool = True
+    ) -> Chunk:
+        """Have the second copy hold these parts of a step, going on from what it holds where it can.
+
+        Args:
+            chunk: what the step goes on from.
+            totals: sums of gradients by round.
+            step: its number.
+            recipe: how its parts are made.
+            keep: whether the sums stay as they are.
+
+        Raises:
+            ChunkError: the recipe is of another optimizer.
+        """
+        have, begun = self.recipe, 0
+        if self.chunk is not None and have is not None and self.step == step and have.begins(recipe):
+            begun = len(have.parts)
+        elif self.chunk is None or not self.chunk.become(chunk):
+            self.chunk = chunk.again(*chunk.dump())
+        self.step, self.recipe = -1, None
+        if rest := recipe.parts[begun:]:
+            make_parts(self.chunk, totals, replace(rest[-1], before=rest[:-1]), keep)
+        self.step, self.recipe = step, recipe
+        return self.chunk
+
+    def swap(self, chunk: Chunk) -> Chunk:
+        """Take the chunk's place, since the step is decided, and keep the chunk as the next second copy."""
+        assert self.chunk is not None
+        now, self.chunk = self.chunk, chunk
+        self.step, self.recipe, self.offer = -1, None, 0
+        return now
+
+    def take_waiting(self, step: int) -> list[Done]:
+        """Return who waits for this step or one before it, and forget them."""
+        ready = [done for wanted, done in self.waiting if wanted <= step]
+        self.waiting = [(wanted, done) for wanted, done in self.waiting if wanted > step]
+        return ready
+
+    def forget(self) -> list[Done]:
+        """Hold no step any more, since the generation is over; return who waits, and forget them."""
+        self.step, self.recipe, self.offer = -1, None, 0
+        waiting, self.waiting = [done for _, done in self.waiting], []
+        return waiting

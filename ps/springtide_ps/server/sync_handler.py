@@ -1,0 +1,500 @@
+"""Requests of synchronous training: what each of their frames brings, and how it is answered."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from springtide_ps.params.chunk import Chunk, Recipe, check_recipe
+from springtide_ps.params.embedding_shard import ROW_DTYPES, SLICES_LIMIT, Slice
+from springtide_ps.params.sparse_gradient import SparseGradient, unpack
+from springtide_ps.server.intermediate import NO_ROOM
+from springtide_ps.server.kv_handler import Answer, Counters
+from springtide_ps.server.kv_store import KEY_LIMIT
+from springtide_ps.server.shard import Sum
+from springtide_ps.server.shard_store import ShardStore
+from springtide_ps.server.snapshot import Part
+from springtide_ps.server.step_protocol import MEMBERS_LIMIT, NoRoomError, RoundError, Token
+from springtide_ps.wire.client import ServerClient, in_round
+from springtide_ps.wire.frames import (
+    DTYPES,
+    PART_BYTES,
+    PAYLOAD_LIMIT,
+    Frame,
+    FrameError,
+    Header,
+    Kind,
+    memory,
+)
+from springtide_ps.wire.stream import parse_address
+
+_OF_RANGES: Final = {Kind.FINISHED, Kind.OFFER, Kind.COPY_OFFER}
+KINDS: Final = frozenset(k for k in Kind if Kind.ENTER <= k < Kind.PUSH_RANGE) - _OF_RANGES
+_GRADIENTS: Final = (Kind.STAGE, Kind.STAGE_EARLY, Kind.STAGE_SELECTED)
+_PAYLOAD_KINDS: Final = (*_GRADIENTS, Kind.LOAD, Kind.SUM, Kind.ROWS, Kind.STAGE_ROWS)
+_EMPTY: Final = memoryview(b"")
+
+Reply = Callable[[Answer], None]
+Connect = Callable[[tuple[str, int]], ServerClient]
+
+
+class SyncHandler:
+    """`connect` opens a connection to another server of the job. counters: of the server. part_bytes: as of
+    `ShardStore`.
+
+    Raises RoundError, ChunkError, SelectedError or UpdateError for what cannot be done, FrameError for what
+    no client of ours sends.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        memory_limit: int = 0,
+        counters: Counters | None = None,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        self._connect, self._memory_limit = connect, memory_limit
+        self._counters = counters or Counters()
+        self.others: Callable[[], int] = lambda: 0
+        """Bytes that the server holds beside these chunks."""
+        self._peers: dict[str, ServerClient] = {}
+        self._lock = threading.Lock()
+        self.store = ShardStore(self._forward, self._fill, part_bytes)
+        self.entered: Callable[[Token], None] = lambda token: None
+        """Called when a generation has begun."""
+
+    def close(self) -> None:
+        self.store.close()
+        with self._lock:
+            peers, self._peers = list(self._peers.values()), {}
+        for peer in peers:
+            peer.close()
+
+    def check(self, header: Header, meta: dict[str, Any]) -> None:
+        """Refuse a payload of another size than it must have; nothing is allocated before."""
+        kind, nbytes = header.kind, header.payload_bytes
+        if kind not in _PAYLOAD_KINDS:
+            if nbytes:
+                raise FrameError(f"{kind.name} brings no tensor")
+            return
+        key = key_in(meta)
+        if kind in _GRADIENTS and _selects(kind, meta):
+            self.store.dense(key).check_selected(nbytes, DTYPES.get(str(meta.get("d"))))
+        elif kind in _GRADIENTS:
+            self.store.check_gradient(key, nbytes, dtype_in(meta) if "d" in meta else None)
+        elif kind in (Kind.ROWS, Kind.STAGE_ROWS):
+            slices = _slices(meta)
+            piece = self.store.slice_of(slices[0][0])
+            dim, total = piece.table.spec.dim, sum(count for _, count in slices)
+            each = 8 if kind is Kind.ROWS else piece.record_bytes(_row_dtype(meta))
+            if nbytes != total * each:
+                raise RoundError(f"{total} rows of {key} bring {nbytes} bytes, {total * each} belong there")
+            if total * 4 * dim > PAYLOAD_LIMIT:
+                raise RoundError(f"{total} rows of {key} are too many for one answer: ask for them in parts")
+        elif kind is Kind.LOAD and "of" in meta:
+            at, total = number_in(meta, "at"), number_in(meta, "of")
+            if not nbytes or at + nbytes > total:
+                raise FrameError(f"a part of {nbytes} bytes from {at} on, of {total}")
+            if not at:
+                self.check_room(f"chunk {key!r}", total)
+        elif kind is Kind.LOAD:
+            self.check_room(f"chunk {key!r}", nbytes)
+        elif kind is Kind.SUM:
+            self.store.check_sum(key, (_step(meta), _round(meta)), nbytes, dtype_in(meta))
+
+    def check_room(self, what: str, nbytes: int, besides: int = 0) -> None:
+        """Raise NoRoomError when so many more bytes are too many. besides: held beside the chunks."""
+        taken = self.store.held_bytes + besides + self.others()
+        if self._memory_limit and taken + nbytes > self._memory_limit:
+            raise NoRoomError(
+                f"{what} ({nbytes} bytes) does not fit: {taken} of {self._memory_limit} bytes are taken"
+            )
+
+    def _has_no_second_copy(self) -> bool:
+        taken = self.store.held_bytes + self.store.dense_bytes + self.others()
+        return bool(self._memory_limit) and taken > self._memory_limit
+
+    def _besides_slice(self, own: int) -> int:
+        """Bytes of everything but a slice that has so many. Without a lock: it asks in its own."""
+        return max(0, self.store.unlocked_bytes - own) + self.others()
+
+    def has_room_twice(self, besides: int = 0) -> bool:
+        """Whether second copies of the chunks fit as well. besides: as in `check_room`."""
+        taken = 2 * self.store.held_bytes + besides + self.others()
+        return not self._memory_limit or taken <= self._memory_limit
+
+    def spare_for(self, header: Header, meta: dict[str, Any]) -> torch.Tensor | None:
+        """Where the gradient of a checked request may come, and become the sum itself (uint8), if any."""
+        kind = header.kind
+        if kind not in _GRADIENTS or _selects(kind, meta):
+            return None
+        dtype = dtype_in(meta) if "d" in meta else None
+        return self.store.take_spare(key_in(meta), header.payload_bytes, dtype)
+
+    def answer(
+        self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply, own: bool = False
+    ) -> None:
+        """Carry a checked request out; `reply` gets the answer now or later, from any thread.
+
+        own: the payload is memory of `spare_for`.
+        """
+        number, store, token = header.request, self.store, token_in(meta)
+
+        def done(frame: Frame, payload: memoryview = _EMPTY) -> None:
+            reply(Answer(frame, payload))
+
+        match header.kind:
+            case Kind.ENTER:
+                lineage, booked = str(meta.get("lineage")), bool(meta.get("books"))
+                skipped = number_in(meta, "skipped") if booked else 0
+                version = store.enter(token, _members(meta), _step(meta), lineage, booked, skipped)
+                self.entered(token)
+                done(Frame(Kind.DONE, number, {"version": version}))
+            case Kind.RESOLVE:
+                recipe = meta.get("recipe")
+                store.resolve(token, None if recipe is None else Recipe.from_json(recipe))
+                done(Frame(Kind.DONE, number))
+            case Kind.LOAD if "of" in meta:
+                at, total = number_in(meta, "at"), number_in(meta, "of")
+                begin = partial(Slice.begin, meta, total, self._memory_limit, self._besides_slice)
+                store.load_part(token, key_in(meta), _step(meta), begin, at, total, payload)
+                done(Frame(Kind.DONE, number))
+            case Kind.LOAD:
+                store.load(token, key_in(meta), _step(meta), self._loaded(meta, payload))
+                done(Frame(Kind.DONE, number))
+            case Kind.INVENTORY:
+                names = "\n".join(store.inventory(token)).encode()
+                about = {"version": store.version, "lost": store.lost.told}
+                done(Frame(Kind.VALUES, number, about, len(names)), memoryview(names))
+            case Kind.ARRANGE:
+                self._arrange(token, meta)
+                done(Frame(Kind.DONE, number))
+            case Kind.STAGE | Kind.STAGE_SELECTED:
+                # A gradient has no answer of its own: PREPARE counts them.
+                self._stage(header.kind, token, meta, payload, own)
+            case Kind.STAGE_EARLY:
+                self._stage(header.kind, token, meta, payload, own)
+                store.fetch_early(token, _step(meta), key_in(meta), _values_later(number, reply))
+                self._counters.pulls += 1
+            case Kind.STAGE_ROWS:
+                slices, start, me = _slices(meta), 0, str(meta.get("me"))
+                piece = store.slice_of(slices[0][0])
+                words = piece.records_in(payload, _row_dtype(meta))
+                for key, count in slices:
+                    stop = start + count * piece.record_words
+                    store.stage(token, _step(meta), me, key, words[start:stop], _round(meta))
+                    self._counters.pushes += 1
+                    self._counters.row_updates += count
+                    start = stop
+            case Kind.ROWS:
+                self._rows(token, meta, payload, number, reply)
+                looked_up = sum(count for _, count in _slices(meta))
+                self._counters.looked_up += looked_up
+            case Kind.SUM:
+                key = key_in(meta)
+                which = (_step(meta), _round(meta))
+                store.take_sum(token, which, key, payload.view(dtype_in(meta)))
+                done(Frame(Kind.DONE, number))
+            case Kind.PREPARE:
+                store.prepare(
+                    token,
+                    _step(meta),
+                    str(meta.get("me")),
+                    number_in(meta, "count"),
+                    bool(meta.get("norm")),
+                    _later(
+                        number, reply, lambda norms: (Frame(Kind.DONE, number, {"square_norms": norms}), None)
+                    ),
+                    _round(meta),
+                )
+            case Kind.COMMIT:
+                store.commit(
+                    token,
+                    _step(meta),
+                    str(meta.get("me")),
+                    Recipe.from_json(meta.get("recipe")),
+                    _later(number, reply, lambda _: (Frame(Kind.DONE, number), None)),
+                )
+            case Kind.TRY:
+                store.try_step(token, _step(meta), str(meta.get("me")))
+                done(Frame(Kind.DONE, number))
+            case Kind.FETCH:
+                store.fetch(token, _step(meta), key_in(meta), _values_later(number, reply))
+                self._counters.pulls += 1
+            case Kind.FORESEE:
+                if self._has_no_second_copy():
+                    raise RoundError(f"{NO_ROOM} for a second copy of the chunks")
+                recipe = Recipe.from_json(meta.get("recipe"))
+                store.expect(token, _step(meta), str(meta.get("me")), recipe)
+                done(Frame(Kind.DONE, number))
+            case Kind.FETCH_EARLY:
+                count, values = number_in(meta, "parts"), _values_later(number, reply)
+                store.fetch_intermediate(token, _step(meta), key_in(meta), count, values)
+                self._counters.pulls += 1
+            case Kind.WITHIN:
+                if self._has_no_second_copy():
+                    raise RoundError(
+                        f"{NO_ROOM} for a second copy of the chunks, which values within a body need"
+                    )
+                recipe = Recipe.from_json(meta.get("recipe"))
+                store.add_parts(token, _step(meta), str(meta.get("me")), recipe)
+                done(Frame(Kind.DONE, number))
+            case Kind.DUMP:
+                reading = number_in(meta, "reading") if "reading" in meta else 0
+                version, part, reading = store.dump(token, key_in(meta), *_part_in(meta), reading)
+                about = {"version": version, **({"reading": reading} if reading else {})}
+                done(*_part(number, part, about))
+            case Kind.FREEZE:
+                readers = number_in(meta, "readers")
+                if not 0 < readers <= MEMBERS_LIMIT:
+                    raise FrameError("a cut has at least one reader")
+                store.take_snapshot(token, _cut_in(meta), _step(meta), readers)
+                done(Frame(Kind.DONE, number))
+            case Kind.FROZEN if "k" in meta:
+                done(*_part(number, store.read_snapshot(_cut_in(meta), key_in(meta), *_part_in(meta)), {}))
+            case Kind.FROZEN:
+                text = torch.frombuffer(
+                    bytearray(json.dumps(store.describe_snapshot(_cut_in(meta))).encode()), dtype=torch.uint8
+                )
+                done(Frame(Kind.VALUES, number, {}, text.nbytes), memory(text))
+            case Kind.THAW:
+                store.snapshots.release(_cut_in(meta), str(meta.get("me")))
+                done(Frame(Kind.DONE, number))
+            case _:
+                raise FrameError(f"{header.kind.name} is no request of a step")
+
+    def _stage(
+        self, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor, own: bool
+    ) -> None:
+        key = key_in(meta)
+        gradient: torch.Tensor | SparseGradient
+        if _selects(kind, meta):
+            chunk = self.store.dense(key)
+            gradient = unpack(payload, chunk.dtype, chunk.values.numel())
+        else:
+            gradient = payload.view(dtype_in(meta) if "d" in meta else self.store.dtype(key))
+        self.store.stage(token, _step(meta), str(meta.get("me")), key, gradient, _round(meta), own)
+        self._counters.pushes += 1
+
+    def _loaded(self, meta: dict[str, Any], payload: torch.Tensor) -> Chunk | Slice:
+        if "table" in meta:
+            return Slice.load(meta, payload, self._memory_limit, self._besides_slice)
+        chunk = Chunk.load(meta, payload)
+        check_recipe(chunk.optimizer_name, meta["groups"])
+        return chunk
+
+    def _rows(
+        self, token: Token, meta: dict[str, Any], payload: torch.Tensor, number: int, reply: Reply
+    ) -> None:
+        ids, start = payload.view(torch.int64).numpy().copy(), 0
+        wanted = []
+        for key, count in _slices(meta):
+            wanted.append((key, ids[start : start + count]))
+            start += count
+        values = _values_later(number, reply)
+        if "parts" in meta:
+            self.store.fetch_intermediate_rows(token, _step(meta), wanted, number_in(meta, "parts"), values)
+        else:
+            self.store.fetch_rows(token, _step(meta), wanted, values)
+
+    # ---- other servers
+
+    def _arrange(self, token: Token, meta: dict[str, Any]) -> None:
+        forward, fill = _lists(meta, "forward"), _lists(meta, "fill")
+        for address in {address for lists in (forward, fill) for item in lists.values() for address in item}:
+            self._peer(address)
+        drop = meta.get("drop", [])
+        if not isinstance(drop, list):
+            raise FrameError("drop is a list of chunks")
+        self.store.arrange(token, forward, fill, [str(key) for key in drop])
+
+    def _peer(self, address: str) -> ServerClient:
+        with self._lock:
+            peer = self._peers.get(address)
+            if peer is not None and peer.broken is None:
+                return peer
+        try:
+            fresh = self._connect(parse_address(address))
+        except (OSError, ValueError) as error:
+            raise RoundError(f"server {address} cannot be reached for copies: {error}") from None
+        with self._lock:
+            self._peers[address] = fresh
+        if peer is not None:
+            peer.close()
+        return fresh
+
+    def _forward(
+        self,
+        address: str,
+        which: Sum,
+        key: str,
+        total: torch.Tensor,
+        done: Callable[[Exception | None], None],
+    ) -> None:
+        token, (step, number) = self.store.token, which
+        about = {"s": step, "k": key} | in_round(number)
+        try:
+            future = self._peers[address].ask_step(Kind.SUM, token, about, total, typed=True)
+        except (KeyError, ConnectionError) as error:
+            done(error)
+            return
+
+        def answered(future: Future[Any]) -> None:
+            error = future.exception()
+            done(error if error is None or isinstance(error, Exception) else RuntimeError(repr(error)))
+
+        future.add_done_callback(answered)
+
+    def _fill(
+        self, address: str, key: str, version: int, meta: dict[str, Any], payload: torch.Tensor
+    ) -> Future[Any]:
+        return self.tell(address, Kind.LOAD, self.store.token, {**meta, "s": version, "k": key}, payload)
+
+    def tell(
+        self, address: str, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor
+    ) -> Future[Any]:
+        """Ask a server that copies go to; what one thread tells arrives in that order.
+
+        Raise KeyError for another one, ConnectionError when it is gone.
+        """
+        return self._peers[address].ask_step(kind, token, meta, payload)
+
+
+def _later(
+    number: int, reply: Reply, make: Callable[[Any], tuple[Frame, memoryview | None]]
+) -> Callable[[Any, Exception | None], None]:
+    def done(result: Any, error: Exception | None) -> None:
+        if error is not None:
+            refusal = {"error": type(error).__name__, "message": str(error)}
+            reply(Answer(Frame(Kind.REFUSED, number, refusal)))
+            return
+        frame, payload = make(result)
+        reply(Answer(frame, _EMPTY if payload is None else payload))
+
+    return done
+
+
+def _values_later(number: int, reply: Reply) -> Callable[[Any, Exception | None], None]:
+    return _later(
+        number, reply, lambda values: (Frame(Kind.VALUES, number, {}, values.nbytes), memory(values))
+    )
+
+
+def _selects(kind: Kind, meta: dict[str, Any]) -> bool:
+    return kind is Kind.STAGE_SELECTED or (kind is Kind.STAGE_EARLY and meta.get("sel") is True)
+
+
+def token_in(meta: dict[str, Any]) -> Token:
+    """The generation that a request names. Raise FrameError."""
+    value = meta.get("t")
+    if (
+        not isinstance(value, list)
+        or len(value) != 3
+        or not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**63 for n in value)
+    ):
+        raise FrameError("a request names its generation by three numbers")
+    return (value[0], value[1], value[2])
+
+
+def key_in(meta: dict[str, Any]) -> str:
+    """The chunk that a request names. Raise FrameError."""
+    key = meta.get("k")
+    if not isinstance(key, str) or not 0 < len(key) <= KEY_LIMIT:
+        raise FrameError(f"a chunk is named by 1 to {KEY_LIMIT} characters")
+    return key
+
+
+def _step(meta: dict[str, Any]) -> int:
+    return number_in(meta, "s")
+
+
+def _part_in(meta: dict[str, Any]) -> tuple[int, int | None]:
+    """(from which byte on, how many at most; None: all) of a chunk are asked for. Raise FrameError."""
+    if "most" not in meta:
+        return 0, None
+    most = number_in(meta, "most")
+    if not 0 < most <= PAYLOAD_LIMIT:
+        raise FrameError(f"a part has 1 to {PAYLOAD_LIMIT} bytes, not {most}")
+    return number_in(meta, "at"), most
+
+
+def _part(number: int, part: Part, about: dict[str, Any]) -> tuple[Frame, memoryview]:
+    """The answer that brings it; with its first bytes comes what it is of."""
+    said, block, total = part
+    return Frame(Kind.VALUES, number, {**said, **about, "of": total}, block.nbytes), memory(block)
+
+
+def _cut_in(meta: dict[str, Any]) -> str:
+    name = meta.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= KEY_LIMIT:
+        raise FrameError(f"a cut is named by 1 to {KEY_LIMIT} characters")
+    return name
+
+
+def dtype_in(meta: dict[str, Any]) -> torch.dtype:
+    """The type of numbers that a request brings. Raise FrameError."""
+    dtype = DTYPES.get(str(meta.get("d")))
+    if dtype is None:
+        raise FrameError(f"{str(meta.get('d'))[:32]!r} is no type of numbers: {', '.join(DTYPES)} are")
+    return dtype
+
+
+def _round(meta: dict[str, Any]) -> int:
+    return number_in(meta, "round") if "round" in meta else 0
+
+
+def number_in(meta: dict[str, Any], name: str) -> int:
+    """A count in a request. Raise FrameError."""
+    value = meta.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
+        raise FrameError(f"{name!r} is no count")
+    return value
+
+
+def _slices(meta: dict[str, Any]) -> list[tuple[str, int]]:
+    """(key of a slice, how many ids) of a request about a table."""
+    key, numbers, counts = key_in(meta), meta.get("p"), meta.get("n")
+    if (
+        not isinstance(numbers, list)
+        or not isinstance(counts, list)
+        or not 0 < len(numbers) == len(counts) <= SLICES_LIMIT
+        or not all(
+            isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**40 for n in numbers + counts
+        )
+    ):
+        raise FrameError("slices of a table are named by numbers, each with a count of ids")
+    return [(f"{key}.{number}", count) for number, count in zip(numbers, counts, strict=True)]
+
+
+def _row_dtype(meta: dict[str, Any]) -> torch.dtype:
+    """In which the gradients of rows travel."""
+    name = str(meta.get("d", "float32"))
+    if name not in ROW_DTYPES:
+        raise FrameError(f"gradients of rows travel as one of {', '.join(ROW_DTYPES)}, not {name[:32]!r}")
+    return ROW_DTYPES[name]
+
+
+def _members(meta: dict[str, Any]) -> list[str]:
+    members = meta.get("members")
+    if (
+        not isinstance(members, list)
+        or not 0 < len(members) <= MEMBERS_LIMIT
+        or not all(isinstance(m, str) for m in members)
+    ):
+        raise FrameError("a generation has at least one member")
+    return members
+
+
+def _lists(meta: dict[str, Any], name: str) -> dict[str, list[str]]:
+    value = meta.get(name, {})
+    if not isinstance(value, dict) or not all(
+        isinstance(item, list) and all(isinstance(a, str) for a in item) for item in value.values()
+    ):
+        raise FrameError(f"{name} gives servers by chunk")
+    return value

@@ -1,0 +1,219 @@
+"""The form of the tensor stream: a fixed header, a little JSON, raw numbers. PURE.
+
+Every frame is HEADER_BYTES of header, then `meta_bytes` of JSON, then `payload_bytes` of tensor memory in the
+machine's order (little endian). Sizes are checked against limits before any memory is taken. There is no
+pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+import torch
+
+MAGIC: Final = b"STPS"
+VERSION: Final = 1
+_HEADER: Final = struct.Struct("<4sBBHQIQQ")  # magic, version, kind, -, request, meta bytes, payload bytes, -
+HEADER_BYTES: Final = _HEADER.size
+META_LIMIT: Final = 64 * 1024
+HANDSHAKE_META_LIMIT: Final = 1024
+"""Of the frames that come before both sides have proven that they know the token."""
+PAYLOAD_LIMIT: Final = 256 * 1024 * 1024
+PART_BYTES: Final = 32 * 1024 * 1024
+"""Of a slice of a table that is larger, so much at a time is on its way."""
+NO_REPLY: Final = 0  # request number of frames that answer nothing and want no answer
+
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+_decode: Final = json.JSONDecoder().raw_decode
+DTYPES: Final[dict[str, torch.dtype]] = {
+    name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32")
+}
+DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Kind(IntEnum):
+    """What a frame asks or answers."""
+
+    CHALLENGE = 1  # server -> client: {"nonce"}
+    PROOF = 2  # client -> server: {"nonce", "proof", "pulse"}
+    ACCEPTED = 3  # server -> client: {"proof", "server", "pulse"}
+
+    INIT = 10  # {"key", "shape", "dtype", "whole"} + values; the first one wins
+    PUSH = 11  # {"key"} + gradient
+    PULL = 12  # {"key"}
+    PUSH_PULL = 13  # {"key"} + gradient; answered with the values after the update
+    UPDATE = 14  # {"name", ...options}: which update every later push makes
+    STATUS = 15  # {}
+    TABLE = 16  # {"key", ...what `tables.TableSpec` has}: make an embedding table; the first one wins
+    LOOKUP = 17  # {"key", "count"} + ids; answered with rows
+    TABLE_PUSH = 18  # {"key", "count"} + ids, then gradients
+    PAGE = 19  # {"key", "start", "count"}; answered with {"count"} + ids, then rows
+
+    # The steps of a job (`step_protocol`); "t" is the generation, "s" the step to be made, "k" a chunk.
+    # "rank" in any request: its answer goes after tensors of a lower rank (`send_queue`); 0 without.
+    # A generation begins; answered with {"version"}. "books": its members do not step together, "s" is 0.
+    ENTER = 40  # {"t", "me", "members", "s", "lineage"}, with "books" also "skipped"
+    # {"t", "k", "s", ...what a chunk is} + its memory: this server holds it from now on. A slice may come in
+    # parts, in order: with "at", "of": which byte a part begins at, of how many; what it is comes with the
+    # first one.
+    LOAD = 41
+    # {"t"}; answered with the names of the chunks that it holds, by lines; "lost": why not others, by name
+    INVENTORY = 42
+    ARRANGE = 43  # {"t", "forward", "fill", "drop"}: who gets copies of what
+    STAGE = 44  # {"t", "s", "k", "me"} + gradient; "round" in it, and in others, of the step, if not 0
+    PREPARE = 45  # {"t", "s", "me", "count", "norm"}; answered with {"square_norms"} when all have
+    COMMIT = 46  # {"t", "s", "me", "recipe"}
+    TRY = 51  # {"t", "s", "me"}: it has committed step s and needs the values, though not all have
+    FETCH = 47  # {"t", "s", "k"}; answered with the values after step s
+    # As STAGE, with "sel" as STAGE_SELECTED; answered as FETCH, before the step is decided: with the values
+    # after it if it is made as foreseen.
+    STAGE_EARLY = 57
+    FORESEE = 52  # {"t", "s", "me", "recipe"}: how the member expects the step to be made
+    FETCH_EARLY = 53  # {"t", "s", "k", "parts"}; answered with the values after so many parts of step s
+    WITHIN = 63  # {"t", "s", "me", "recipe"}: the parts of the step that the member has made so far
+    SUM = 48  # {"t", "s", "k"} + sum of all gradients, from the chunk's first server to the others
+    RESOLVE = 50  # {"t", "recipe"}: all members hold the state that the generation begins from
+    # {"t", "k"}; answered with what LOAD brings, and "of". With "at", "most": so many bytes from there on, in
+    # order; where more is to come the answer has "reading", which the next questions name: what is read is
+    # of one moment, whatever changes.
+    DUMP = 49
+    # A cut (`frozen`): the chunks as they are after step s, while training goes on; read in any generation.
+    FREEZE = 67  # {"t", "s", "name", "readers"}: before the member's own word on the next step
+    # {"t", "name", "me"}: JSON about each chunk; with "k" what DUMP answers of that, once; "at" and
+    # "most" as there.
+    FROZEN = 68
+    THAW = 69  # {"t", "name", "me"}: the member needs the cut no more
+
+    # Embedding tables in steps: table "k", slices "p" with so many ids "n" each.
+    # Answered with their rows after step s; with "parts" as FETCH_EARLY.
+    ROWS = 60  # {"t", "s", "k", "p", "n"} + ids
+    STAGE_SELECTED = 62  # as STAGE: numbers of elements, then the gradient there (`sparse_gradient`)
+    STAGE_ROWS = 61  # {"t", "s", "k", "p", "n", "me", "d"} + records (`slices.records`)
+
+    # Training without common steps (`async_handler`); "r" is a range, "recipe" how it is applied.
+    # Answered with {"applied", "ranges", "already", "before"} + the newest values; of a slice without them.
+    # PUSH_RANGE and COPY_RANGE may name an offer "o" instead of "d", "sel" and the gradient; if that is not
+    # here, the answer to the former is {"whole": True}.
+    # The gradient of a slice is records (`slices.records`), of as many of its rows as were used.
+    PUSH_RANGE = 70  # {"t", "k", "r", "d", "recipe"} + gradient; with "sel" as in STAGE_SELECTED
+    PULL_CHUNK = 71  # {"t", "k"}; answered with {"applied", "ranges"} + the newest values
+    BOOKS = 72  # {"t"}; answered with JSON: {"applied", "ranges"} by chunk
+    COPY_RANGE = 73  # as PUSH_RANGE with "me", from the chunk's first server to the others
+    OPEN = 74  # {"t", "ranges", "clocks", "bound"}: these are finished, the others may be given out
+    LEASE = 75  # {"t", "me", "first", "stop", "sent"}; answered with {"range"} if any, "finished", "waited"
+    OFFER = 55  # {"t", "me", "k", "o", "d"} + gradient, with "sel" as in STAGE_SELECTED: set it aside as "o"
+    # As OFFER with "r" and "recipe" of its push; answered with {"applied", "ranges"} + what the
+    # values are with it then, or {"late": True}. A push with "bare" is answered without values.
+    OFFER_EARLY = 80
+    COPY_OFFER = 56  # as OFFER, from the chunk's first server to the others
+    FINISHED = 54  # {"t", "me", "done"}: every chunk has these ranges, which the member worked on
+
+    DONE = 30  # the answer when there is nothing to say; {"version"} or {"created"}
+    VALUES = 31  # {"version"} + values
+    REFUSED = 32  # {"error", "message"}: this request failed, the connection is fine
+    PULSE = 33  # the server lives: unasked, to clients that said "pulse" and wait for it (`keepalive`)
+
+
+_KINDS: Final = {int(kind): kind for kind in Kind}
+
+
+class FrameError(ValueError):
+    """The peer does not speak this protocol, or breaks a limit; the connection cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Sizes in bytes. `request` is chosen by the client and stands in the answer."""
+
+    kind: Kind
+    request: int
+    meta_bytes: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame without its payload, which is sent from and received into memory of the caller's."""
+
+    kind: Kind
+    request: int = NO_REPLY
+    meta: dict[str, Any] = field(default_factory=dict)
+    payload_bytes: int = 0
+
+
+def pack(frame: Frame) -> bytes:
+    """Header and JSON of a frame. Raise FrameError when they are over the limits, or cannot be JSON."""
+    try:
+        meta = _encode(frame.meta).encode() if frame.meta else b""
+    except (TypeError, ValueError) as error:
+        raise FrameError(f"{frame.kind.name} says what cannot be sent: {error}") from None
+    if len(meta) > META_LIMIT:
+        raise FrameError(
+            f"{frame.kind.name} has {len(meta)} bytes beside its tensor, {META_LIMIT} are the limit"
+        )
+    if not 0 <= frame.payload_bytes <= PAYLOAD_LIMIT:
+        raise FrameError(
+            f"{frame.kind.name} has a tensor of {frame.payload_bytes} bytes, {PAYLOAD_LIMIT} are the limit: "
+            "send it in chunks"
+        )
+    return (
+        _HEADER.pack(MAGIC, VERSION, frame.kind, 0, frame.request, len(meta), frame.payload_bytes, 0) + meta
+    )
+
+
+def unpack_header(
+    raw: bytes | bytearray | memoryview, meta_limit: int = META_LIMIT, payload_limit: int = PAYLOAD_LIMIT
+) -> Header:
+    """Raise FrameError for what is no header of this version, or announces more than the limits."""
+    magic, version, number, _, request, meta_bytes, payload_bytes, _ = _HEADER.unpack(raw)
+    if magic != MAGIC:
+        raise FrameError("the peer does not speak the parameter servers' protocol")
+    if version != VERSION:
+        raise FrameError(f"the peer speaks version {version} of the protocol, this is version {VERSION}")
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise FrameError(f"frame of unknown kind {number}")
+    if meta_bytes > meta_limit or payload_bytes > payload_limit:
+        raise FrameError(
+            f"{kind.name} announces {meta_bytes} + {payload_bytes} bytes, which is over the limits"
+        )
+    return Header(kind, request, meta_bytes, payload_bytes)
+
+
+def unpack_meta(raw: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """Raise FrameError for what is no JSON object."""
+    if not len(raw):
+        return {}
+    try:
+        text = str(raw, "utf-8")
+        meta, end = _decode(text)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"a frame's JSON cannot be read: {error}") from None
+    if end != len(text):
+        raise FrameError(f"{len(text) - end} characters follow a frame's JSON")
+    if not isinstance(meta, dict):
+        raise FrameError("a frame's JSON is no object")
+    return meta
+
+
+def memory(tensor: torch.Tensor) -> memoryview:
+    """The tensor's own memory as bytes: contiguous, on the CPU, dense. Raise ValueError for another."""
+    if not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        raise ValueError("a tensor on the wire must be contiguous, dense and on the CPU")
+    if tensor.numel() == 0:
+        return memoryview(b"")
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.dtype is torch.bfloat16:  # numpy has none
+        tensor = tensor.view(torch.int16)
+    return memoryview(tensor.numpy()).cast("B")  # type: ignore[arg-type]
+
+
+def joined(*tensors: torch.Tensor) -> torch.Tensor:
+    """uint8 [n]: a copy of the tensors' memory, one after another."""
+    parts = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
