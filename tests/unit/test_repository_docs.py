@@ -43,6 +43,14 @@ def test_links_between_files_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/glossary.md"])
+def test_paths_in_backticks_exist(page: str) -> None:
+    roots = [ROOT, *(ROOT / root for root in ("protocol", "operator", "worker", "ps", "deploy/local"))]
+    named = re.findall(r"`((?:[a-z_.]+/)+(?:[a-z_.*]+)?)`", (ROOT / page).read_text())
+    ours = [name for name in named if any((root / name.split("/")[0]).is_dir() for root in roots)]
+    assert [name for name in ours if not any(list(root.glob(name)) for root in roots)] == []
+
+
 def test_every_file_of_tests_that_need_a_gpu_is_named_as_not_run() -> None:
     text = (ROOT / "docs/unverified.md").read_text()
     mark = "pytest.mark." + "cuda"
