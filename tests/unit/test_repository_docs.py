@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from sentences import pages, written
 
 from springtide_operator.api import reasons
 
@@ -78,3 +79,22 @@ def test_every_test_of_the_threat_table_exists() -> None:
         for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
     }
     assert named - found == set()
+
+
+def test_pages_have_one_sentence_a_line() -> None:
+    """`python tests/support/sentences.py` writes them so."""
+    assert [
+        str(page.relative_to(ROOT)) for page in pages() if written(page.read_text()) != page.read_text()
+    ] == []
+
+
+def test_sentences_end_where_they_end() -> None:
+    text = "* One, e.g. `a. B`, two. Three (four.) Five [6. Seven](x. Y) 8.5 nine. `ten` is last.\n\n| a. B |"
+    assert written(text).split("\n") == [
+        "* One, e.g. `a. B`, two.",
+        "  Three (four.)",
+        "  Five [6. Seven](x. Y) 8.5 nine.",
+        "  `ten` is last.",
+        "",
+        "| a. B |",
+    ]
