@@ -15,8 +15,13 @@ from worker_alone import Script, library
 from worker_groups import addresses, together, wired_stores
 
 import springtide
+from springtide.blocks import Blocks
+from springtide.consistency import Consistencies
+from springtide.elastic.trainer_access import TrainerAccess
+from springtide.elastic.training_state import TrainingState
+from springtide.environment import Settings
 from springtide.errors import UsageError
-from springtide.exchange.groups import form
+from springtide.exchange.groups import Group, form
 from springtide.exchange.handle import Handle
 from springtide.places import Place, Verdict, agree
 
@@ -167,27 +172,34 @@ def test_the_wrong_ways_to_say_it_are_told() -> None:
             springtide.on_ranks(-1)
 
 
-def test_between_two_generations_there_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    with library() as runtime:
-        member = SimpleNamespace(generation=None, over="")
-        monkeypatch.setattr(runtime, "membership", member)
-        with pytest.raises(UsageError, match="before the first training loop"):
-            springtide.process_group()
-        with pytest.raises(UsageError, match="before the first training loop"):
-            next(iter(springtide.retry()))
-        member.generation = object()
-        springtide.process_group()
-        member.over = "worker-1 is lost"
-        with pytest.raises(springtide.GenerationChanged, match="worker-1 is lost"):
-            springtide.process_group()
-        member.over = ""
-        runtime.group.shut()
-        with pytest.raises(springtide.GenerationChanged, match="a reduction failed"):
-            springtide.process_group()
-        # An error of the script's own is not taken for a change, whatever its class.
-        with pytest.raises(RuntimeError, match="mine"):
-            in_block(lambda: (_ for _ in ()).throw(RuntimeError("mine")))
-        monkeypatch.undo()
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def test_between_two_generations_there_is_no_group() -> None:
+    member = SimpleNamespace(generation=None, over="")
+    state, trainers = TrainingState(Group(None, 0, 1, 60.0)), TrainerAccess()
+    kinds = Consistencies(Settings(), state, None)
+    blocks = Blocks(Settings(), state, trainers, member, kinds, fail)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="before the first training loop"):
+        blocks.process_group()
+    with pytest.raises(UsageError, match="before the first training loop"):
+        next(blocks.attempts())
+    member.generation = object()
+    blocks.process_group()
+    member.over = "worker-1 is lost"
+    with pytest.raises(springtide.GenerationChanged, match="worker-1 is lost"):
+        blocks.process_group()
+    member.over = ""
+    state.group.shut()
+    with pytest.raises(springtide.GenerationChanged, match="a reduction failed"):
+        blocks.process_group()
+    # An error of the script's own is not taken for a change, whatever its class.
+    for attempt in blocks.attempts():
+        with pytest.raises(RuntimeError, match="mine"), attempt:
+            raise RuntimeError("mine")
+        break
+    blocks.leave()
 
 
 def test_functions_for_some_ranks_alone() -> None:

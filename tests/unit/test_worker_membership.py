@@ -151,10 +151,10 @@ def test_a_stop_at_the_epochs_end_is_no_boundary_and_holds_until_ranges_are_give
     session = Session()
     session.join(2)
     asked: list[str] = []
-    session.membership.on_epochs_end = lambda: asked.append("stop")
+    session.membership.call_at_epochs_end(lambda: asked.append("stop"))
     session.hear(boundary=pb.Boundary(generation=name(2), at_epochs_end=True))
     assert (asked, session.boundaries) == (["stop"], 0)
-    session.membership.cut = True
+    session.membership.mark_epoch_cut()
     session.membership.park(pb.BOUNDARY)
     assert session.membership.hello().cut
     session.start(3, consistency="Synchronous")
@@ -162,7 +162,7 @@ def test_a_stop_at_the_epochs_end_is_no_boundary_and_holds_until_ranges_are_give
     session.membership.park(pb.FORMATION_FAILED)
     session.start(4, consistency="Asynchronous")
     assert not session.membership.hello().cut
-    session.membership.cut = True
+    session.membership.mark_epoch_cut()
     session.membership.park(pb.BOUNDARY)
     session.start(5, consistency="Synchronous")
     session.membership.use_storage(True, books=True)

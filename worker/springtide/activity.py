@@ -8,42 +8,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from springtide.outcome import users_frame
-from springtide.transaction import Phase
 from springtide_protocol import coordinator_pb2 as pb
-
-if TYPE_CHECKING:
-    from springtide.runtime import Runtime
 
 TOLD_AFTER_SECONDS = (1.0, 10.0)
 """How long the same must have gone on until it is told, and told again with the script's line."""
 
 Now = tuple[int, int]  # number of the step, pb.Doing
-
-
-def doing(runtime: Runtime) -> Now | None:
-    """What the script's thread does now; None outside of a training loop's generation. Any thread."""
-    trainer, membership = runtime.trainer, runtime.membership
-    if trainer is None or membership is None or runtime.plan is None or membership.standing != pb.ACTIVE:
-        return None
-    if runtime.recovery is not None and runtime.recovery.handover.progress is not None:
-        return None  # told by itself
-    step = runtime.position.cursor.step + 1
-    phase = trainer.transaction.phase
-    if runtime.timing.fetching:
-        return step, pb.DOING_FETCHING
-    if trainer.waiting_since is not None:
-        return step, pb.DOING_REDUCING
-    if phase in (Phase.STEPPING, Phase.STEPPED):
-        return step, pb.DOING_STEPPING
-    if phase is not Phase.IDLE:
-        return step, pb.DOING_COMPUTING
-    if runtime.evaluations.running is None:
-        return step, pb.DOING_BETWEEN
-    asks = runtime.evaluations.questions.open is not None
-    return step, pb.DOING_ASKING if asks else pb.DOING_EVALUATING
 
 
 class Activity:

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.errors import UsageError
-from springtide.leasing import Leasing
+from springtide.leasing import Leasing, LeasingParts
+from springtide.membership import Membership
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.within import WithinExchange
 from springtide_protocol import coordinator_pb2 as pb
-
-if TYPE_CHECKING:
-    from springtide.runtime import Runtime
 
 log = logging.getLogger("springtide")
 
@@ -28,34 +27,63 @@ SYNCHRONOUS = "Synchronous"
 
 
 class Consistencies:
-    """Both kinds of training of one script. leasing: without common steps; None where it cannot, and
-    `problem` says why.
+    """Choose between both ways of training one script: in common steps, or without them.
+
+    The script's thread uses it; any may read `leasing`.
     """
 
-    def __init__(self, runtime: Runtime, leasing: Leasing | None, problem: str) -> None:
-        self._runtime, self._leasing, self._problem = runtime, leasing, problem
-        if runtime.settings.asynchronous:
-            runtime.leasing = leasing
-        if runtime.membership is not None:
-            runtime.membership.bind_to_steps(problem)
+    def __init__(self, settings: Settings, state: TrainingState, membership: Membership | None) -> None:
+        """Begin with common steps, until `use` says what the script can do.
+
+        Args:
+            settings: of the process; they say what counts before a coordinator names a consistency.
+            state: of the process.
+            membership: to tell what the script cannot do; None without a job.
+        """
+        self._asynchronous, self._state, self._membership = settings.asynchronous, state, membership
+        self._declared = False
+        self._leasing: Leasing | None = None
+        self._active: Leasing | None = None
+        self._problem = ""
+
+    @property
+    def leasing(self) -> Leasing | None:
+        """Return the loop of the present generation if its members do not step together, else None."""
+        return self._active
+
+    def use(self, leasing: Leasing | None, problem: str) -> None:
+        """Declare what the script can do.
+
+        Args:
+            leasing: trains it without common steps; None where that cannot be.
+            problem: why it cannot be.
+        """
+        self._declared, self._leasing, self._problem = True, leasing, problem
+        if self._asynchronous:
+            self._active = leasing
+        if self._membership is not None:
+            self._membership.bind_to_steps(problem)
             if leasing is not None:
-                runtime.membership.on_epochs_end = leasing.stop_at_the_end
+                self._membership.call_at_epochs_end(leasing.stop_at_the_end)
 
     def enter(self, told: pb.Consistency) -> bool | None:
-        """A generation of this consistency begins; whether its members do not step together.
+        """Begin a generation of this consistency; return whether its members do without common steps.
 
-        None: nothing is told, so they do as before. Raise UsageError for a script that cannot.
+        Return None when nothing is told, so that they go on as before. Raise UsageError for a script that
+        cannot.
         """
+        if not self._declared:
+            return None
         if not told.mode:
-            if self._runtime.settings.asynchronous and self._leasing is None:
+            if self._asynchronous and self._leasing is None:
                 raise UsageError(self._problem)
             return None
         loose = told.mode != SYNCHRONOUS
         if loose and self._leasing is None:
             raise UsageError(self._problem)
-        before, self._runtime.leasing = self._runtime.leasing, self._leasing if loose else None
+        before, self._active = self._active, self._leasing if loose else None
         if self._leasing is not None:
-            self._leasing.stops_at_the_end = False  # that was said to another generation
+            self._leasing.go_on_at_the_end()
         if loose is (before is None):
             log.info("training goes on with consistency %s", told.mode)
             if self._leasing is not None:
@@ -63,32 +91,51 @@ class Consistencies:
         return loose
 
     def needs_steps(self, call: str) -> None:
-        """The script calls in a training loop what there is only where all members are at the same step."""
-        if not self._problem and self._leasing is not None and self._runtime.membership is not None:
+        """Note that the script calls, in a training loop, what needs all members at the same step."""
+        if not self._problem and self._leasing is not None and self._membership is not None:
             self._problem = f"the script calls {call} inside of a training loop"
-            self._runtime.membership.bind_to_steps(self._problem)
+            self._membership.bind_to_steps(self._problem)
+
+    def check_together(self, call: str) -> None:
+        """Raise UsageError in a loop in which the workers are at different steps."""
+        if self._state.plan is None:
+            return
+        self.needs_steps(call)
+        if self._active is not None:
+            raise UsageError(
+                f"{call} inside of a training loop needs strategy.parameterServer.consistency Synchronous: "
+                "the workers are at different steps. Call it after the loop"
+            )
 
 
-def consistencies_of(
-    runtime: Runtime,
+def declare_consistencies(
+    consistencies: Consistencies,
+    parts: LeasingParts,
     servers: ServerExchange | None,
     tracked: Mapping[str, Any],
     check: Callable[..., object],
-) -> Consistencies:
-    """What the script can train in. check: of what `distribute()` was given, for a `consistency`."""
+) -> None:
+    """Find out in which consistencies the script can train.
+
+    Args:
+        consistencies: are told.
+        parts: of the process, for a loop without common steps.
+        servers: of the trainer.
+        tracked: objects of the script that are committed along, by name.
+        check: of what `distribute()` was given, for a `consistency`.
+    """
     leasing, problem = None, ""
     try:
         check(consistency="Asynchronous")
         if isinstance(servers, AsynchronousExchange):
-            leasing = Leasing(runtime, servers, tracked)
+            leasing = Leasing(parts, servers, tracked)
         else:
             problem = "training without common steps takes strategy.type ParameterServer"
     except UsageError as error:
         problem = str(error)
-    consistencies = Consistencies(runtime, leasing, problem)
+    consistencies.use(leasing, problem)
     if isinstance(servers, WithinExchange):
         servers.on_within = consistencies.needs_steps
-    return consistencies
 
 
 def staleness_bound(told: pb.Consistency, settings: Settings) -> int | None:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from springtide import faults
+from springtide.elastic.trainer_access import TrainerAccess
+from springtide.elastic.training_state import TrainingState
 from springtide.exchange.groups import Group
 from springtide.exchange.pieces import Incoming
 from springtide.exchange.progress import Progress, in_words
 from springtide.exchange.transfer import Route, receive_state, route, send_state
+from springtide.metrics import Metrics
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import required_state
 from springtide_protocol.names import StateName
-
-if TYPE_CHECKING:
-    from springtide.runtime import Runtime
 
 log = logging.getLogger("springtide")
 
@@ -31,8 +31,15 @@ _STATE_PER_MODEL = 16
 class Handover:
     """Keeps what has come of a state when its sender is lost in the middle, for the next generation."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, state: TrainingState, trainers: TrainerAccess, metrics: Metrics) -> None:
+        """Make it for one process.
+
+        Args:
+            state: of the process.
+            trainers: where its trainer is found.
+            metrics: in which transfers are counted.
+        """
+        self._state, self._trainers, self._metrics = state, trainers, metrics
         self.progress: Progress | None = None
         self._here: tuple[StateName | None, Incoming] | None = None
 
@@ -68,15 +75,14 @@ class Handover:
     def _move(
         self, start: pb.Start, group: Group, where: Route, read: Callable[[], Any], progress: Progress
     ) -> tuple[int, dict[str, Any] | None]:
-        runtime = self._runtime
-        step = runtime.position.cursor.step + 1
-        runtime.metrics.transfers.inc()
+        step = self._state.position.cursor.step + 1
+        self._metrics.transfers.inc()
 
         def on_piece(order: int, count: int, size: int) -> None:
             faults.reach("transfer", step)
             if order == count // 2:
                 faults.reach("sending" if progress.sends else "receiving", step)
-            runtime.metrics.transfer_bytes.inc(size)
+            self._metrics.transfer_bytes.inc(size)
 
         if where.upstream is None:
             assert where.downstream is not None
@@ -85,9 +91,9 @@ class Handover:
         name = None if start.fresh else required_state(start.state, "Start.state")
         if self._here is None or self._here[0] != name:
             self._here = name, Incoming()
-        limit = _STATE_PER_MODEL * runtime.ready("batches()").state.size_bytes() + _SPARE_BYTES
+        limit = _STATE_PER_MODEL * self._trainers.require("batches()").state.size_bytes() + _SPARE_BYTES
         tree, moved = receive_state(group, where, limit, self._here[1], progress, on_piece)
         if progress.kept:
-            runtime.metrics.transfer_kept_bytes.inc(progress.kept)
+            self._metrics.transfer_kept_bytes.inc(progress.kept)
             log.info("of the state, %s were here from a transfer before", in_words(progress.kept))
         return moved, tree

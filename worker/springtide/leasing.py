@@ -11,22 +11,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import torch
 
 from springtide import faults
 from springtide.body import Body, Deal, Failure
-from springtide.checkpoint import schedule
-from springtide.checkpoint.shares import Share
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.data.loop import LoopPlan
-from springtide.errors import UsageError
+from springtide.elastic.accounting import Accounting
+from springtide.elastic.saving import CheckpointSaver
+from springtide.elastic.training_state import TrainingState
 from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, peers_in
+from springtide.membership import Membership, generation_of
 from springtide.scaling import agree
 from springtide.schedules import Schedules
 from springtide.servers.asynchronous import AsynchronousExchange
@@ -34,21 +35,45 @@ from springtide.servers.links import ServerError, servers_in
 from springtide.training import Trainer
 from springtide_protocol.names import StateName
 
-if TYPE_CHECKING:
-    from springtide.runtime import Runtime
-
 log = logging.getLogger("springtide")
 
 _WORD_SECONDS: Final = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class LeasingParts:
+    """Name what the loop uses of its process."""
+
+    state: TrainingState
+    accounting: Accounting
+    saver: CheckpointSaver
+    membership: Membership | None  # None without a job
+    all_together: Callable[[], None]  # tells that all members stand at the same committed step
+    collective_seconds: float  # limit of a collective
+
+
 class Leasing:
-    """Used from the script's thread, `interrupt` from any. Raise UsageError for tracked objects that would
-    differ from worker to worker.
+    """Train batch after batch as the servers give them out, until the workers meet at the epoch's end.
+
+    The script's thread uses it; `interrupt` and `stop_at_the_end` may come from any.
     """
 
-    def __init__(self, runtime: Runtime, servers: AsynchronousExchange, tracked: Mapping[str, Any]) -> None:
-        self._runtime, self._servers = runtime, servers
+    def __init__(
+        self, parts: LeasingParts, servers: AsynchronousExchange, tracked: Mapping[str, Any]
+    ) -> None:
+        """Make the loop of one script.
+
+        Args:
+            parts: what it uses of the process.
+            servers: that give the batches out.
+            tracked: objects of the script that are committed along, by name.
+
+        Raises:
+            UsageError: a tracked object would differ from worker to worker.
+        """
+        self._state, self._accounting, self._saver = parts.state, parts.accounting, parts.saver
+        self._membership, self._all_together = parts.membership, parts.all_together
+        self._collective_seconds, self._servers = parts.collective_seconds, servers
         self._schedules = Schedules(tracked)
         self._scalers = [item for item in tracked.values() if isinstance(item, torch.amp.GradScaler)]
         self._team: Group | None = None  # whose members have equal scales
@@ -62,6 +87,10 @@ class Leasing:
         """The members step together no more, or again, or go back: what they hold is equal."""
         self._samples = 0
         self._schedules.begin()
+
+    def go_on_at_the_end(self) -> None:
+        """Forget a wish to stop at the epoch's end, which was told to another generation."""
+        self.stops_at_the_end = False
 
     def stop_at_the_end(self) -> None:
         """The members are to stop where they meet, at the epoch's end. Any thread."""
@@ -77,7 +106,6 @@ class Leasing:
         """The next body: one range, or this member's part of its team's. None when the loop has to look first
         where it stands.
         """
-        runtime = self._runtime
         first = cursor.step - cursor.position // plan.batch_size
         try:
             lease = self._servers.lease(first, first + plan.steps_per_epoch, trainer.reduction.change_wanted)
@@ -86,7 +114,7 @@ class Leasing:
                 return []
             if lease.number is None:
                 self._servers.part()
-                runtime.boundary = True
+                self._state.stop_at_boundary()
                 return []
             if lease.waited:
                 # Others went on: a bound on staleness is one on the values that a step is computed with.
@@ -97,7 +125,7 @@ class Leasing:
             if not isinstance(error, ServerError):
                 self._await_word(trainer, error)
             if trainer.reduction.change_wanted:
-                runtime.boundary = True  # another worker has stopped before
+                self._state.stop_at_boundary()  # another worker has stopped before
             else:
                 trainer.reduction.failure = Failure(str(error), [*peers_in(error), *servers_in(error)])
             return []
@@ -117,8 +145,8 @@ class Leasing:
         A peer that stops at a boundary shuts its group, and others may learn of that first.
         """
         self._asked.clear()
-        self._runtime.group.on_shut(self._asked.set)
-        if trainer.reduction.change_wanted or self._runtime.group.is_shut:
+        self._state.group.on_shut(self._asked.set)
+        if trainer.reduction.change_wanted or self._state.group.is_shut:
             return
         log.info(
             "waiting up to %g s for the coordinator to say why a peer has gone: %s", _WORD_SECONDS, error
@@ -130,7 +158,7 @@ class Leasing:
         """Who works on a range together; in a new one scales may differ. Raise RuntimeError."""
         team = self._servers.team
         if team is None:
-            return Group(None, 0, 1, self._runtime.settings.collective_seconds)
+            return Group(None, 0, 1, self._collective_seconds)
         if team is not self._team:
             agree(self._scalers, team)
             self._team = team
@@ -138,15 +166,11 @@ class Leasing:
 
     def commit(self, trainer: Trainer, body: Body) -> None:
         """The body's gradients are on their way."""
-        runtime, deal = self._runtime, body.deal
+        deal = body.deal
         assert body.result is not None
         seconds = time.perf_counter() - body.began
-        position = runtime.position
-        runtime.position = replace(
-            position,
-            productive_seconds=position.productive_seconds + seconds,
-            began_unix=position.began_unix or time.time() - seconds,
-        )
+        self._state.add_productive_time(seconds)
+        position = self._state.position
         self._samples += body.samples
         self._schedules.stepped(deal.group.rank == 0)
         trainer.transaction.end()
@@ -154,49 +178,48 @@ class Leasing:
             trainer.want_change(True)
         if body.change:
             self._servers.part()
-            runtime.boundary = True
-        state = StateName(runtime.generation, position.cursor.step)
-        commit = runtime.account(body, seconds, state, body.result.values or {})
+            self._state.stop_at_boundary()
+        generation = generation_of(self._membership)
+        state = StateName(generation, position.cursor.step)
+        commit = self._accounting.count_step(body, seconds, state, body.result.values or {})
         if (staleness := self._servers.staleness()) is not None:
-            runtime.metrics.staleness.observe(staleness)
-        runtime.step_log.write(replace(commit, state=StateName(runtime.generation, deal.number)))
+            self._accounting.metrics.staleness.observe(staleness)
+        self._accounting.step_log.write(replace(commit, state=StateName(generation, deal.number)))
         if self._told is None or state > self._told:
             seen = position.ledger.total_seen
             samples = 0 if self._told is None else max(0, seen - self._seen)
-            runtime.ring.add(replace(commit, samples=samples))
+            self._accounting.commits.add(replace(commit, samples=samples))
             self._told, self._seen = state, seen
         faults.reach("committed", deal.number)
 
     def _advance(self, plan: LoopPlan, first: int, finished: int) -> None:
         """So many of the epoch's ranges are in every chunk. The last one counts with the epoch's end."""
-        runtime = self._runtime
-        position = runtime.position
+        position = self._state.position
         cursor, count = position.cursor, min(finished, plan.steps_per_epoch - 1)
         if first + count <= cursor.step:
             return
         samples = min(count * plan.batch_size, plan.order.size)
-        runtime.position = replace(
-            position,
-            cursor=Cursor(cursor.stage, cursor.epoch, count * plan.batch_size, first + count),
-            ledger=_seen(position.ledger, cursor, plan, samples),
+        self._state.advance(
+            Cursor(cursor.stage, cursor.epoch, count * plan.batch_size, first + count),
+            _seen(position.ledger, cursor, plan, samples),
         )
         self._hold()
 
     def _end_epoch(self, trainer: Trainer, plan: LoopPlan, first: int) -> None:
         """All ranges of the epoch are in every chunk: the workers meet. Raise RuntimeError."""
-        runtime, servers, stop = self._runtime, self._servers, first + plan.steps_per_epoch
+        servers, group, stop = self._servers, self._state.group, first + plan.steps_per_epoch
         servers.refresh()
         servers.settle()
         # Where nobody who is left has computed anything, the first member's buffers count.
-        weight = self._samples + (1e-9 if runtime.group.rank == 0 else 0.0)
+        weight = self._samples + (1e-9 if group.rank == 0 else 0.0)
         buffers = trainer.buffers.current()
-        wish = runtime.checkpoints.wish(runtime.group.rank == 0)
+        wish = self._saver.checkpoints.wish(group.rank == 0)
         steps = self._schedules.told()
         told = [weight, wish, float(self.stops_at_the_end), *steps]
         own = torch.tensor(told, dtype=torch.float64)
-        vector = torch.cat((own, pack(buffers, weight, runtime.group.rank == 0)))
+        vector = torch.cat((own, pack(buffers, weight, group.rank == 0)))
         faults.reach("meeting", stop + 1)
-        runtime.group.start_sum(vector).wait()
+        group.start_sum(vector).wait()
         audit = servers.audit(first, stop)
         repeated, lost = audit.repeated, audit.lost
         stops, counted = bool(vector[2]), len(told) - len(steps)
@@ -206,17 +229,16 @@ class Leasing:
         values = unpack(vector[len(told) :], buffers, float(vector[0]))
         trainer.buffers.write(list(range(len(buffers))), values)
         trainer.buffers.remember()
-        position = runtime.position
+        position = self._state.position
         cursor = position.cursor
         if repeated or lost:
             log.error("epoch %d: %d ranges too many, and these are missing: %s", cursor.epoch, repeated, lost)
         short = sum(min(plan.batch_size, plan.order.size - (n - first) * plan.batch_size) for n in lost)
         ledger = _seen(position.ledger, cursor, plan, plan.order.size - short)
         after = Cursor(cursor.stage, cursor.epoch + 1, 0, stop)
-        runtime.position = replace(
-            position,
-            cursor=after,
-            ledger=replace(
+        self._state.advance(
+            after,
+            replace(
                 ledger,
                 epoch=after.epoch,
                 count=0,
@@ -227,24 +249,21 @@ class Leasing:
         )
         self._samples = 0
         self._hold()
-        runtime.blocks.together()
-        runtime.checkpoints.committed(float(vector[1]), plan.ended(after))
-        if runtime.checkpoints.due and runtime.membership is not None:
-            share = Share(runtime.group.rank, tuple(runtime.membership.labels()))
-            state = StateName(runtime.generation, stop)
-            runtime.save(state, share, "end" if plan.ended(after) else schedule.INTERVAL)
+        self._all_together()
+        self._saver.checkpoints.committed(float(vector[1]), plan.ended(after))
+        self._saver.save_if_due(StateName(generation_of(self._membership), stop), ended=plan.ended(after))
         # Nobody goes on before all have read what the checkpoint holds.
-        runtime.group.start_sum(torch.zeros(1)).wait()
+        group.start_sum(torch.zeros(1)).wait()
         if stops:
             # All of them have come here, hold this state, and go on in the next generation only.
-            runtime.boundary = True
-            if runtime.membership is not None:
-                runtime.membership.cut = True
+            self._state.stop_at_boundary()
+            if self._membership is not None:
+                self._membership.mark_epoch_cut()
 
     def _hold(self) -> None:
-        runtime = self._runtime
-        if runtime.membership is not None:
-            runtime.membership.hold(StateName(runtime.generation, runtime.position.cursor.step))
+        if self._membership is not None:
+            step = self._state.position.cursor.step
+            self._membership.hold(StateName(generation_of(self._membership), step))
 
 
 def _seen(ledger: Ledger, cursor: Cursor, plan: LoopPlan, samples: int) -> Ledger:
@@ -258,16 +277,3 @@ def _seen(ledger: Ledger, cursor: Cursor, plan: LoopPlan, samples: int) -> Ledge
         hash=0,
         total_seen=ledger.total_seen - ledger.count + samples,
     )
-
-
-def check_together(runtime: Runtime, call: str) -> None:
-    """Raise UsageError in a loop in which the workers are at different steps."""
-    if runtime.plan is None:
-        return
-    if runtime.consistencies is not None:
-        runtime.consistencies.needs_steps(call)
-    if runtime.leasing is not None:
-        raise UsageError(
-            f"{call} inside of a training loop needs strategy.parameterServer.consistency Synchronous: the "
-            "workers are at different steps. Call it after the loop"
-        )

@@ -29,7 +29,7 @@ from springtide_protocol.codec import (
     state_from_proto,
     state_to_proto,
 )
-from springtide_protocol.names import GenerationName, Incarnation, StateName, process_label
+from springtide_protocol.names import WITHOUT_JOB, GenerationName, Incarnation, StateName, process_label
 
 log = logging.getLogger("springtide")
 
@@ -44,7 +44,11 @@ class Membership:
 
     send: queues a message on the stream; what is queued while there is no stream may be lost, since Hello
     repeats what matters. on_over(reason): the current generation is over (called from the stream's thread).
-    on_boundary(): stop after the step. make_store: of a generation, through which its members meet.
+    on_boundary(): stop after the step. make_store: of a generation, through which its members meet. on_wait:
+    is called again and again while the script's thread waits.
+
+    Fields are written by the methods of this class, which hold the lock. Others may read one field without
+    it: each is one reference, replaced as a whole.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Membership:
         on_over: Callable[[str], None],
         on_boundary: Callable[[], None],
         make_store: Callable[[Publish, Sequence[str], float], Entries] = Entries,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         self._make_store = make_store
         self._settings = settings
@@ -88,10 +93,10 @@ class Membership:
         self.bound_to_steps = ""
         self.cut = False
         """Whether all have stopped at an epoch's end, as in Hello."""
-        self.on_epochs_end: Callable[[], None] = lambda: None
+        self._on_epochs_end: Callable[[], None] = lambda: None
         self._training = 0  # processes in a running generation, when this one came
         self.known: StateName | None = None
-        self.on_wait: Callable[[], None] = lambda: None
+        self._on_wait = on_wait
         self._newest = Incarnation(0)
         self._over = ""
         self._fatal = ""
@@ -147,8 +152,9 @@ class Membership:
             case "boundary":
                 with self._changed:
                     asked = self.standing == pb.ACTIVE and self._is_current(message.boundary.generation)
+                    on_epochs_end = self._on_epochs_end
                 if asked and message.boundary.at_epochs_end:
-                    self.on_epochs_end()
+                    on_epochs_end()
                 elif asked:
                     self._on_boundary()
             case "leave":
@@ -419,8 +425,29 @@ class Membership:
             self._send(pb.WorkerMessage(formed=first))
 
     def use_storage(self, able: bool, books: bool) -> None:
-        """able: there is a place for checkpoints. books: workers do not step together, as far as is known."""
-        self.storage, self.books, self.checkpoints = able, books, able and not books
+        """Note what is known of checkpoints before the first generation.
+
+        Args:
+            able: there is a place for checkpoints.
+            books: workers do not step together.
+        """
+        with self._changed:
+            self.storage, self.books, self.checkpoints = able, books, able and not books
+
+    def set_layout(self, layout_hash: str) -> None:
+        """Note the hash of what the script trains, which all members must have in common."""
+        with self._changed:
+            self.layout_hash = layout_hash
+
+    def mark_epoch_cut(self) -> None:
+        """Note that all members have stopped at an epoch's end and hold the same state."""
+        with self._changed:
+            self.cut = True
+
+    def call_at_epochs_end(self, listener: Callable[[], None]) -> None:
+        """Have the stream's thread call this when the members are asked to stop at the epoch's end."""
+        with self._changed:
+            self._on_epochs_end = listener
 
     def bind_to_steps(self, reason: str) -> None:
         """Why the script cannot train without common steps, as far as is known; "": it can."""
@@ -486,7 +513,7 @@ class Membership:
         began = said = time.monotonic()
         while not condition():
             self._check_fatal()
-            self.on_wait()
+            self._on_wait()
             # Short waits, so that signals are handled.
             self._changed.wait(0.5)
             now = time.monotonic()
@@ -505,6 +532,13 @@ class Membership:
     def _check_fatal(self) -> None:
         if self._fatal:
             raise SpringtideError(self._fatal)
+
+
+def generation_of(membership: Membership | None) -> GenerationName:
+    """Return the name of the present generation, or what stands for it before the first one and alone."""
+    if membership is None or membership.generation is None:
+        return WITHOUT_JOB
+    return membership.generation
 
 
 def _label(member: pb.Member) -> str:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from springtide.body import Deal
 from springtide.data.batch import Batch
 from springtide.data.loop import LoopPlan
+from springtide.elastic.step_runner import StepRunner
+from springtide.elastic.trainer_access import TrainerAccess
+from springtide.elastic.training_state import TrainingState
+from springtide.environment import Settings
 from springtide.exchange.groups import Group, Work
 from springtide.randomness import isolated
-
-if TYPE_CHECKING:
-    from springtide.runtime import Runtime
+from springtide_protocol.names import GenerationName
 
 log = logging.getLogger("springtide")
 
@@ -46,37 +48,72 @@ class Stage(Group):
         return _Done()
 
 
-def rehearse(runtime: Runtime, plan: LoopPlan, stage: int, count: int) -> Iterator[Batch]:
-    """Yield at most `count` batches, whose bodies are dropped: for a process that is new in a job that trains
-    without it.
+class Newcomer(Protocol):
+    """Be a process that asks to be admitted to a job."""
 
-    Not in exact mode, and not with parameter servers or tables, whose values it has no access to yet.
-    """
-    trainer, membership = runtime.ready("batches()"), runtime.membership
-    possible = trainer.servers is None and not trainer.tables and not runtime.settings.logical_workers
-    cursor = runtime.position.cursor
-    if not count or not possible or membership is None or membership.generation is not None:
-        return
-    others = membership.await_welcome(_WELCOME_SECONDS)
-    if not others or plan.ended(cursor):
-        return
-    began, own = time.monotonic(), runtime.group
-    runtime.rehearsing, runtime.group = True, Stage(others)
-    try:
-        with isolated(plan.seed):
+    @property
+    def generation(self) -> GenerationName | None:
+        """Return the generation that it is a member of; None while it has not been admitted."""
+
+    def await_welcome(self, seconds: float) -> int:
+        """Wait for the coordinator that long; return how many processes train then."""
+
+
+class Rehearsal:
+    """Try bodies out in a process that is new in a job, which trains without it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        state: TrainingState,
+        trainers: TrainerAccess,
+        steps: StepRunner,
+        newcomer: Newcomer | None,
+    ) -> None:
+        """Make it for one process.
+
+        Args:
+            settings: of the process.
+            state: of the process.
+            trainers: where its trainer is found.
+            steps: that run the bodies.
+            newcomer: this process in its job; None without a job.
+        """
+        self._exact, self._state, self._trainers = bool(settings.logical_workers), state, trainers
+        self._steps, self._newcomer = steps, newcomer
+
+    def batches(self, plan: LoopPlan, stage: int, count: int) -> Iterator[Batch]:
+        """Yield batches whose bodies are dropped.
+
+        There are none in exact mode, and none with parameter servers or tables, whose values this process has
+        no access to yet.
+
+        Args:
+            plan: of the loop.
+            stage: ordinal of the loop.
+            count: at most so many.
+        """
+        trainer, newcomer = self._trainers.require("batches()"), self._newcomer
+        possible = trainer.servers is None and not trainer.tables and not self._exact
+        cursor = self._state.position.cursor
+        if not count or not possible or newcomer is None or newcomer.generation is not None:
+            return
+        others = newcomer.await_welcome(_WELCOME_SECONDS)
+        if not others or plan.ended(cursor):
+            return
+        began, group = time.monotonic(), Stage(others)
+        with self._state.rehearsal(group), isolated(plan.seed):
             for _ in range(count):
                 batch = plan.batch(cursor, others, others + 1)
                 number = cursor.step + 1
-                runtime.deal(
-                    Deal(batch, runtime.group, number, plan.seed, stage, cursor.epoch, others, rehearsal=True)
+                self._steps.deal(
+                    Deal(batch, group, number, plan.seed, stage, cursor.epoch, others, rehearsal=True)
                 )
                 yield batch
-                runtime.check_taken()
-    finally:
-        runtime.rehearsing, runtime.group = False, own
-    log.info(
-        "rehearsed %d times in %.3f s beside a job that trains (others: %d)",
-        count,
-        time.monotonic() - began,
-        others,
-    )
+                self._steps.check_taken()
+        log.info(
+            "rehearsed %d times in %.3f s beside a job that trains (others: %d)",
+            count,
+            time.monotonic() - began,
+            others,
+        )

@@ -7,22 +7,25 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Protocol
 
 from springtide import faults
-from springtide.activity import Activity, doing, main_thread_place
+from springtide.activity import Activity, Now, main_thread_place
+from springtide.coordination.questions import Questions
+from springtide.coordination.waiting import ReductionWarnings, TransferReports
+from springtide.elastic.trainer_access import TrainerAccess
+from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.exchange.store import StreamStore
+from springtide.handover import Handover
 from springtide.membership import Membership
 from springtide.outcome import Failed, Left, Outcome
-from springtide.records import data_message
+from springtide.records import Ring, data_message
 from springtide.termination import UNHEARD_SECONDS, end_by
+from springtide.timing import Timing
 from springtide_protocol import coordinator_pb2 as pb
-from springtide_protocol.codec import generation_to_proto
 from springtide_protocol.session_client import SessionClient, SessionClosedError
-
-if TYPE_CHECKING:
-    from springtide.runtime import Runtime
 
 log = logging.getLogger("springtide")
 
@@ -31,20 +34,50 @@ _TIMES_SECONDS = 1.0
 _FLUSH_SECONDS = 2.0
 BETWEEN_SECONDS = 1.5
 """And then for the script's thread to end or drop its step and come to a place between two."""
-_SAY_SECONDS = 10.0
-_MOVED_SECONDS = 1.0
-_MOVED_SAY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSources:
+    """Name what the coordinator is told of. The session's threads read it."""
+
+    state: TrainingState
+    trainers: TrainerAccess
+    commits: Ring
+    timing: Timing
+    handover: Handover
+
+
+class SessionListener(Protocol):
+    """Hear what the coordinator wants. No method may wait."""
+
+    def on_over(self, reason: str) -> None:
+        """Drop the open step: its generation is over. Called from the stream's thread."""
+
+    def on_boundary(self) -> None:
+        """Stop after the running step. Called from the stream's thread."""
+
+    def current_activity(self) -> Now | None:
+        """Return what the script's thread does now. Called from the telling thread."""
+
+    def write_outcome(self) -> None:
+        """Write how the process ends, if that is decided. Any thread calls it before it ends the process."""
 
 
 class Session:
-    """Owns the client, the membership and the telling thread.
+    """Own the stream to the coordinator, the membership and the thread that tells of commits."""
 
-    term_at: monotonic time of the first SIGTERM, set by the signal handler.
-    """
+    def __init__(self, settings: Settings, sources: SessionSources, listener: SessionListener) -> None:
+        """Make the session; `start` begins it.
 
-    def __init__(self, settings: Settings, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self.membership = Membership(settings, self.send, runtime.on_over, self._asked_to_stop, StreamStore)
+        Args:
+            settings: of the process.
+            sources: of what is told.
+            listener: hears what the coordinator wants.
+        """
+        self._sources, self._listener = sources, listener
+        self.membership = Membership(
+            settings, self.send, listener.on_over, self._asked_to_stop, StreamStore, self.check_term
+        )
         self._client = SessionClient(
             settings.coordinator,
             settings.token,
@@ -53,13 +86,13 @@ class Session:
             on_disconnected=self._disconnected,
             authority=settings.authority,
         )
-        self.membership.on_wait = self.check_term
-        self.term_at: float | None = None
+        self._questions = Questions()
+        self._reductions = ReductionWarnings(sources.trainers.waiting_since, self.membership.others)
+        self._transfers = TransferReports(sources.handover, lambda: self.membership.generation, self.send)
+        self._term_at: float | None = None
         self._lost_at = float("-inf")
         self._began = time.monotonic()
         self._end = threading.Lock()
-        self._said = 0.0
-        self._moved_told = self._moved_said = 0.0
         self._timed_at = 0.0
         self._streams = 0
         self._resend = False
@@ -86,8 +119,40 @@ class Session:
     def send_values(self, values: Mapping[str, float]) -> None:
         self.send(pb.WorkerMessage(values=pb.Values(values=values)))
 
-    def close(self, ended: Outcome | None) -> None:
-        """Tell the last commits and the outcome, and end both threads."""
+    def ask(self, question: pb.Evaluate) -> pb.Evaluation:
+        """Ask the coordinator and wait for its answer. Raise SpringtideError when it refuses this process."""
+
+        def check() -> None:
+            self.membership.check()
+            self.check_term()
+
+        return self._questions.ask(question, self.send, check)
+
+    @property
+    def asking(self) -> bool:
+        """Return whether a question to the coordinator is open."""
+        return self._questions.open is not None
+
+    @property
+    def term_asked(self) -> bool:
+        """Return whether SIGTERM has come."""
+        return self._term_at is not None
+
+    def note_term(self, now: float) -> None:
+        """Note the first SIGTERM at a monotonic time.
+
+        It takes no lock: the signal handler calls it, which may interrupt code that holds one.
+        """
+        self._term_at = now
+
+    def close(self, ended: Outcome | None, step: int = 0, samples: str = "") -> None:
+        """Tell the last commits and the outcome, and end both threads.
+
+        Args:
+            ended: how the process ends; None when nothing is told of that.
+            step: whose body or samples made it fail; 0 for none.
+            samples: of that step, in words.
+        """
         self._closing.set()
         if self._teller.ident is None:
             return  # never begun
@@ -97,7 +162,6 @@ class Session:
             detail = ended.reason if isinstance(ended, Left) else ""
             if isinstance(ended, Failed):
                 detail = f"{ended.exception}: {ended.message}"[:1000]
-            step, samples = self._runtime.ended_in if isinstance(ended, Failed) else (0, "")
             bye = pb.Bye(outcome=type(ended).__name__, detail=detail, step=step, samples=samples)
             self.send(pb.WorkerMessage(bye=bye))
         try:
@@ -115,15 +179,15 @@ class Session:
 
     def _unheard(self, now: float) -> float:
         """Return for how many seconds it has been asked to end with no coordinator there to let it leave."""
-        if self.term_at is None or self._client.connected:
+        if self._term_at is None or self._client.connected:
             return 0.0
-        return now - max(self.term_at, self._lost_at)
+        return now - max(self._term_at, self._lost_at)
 
     def _end_unheard(self) -> None:
         """Say so once and end, whichever thread comes first; the other one waits for the end."""
         with self._end:
             log.warning("SIGTERM, and no coordinator in %g s: ends without having left", UNHEARD_SECONDS)
-            self._runtime.write_outcome()  # if there is one by now
+            self._listener.write_outcome()  # if there is one by now
             end_by(signal.SIGTERM)
 
     # ---- the stream's thread
@@ -132,10 +196,10 @@ class Session:
         kind = message.WhichOneof("message")
         self.membership.receive(message)
         if kind == "evaluation":
-            self._runtime.evaluations.questions.answered(message.evaluation)
+            self._questions.answered(message.evaluation)
         if kind == "welcome":
-            self._runtime.ring.rewind(self.membership.known)
-            if (question := self._runtime.evaluations.questions.open) is not None:
+            self._sources.commits.rewind(self.membership.known)
+            if (question := self._questions.open) is not None:
                 self.send(question)
             # A coordinator that is new may not have heard of commits of this generation's former first
             # member.
@@ -143,13 +207,13 @@ class Session:
             self._streams += 1
 
     def _asked_to_stop(self) -> None:
-        faults.reach("asked", self._runtime.position.cursor.step + 1)
-        self._runtime.on_boundary()
+        faults.reach("asked", self._sources.state.position.cursor.step + 1)
+        self._listener.on_boundary()
         log.info("asked to stop after the step: members or servers come or go")
 
     def _disconnected(self, reason: str) -> None:
         self._lost_at = time.monotonic()
-        if self.term_at is None:
+        if self._term_at is None:
             log.warning("lost the coordinator (%s); training goes on, trying to reach it", reason)
         self.membership.disconnected()
 
@@ -160,9 +224,9 @@ class Session:
             self._tell()
             self._tell_times()
             self._tell_activity()
-            self._watch_reductions()
-            self._watch_transfer(time.monotonic())
-            if self.term_at is not None and not self.membership.leaving:
+            self._reductions.look(time.monotonic())
+            self._transfers.look(time.monotonic(), self._client.connected)
+            if self._term_at is not None and not self.membership.leaving:
                 log.info("SIGTERM: leaving at the next boundary")
                 self.membership.leave("SIGTERM")
             if self._unheard(time.monotonic()) >= UNHEARD_SECONDS + BETWEEN_SECONDS:
@@ -176,45 +240,12 @@ class Session:
                     self.membership.session_over(str(error))
                     return
 
-    def _watch_reductions(self) -> None:
-        """Name who a step waits for, every few seconds."""
-        trainer = self._runtime.trainer
-        since = None if trainer is None else trainer.waiting_since
-        if since is None:
-            return
-        now = time.monotonic()
-        if now - max(since, self._said) >= _SAY_SECONDS:
-            self._said = now
-            names = ", ".join(self.membership.others())
-            log.warning(
-                "a step has waited %.0f s for the gradients of the other members: %s", now - since, names
-            )
-
-    def _watch_transfer(self, now: float) -> None:
-        """Say how far the state has come that moves to or from this process, when that takes a while."""
-        recovery, membership = self._runtime.recovery, self.membership
-        progress = None if recovery is None else recovery.handover.progress
-        if progress is None or now - max(progress.began, self._moved_told) < _MOVED_SECONDS:
-            return
-        self._moved_told = now
-        if now - max(progress.began, self._moved_said) >= _MOVED_SAY_SECONDS:
-            self._moved_said = now
-            log.info("%s", progress.text(now))
-        if not progress.sends and membership.generation is not None and self._client.connected:
-            told = pb.Transferring(
-                generation=generation_to_proto(membership.generation),
-                holder=progress.peer,
-                bytes_done=progress.done,
-                bytes_total=progress.total,
-            )
-            self.send(pb.WorkerMessage(transferring=told))
-
     def _tell_times(self) -> None:
         now = time.monotonic()
         if now - self._timed_at < _TIMES_SECONDS or not self._client.connected:
             return
         self._timed_at = now
-        times = self._runtime.timing.take()
+        times = self._sources.timing.take()
         if times is not None:
             self.send(pb.WorkerMessage(times=times))
 
@@ -224,17 +255,17 @@ class Session:
         if self._activity_told_on != self._streams:
             self._activity_told_on = self._streams
             self._activity.again()
-        lasting = self._activity.look(doing(self._runtime), time.monotonic())
+        lasting = self._activity.look(self._listener.current_activity(), time.monotonic())
         if lasting is not None:
             self.send(pb.WorkerMessage(activity=lasting))
 
     def _tell(self) -> None:
-        runtime = self._runtime
-        if not self._client.connected or not (runtime.group.rank == 0 or self._resend):
+        state, ring = self._sources.state, self._sources.commits
+        if not self._client.connected or not (state.group.rank == 0 or self._resend):
             return
         self._resend = False
-        while commits := runtime.ring.take():
-            position, plan = runtime.position, runtime.plan
+        while commits := ring.take():
+            position, plan = state.position, state.plan
             self.send(
                 pb.WorkerMessage(
                     progress=pb.Progress(
