@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide import outcome
-from springtide.outcome import Failed, Finished, Left
+from springtide.coordination import outcome
+from springtide.coordination.outcome import Failed, Finished, Left
 
 DONE = Finished(
     incarnation=(1, 0),

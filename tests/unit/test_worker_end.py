@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from springtide import outcome
+from springtide.coordination import outcome
 from springtide.elastic.training_state import TrainingState
 from springtide.ending import ExitParts, ProcessExit
 from springtide.environment import Settings

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from springtide.outcome import users_frame
+from springtide.coordination.outcome import users_frame
 from springtide_protocol import coordinator_pb2 as pb
 
 TOLD_AFTER_SECONDS = (1.0, 10.0)

@@ -11,6 +11,7 @@ import torch
 from springtide.activity import Now
 from springtide.blocks import Blocks
 from springtide.consistency import Consistencies, declare_consistencies
+from springtide.coordination.outcome import Failed
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.elastic.saving import CheckpointSaver
@@ -26,7 +27,6 @@ from springtide.handover import Handover
 from springtide.leasing import LeasingParts
 from springtide.loop import LoopParts, TrainingLoops
 from springtide.membership import Membership
-from springtide.outcome import Failed
 from springtide.records import as_numbers
 from springtide.recovery import Recovery, RecoveryParts
 from springtide.rehearsal import Rehearsal

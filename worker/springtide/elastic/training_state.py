@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
+from springtide.coordination.outcome import Outcome
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.data.loop import LoopPlan
 from springtide.exchange.groups import Group
-from springtide.outcome import Outcome
 from springtide.state import Position
 
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from springtide.answers import Begin, Depart
+from springtide.coordination.outcome import Failed, Finished, Left, Outcome
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
 from springtide.launch.ports import ReservedPort
@@ -24,7 +25,6 @@ from springtide.launch.processes import CannotStart, Child
 from springtide.launch.script import Failure, Round, culprit, variables
 from springtide.launch.supervision import End
 from springtide.membership import Membership
-from springtide.outcome import Failed, Finished, Left, Outcome
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import generation_from_proto, required_state
 from springtide_protocol.session_client import SessionClient, SessionClosedError
