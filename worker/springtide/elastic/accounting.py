@@ -7,8 +7,8 @@ import math
 import time
 
 from springtide.body import Body
+from springtide.coordination.metrics import Metrics
 from springtide.environment import Settings
-from springtide.metrics import Metrics
 from springtide.records import Commit, Ring, StepLog
 from springtide.timing import Timing
 from springtide_protocol.names import StateName
