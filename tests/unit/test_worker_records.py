@@ -11,9 +11,9 @@ from prometheus_client import generate_latest
 
 from springtide import faults
 from springtide.coordination.metrics import Metrics
+from springtide.coordination.progress import RING_COMMITS, Commit, Ring, StepLog
 from springtide.environment import read_settings
 from springtide.errors import SpringtideError
-from springtide.records import RING_COMMITS, Commit, Ring, StepLog
 from springtide_protocol.names import GenerationName, StateName
 
 

@@ -12,6 +12,7 @@ from springtide.activity import Now
 from springtide.blocks import Blocks
 from springtide.consistency import Consistencies, declare_consistencies
 from springtide.coordination.outcome import Failed
+from springtide.coordination.progress import as_numbers
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.elastic.saving import CheckpointSaver
@@ -27,7 +28,6 @@ from springtide.handover import Handover
 from springtide.leasing import LeasingParts
 from springtide.loop import LoopParts, TrainingLoops
 from springtide.membership import Membership
-from springtide.records import as_numbers
 from springtide.recovery import Recovery, RecoveryParts
 from springtide.rehearsal import Rehearsal
 from springtide.reported import ReportedNames

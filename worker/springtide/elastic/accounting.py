@@ -8,8 +8,8 @@ import time
 
 from springtide.body import Body
 from springtide.coordination.metrics import Metrics
+from springtide.coordination.progress import Commit, Ring, StepLog
 from springtide.environment import Settings
-from springtide.records import Commit, Ring, StepLog
 from springtide.timing import Timing
 from springtide_protocol.names import StateName
 
