@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from springtide.answers import Depart
+from springtide.coordination.park_reply import Depart
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.exchange.groups import Group

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from springtide.answers import Begin, Depart
+from springtide.coordination.park_reply import Begin, Depart
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
 from springtide.membership import Membership

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
 
-from springtide.answers import Depart
 from springtide.checkpoint.keeper import FLUSH_SECONDS
 from springtide.coordination import outcome
+from springtide.coordination.park_reply import Depart
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.errors import ServerStepError, UsageError

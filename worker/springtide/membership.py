@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from springtide.answers import Begin, Depart, SaveAsked
 from springtide.checkpoint.shares import Share
+from springtide.coordination.park_reply import Begin, Depart, SaveAsked
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
 from springtide.exchange.entries import Entries, Publish

@@ -15,9 +15,9 @@ from functools import partial
 import torch
 
 from springtide import faults
-from springtide.answers import Begin, Depart, SaveAsked
 from springtide.blocks import Blocks
 from springtide.consistency import Consistencies, staleness_bound
+from springtide.coordination.park_reply import Begin, Depart, SaveAsked
 from springtide.data.loop import LoopPlan
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.saving import CheckpointSaver

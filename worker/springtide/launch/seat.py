@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from springtide.answers import Begin, Depart
 from springtide.coordination.outcome import Failed, Finished, Left, Outcome
+from springtide.coordination.park_reply import Begin, Depart
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
 from springtide.launch.ports import ReservedPort
