@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from springtide.coordination.membership import Membership
 from springtide.coordination.park_reply import Begin, Depart
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
-from springtide.membership import Membership
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import generation_from_proto, generation_to_proto, state_from_proto
 from springtide_protocol.names import GenerationName, StateName

@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from springtide.body import Failure
 from springtide.consistency import Consistencies
+from springtide.coordination.membership import Membership
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.errors import GenerationChanged, SpringtideError, UsageError
 from springtide.exchange.groups import Group, peers_in
 from springtide.exchange.handle import Handle
-from springtide.membership import Membership
 from springtide.places import Key, Place, agree
 
 log = logging.getLogger("springtide")

@@ -19,6 +19,7 @@ import torch
 
 from springtide import faults
 from springtide.body import Body, Deal, Failure
+from springtide.coordination.membership import Membership, generation_of
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.data.loop import LoopPlan
@@ -27,7 +28,6 @@ from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.training_state import TrainingState
 from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, peers_in
-from springtide.membership import Membership, generation_of
 from springtide.scaling import agree
 from springtide.schedules import Schedules
 from springtide.servers.asynchronous import AsynchronousExchange

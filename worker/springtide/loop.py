@@ -10,6 +10,7 @@ from functools import partial
 from springtide import faults
 from springtide.body import Deal
 from springtide.consistency import Consistencies
+from springtide.coordination.membership import Membership
 from springtide.data.batch import Batch
 from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
@@ -22,7 +23,6 @@ from springtide.errors import UsageError
 from springtide.evaluation import Evaluations
 from springtide.exact import parts as exact_parts
 from springtide.loading import Loader
-from springtide.membership import Membership
 from springtide.recovery import Recovery
 from springtide.rehearsal import Rehearsal
 from springtide.timing import Timing

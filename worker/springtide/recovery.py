@@ -17,6 +17,7 @@ import torch
 from springtide import faults
 from springtide.blocks import Blocks
 from springtide.consistency import Consistencies, staleness_bound
+from springtide.coordination.membership import Membership
 from springtide.coordination.park_reply import Begin, Depart, SaveAsked
 from springtide.data.loop import LoopPlan
 from springtide.elastic.accounting import Accounting
@@ -28,7 +29,6 @@ from springtide.errors import ServerStepError, SpringtideError
 from springtide.exchange.groups import Group, form
 from springtide.exchange.store import StreamStore
 from springtide.handover import Handover
-from springtide.membership import Membership
 from springtide.places import Place
 from springtide.servers.exchange import ServerExchange, ServersLackState
 from springtide.servers.leading import Place as ServersPlace

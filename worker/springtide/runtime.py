@@ -11,6 +11,7 @@ import torch
 from springtide.activity import Now
 from springtide.blocks import Blocks
 from springtide.consistency import Consistencies, declare_consistencies
+from springtide.coordination.membership import Membership
 from springtide.coordination.outcome import Failed
 from springtide.coordination.progress import as_numbers
 from springtide.elastic.accounting import Accounting
@@ -27,7 +28,6 @@ from springtide.exchange.groups import Group
 from springtide.handover import Handover
 from springtide.leasing import LeasingParts
 from springtide.loop import LoopParts, TrainingLoops
-from springtide.membership import Membership
 from springtide.recovery import Recovery, RecoveryParts
 from springtide.rehearsal import Rehearsal
 from springtide.reported import ReportedNames

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from springtide import faults
 from springtide.activity import Activity, Now, main_thread_place
+from springtide.coordination.membership import Membership
 from springtide.coordination.outcome import Failed, Left, Outcome
 from springtide.coordination.progress import Ring, data_message
 from springtide.coordination.questions import Questions
@@ -21,7 +22,6 @@ from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.exchange.store import StreamStore
 from springtide.handover import Handover
-from springtide.membership import Membership
 from springtide.termination import UNHEARD_SECONDS, end_by
 from springtide.timing import Timing
 from springtide_protocol import coordinator_pb2 as pb

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from springtide import faults
 from springtide.body import Body, Deal
 from springtide.consistency import Consistencies
+from springtide.coordination.membership import Membership, generation_of
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import Dropped, SpringtideError, UsageError
-from springtide.membership import Membership, generation_of
 from springtide.training import Trainer
 from springtide.transaction import Phase
 from springtide_protocol.names import StateName

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from springtide.coordination.membership import Membership
 from springtide.coordination.outcome import Failed, Finished, Left, Outcome
 from springtide.coordination.park_reply import Begin, Depart
 from springtide.environment import Settings
@@ -24,7 +25,6 @@ from springtide.launch.ports import ReservedPort
 from springtide.launch.processes import CannotStart, Child
 from springtide.launch.script import Failure, Round, culprit, variables
 from springtide.launch.supervision import End
-from springtide.membership import Membership
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import generation_from_proto, required_state
 from springtide_protocol.session_client import SessionClient, SessionClosedError
