@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from worker_alone import library
 
-from springtide.activity import Activity, main_thread_place
+from springtide.coordination.activity import Activity, main_thread_place
 from springtide.coordination.waiting import ReductionWarnings, TransferReports
 from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.exchange.progress import Progress

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from springtide.activity import Now
 from springtide.blocks import Blocks
 from springtide.consistency import Consistencies, declare_consistencies
+from springtide.coordination.activity import Now
 from springtide.coordination.membership import Membership
 from springtide.coordination.outcome import Failed
 from springtide.coordination.progress import as_numbers

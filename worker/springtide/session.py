@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from springtide import faults
-from springtide.activity import Activity, Now, main_thread_place
+from springtide.coordination.activity import Activity, Now, main_thread_place
 from springtide.coordination.membership import Membership
 from springtide.coordination.outcome import Failed, Left, Outcome
 from springtide.coordination.progress import Ring, data_message
