@@ -19,11 +19,11 @@ from springtide.checkpoint.keeper import FLUSH_SECONDS
 from springtide.coordination import outcome
 from springtide.coordination.membership import generation_of
 from springtide.coordination.park_reply import Depart
+from springtide.coordination.session import Session
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.errors import ServerStepError, UsageError
 from springtide.evaluation import Evaluations
-from springtide.session import Session
 from springtide.termination import end_as_child, end_by, is_ours_or_default
 
 log = logging.getLogger("springtide")

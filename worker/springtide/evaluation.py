@@ -14,12 +14,12 @@ import torch
 
 from springtide import faults
 from springtide.consistency import Consistencies
+from springtide.coordination.session import Session
 from springtide.data.batch import Batch, Micro
 from springtide.data.source import Source
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import SpringtideError, UsageError
-from springtide.session import Session
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import state_to_proto
 from springtide_protocol.names import StateName

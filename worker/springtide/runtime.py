@@ -14,6 +14,7 @@ from springtide.coordination.activity import Now
 from springtide.coordination.membership import Membership
 from springtide.coordination.outcome import Failed
 from springtide.coordination.progress import as_numbers
+from springtide.coordination.session import Session, SessionSources
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.elastic.saving import CheckpointSaver
@@ -32,7 +33,6 @@ from springtide.recovery import Recovery, RecoveryParts
 from springtide.rehearsal import Rehearsal
 from springtide.reported import ReportedNames
 from springtide.servers.wiring import wait_for_values
-from springtide.session import Session, SessionSources
 from springtide.state import Position
 from springtide.training import Trainer
 

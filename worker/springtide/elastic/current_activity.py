@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from springtide.coordination.activity import Now
+from springtide.coordination.session import Session
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.evaluation import Evaluations
 from springtide.handover import Handover
-from springtide.session import Session
 from springtide.timing import Timing
 from springtide.transaction import Phase
 from springtide_protocol import coordinator_pb2 as pb
