@@ -18,10 +18,10 @@ from worker_groups import form_groups, together
 
 from springtide.data.loop import plan_loop
 from springtide.declared import declare
+from springtide.elastic.range_loop import Leasing
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
-from springtide.leasing import Leasing
 from springtide.runtime import Runtime
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.leading import Place

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from springtide.coordination.membership import Membership
+from springtide.elastic.range_loop import Leasing, LeasingParts
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.errors import UsageError
-from springtide.leasing import Leasing, LeasingParts
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.within import WithinExchange

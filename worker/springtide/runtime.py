@@ -17,6 +17,7 @@ from springtide.coordination.progress import as_numbers
 from springtide.coordination.session import Session, SessionSources
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.current_activity import ActivitySources, current_activity
+from springtide.elastic.range_loop import LeasingParts
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.server_values import ServerValues
 from springtide.elastic.step_runner import StepParts, StepRunner
@@ -27,7 +28,6 @@ from springtide.environment import Settings
 from springtide.evaluation import Evaluations
 from springtide.exchange.groups import Group
 from springtide.handover import Handover
-from springtide.leasing import LeasingParts
 from springtide.loop import LoopParts, TrainingLoops
 from springtide.recovery import Recovery, RecoveryParts
 from springtide.rehearsal import Rehearsal
