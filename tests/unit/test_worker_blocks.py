@@ -16,7 +16,7 @@ from worker_groups import addresses, together, wired_stores
 
 import springtide
 from springtide.blocks import Blocks
-from springtide.consistency import Consistencies
+from springtide.elastic.consistency import Consistencies
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.consistency import Consistencies, staleness_bound
+from springtide.elastic.consistency import Consistencies, staleness_bound
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.errors import UsageError

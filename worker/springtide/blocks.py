@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from springtide.body import Failure
-from springtide.consistency import Consistencies
 from springtide.coordination.membership import Membership
+from springtide.elastic.consistency import Consistencies
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from springtide import faults
-from springtide.consistency import Consistencies
 from springtide.coordination.session import Session
 from springtide.data.batch import Batch, Micro
 from springtide.data.source import Source
+from springtide.elastic.consistency import Consistencies
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import SpringtideError, UsageError

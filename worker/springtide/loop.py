@@ -9,11 +9,11 @@ from functools import partial
 
 from springtide import faults
 from springtide.body import Deal
-from springtide.consistency import Consistencies
 from springtide.coordination.membership import Membership
 from springtide.data.batch import Batch
 from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
+from springtide.elastic.consistency import Consistencies
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.server_values import ServerValues
 from springtide.elastic.step_runner import StepRunner

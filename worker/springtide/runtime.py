@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from springtide.blocks import Blocks
-from springtide.consistency import Consistencies, declare_consistencies
 from springtide.coordination.activity import Now
 from springtide.coordination.membership import Membership
 from springtide.coordination.outcome import Failed
 from springtide.coordination.progress import as_numbers
 from springtide.coordination.session import Session, SessionSources
 from springtide.elastic.accounting import Accounting
+from springtide.elastic.consistency import Consistencies, declare_consistencies
 from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.elastic.range_loop import LeasingParts
 from springtide.elastic.saving import CheckpointSaver

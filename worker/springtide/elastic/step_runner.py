@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from springtide import faults
 from springtide.body import Body, Deal
-from springtide.consistency import Consistencies
 from springtide.coordination.membership import Membership, generation_of
 from springtide.elastic.accounting import Accounting
+from springtide.elastic.consistency import Consistencies
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
