@@ -17,13 +17,13 @@ from worker_groups import addresses, together, wired_stores
 import springtide
 from springtide.blocks import Blocks
 from springtide.elastic.consistency import Consistencies
+from springtide.elastic.retry_position import Place, Verdict, agree
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.errors import UsageError
 from springtide.exchange.groups import Group, form
 from springtide.exchange.handle import Handle
-from springtide.places import Place, Verdict, agree
 
 FIRST, SECOND = (0, 5, 0), (0, 5, 1)
 

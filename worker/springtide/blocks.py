@@ -12,13 +12,13 @@ import torch.distributed as dist
 from springtide.body import Failure
 from springtide.coordination.membership import Membership
 from springtide.elastic.consistency import Consistencies
+from springtide.elastic.retry_position import Key, Place, agree
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.errors import GenerationChanged, SpringtideError, UsageError
 from springtide.exchange.groups import Group, peers_in
 from springtide.exchange.handle import Handle
-from springtide.places import Key, Place, agree
 
 log = logging.getLogger("springtide")
 

@@ -21,6 +21,7 @@ from springtide.coordination.park_reply import Begin, Depart, SaveAsked
 from springtide.data.loop import LoopPlan
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.consistency import Consistencies, staleness_bound
+from springtide.elastic.retry_position import Place
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
@@ -29,7 +30,6 @@ from springtide.errors import ServerStepError, SpringtideError
 from springtide.exchange.groups import Group, form
 from springtide.exchange.store import StreamStore
 from springtide.handover import Handover
-from springtide.places import Place
 from springtide.servers.exchange import ServerExchange, ServersLackState
 from springtide.servers.leading import Place as ServersPlace
 from springtide.servers.links import servers_in
