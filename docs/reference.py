@@ -28,7 +28,7 @@ _MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         (
             "springtide.data.batch:Batch",
             "springtide.evaluation:Evaluation",
-            "springtide.blocks:Attempt",
+            "springtide.elastic.retry:Attempt",
         ),
     ),
     ("springtide.kv", "springtide.kv", ("springtide.kv_table:Lookup", "springtide.kv_table:Push")),

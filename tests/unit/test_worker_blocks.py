@@ -15,8 +15,8 @@ from worker_alone import Script, library
 from worker_groups import addresses, together, wired_stores
 
 import springtide
-from springtide.blocks import Blocks
 from springtide.elastic.consistency import Consistencies
+from springtide.elastic.retry import Blocks
 from springtide.elastic.retry_position import Place, Verdict, agree
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState

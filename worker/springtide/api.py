@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from springtide import faults
-from springtide.blocks import Attempt
 from springtide.counted import count_steps
 from springtide.data.batch import Batch
 from springtide.data.loop import plan_loop
 from springtide.data.source import make_source
 from springtide.declared import declare
+from springtide.elastic.retry import Attempt
 from springtide.environment import read_settings
 from springtide.errors import UsageError
 from springtide.evaluation import Evaluation

@@ -15,12 +15,12 @@ from functools import partial
 import torch
 
 from springtide import faults
-from springtide.blocks import Blocks
 from springtide.coordination.membership import Membership
 from springtide.coordination.park_reply import Begin, Depart, SaveAsked
 from springtide.data.loop import LoopPlan
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.consistency import Consistencies, staleness_bound
+from springtide.elastic.retry import Blocks
 from springtide.elastic.retry_position import Place
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.trainer_access import TrainerAccess

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from springtide.blocks import Blocks
 from springtide.coordination.activity import Now
 from springtide.coordination.membership import Membership
 from springtide.coordination.outcome import Failed
@@ -18,6 +17,7 @@ from springtide.elastic.accounting import Accounting
 from springtide.elastic.consistency import Consistencies, declare_consistencies
 from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.elastic.range_loop import LeasingParts
+from springtide.elastic.retry import Blocks
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.server_values import ServerValues
 from springtide.elastic.step_runner import StepParts, StepRunner
