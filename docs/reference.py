@@ -27,7 +27,7 @@ _MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "springtide",
         (
             "springtide.data.batch:Batch",
-            "springtide.evaluation:Evaluation",
+            "springtide.elastic.evaluation:Evaluation",
             "springtide.elastic.retry:Attempt",
         ),
     ),

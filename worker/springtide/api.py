@@ -19,10 +19,10 @@ from springtide.data.batch import Batch
 from springtide.data.loop import plan_loop
 from springtide.data.source import make_source
 from springtide.declared import declare
+from springtide.elastic.evaluation import Evaluation
 from springtide.elastic.retry import Attempt
 from springtide.environment import read_settings
 from springtide.errors import UsageError
-from springtide.evaluation import Evaluation
 from springtide.exact.settings import check_gpu, on_gpu, prepare
 from springtide.exchange.device import take_gpu, tame_nccl
 from springtide.loading import make_loader

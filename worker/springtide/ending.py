@@ -20,10 +20,10 @@ from springtide.coordination import outcome
 from springtide.coordination.membership import generation_of
 from springtide.coordination.park_reply import Depart
 from springtide.coordination.session import Session
+from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.errors import ServerStepError, UsageError
-from springtide.evaluation import Evaluations
 from springtide.termination import end_as_child, end_by, is_ours_or_default
 
 log = logging.getLogger("springtide")

@@ -14,13 +14,13 @@ from springtide.data.batch import Batch
 from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
 from springtide.elastic.consistency import Consistencies
+from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.server_values import ServerValues
 from springtide.elastic.step_runner import StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import UsageError
-from springtide.evaluation import Evaluations
 from springtide.exact import parts as exact_parts
 from springtide.loading import Loader
 from springtide.recovery import Recovery

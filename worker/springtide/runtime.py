@@ -16,6 +16,7 @@ from springtide.coordination.session import Session, SessionSources
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.consistency import Consistencies, declare_consistencies
 from springtide.elastic.current_activity import ActivitySources, current_activity
+from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.range_loop import LeasingParts
 from springtide.elastic.retry import Blocks
 from springtide.elastic.saving import CheckpointSaver
@@ -25,7 +26,6 @@ from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.ending import ExitParts, ProcessExit
 from springtide.environment import Settings
-from springtide.evaluation import Evaluations
 from springtide.exchange.groups import Group
 from springtide.handover import Handover
 from springtide.loop import LoopParts, TrainingLoops

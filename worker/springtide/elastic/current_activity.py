@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from springtide.coordination.activity import Now
 from springtide.coordination.session import Session
+from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
-from springtide.evaluation import Evaluations
 from springtide.handover import Handover
 from springtide.timing import Timing
 from springtide.transaction import Phase
