@@ -23,13 +23,13 @@ from springtide.elastic.consistency import Consistencies, staleness_bound
 from springtide.elastic.retry import Blocks
 from springtide.elastic.retry_position import Place
 from springtide.elastic.saving import CheckpointSaver
+from springtide.elastic.state_transfer import Handover
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.errors import ServerStepError, SpringtideError
 from springtide.exchange.groups import Group, form
 from springtide.exchange.store import StreamStore
-from springtide.handover import Handover
 from springtide.servers.exchange import ServerExchange, ServersLackState
 from springtide.servers.leading import Place as ServersPlace
 from springtide.servers.links import servers_in

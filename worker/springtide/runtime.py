@@ -21,13 +21,13 @@ from springtide.elastic.range_loop import LeasingParts
 from springtide.elastic.retry import Blocks
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.server_values import ServerValues
+from springtide.elastic.state_transfer import Handover
 from springtide.elastic.step_runner import StepParts, StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.ending import ExitParts, ProcessExit
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
-from springtide.handover import Handover
 from springtide.loop import LoopParts, TrainingLoops
 from springtide.recovery import Recovery, RecoveryParts
 from springtide.rehearsal import Rehearsal

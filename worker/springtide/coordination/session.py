@@ -17,11 +17,11 @@ from springtide.coordination.outcome import Failed, Left, Outcome
 from springtide.coordination.progress import Ring, data_message
 from springtide.coordination.questions import Questions
 from springtide.coordination.waiting import ReductionWarnings, TransferReports
+from springtide.elastic.state_transfer import Handover
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.exchange.store import StreamStore
-from springtide.handover import Handover
 from springtide.termination import UNHEARD_SECONDS, end_by
 from springtide.timing import Timing
 from springtide_protocol import coordinator_pb2 as pb

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from springtide.coordination.activity import Now
 from springtide.coordination.session import Session
 from springtide.elastic.evaluation import Evaluations
+from springtide.elastic.state_transfer import Handover
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
-from springtide.handover import Handover
 from springtide.timing import Timing
 from springtide.transaction import Phase
 from springtide_protocol import coordinator_pb2 as pb
