@@ -20,11 +20,11 @@ from springtide.elastic.server_values import ServerValues
 from springtide.elastic.step_runner import StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
+from springtide.elastic.warm_up import Rehearsal
 from springtide.errors import UsageError
 from springtide.exact import parts as exact_parts
 from springtide.loading import Loader
 from springtide.recovery import Recovery
-from springtide.rehearsal import Rehearsal
 from springtide.timing import Timing
 from springtide.transaction import Phase
 

@@ -25,12 +25,12 @@ from springtide.elastic.state_transfer import Handover
 from springtide.elastic.step_runner import StepParts, StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
+from springtide.elastic.warm_up import Rehearsal
 from springtide.ending import ExitParts, ProcessExit
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
 from springtide.loop import LoopParts, TrainingLoops
 from springtide.recovery import Recovery, RecoveryParts
-from springtide.rehearsal import Rehearsal
 from springtide.reported import ReportedNames
 from springtide.servers.wiring import wait_for_values
 from springtide.state import Position
