@@ -8,10 +8,10 @@ from unittest.mock import MagicMock
 import pytest
 
 from springtide.coordination.park_reply import Depart
+from springtide.elastic.recovery import Recovery, RecoveryParts
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
-from springtide.recovery import Recovery, RecoveryParts
 from springtide.transaction import Phase, Transaction
 
 

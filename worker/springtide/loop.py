@@ -15,6 +15,7 @@ from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.evaluation import Evaluations
+from springtide.elastic.recovery import Recovery
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.server_values import ServerValues
 from springtide.elastic.step_runner import StepRunner
@@ -24,7 +25,6 @@ from springtide.elastic.warm_up import Rehearsal
 from springtide.errors import UsageError
 from springtide.exact import parts as exact_parts
 from springtide.loading import Loader
-from springtide.recovery import Recovery
 from springtide.timing import Timing
 from springtide.transaction import Phase
 
