@@ -10,8 +10,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from springtide.coordination import outcome
+from springtide.elastic.exit import ExitParts, ProcessExit
 from springtide.elastic.training_state import TrainingState
-from springtide.ending import ExitParts, ProcessExit
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
 

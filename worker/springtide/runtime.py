@@ -17,6 +17,7 @@ from springtide.elastic.accounting import Accounting
 from springtide.elastic.consistency import Consistencies, declare_consistencies
 from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.elastic.evaluation import Evaluations
+from springtide.elastic.exit import ExitParts, ProcessExit
 from springtide.elastic.range_loop import LeasingParts
 from springtide.elastic.recovery import Recovery, RecoveryParts
 from springtide.elastic.retry import Blocks
@@ -27,7 +28,6 @@ from springtide.elastic.step_runner import StepParts, StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.elastic.warm_up import Rehearsal
-from springtide.ending import ExitParts, ProcessExit
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
 from springtide.loop import LoopParts, TrainingLoops
