@@ -18,6 +18,7 @@ from springtide.elastic.consistency import Consistencies, declare_consistencies
 from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.exit import ExitParts, ProcessExit
+from springtide.elastic.loop import LoopParts, TrainingLoops
 from springtide.elastic.range_loop import LeasingParts
 from springtide.elastic.recovery import Recovery, RecoveryParts
 from springtide.elastic.retry import Blocks
@@ -30,7 +31,6 @@ from springtide.elastic.training_state import TrainingState
 from springtide.elastic.warm_up import Rehearsal
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
-from springtide.loop import LoopParts, TrainingLoops
 from springtide.reported import ReportedNames
 from springtide.servers.wiring import wait_for_values
 from springtide.state import Position
