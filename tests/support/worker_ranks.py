@@ -19,10 +19,10 @@ from worker_groups import form_groups, together
 from springtide.data.loop import plan_loop
 from springtide.declared import declare
 from springtide.elastic.range_loop import Leasing
+from springtide.elastic.runtime import Runtime
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
-from springtide.runtime import Runtime
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.leading import Place
 from springtide.servers.wiring import exchange_for, wait_for_values

@@ -10,7 +10,7 @@ import torch
 from worker_alone import Script, library
 
 import springtide
-from springtide.runtime import Runtime
+from springtide.elastic.runtime import Runtime
 
 X = torch.arange(10, dtype=torch.float32)
 

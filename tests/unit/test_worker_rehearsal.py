@@ -15,8 +15,8 @@ from worker_alone import Script, library
 import springtide
 from springtide.data.loop import plan_loop
 from springtide.elastic.loop import TrainingLoops
+from springtide.elastic.runtime import Runtime
 from springtide.elastic.warm_up import Rehearsal
-from springtide.runtime import Runtime
 from springtide.undo import Snapshot
 
 

@@ -12,7 +12,7 @@ import torch
 from worker_alone import Script, library
 
 import springtide
-from springtide.runtime import Runtime
+from springtide.elastic.runtime import Runtime
 
 
 @pytest.fixture

@@ -21,13 +21,13 @@ from springtide.data.source import make_source
 from springtide.declared import declare
 from springtide.elastic.evaluation import Evaluation
 from springtide.elastic.retry import Attempt
+from springtide.elastic.runtime import Runtime
 from springtide.elastic.warm_up import MOST
 from springtide.environment import read_settings
 from springtide.errors import UsageError
 from springtide.exact.settings import check_gpu, on_gpu, prepare
 from springtide.exchange.device import take_gpu, tame_nccl
 from springtide.loading import make_loader
-from springtide.runtime import Runtime
 from springtide.servers.plan import bucket_bytes
 from springtide.servers.wiring import exchange_for
 from springtide.training import Trainer
