@@ -160,9 +160,10 @@ class Runtime:
             check: of what the script distributes, for a `consistency`.
         """
         self.trainers.install(trainer)
-        for index, handle in trainer.tables.items():
-            handle.read = partial(self.values.rows, index)
-            handle.read_all = partial(self.values.all_rows, index)
+        if trainer.servers is not None:
+            for index, handle in trainer.tables.items():
+                handle.read = partial(self.values.rows, index)
+                handle.read_all = partial(self.values.all_rows, index)
         if not self.settings.alone and self.settings.strategy == "ParameterServer":
             wait_for_values(models, self.values.settle, trainer.pending)
             declare_consistencies(self.consistencies, self.leasing_parts(), trainer.servers, tracked, check)
