@@ -18,7 +18,7 @@ from worker_groups import form_groups, together
 
 from springtide.data.loop import plan_loop
 from springtide.declared import declare
-from springtide.elastic.range_loop import Leasing
+from springtide.elastic.range_loop import RangeLoop
 from springtide.elastic.runtime import Runtime
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
@@ -93,7 +93,7 @@ class Rank:
         if settings.strategy == "ParameterServer":
             wait_for_values(declared.models, self.runtime.values.settle, self.trainer.pending)
         if isinstance(servers := self.trainer.servers, AsynchronousExchange) and servers.asynchronous:
-            self.runtime.consistencies.use(Leasing(self.runtime.leasing_parts(), servers, tracked), "")
+            self.runtime.consistencies.use(RangeLoop(self.runtime.range_loop_parts(), servers, tracked), "")
         # Bodies seed the process's generator: models have to be made before.
         self._ready.wait(120)
 

@@ -79,18 +79,18 @@ class Ranges:
 def test_a_generation_is_of_the_kind_that_it_is_told_to_be_whatever_the_pod_was_made_for() -> None:
     ranges = Ranges()
     kinds, member = kinds_of("Asynchronous", ranges)
-    assert kinds.leasing is ranges
+    assert kinds.range_loop is ranges
     assert member.at_epochs_end == ranges.stop_at_the_end
     assert kinds.enter(pb.Consistency()) is None
     assert kinds.enter(pb.Consistency(mode="BoundedStaleness", staleness=3)) is True
-    assert (kinds.leasing is ranges, ranges.begun) == (True, 0)
+    assert (kinds.range_loop is ranges, ranges.begun) == (True, 0)
     ranges.stop_at_the_end()
     assert kinds.enter(pb.Consistency(mode="Synchronous")) is False
-    assert (kinds.leasing, ranges.begun, ranges.stops_at_the_end) == (None, 1, False)
+    assert (kinds.range_loop, ranges.begun, ranges.stops_at_the_end) == (None, 1, False)
     assert kinds.enter(pb.Consistency(mode="Synchronous")) is False
     assert ranges.begun == 1
     assert kinds.enter(pb.Consistency(mode="Asynchronous")) is True
-    assert (kinds.leasing is ranges, ranges.begun) == (True, 2)
+    assert (kinds.range_loop is ranges, ranges.begun) == (True, 2)
 
 
 @pytest.mark.parametrize(("env", "told"), [("Asynchronous", ""), ("Synchronous", "BoundedStaleness")])
@@ -98,7 +98,7 @@ def test_a_script_that_cannot_train_without_common_steps_says_so_and_is_not_made
     env: str, told: str
 ) -> None:
     kinds, member = kinds_of(env, None, "average would differ")
-    assert (member.bound, kinds.leasing) == (["average would differ"], None)
+    assert (member.bound, kinds.range_loop) == (["average would differ"], None)
     assert kinds.enter(pb.Consistency(mode="Synchronous")) is False
     with pytest.raises(UsageError, match="average would differ"):
         kinds.enter(pb.Consistency(mode=told))
@@ -108,7 +108,7 @@ def test_undeclared_script_goes_on_as_before() -> None:
     member = Member()
     state = TrainingState(Group(None, 0, 1, 1.0))
     kinds = Consistencies(made_for("Asynchronous"), state, member)  # type: ignore[arg-type]
-    assert (kinds.leasing, kinds.enter(pb.Consistency(mode="Asynchronous"))) == (None, None)
+    assert (kinds.range_loop, kinds.enter(pb.Consistency(mode="Asynchronous"))) == (None, None)
     kinds.check_together("retry()")
     assert member.bound == []
 

@@ -42,7 +42,7 @@ def test_late_drop_leaves_the_next_generation_alone() -> None:
             trainers,
             accounting=MagicMock(),
             saver=MagicMock(),
-            consistencies=MagicMock(leasing=None),
+            consistencies=MagicMock(range_loop=None),
             blocks=MagicMock(),
             handover=MagicMock(),
             membership=membership,

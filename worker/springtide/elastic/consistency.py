@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from springtide.coordination.membership import Membership
-from springtide.elastic.range_loop import Leasing, LeasingParts
+from springtide.elastic.range_loop import RangeLoop, RangeLoopParts
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.errors import UsageError
@@ -29,7 +29,7 @@ SYNCHRONOUS = "Synchronous"
 class Consistencies:
     """Choose between both ways of training one script: in common steps, or without them.
 
-    The script's thread uses it; any may read `leasing`.
+    The script's thread uses it; any may read `range_loop`.
     """
 
     def __init__(self, settings: Settings, state: TrainingState, membership: Membership | None) -> None:
@@ -42,29 +42,29 @@ class Consistencies:
         """
         self._asynchronous, self._state, self._membership = settings.asynchronous, state, membership
         self._declared = False
-        self._leasing: Leasing | None = None
-        self._active: Leasing | None = None
+        self._range_loop: RangeLoop | None = None
+        self._active: RangeLoop | None = None
         self._problem = ""
 
     @property
-    def leasing(self) -> Leasing | None:
+    def range_loop(self) -> RangeLoop | None:
         """Return the loop of the present generation if its members do not step together, else None."""
         return self._active
 
-    def use(self, leasing: Leasing | None, problem: str) -> None:
+    def use(self, range_loop: RangeLoop | None, problem: str) -> None:
         """Declare what the script can do.
 
         Args:
-            leasing: trains it without common steps; None where that cannot be.
+            range_loop: trains it without common steps; None where that cannot be.
             problem: why it cannot be.
         """
-        self._declared, self._leasing, self._problem = True, leasing, problem
+        self._declared, self._range_loop, self._problem = True, range_loop, problem
         if self._asynchronous:
-            self._active = leasing
+            self._active = range_loop
         if self._membership is not None:
             self._membership.bind_to_steps(problem)
-            if leasing is not None:
-                self._membership.call_at_epochs_end(leasing.stop_at_the_end)
+            if range_loop is not None:
+                self._membership.call_at_epochs_end(range_loop.stop_at_the_end)
 
     def enter(self, told: pb.Consistency) -> bool | None:
         """Begin a generation of this consistency; return whether its members do without common steps.
@@ -75,24 +75,24 @@ class Consistencies:
         if not self._declared:
             return None
         if not told.mode:
-            if self._asynchronous and self._leasing is None:
+            if self._asynchronous and self._range_loop is None:
                 raise UsageError(self._problem)
             return None
         loose = told.mode != SYNCHRONOUS
-        if loose and self._leasing is None:
+        if loose and self._range_loop is None:
             raise UsageError(self._problem)
-        before, self._active = self._active, self._leasing if loose else None
-        if self._leasing is not None:
-            self._leasing.go_on_at_the_end()
+        before, self._active = self._active, self._range_loop if loose else None
+        if self._range_loop is not None:
+            self._range_loop.go_on_at_the_end()
         if loose is (before is None):
             log.info("training goes on with consistency %s", told.mode)
-            if self._leasing is not None:
-                self._leasing.begin_anew()
+            if self._range_loop is not None:
+                self._range_loop.begin_anew()
         return loose
 
     def needs_steps(self, call: str) -> None:
         """Note that the script calls, in a training loop, what needs all members at the same step."""
-        if not self._problem and self._leasing is not None and self._membership is not None:
+        if not self._problem and self._range_loop is not None and self._membership is not None:
             self._problem = f"the script calls {call} inside of a training loop"
             self._membership.bind_to_steps(self._problem)
 
@@ -110,7 +110,7 @@ class Consistencies:
 
 def declare_consistencies(
     consistencies: Consistencies,
-    parts: LeasingParts,
+    parts: RangeLoopParts,
     servers: ServerExchange | None,
     tracked: Mapping[str, Any],
     check: Callable[..., object],
@@ -124,16 +124,16 @@ def declare_consistencies(
         tracked: objects of the script that are committed along, by name.
         check: of what `distribute()` was given, for a `consistency`.
     """
-    leasing, problem = None, ""
+    range_loop, problem = None, ""
     try:
         check(consistency="Asynchronous")
         if isinstance(servers, AsynchronousExchange):
-            leasing = Leasing(parts, servers, tracked)
+            range_loop = RangeLoop(parts, servers, tracked)
         else:
             problem = "training without common steps takes strategy.type ParameterServer"
     except UsageError as error:
         problem = str(error)
-    consistencies.use(leasing, problem)
+    consistencies.use(range_loop, problem)
     if isinstance(servers, WithinExchange):
         servers.on_within = consistencies.needs_steps
 

@@ -133,9 +133,9 @@ class TrainingLoops:
 
         Return none when the loop has to look at the cursor again.
         """
-        leasing = self._parts.consistencies.leasing
-        if leasing is not None:
-            return leasing.deal(self._parts.trainers.require("batches()"), plan, cursor, stage)
+        range_loop = self._parts.consistencies.range_loop
+        if range_loop is not None:
+            return range_loop.deal(self._parts.trainers.require("batches()"), plan, cursor, stage)
         group, number = self._state.group, cursor.step + 1
         if not self._parts.logical_workers:
             fetch = None

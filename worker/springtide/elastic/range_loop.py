@@ -41,7 +41,7 @@ _WORD_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class LeasingParts:
+class RangeLoopParts:
     """Name what the loop uses of its process."""
 
     state: TrainingState
@@ -52,14 +52,14 @@ class LeasingParts:
     collective_seconds: float  # limit of a collective
 
 
-class Leasing:
+class RangeLoop:
     """Train batch after batch as the servers give them out, until the workers meet at the epoch's end.
 
     The script's thread uses it; `interrupt` and `stop_at_the_end` may come from any.
     """
 
     def __init__(
-        self, parts: LeasingParts, servers: AsynchronousExchange, tracked: Mapping[str, Any]
+        self, parts: RangeLoopParts, servers: AsynchronousExchange, tracked: Mapping[str, Any]
     ) -> None:
         """Make the loop of one script.
 

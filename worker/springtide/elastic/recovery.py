@@ -142,7 +142,9 @@ class Recovery:
         if trainer.servers is not None and (failed := trainer.servers.links.failed_step):
             trainer.servers.links.failed_step = ""
             self._step_failed(failed, lost=False)
-        at_boundary = reason == pb.BOUNDARY and (self._parts.consistencies.leasing is None or membership.cut)
+        at_boundary = reason == pb.BOUNDARY and (
+            self._parts.consistencies.range_loop is None or membership.cut
+        )
         if at_boundary and trainer.servers is not None:
             trainer.servers.rest()
         self._parts.blocks.leave()
@@ -288,8 +290,8 @@ class Recovery:
             self._state.position.ledger.skipped,
             in_ranges,
         )
-        if message.fresh and consistencies.leasing is not None:
-            consistencies.leasing.begin_anew()
+        if message.fresh and consistencies.range_loop is not None:
+            consistencies.range_loop.begin_anew()
         leader = min(rank for rank in range(group.size) if rank not in lacking)
         assert isinstance(begin.store, StreamStore)
         servers.begin_generation(

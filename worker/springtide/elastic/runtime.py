@@ -19,7 +19,7 @@ from springtide.elastic.current_activity import ActivitySources, current_activit
 from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.exit import ExitParts, ProcessExit
 from springtide.elastic.loop import LoopParts, TrainingLoops
-from springtide.elastic.range_loop import LeasingParts
+from springtide.elastic.range_loop import RangeLoopParts
 from springtide.elastic.recovery import Recovery, RecoveryParts
 from springtide.elastic.retry import Blocks
 from springtide.elastic.saving import CheckpointSaver
@@ -166,14 +166,16 @@ class Runtime:
                 handle.read_all = partial(self.values.all_rows, index)
         if not self.settings.alone and self.settings.strategy == "ParameterServer":
             wait_for_values(models, self.values.settle, trainer.pending)
-            declare_consistencies(self.consistencies, self.leasing_parts(), trainer.servers, tracked, check)
+            declare_consistencies(
+                self.consistencies, self.range_loop_parts(), trainer.servers, tracked, check
+            )
         trainer.on_save_wish(lambda rank: self.saver.checkpoints.wish(rank == 0))
         if self.membership is not None:
             self.membership.set_layout(trainer.layout_hash)
 
-    def leasing_parts(self) -> LeasingParts:
+    def range_loop_parts(self) -> RangeLoopParts:
         """Return what a loop without common steps uses of this process."""
-        return LeasingParts(
+        return RangeLoopParts(
             self.state,
             self.accounting,
             self.saver,
@@ -249,8 +251,8 @@ class Runtime:
         """Have all members stop after the running step."""
         if self.trainers.trainer is not None:
             self.trainers.trainer.want_change(True)
-        if self.consistencies.leasing is not None:
-            self.consistencies.leasing.interrupt()
+        if self.consistencies.range_loop is not None:
+            self.consistencies.range_loop.interrupt()
 
     def current_activity(self) -> Now | None:
         """Return what the script's thread does now."""

@@ -160,8 +160,8 @@ class StepRunner:
     def _commit(self, trainer: Trainer) -> None:
         state, parts = self._state, self._parts
         body = trainer.end_stepped()
-        if (leasing := parts.consistencies.leasing) is not None:
-            leasing.commit(trainer, body)
+        if (range_loop := parts.consistencies.range_loop) is not None:
+            range_loop.commit(trainer, body)
             return
         result, plan = body.result, state.plan
         assert result is not None
