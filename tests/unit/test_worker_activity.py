@@ -57,7 +57,7 @@ def sources(phase: Phase = Phase.IDLE, **changes: Any) -> ActivitySources:
         "trainers": SimpleNamespace(trainer=changes.get("trainer", trainer)),
         "timing": timing,
         "evaluations": SimpleNamespace(running=changes.get("evaluates")),
-        "handover": SimpleNamespace(progress=changes.get("moves")),
+        "state_transfer": SimpleNamespace(progress=changes.get("moves")),
         "session": SimpleNamespace(
             membership=SimpleNamespace(standing=changes.get("standing", pb.ACTIVE)),
             asking="asks" in changes,

@@ -44,7 +44,7 @@ def test_late_drop_leaves_the_next_generation_alone() -> None:
             saver=MagicMock(),
             consistencies=MagicMock(range_loop=None),
             blocks=MagicMock(),
-            handover=MagicMock(),
+            state_transfer=MagicMock(),
             membership=membership,
             check_term=lambda: None,
             depart=depart,

@@ -17,7 +17,7 @@ from springtide.coordination.outcome import Failed, Left, Outcome
 from springtide.coordination.progress import Ring, data_message
 from springtide.coordination.questions import Questions
 from springtide.coordination.waiting import ReductionWarnings, TransferReports
-from springtide.elastic.state_transfer import Handover
+from springtide.elastic.state_transfer import StateTransfer
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
@@ -44,7 +44,7 @@ class SessionSources:
     trainers: TrainerAccess
     commits: Ring
     timing: Timing
-    handover: Handover
+    state_transfer: StateTransfer
 
 
 class SessionListener(Protocol):
@@ -88,7 +88,9 @@ class Session:
         )
         self._questions = Questions()
         self._reductions = ReductionWarnings(sources.trainers.waiting_since, self.membership.others)
-        self._transfers = TransferReports(sources.handover, lambda: self.membership.generation, self.send)
+        self._transfers = TransferReports(
+            sources.state_transfer, lambda: self.membership.generation, self.send
+        )
         self._term_at: float | None = None
         self._lost_at = float("-inf")
         self._began = time.monotonic()

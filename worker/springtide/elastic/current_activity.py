@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from springtide.coordination.activity import Now
 from springtide.coordination.session import Session
 from springtide.elastic.evaluation import Evaluations
-from springtide.elastic.state_transfer import Handover
+from springtide.elastic.state_transfer import StateTransfer
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.timing import Timing
@@ -23,7 +23,7 @@ class ActivitySources:
     trainers: TrainerAccess
     timing: Timing
     evaluations: Evaluations
-    handover: Handover
+    state_transfer: StateTransfer
     session: Session
 
 
@@ -32,7 +32,7 @@ def current_activity(sources: ActivitySources) -> Now | None:
     trainer, plan = sources.trainers.trainer, sources.state.plan
     if trainer is None or plan is None or sources.session.membership.standing != pb.ACTIVE:
         return None
-    if sources.handover.progress is not None:
+    if sources.state_transfer.progress is not None:
         return None  # told by itself
     step = sources.state.position.cursor.step + 1
     phase = trainer.transaction.phase

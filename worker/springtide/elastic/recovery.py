@@ -23,7 +23,7 @@ from springtide.elastic.consistency import Consistencies, staleness_bound
 from springtide.elastic.retry import Blocks
 from springtide.elastic.retry_position import Place
 from springtide.elastic.saving import CheckpointSaver
-from springtide.elastic.state_transfer import Handover
+from springtide.elastic.state_transfer import StateTransfer
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
@@ -62,7 +62,7 @@ class RecoveryParts:
     saver: CheckpointSaver
     consistencies: Consistencies
     blocks: Blocks
-    handover: Handover
+    state_transfer: StateTransfer
     membership: Membership
     check_term: Callable[[], None]  # ends the process after SIGTERM when no coordinator lets it leave
     depart: Callable[[Depart], None]  # ends the process because the coordinator lets it go
@@ -75,7 +75,7 @@ class Recovery:
         self._parts = parts
         self._state = parts.state
         self._membership = parts.membership
-        self._handover = parts.handover
+        self._state_transfer = parts.state_transfer
         self._formation_error = ""
         self._unreached: list[str] = []  # addresses of the servers that it names
         self._unformed = 0  # generations in a row that this process could not enter
@@ -142,9 +142,8 @@ class Recovery:
         if trainer.servers is not None and (failed := trainer.servers.links.failed_step):
             trainer.servers.links.failed_step = ""
             self._step_failed(failed, lost=False)
-        at_boundary = reason == pb.BOUNDARY and (
-            self._parts.consistencies.range_loop is None or membership.cut
-        )
+        together = self._parts.consistencies.range_loop is None or membership.cut
+        at_boundary = reason == pb.BOUNDARY and together
         if at_boundary and trainer.servers is not None:
             trainer.servers.rest()
         self._parts.blocks.leave()
@@ -162,7 +161,7 @@ class Recovery:
         trainer.pending.here(None)
         if not at_boundary and not state.group.release():
             trainer.buckets.allocate()
-            self._handover.detach()
+            self._state_transfer.detach()
         trainer.failure = None
         state.clear_boundary()
         self._formation_error = ""
@@ -350,7 +349,7 @@ class Recovery:
         """Send or receive the state as Start says; return the bytes moved."""
         state, plan, trainer = self._state, self._state.plan, self._trainer
         assert plan is not None
-        moved, tree = self._handover.run(
+        moved, tree = self._state_transfer.run(
             begin.message,
             group,
             transfers,

@@ -24,7 +24,7 @@ from springtide.elastic.recovery import Recovery, RecoveryParts
 from springtide.elastic.retry import Blocks
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.server_values import ServerValues
-from springtide.elastic.state_transfer import Handover
+from springtide.elastic.state_transfer import StateTransfer
 from springtide.elastic.step_runner import StepParts, StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
@@ -53,11 +53,15 @@ class Runtime:
         self._reported = ReportedNames()
         self._stop_metrics: Callable[[], None] = lambda: None
         # The job; alone there is none.
-        self._handover = Handover(self.state, self.trainers, self.accounting.metrics)
+        self._state_transfer = StateTransfer(self.state, self.trainers, self.accounting.metrics)
         self._session: Session | None = None
         if not settings.alone:
             sources = SessionSources(
-                self.state, self.trainers, self.accounting.commits, self.accounting.timing, self._handover
+                self.state,
+                self.trainers,
+                self.accounting.commits,
+                self.accounting.timing,
+                self._state_transfer,
             )
             self._session = Session(settings, sources, self)
             self.accounting.metrics.coordinator_missing.set_function(self._session.missing_seconds)
@@ -100,7 +104,7 @@ class Runtime:
                 self.trainers,
                 self.accounting.timing,
                 self.evaluations,
-                self._handover,
+                self._state_transfer,
                 self._session,
             )
         self.loop_parts = LoopParts(
@@ -129,7 +133,7 @@ class Runtime:
                 self.saver,
                 self.consistencies,
                 self.blocks,
-                self._handover,
+                self._state_transfer,
                 session.membership,
                 session.check_term,
                 self.exit.depart,

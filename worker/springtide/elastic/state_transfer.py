@@ -28,7 +28,7 @@ _STATE_PER_MODEL = 16
 """A state that is more than this many times the model plus 1 GiB is taken for a broken header."""
 
 
-class Handover:
+class StateTransfer:
     """Keeps what has come of a state when its sender is lost in the middle, for the next generation."""
 
     def __init__(self, state: TrainingState, trainers: TrainerAccess, metrics: Metrics) -> None:
