@@ -17,8 +17,8 @@ from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import state_to_proto
 from springtide_protocol.names import StateName
 
-RING_COMMITS = 4096
-_MOST_IN_MESSAGE = 512
+MAX_COMMITS = 4096
+_MAX_IN_MESSAGE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class Commit:
         )
 
 
-class Ring:
+class CommitLog:
     """The last commits of this process, so that a coordinator that lost them can be told again.
 
     Thread-safe.
     """
 
     def __init__(self) -> None:
-        self._commits: deque[Commit] = deque(maxlen=RING_COMMITS)
+        self._commits: deque[Commit] = deque(maxlen=MAX_COMMITS)
         self._sent: StateName | None = None
         self._lock = threading.Lock()
 
@@ -80,7 +80,7 @@ class Ring:
                 if self._sent is not None and commit.state <= self._sent:
                     break
                 fresh.append(commit)
-            fresh = fresh[: -_MOST_IN_MESSAGE - 1 : -1]
+            fresh = fresh[: -_MAX_IN_MESSAGE - 1 : -1]
             if fresh:
                 self._sent = fresh[-1].state
             return fresh

@@ -14,7 +14,7 @@ from springtide import faults
 from springtide.coordination.activity import Activity, Now, main_thread_place
 from springtide.coordination.membership import Membership
 from springtide.coordination.outcome import Failed, Left, Outcome
-from springtide.coordination.progress import Ring, data_message
+from springtide.coordination.progress import CommitLog, data_message
 from springtide.coordination.questions import Questions
 from springtide.coordination.waiting import ReductionWarnings, TransferReports
 from springtide.elastic.state_transfer import StateTransfer
@@ -42,7 +42,7 @@ class SessionSources:
 
     state: TrainingState
     trainers: TrainerAccess
-    commits: Ring
+    commits: CommitLog
     timing: Timing
     state_transfer: StateTransfer
 
@@ -262,11 +262,11 @@ class Session:
             self.send(pb.WorkerMessage(activity=lasting))
 
     def _tell(self) -> None:
-        state, ring = self._sources.state, self._sources.commits
+        state, commits = self._sources.state, self._sources.commits
         if not self._client.connected or not (state.group.rank == 0 or self._resend):
             return
         self._resend = False
-        while commits := ring.take():
+        while commits := commits.take():
             position, plan = state.position, state.plan
             self.send(
                 pb.WorkerMessage(

@@ -8,7 +8,7 @@ import time
 
 from springtide.body import Body
 from springtide.coordination.metrics import Metrics
-from springtide.coordination.progress import Commit, Ring, StepLog
+from springtide.coordination.progress import Commit, CommitLog, StepLog
 from springtide.environment import Settings
 from springtide.timing import Timing
 from springtide_protocol.names import StateName
@@ -20,7 +20,7 @@ class Accounting:
     def __init__(self, settings: Settings) -> None:
         self.metrics = Metrics(settings.job, settings.namespace)
         self.timing = Timing()
-        self.commits = Ring()
+        self.commits = CommitLog()
         self.step_log = StepLog(settings.step_log, settings.pod_name or "alone")
         self._committed_at = math.nan
         self.metrics.since_commit.set_function(lambda: time.monotonic() - self._committed_at)
