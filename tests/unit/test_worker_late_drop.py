@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from springtide.coordination.park_reply import Depart
+from springtide.coordination.park_reply import Leave
 from springtide.elastic.recovery import Recovery, RecoveryParts
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
@@ -19,7 +19,7 @@ class Left(Exception):
     """The coordinator has let the process go."""
 
 
-def depart(answer: Depart) -> None:
+def depart(answer: Leave) -> None:
     raise Left
 
 
@@ -30,9 +30,9 @@ def test_late_drop_leaves_the_next_generation_alone() -> None:
     trainers.require.return_value.servers = None
     membership: Any = MagicMock(over="worker-1 is lost")
 
-    def await_start(_: object) -> Depart:
+    def await_start(_: object) -> Leave:
         transaction.drop("worker-1 is lost")  # the stream's thread goes on where it was stopped
-        return Depart("the job needs fewer")
+        return Leave("the job needs fewer")
 
     membership.await_start.side_effect = await_start
     recovery = Recovery(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from springtide.coordination.membership import Membership
-from springtide.coordination.park_reply import Begin, Depart
+from springtide.coordination.park_reply import Leave, Start
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
 from springtide_protocol import coordinator_pb2 as pb
@@ -52,11 +52,11 @@ class Session:
             )
         )
 
-    def join(self, number: int = 1) -> Begin:
+    def join(self, number: int = 1) -> Start:
         self.membership.park(pb.STANDBY)
         self.start(number)
         answer = self.membership.await_start()
-        assert isinstance(answer, Begin)
+        assert isinstance(answer, Start)
         return answer
 
 
@@ -177,7 +177,7 @@ def test_leave_goes_to_parked_processes_only() -> None:
     session.hear(leave=pb.Leave(reason="scaled down"))
     session.membership.park(pb.BOUNDARY)
     session.hear(leave=pb.Leave(reason="scaled down"))
-    assert session.membership.await_start() == Depart("scaled down")
+    assert session.membership.await_start() == Leave("scaled down")
 
 
 def test_entries_that_come_before_the_group_asks_for_them() -> None:
@@ -187,7 +187,7 @@ def test_entries_that_come_before_the_group_asks_for_them() -> None:
     session.hear(store_entry=pb.StoreEntry(generation=name(7), key="0/0", value=b"other"))
     session.start(1)
     answer = session.membership.await_start()
-    assert isinstance(answer, Begin)
+    assert isinstance(answer, Start)
     assert answer.store.get("0/1") == b"early"
     assert not answer.store.check(["0/0"])
     session.hear(store_entry=pb.StoreEntry(generation=name(1), key="0/0", value=b"later"))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from springtide.checkpoint.shares import Share
-from springtide.coordination.park_reply import Begin, Depart, SaveAsked
+from springtide.coordination.park_reply import Leave, ParkReply, Save, Start
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
 from springtide.exchange.entries import Entries, Publish
@@ -103,10 +103,10 @@ class Membership:
         self._promise: pb.Parked | None = None
         self._ended: pb.Ended | None = None
         self._formed: pb.Formed | None = None
-        self._begin: Begin | None = None
-        self._depart: Depart | None = None
+        self._start: Start | None = None
+        self._leave: Leave | None = None
         self._store: Entries | None = None
-        self._save: SaveAsked | None = None
+        self._save: Save | None = None
         self._checkpoint: pb.Checkpoint | None = None
         self._early: list[pb.StoreEntry] = []
 
@@ -160,7 +160,7 @@ class Membership:
             case "leave":
                 with self._changed:
                     if self.standing == pb.PARKED:
-                        self._depart = Depart(message.leave.reason, message.leave.finished)
+                        self._leave = Leave(message.leave.reason, message.leave.finished)
                         self._changed.notify_all()
             case "save":
                 self._save_asked(message.save)
@@ -206,7 +206,7 @@ class Membership:
             known = {member.id: _label(member) for member in self.members}
             writers = tuple(known.get(writer, writer) for writer in message.writers)
             index = list(message.writers).index(self.me.id)
-            self._save = SaveAsked(state, Share(index, writers, f"-leaving-{message.attempt}"))
+            self._save = Save(state, Share(index, writers, f"-leaving-{message.attempt}"))
             self._changed.notify_all()
 
     def _prepare(self, message: pb.Prepare) -> None:
@@ -255,7 +255,7 @@ class Membership:
                 if self._is_current(entry.generation):
                     self._store.deliver(entry.key, entry.value)
             self._early = []
-            self._begin = Begin(message, generation, self._store)
+            self._start = Start(message, generation, self._store)
             self._changed.notify_all()
 
     def _store_entry(self, message: pb.StoreEntry) -> None:
@@ -373,26 +373,26 @@ class Membership:
             if self.state is not None:
                 promise.state.CopyFrom(state_to_proto(self.state))
             self.standing = pb.PARKED
-            self._promise, self._begin, self._depart, self._store = promise, None, None, None
+            self._promise, self._start, self._leave, self._store = promise, None, None, None
             self._save = None
             self._send(pb.WorkerMessage(parked=promise))
 
-    def await_start(self, can_save: Callable[[], bool] = lambda: False) -> Begin | Depart | SaveAsked:
+    def await_start(self, can_save: Callable[[], bool] = lambda: False) -> ParkReply:
         """Wait until the coordinator starts a generation with this process, or lets it go, or wants its state
         saved first (and can_save).
 
         Raise SpringtideError if refused.
         """
 
-        def answer() -> Begin | Depart | SaveAsked | None:
+        def answer() -> ParkReply | None:
             # A Start that was accepted ends the promise, so it comes first.
-            return self._begin or self._depart or (self._save if self._save and can_save() else None)
+            return self._start or self._leave or (self._save if self._save and can_save() else None)
 
         with self._changed:
             self._wait_for(lambda: answer() is not None, "the next generation")
             found = answer()
             assert found is not None
-            self._begin = self._save = None
+            self._start = self._save = None
             return found
 
     def formed(

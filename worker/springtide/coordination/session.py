@@ -262,11 +262,11 @@ class Session:
             self.send(pb.WorkerMessage(activity=lasting))
 
     def _tell(self) -> None:
-        state, commits = self._sources.state, self._sources.commits
+        state, commit_log = self._sources.state, self._sources.commits
         if not self._client.connected or not (state.group.rank == 0 or self._resend):
             return
         self._resend = False
-        while commits := commits.take():
+        while commits := commit_log.take():
             position, plan = state.position, state.plan
             self.send(
                 pb.WorkerMessage(

@@ -18,7 +18,7 @@ from typing import NoReturn
 from springtide.checkpoint.keeper import FLUSH_SECONDS
 from springtide.coordination import outcome
 from springtide.coordination.membership import generation_of
-from springtide.coordination.park_reply import Depart
+from springtide.coordination.park_reply import Leave
 from springtide.coordination.session import Session
 from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.training_state import TrainingState
@@ -50,7 +50,7 @@ class ProcessExit:
         self._parts = parts
         self._settings, self._state, self._session = parts.settings, parts.state, parts.session
 
-    def depart(self, answer: Depart) -> NoReturn:
+    def depart(self, answer: Leave) -> NoReturn:
         """End the process because the coordinator lets it go, without the script's code after the loop."""
         log.info("leaving the job: %s", answer.reason)
         self._state.end_with(outcome.Left(answer.reason, answer.finished))

@@ -16,7 +16,7 @@ import torch
 
 from springtide import faults
 from springtide.coordination.membership import Membership
-from springtide.coordination.park_reply import Begin, Depart, SaveAsked
+from springtide.coordination.park_reply import Leave, Save, Start
 from springtide.data.loop import LoopPlan
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.consistency import Consistencies, staleness_bound
@@ -65,7 +65,7 @@ class RecoveryParts:
     state_transfer: StateTransfer
     membership: Membership
     check_term: Callable[[], None]  # ends the process after SIGTERM when no coordinator lets it leave
-    depart: Callable[[Depart], None]  # ends the process because the coordinator lets it go
+    depart: Callable[[Leave], None]  # ends the process because the coordinator lets it go
 
 
 class Recovery:
@@ -165,7 +165,7 @@ class Recovery:
         trainer.failure = None
         state.clear_boundary()
         self._formation_error = ""
-        while isinstance(answer := membership.await_start(self._parts.saver.checkpoints.make_way), SaveAsked):
+        while isinstance(answer := membership.await_start(self._parts.saver.checkpoints.make_way), Save):
             log.info("saving %s before leaving", answer.state)
             self._parts.saver.save(answer.state, answer.share, "leaving")
         # The stream's thread says that a generation is over, and then drops its step: that may come after
@@ -174,7 +174,7 @@ class Recovery:
         if at_boundary and not state.group.release():
             # All members are parked, so nobody needs the old group any more.
             trainer.buckets.allocate()
-        if isinstance(answer, Depart):
+        if isinstance(answer, Leave):
             self._parts.depart(answer)
             return
         try:
@@ -211,13 +211,13 @@ class Recovery:
             self._state.group.shut()
             raise ServerStepError(told(failed, step))
 
-    def _form(self, begin: Begin, stage: int) -> None:
+    def _form(self, start: Start, stage: int) -> None:
         state, membership, settings = self._state, self._membership, self._parts.settings
-        members = list(begin.message.members)
+        members = list(start.message.members)
         ids = [member.id for member in members]
         rank = ids.index(membership.me.id)
-        assert isinstance(begin.store, StreamStore)
-        store = begin.store
+        assert isinstance(start.store, StreamStore)
+        store = start.store
         store.set(f"place/{rank}", self._parts.blocks.place().to_json())
         began = time.monotonic()
         connect = partial(
@@ -237,19 +237,19 @@ class Recovery:
         self._parts.blocks.formed(
             places, rank, lambda ranks: connect(store.within("block/"), ranks.index(rank), len(ranks))
         )
-        receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in begin.message.transfers]
+        receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in start.message.transfers]
         lacking = {receiver for receiver, _ in receivers}
-        restored = self._restore(begin, stage) if begin.message.fresh and rank == 0 else None
+        restored = self._restore(start, stage) if start.message.fresh and rank == 0 else None
         servers = self._trainer.servers
         if servers is not None:
-            self._enter_on(servers, begin, group, lacking)
+            self._enter_on(servers, start, group, lacking)
         if rank not in lacking:
-            begin.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
-        self._trainer.reduction.newcomer = begin.message.fresh or rank in lacking
-        moved = self._hand_over(begin, group, receivers, stage)
-        membership.hold(required_state(begin.message.state, "Start.state"))
+            start.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
+        self._trainer.reduction.newcomer = start.message.fresh or rank in lacking
+        moved = self._hand_over(start, group, receivers, stage)
+        membership.hold(required_state(start.message.state, "Start.state"))
         ended = [
-            json.loads(begin.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
+            json.loads(start.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
         ]
         membership.stages_ended(max(ended))
         if servers is not None:
@@ -261,24 +261,24 @@ class Recovery:
         membership.formed(formed - began, now - formed, moved, restored)
         self._parts.saver.checkpoints.started()
         state.count_generation()
-        self._parts.accounting.metrics.generation.set(begin.generation.number)
+        self._parts.accounting.metrics.generation.set(start.generation.number)
         self._parts.accounting.commits.rewind(membership.known)
         log.info(
             "generation %s: rank %d of %d, state %s, group %.3f s, transfer %.3f s (%s)",
-            begin.generation,
+            start.generation,
             rank,
             len(ids),
             membership.state,
             formed - began,
             now - formed,
-            begin.message.reason,
+            start.message.reason,
         )
 
-    def _enter_on(self, servers: ServerExchange, begin: Begin, group: Group, lacking: set[int]) -> None:
-        message, consistencies = begin.message, self._parts.consistencies
+    def _enter_on(self, servers: ServerExchange, start: Start, group: Group, lacking: set[int]) -> None:
+        message, consistencies = start.message, self._parts.consistencies
         in_ranges = consistencies.enter(message.consistency)
         known = [*message.servers, *message.leaving_servers]
-        generation = begin.generation
+        generation = start.generation
         place = ServersPlace(
             generation.key,
             tuple(member.id for member in message.members),
@@ -292,11 +292,11 @@ class Recovery:
         if message.fresh and consistencies.range_loop is not None:
             consistencies.range_loop.begin_anew()
         leader = min(rank for rank in range(group.size) if rank not in lacking)
-        assert isinstance(begin.store, StreamStore)
+        assert isinstance(start.store, StreamStore)
         servers.begin_generation(
             place,
             group,
-            begin.store,
+            start.store,
             holds=group.rank not in lacking,
             leader=0 if message.fresh else leader,
             fresh=message.fresh,
@@ -305,7 +305,7 @@ class Recovery:
             [server.id for server in message.servers], servers.in_use, servers.settled, servers.copies
         )
 
-    def _restore(self, begin: Begin, stage: int) -> pb.Restored | None:
+    def _restore(self, start: Start, stage: int) -> pb.Restored | None:
         """Nobody holds state: go on from the newest checkpoint, if there is one. The others receive it.
 
         Raise SpringtideError when it belongs to another script, or cannot be read although it must be there.
@@ -314,13 +314,13 @@ class Recovery:
         assert plan is not None
         faults.reach("restore", self._state.position.cursor.step + 1)
         began = time.monotonic()
-        found, skipped = self._parts.saver.checkpoints.newest(begin.message.had_state)
+        found, skipped = self._parts.saver.checkpoints.newest(start.message.had_state)
         if found is None:
             if self._state.position.cursor.step:
                 raise NoWayBackError(
                     "there is no checkpoint that a process which has trained could go back to"
                 )
-            if begin.message.had_state:
+            if start.message.had_state:
                 log.warning("there is no checkpoint to go on from: training begins again")
             return pb.Restored(skipped=skipped) if skipped else None
         manifest = found.manifest
@@ -345,12 +345,12 @@ class Recovery:
             state=state_to_proto(manifest.state), name=manifest.name, uri=found.uri, skipped=skipped
         )
 
-    def _hand_over(self, begin: Begin, group: Group, transfers: list[tuple[int, int]], stage: int) -> int:
+    def _hand_over(self, start: Start, group: Group, transfers: list[tuple[int, int]], stage: int) -> int:
         """Send or receive the state as Start says; return the bytes moved."""
         state, plan, trainer = self._state, self._state.plan, self._trainer
         assert plan is not None
         moved, tree = self._state_transfer.run(
-            begin.message,
+            start.message,
             group,
             transfers,
             lambda: trainer.state.read(state.position, plan.fingerprint()),
