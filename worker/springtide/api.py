@@ -20,7 +20,7 @@ from springtide.data.loop import plan_loop
 from springtide.data.source import make_source
 from springtide.declared import declare
 from springtide.elastic.evaluation import Evaluation
-from springtide.elastic.retry import Attempt
+from springtide.elastic.retry import RetryAttempt
 from springtide.elastic.runtime import Runtime
 from springtide.elastic.warm_up import MOST
 from springtide.environment import read_settings
@@ -272,7 +272,7 @@ class retry:
     have no other effects that a second run would spoil.
     """
 
-    def __iter__(self) -> Iterator[Attempt]:
+    def __iter__(self) -> Iterator[RetryAttempt]:
         return _get("retry()").blocks.attempts()
 
     def __enter__(self) -> None:

@@ -20,8 +20,8 @@ from springtide.coordination.park_reply import Leave, Save, Start
 from springtide.data.loop import LoopPlan
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.consistency import Consistencies, staleness_bound
-from springtide.elastic.retry import Blocks
-from springtide.elastic.retry_position import Place
+from springtide.elastic.retry import RetryBlocks
+from springtide.elastic.retry_position import RetryPosition
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.state_transfer import StateTransfer
 from springtide.elastic.trainer_access import TrainerAccess
@@ -61,7 +61,7 @@ class RecoveryParts:
     accounting: Accounting
     saver: CheckpointSaver
     consistencies: Consistencies
-    blocks: Blocks
+    blocks: RetryBlocks
     state_transfer: StateTransfer
     membership: Membership
     check_term: Callable[[], None]  # ends the process after SIGTERM when no coordinator lets it leave
@@ -218,7 +218,7 @@ class Recovery:
         rank = ids.index(membership.me.id)
         assert isinstance(start.store, StreamStore)
         store = start.store
-        store.set(f"place/{rank}", self._parts.blocks.place().to_json())
+        store.set(f"place/{rank}", self._parts.blocks.position().to_json())
         began = time.monotonic()
         connect = partial(
             form,
@@ -232,10 +232,10 @@ class Recovery:
             raise RuntimeError(f"the generation ended while its group was formed: {membership.over}")
         formed = time.monotonic()
         faults.reach("formed", state.position.cursor.step + 1)
-        places = [Place.from_json(store.get(f"place/{other}")) for other in range(len(ids))]
+        positions = [RetryPosition.from_json(store.get(f"place/{other}")) for other in range(len(ids))]
         # Before the state is moved: that may take longer than members wait for each other here.
         self._parts.blocks.formed(
-            places, rank, lambda ranks: connect(store.within("block/"), ranks.index(rank), len(ranks))
+            positions, rank, lambda ranks: connect(store.within("block/"), ranks.index(rank), len(ranks))
         )
         receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in start.message.transfers]
         lacking = {receiver for receiver, _ in receivers}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from springtide.body import Failure
 from springtide.coordination.membership import Membership
 from springtide.elastic.consistency import Consistencies
-from springtide.elastic.retry_position import Key, Place, agree
+from springtide.elastic.retry_position import RetryKey, RetryPosition, agree
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
@@ -25,7 +25,7 @@ log = logging.getLogger("springtide")
 Subset = Callable[[tuple[int, ...]], Group]
 
 
-class Blocks:
+class RetryBlocks:
     """Run the script's collectives again when members change. The script's thread uses it, any may `shut`."""
 
     def __init__(
@@ -50,9 +50,9 @@ class Blocks:
         self._collective_seconds, self._exact = settings.collective_seconds, bool(settings.logical_workers)
         self._state, self._trainers, self._membership = state, trainers, membership
         self._consistencies, self._stand = consistencies, stand
-        self._key: Key | None = None
+        self._key: RetryKey | None = None
         self._ready = False
-        self._past: Key | None = None
+        self._past: RetryKey | None = None
         self._counted: tuple[int, int, int] = (-1, -1, 0)
         self._companions: tuple[int, ...] | None = None
         self._done = False
@@ -61,13 +61,13 @@ class Blocks:
 
     # ---- from recovery and the commit
 
-    def place(self) -> Place:
+    def position(self) -> RetryPosition:
         """Where this member stands, for the others of a generation that forms."""
-        return Place(self._key, self._ready, self._past)
+        return RetryPosition(self._key, self._ready, self._past)
 
-    def formed(self, places: Sequence[Place], rank: int, subset: Subset) -> None:
+    def formed(self, positions: Sequence[RetryPosition], rank: int, subset: Subset) -> None:
         """A generation formed. subset: forms a group of some of its ranks, called by all of them alike."""
-        verdict = agree(places, rank)
+        verdict = agree(positions, rank)
         self._done = verdict.done
         self._companions = verdict.companions
         if verdict.companions is not None and len(verdict.companions) > 1:
@@ -132,7 +132,7 @@ class Blocks:
             )
         self._trainers.require("process_group()").transaction.require_open("process_group()")
 
-    def attempts(self) -> Iterator[Attempt]:
+    def attempts(self) -> Iterator[RetryAttempt]:
         """Yield attempts at a block until it is complete. Raise UsageError for a wrong place."""
         self._consistencies.check_together("retry()")
         if self._trainers.in_body:
@@ -144,7 +144,7 @@ class Blocks:
         self._key, self._ready, self._done = self._next_key(), False, False
         try:
             while True:
-                attempt = Attempt(self)
+                attempt = RetryAttempt(self)
                 yield attempt
                 if not attempt.entered:
                     raise UsageError(
@@ -161,7 +161,7 @@ class Blocks:
         finally:
             self._key, self._ready = None, False
 
-    def _next_key(self) -> Key:
+    def _next_key(self) -> RetryKey:
         ended, step = self._state.ended_loops, self._state.position.cursor.step
         number = self._counted[2] + 1 if self._counted[:2] == (ended, step) else 0
         self._counted = (ended, step, number)
@@ -208,10 +208,10 @@ class Blocks:
         return True
 
 
-class Attempt:
+class RetryAttempt:
     """`with attempt:` holds the block. What leaves it because members changed is swallowed."""
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: RetryBlocks) -> None:
         self._blocks = blocks
         self.entered = False
         self.complete = False

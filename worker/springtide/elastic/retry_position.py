@@ -12,31 +12,31 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Key = tuple[int, int, int]
+RetryKey = tuple[int, int, int]
 """A block's name, equal on all members: loops that have ended, committed steps, number since either moved."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RetryPosition:
     """at: the block that the member is in; None: in none. ready: it came to its end. past: the last one that
     it completed."""
 
-    at: Key | None = None
+    at: RetryKey | None = None
     ready: bool = False
-    past: Key | None = None
+    past: RetryKey | None = None
 
     def to_json(self) -> bytes:
         return json.dumps([self.at, self.ready, self.past]).encode()
 
     @classmethod
-    def from_json(cls, text: bytes) -> Place:
+    def from_json(cls, text: bytes) -> RetryPosition:
         """Raise ValueError."""
         at, ready, past = json.loads(text)
-        return cls(_key(at), bool(ready), _key(past))
+        return cls(_parse_key(at), bool(ready), _parse_key(past))
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RetryVerdict:
     """done: the block is complete. companions: ranks, in order, with which this member's next block runs;
     None: all members stand together."""
 
@@ -44,20 +44,22 @@ class Verdict:
     companions: tuple[int, ...] | None
 
 
-def agree(places: Sequence[Place], rank: int) -> Verdict:
-    """places: by rank. All members that stand in one block come to the same answer."""
-    mine = places[rank]
-    together = all(place.at == mine.at for place in places)
+def agree(positions: Sequence[RetryPosition], rank: int) -> RetryVerdict:
+    """positions: by rank. All members that stand in one block come to the same answer."""
+    mine = positions[rank]
+    together = all(position.at == mine.at for position in positions)
     if mine.at is None:
-        return Verdict(False, None if together else (rank,))
-    if mine.ready and any(place.past == mine.at for place in places):
-        return Verdict(True, None if together else (rank,))
+        return RetryVerdict(False, None if together else (rank,))
+    if mine.ready and any(position.past == mine.at for position in positions):
+        return RetryVerdict(True, None if together else (rank,))
     if together:
-        return Verdict(False, None)
-    return Verdict(False, tuple(other for other, place in enumerate(places) if place.at == mine.at))
+        return RetryVerdict(False, None)
+    return RetryVerdict(
+        False, tuple(other for other, position in enumerate(positions) if position.at == mine.at)
+    )
 
 
-def _key(value: object) -> Key | None:
+def _parse_key(value: object) -> RetryKey | None:
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != 3:

@@ -21,7 +21,7 @@ from springtide.elastic.exit import ExitParts, ProcessExit
 from springtide.elastic.loop import LoopParts, TrainingLoops
 from springtide.elastic.range_loop import RangeLoopParts
 from springtide.elastic.recovery import Recovery, RecoveryParts
-from springtide.elastic.retry import Blocks
+from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.server_values import ServerValues
 from springtide.elastic.state_transfer import StateTransfer
@@ -70,7 +70,9 @@ class Runtime:
         # What the script calls.
         self.saver = CheckpointSaver(settings, self.state, self.trainers, self.accounting, membership)
         self.consistencies = Consistencies(settings, self.state, membership)
-        self.blocks = Blocks(settings, self.state, self.trainers, membership, self.consistencies, self._stand)
+        self.blocks = RetryBlocks(
+            settings, self.state, self.trainers, membership, self.consistencies, self._stand
+        )
         self.evaluations = Evaluations(self.state, self.trainers, self.consistencies, self._session)
         self.values = ServerValues(self.state, self.trainers, None if settings.alone else self._stand)
         self.steps = StepRunner(
