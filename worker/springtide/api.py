@@ -22,7 +22,7 @@ from springtide.declared import declare
 from springtide.elastic.evaluation import Evaluation
 from springtide.elastic.retry import RetryAttempt
 from springtide.elastic.runtime import Runtime
-from springtide.elastic.warm_up import MOST
+from springtide.elastic.warm_up import MAX_BODIES
 from springtide.environment import read_settings
 from springtide.errors import UsageError
 from springtide.exact.settings import check_gpu, on_gpu, prepare
@@ -196,8 +196,10 @@ def batches(
         weights=weights,
         collate_fn=collate_fn,
     )
-    if isinstance(rehearsals, bool) or not isinstance(rehearsals, int) or not 0 <= rehearsals <= MOST:
-        raise ValueError(f"batches(): rehearsals must be an integer from 0 to {MOST}, got {rehearsals!r}")
+    if isinstance(rehearsals, bool) or not isinstance(rehearsals, int) or not 0 <= rehearsals <= MAX_BODIES:
+        raise ValueError(
+            f"batches(): rehearsals must be an integer from 0 to {MAX_BODIES}, got {rehearsals!r}"
+        )
     loader = make_loader(plan, loader_workers, exact=bool(runtime.settings.logical_workers))
     source = replace(plan.source, fetch=runtime.accounting.timing.timed(plan.source.fetch))
     return runtime.loops.batches(replace(plan, source=source), loader, rehearsals)

@@ -74,7 +74,7 @@ class Evaluation:
             raise UsageError(f"report(): at most {MOST_NAMES} different values in an evaluation")
 
     def _iterate(self) -> Iterator[Batch]:
-        if self._state.rehearsing:
+        if self._state.warming_up:
             raise UsageError(
                 "batches(..., train=False) between the bodies of a rehearsal, whose worker is no member yet: "
                 "leave rehearsals= out of the training loop's batches(), or evaluate after the loop"

@@ -21,7 +21,7 @@ from springtide.elastic.server_values import ServerValues
 from springtide.elastic.step_runner import StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
-from springtide.elastic.warm_up import Rehearsal
+from springtide.elastic.warm_up import WarmUp
 from springtide.errors import UsageError
 from springtide.exact import parts as exact_parts
 from springtide.loading import Loader
@@ -41,7 +41,7 @@ class LoopParts:
     evaluations: Evaluations
     consistencies: Consistencies
     timing: Timing
-    rehearsal: Rehearsal
+    warm_up: WarmUp
     membership: Membership | None  # None without a job
     recovery: Recovery | None  # None without a job
     logical_workers: int  # 0 unless sums are exact
@@ -73,7 +73,7 @@ class TrainingLoops:
 
     def _batches(self, plan: LoopPlan, loader: Loader | None, rehearsals: int) -> Iterator[Batch]:
         steps, stage = self._parts.steps, self._open(plan)
-        yield from self._parts.rehearsal.batches(plan, stage, rehearsals)
+        yield from self._parts.warm_up.batches(plan, stage, rehearsals)
         while True:
             self._stand(stage)
             cursor = self._state.position.cursor

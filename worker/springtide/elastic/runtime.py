@@ -28,7 +28,7 @@ from springtide.elastic.state_transfer import StateTransfer
 from springtide.elastic.step_runner import StepParts, StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
-from springtide.elastic.warm_up import Rehearsal
+from springtide.elastic.warm_up import WarmUp
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
 from springtide.reported import ReportedNames
@@ -118,7 +118,7 @@ class Runtime:
             self.evaluations,
             self.consistencies,
             self.accounting.timing,
-            Rehearsal(settings, self.state, self.trainers, self.steps, membership),
+            WarmUp(settings, self.state, self.trainers, self.steps, membership),
             membership,
             self._recovery,
             settings.logical_workers,
@@ -199,7 +199,7 @@ class Runtime:
         if self.evaluations.running is not None:
             self.evaluations.running.report(numbers)
             return
-        if self.state.rehearsing:
+        if self.state.warming_up:
             return
         self.state.report(numbers)
         if self._session is not None:

@@ -114,7 +114,7 @@ class StepRunner:
                 raise
             return not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
         if trainer.transaction.phase is Phase.DROPPED:
-            if not self._state.rehearsing:
+            if not self._state.warming_up:
                 step = self._state.position.cursor.step + 1
                 log.info("step %d is dropped: %s", step, trainer.transaction.reason)
                 self._parts.accounting.metrics.dropped.inc()
@@ -142,7 +142,7 @@ class StepRunner:
         """
         cursor, plan = self._state.position.cursor, self._state.plan
         trained = self._deal is not None or self._broken
-        if plan is None or not trained or self._state.failed_outside or self._state.rehearsing:
+        if plan is None or not trained or self._state.failed_outside or self._state.warming_up:
             return 0, ""
         last = min(cursor.position + plan.batch_size, plan.order.size) - 1
         order = "" if not plan.order.shuffle else f" in the order of seed {plan.seed}"

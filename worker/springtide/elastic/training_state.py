@@ -41,7 +41,7 @@ class TrainingState:
         self._group = group
         self._generations = 0
         self._boundary = False
-        self._rehearsing = False
+        self._warming_up = False
         # What the process ends with.
         self._values: dict[str, float] = {}
         self._outcome: Outcome | None = None
@@ -154,9 +154,9 @@ class TrainingState:
         return self._boundary
 
     @property
-    def rehearsing(self) -> bool:
-        """Return whether the running bodies are rehearsals, of which nothing stays."""
-        return self._rehearsing
+    def warming_up(self) -> bool:
+        """Return whether the running bodies are a warm-up, of which nothing stays."""
+        return self._warming_up
 
     def use_group(self, group: Group) -> None:
         """Take the group of a new generation for the present one."""
@@ -175,14 +175,14 @@ class TrainingState:
         self._boundary = False
 
     @contextmanager
-    def rehearsal(self, group: Group) -> Iterator[None]:
+    def warm_up(self, group: Group) -> Iterator[None]:
         """Run bodies in a group that stands for the one that this process would join."""
         own = self._group
-        self._rehearsing, self._group = True, group
+        self._warming_up, self._group = True, group
         try:
             yield
         finally:
-            self._rehearsing, self._group = False, own
+            self._warming_up, self._group = False, own
 
     # ---- the end
 

@@ -26,7 +26,7 @@ from springtide_protocol.names import GenerationName
 
 log = logging.getLogger("springtide")
 
-MOST = 10
+MAX_BODIES = 10
 _WELCOME_SECONDS = 5.0
 
 
@@ -38,7 +38,7 @@ class _Done:
         return True
 
 
-class Stage(Group):
+class ImaginedGroup(Group):
     """Looks like the generation in which this process would be the last member; sums what is here alone."""
 
     def __init__(self, others: int) -> None:
@@ -59,7 +59,7 @@ class Newcomer(Protocol):
         """Wait for the coordinator that long; return how many processes train then."""
 
 
-class Rehearsal:
+class WarmUp:
     """Try bodies out in a process that is new in a job, which trains without it."""
 
     def __init__(
@@ -101,8 +101,8 @@ class Rehearsal:
         others = newcomer.await_welcome(_WELCOME_SECONDS)
         if not others or plan.ended(cursor):
             return
-        began, group = time.monotonic(), Stage(others)
-        with self._state.rehearsal(group), isolated(plan.seed):
+        began, group = time.monotonic(), ImaginedGroup(others)
+        with self._state.warm_up(group), isolated(plan.seed):
             for _ in range(count):
                 batch = plan.batch(cursor, others, others + 1)
                 number = cursor.step + 1

@@ -16,7 +16,7 @@ import springtide
 from springtide.data.loop import plan_loop
 from springtide.elastic.loop import TrainingLoops
 from springtide.elastic.runtime import Runtime
-from springtide.elastic.warm_up import Rehearsal
+from springtide.elastic.warm_up import WarmUp
 from springtide.undo import Snapshot
 
 
@@ -42,8 +42,8 @@ def batches_of_newcomer(
     runtime: Runtime, others: int, data: Any, batch_size: int, rehearsals: int
 ) -> Iterator[Any]:
     """Deal as `springtide.batches` does in a process that comes to a job; it goes on alone."""
-    rehearsal = Rehearsal(runtime.settings, runtime.state, runtime.trainers, runtime.steps, Newcomer(others))
-    loops = TrainingLoops(replace(runtime.loop_parts, rehearsal=rehearsal))
+    warm_up = WarmUp(runtime.settings, runtime.state, runtime.trainers, runtime.steps, Newcomer(others))
+    loops = TrainingLoops(replace(runtime.loop_parts, warm_up=warm_up))
     return loops.batches(plan_loop(data, batch_size=batch_size), rehearsals=rehearsals)
 
 
@@ -142,7 +142,7 @@ def test_a_batch_without_a_step_is_told_as_ever(runtime: Runtime) -> None:
     next(loop)
     with pytest.raises(springtide.UsageError, match="was not trained"):
         next(loop)
-    assert not runtime.state.rehearsing
+    assert not runtime.state.warming_up
 
 
 @pytest.mark.parametrize("number", [-1, 11, True, 1.0])
