@@ -1,4 +1,4 @@
-"""This process as a member of the job: what the coordinator has told it, and what it has promised.
+"""Keep what this process is as a member of the job: what the coordinator has said, and what it has promised.
 
 Two threads meet here. The thread of the coordinator's stream writes down what arrives and drops the open step
 when its generation is over; it never waits. The script's thread, when it stands in the library, parks, waits
@@ -40,12 +40,7 @@ Send = Callable[[pb.WorkerMessage], None]
 
 
 class Membership:
-    """State of the session.
-
-    send: queues a message on the stream; what is queued while there is no stream may be lost, since Hello
-    repeats what matters. on_over(reason): the current generation is over (called from the stream's thread).
-    on_boundary(): stop after the step. make_store: of a generation, through which its members meet. on_wait:
-    is called again and again while the script's thread waits.
+    """Hold the state of this process in its job.
 
     Fields are written by the methods of this class, which hold the lock. Others may read one field without
     it: each is one reference, replaced as a whole.
@@ -60,6 +55,17 @@ class Membership:
         make_store: Callable[[Publish, Sequence[str], float], Entries] = Entries,
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
+        """Begin outside of all generations.
+
+        Args:
+            settings: of the process.
+            send: queues a message on the stream; what is queued while there is no stream may be lost, since
+                Hello repeats what matters.
+            on_over: is told why the current generation is over, from the stream's thread.
+            on_boundary: is to stop the process after the step; called from the stream's thread.
+            make_store: makes the store of a generation, through which its members meet.
+            on_wait: is called again and again while the script's thread waits.
+        """
         self._make_store = make_store
         self._settings = settings
         self._send = send
@@ -113,7 +119,7 @@ class Membership:
     # ---- the stream's thread
 
     def hello(self) -> pb.Hello:
-        """What this process is at this moment; the first message of every stream."""
+        """Return the first message of every stream: what this process is at this moment."""
         with self._changed:
             message = pb.Hello(
                 protocol_version=PROTOCOL_VERSION,
@@ -173,6 +179,7 @@ class Membership:
                     self.known = state_from_proto(message.known.state)
 
     def disconnected(self) -> None:
+        """Note that the stream is broken."""
         with self._changed:
             self.connected = False
             self._changed.notify_all()
@@ -278,7 +285,7 @@ class Membership:
         self.session_over(f"the coordinator refused this worker: {message.reason or 'no reason given'}")
 
     def session_over(self, reason: str) -> None:
-        """No stream will come any more, so the process cannot go on as a member. Any thread."""
+        """Give up membership, because no stream will come any more. Any thread."""
         with self._changed:
             if self._fatal:
                 return
@@ -301,7 +308,7 @@ class Membership:
 
     @property
     def over(self) -> str:
-        """Why the generation is over; "" while it goes on.
+        """Return why the generation is over; "" while it goes on.
 
         Raise SpringtideError when the coordinator refused the process.
         """
@@ -315,22 +322,26 @@ class Membership:
             self._check_fatal()
 
     def await_welcome(self, seconds: float) -> int:
-        """How many processes trained when this one was welcomed; 0 also when that does not come in time."""
+        """Wait for the welcome; return how many processes trained then, 0 when it does not come in time."""
         with self._changed:
             self._changed.wait_for(lambda: self.connected or bool(self._fatal), seconds)
             return self._training if self.connected else 0
 
     def hold(self, state: StateName) -> None:
-        """The state of this name is there, whole."""
+        """Note that this process holds the whole state of that name."""
         with self._changed:
             self.state = state
 
     def use_servers(
         self, staying: Collection[str], servers: Collection[str], settled: bool, copies: int
     ) -> None:
-        """The generation's chunks are on `servers`; settled: nothing is being copied. Before `formed`.
+        """Note on which servers the generation's chunks are. Call it before `formed`.
 
-        staying: those that the coordinator wants to keep. copies: servers that hold each chunk, at least.
+        Args:
+            staying: servers that the coordinator wants to keep.
+            servers: those that hold the chunks.
+            settled: nothing is being copied.
+            copies: servers that hold each chunk, at least.
         """
         with self._changed:
             self._copies = copies
@@ -339,13 +350,13 @@ class Membership:
             self.servers = [s for s in self.servers if s.id in {*staying, *servers}]
 
     def train(self) -> None:
-        """The process is in a training loop of its generation again."""
+        """Note that the process is in a training loop of its generation again."""
         with self._changed:
             if self.standing == pb.AFTER:
                 self.standing = pb.ACTIVE
 
     def stages_ended(self, count: int) -> None:
-        """Loops 0..count-1 are known to be ended: a peer or the received state is past them."""
+        """Note that loops 0..count-1 have ended: a peer or the received state is past them."""
         with self._changed:
             self._end_stages(count)
 
@@ -354,8 +365,13 @@ class Membership:
     ) -> None:
         """Promise to commit nothing before the next Start.
 
-        Call it only with the script's thread in the library. cannot_go_back: there is no older state that
-        this process could take in the place of its own.
+        Call it only with the script's thread in the library.
+
+        Args:
+            reason: a `pb.ParkReason`.
+            detail: the reason in words.
+            addresses: of peers and servers that may have failed.
+            cannot_go_back: there is no older state that this process could take in the place of its own.
         """
         with self._changed:
             suspects = [m.id for m in self.members if m.address in addresses and m.id != self.me.id]
@@ -378,10 +394,9 @@ class Membership:
             self._send(pb.WorkerMessage(parked=promise))
 
     def await_start(self, can_save: Callable[[], bool] = lambda: False) -> ParkReply:
-        """Wait until the coordinator starts a generation with this process, or lets it go, or wants its state
-        saved first (and can_save).
+        """Wait for the coordinator's reply: start a generation, leave, or save the state first.
 
-        Raise SpringtideError if refused.
+        A wish to save waits until `can_save` holds. Raise SpringtideError if refused.
         """
 
         def answer() -> ParkReply | None:
@@ -402,6 +417,14 @@ class Membership:
         transfer_bytes: int,
         restored: pb.Restored | None = None,
     ) -> None:
+        """Tell the coordinator that the generation is formed and this process holds its state.
+
+        Args:
+            group_seconds: the group's formation took so long.
+            transfer_seconds: the state's transfer took so long.
+            transfer_bytes: that this process sent or received.
+            restored: the checkpoint that the generation goes on from, if this process has read one.
+        """
         with self._changed:
             assert self.generation is not None
             self._store, self.cut = None, False
@@ -450,7 +473,7 @@ class Membership:
             self._on_epochs_end = listener
 
     def bind_to_steps(self, reason: str) -> None:
-        """Why the script cannot train without common steps, as far as is known; "": it can."""
+        """Note why the script cannot train without common steps, as far as is known; "" if it can."""
         with self._changed:
             self.bound_to_steps = reason
             if reason:
@@ -459,7 +482,7 @@ class Membership:
     def await_end(self, stage: int, unless: Callable[[], bool] = lambda: False) -> bool:
         """Wait at the end of loop `stage` until all members stand there.
 
-        False: the generation is over instead, or `unless` holds (asked twice a second).
+        Return False when the generation is over instead, or `unless` holds (asked twice a second).
         """
         with self._changed:
             known = self.ended_stages > stage
@@ -488,24 +511,24 @@ class Membership:
             return False
 
     def leave(self, reason: str) -> None:
-        """This process has been asked to go; say so as soon as there is a stream. Any thread."""
+        """Note why this process has been asked to go, and say so as soon as there is a stream. Any thread."""
         with self._changed:
             self.leaving = self.leaving or reason
             self._send(pb.WorkerMessage(leaving=pb.Leaving(reason=self.leaving)))
 
-    def tell_checkpoint(self, message: pb.Checkpoint) -> None:
-        """Tell the coordinator, and the next one, what became of the last checkpoint. Any thread."""
+    def report_checkpoint(self, message: pb.Checkpoint) -> None:
+        """Report to the coordinator, and to the next one, what became of the last checkpoint. Any thread."""
         with self._changed:
             self._checkpoint = message
             self._send(pb.WorkerMessage(checkpoint=message))
 
     def labels(self) -> list[str]:
-        """Names of all members of the generation, in rank order. Any thread."""
+        """Return the names of all members of the generation, in rank order. Any thread."""
         with self._changed:
             return [_label(member) for member in self.members]
 
     def others(self) -> list[str]:
-        """Names of the other members of the generation."""
+        """Return the names of the other members of the generation."""
         with self._changed:
             return [member.pod_name or member.id for member in self.members if member.id != self.me.id]
 

@@ -1,4 +1,4 @@
-"""The stream to the coordinator and the thread that tells it of commits."""
+"""Talk with the coordinator: own the stream, and the thread that reports commits on it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from springtide_protocol.session_client import SessionClient, SessionClosedError
 
 log = logging.getLogger("springtide")
 
-TELL_SECONDS = 0.1
+REPORT_SECONDS = 0.1
 _TIMES_SECONDS = 1.0
 _FLUSH_SECONDS = 2.0
 BETWEEN_SECONDS = 1.5
@@ -57,14 +57,14 @@ class SessionListener(Protocol):
         """Stop after the running step. Called from the stream's thread."""
 
     def current_activity(self) -> Now | None:
-        """Return what the script's thread does now. Called from the telling thread."""
+        """Return what the script's thread does now. Called from the reporting thread."""
 
     def write_outcome(self) -> None:
         """Write how the process ends, if that is decided. Any thread calls it before it ends the process."""
 
 
 class Session:
-    """Own the stream to the coordinator, the membership and the thread that tells of commits."""
+    """Own the stream to the coordinator, the membership and the thread that reports commits."""
 
     def __init__(self, settings: Settings, sources: SessionSources, listener: SessionListener) -> None:
         """Make the session; `start` begins it.
@@ -99,12 +99,15 @@ class Session:
         self._streams = 0
         self._resend = False
         self._activity = Activity(main_thread_place)
-        self._activity_told_on = 0  # stream
+        self._activity_reported_on = 0  # stream
         self._closing = threading.Event()
-        self._teller = threading.Thread(target=self._tell_for_ever, name="springtide-progress", daemon=True)
+        self._reporter = threading.Thread(
+            target=self._report_for_ever, name="springtide-progress", daemon=True
+        )
 
     def start(self) -> None:
-        self._teller.start()
+        """Begin to connect and to report."""
+        self._reporter.start()
         self._client.start()
 
     def missing_seconds(self) -> float:
@@ -119,6 +122,7 @@ class Session:
             self.membership.session_over(str(error))
 
     def send_values(self, values: Mapping[str, float]) -> None:
+        """Report values that the script reported outside of steps."""
         self.send(pb.WorkerMessage(values=pb.Values(values=values)))
 
     def ask(self, question: pb.Evaluate) -> pb.Evaluation:
@@ -156,10 +160,10 @@ class Session:
             samples: of that step, in words.
         """
         self._closing.set()
-        if self._teller.ident is None:
+        if self._reporter.ident is None:
             return  # never begun
-        self._teller.join(_FLUSH_SECONDS)
-        self._tell()
+        self._reporter.join(_FLUSH_SECONDS)
+        self._report_commits()
         if ended is not None:
             detail = ended.reason if isinstance(ended, Left) else ""
             if isinstance(ended, Failed):
@@ -219,13 +223,13 @@ class Session:
             log.warning("lost the coordinator (%s); training goes on, trying to reach it", reason)
         self.membership.disconnected()
 
-    # ---- the telling thread
+    # ---- the reporting thread
 
-    def _tell_for_ever(self) -> None:
-        while not self._closing.wait(TELL_SECONDS):
-            self._tell()
-            self._tell_times()
-            self._tell_activity()
+    def _report_for_ever(self) -> None:
+        while not self._closing.wait(REPORT_SECONDS):
+            self._report_commits()
+            self._report_times()
+            self._report_activity()
             self._reductions.look(time.monotonic())
             self._transfers.look(time.monotonic(), self._client.connected)
             if self._term_at is not None and not self.membership.leaving:
@@ -242,7 +246,7 @@ class Session:
                     self.membership.session_over(str(error))
                     return
 
-    def _tell_times(self) -> None:
+    def _report_times(self) -> None:
         now = time.monotonic()
         if now - self._timed_at < _TIMES_SECONDS or not self._client.connected:
             return
@@ -251,17 +255,17 @@ class Session:
         if times is not None:
             self.send(pb.WorkerMessage(times=times))
 
-    def _tell_activity(self) -> None:
+    def _report_activity(self) -> None:
         if not self._client.connected:
             return
-        if self._activity_told_on != self._streams:
-            self._activity_told_on = self._streams
+        if self._activity_reported_on != self._streams:
+            self._activity_reported_on = self._streams
             self._activity.again()
         lasting = self._activity.look(self._listener.current_activity(), time.monotonic())
         if lasting is not None:
             self.send(pb.WorkerMessage(activity=lasting))
 
-    def _tell(self) -> None:
+    def _report_commits(self) -> None:
         state, commit_log = self._sources.state, self._sources.commits
         if not self._client.connected or not (state.group.rank == 0 or self._resend):
             return

@@ -1,4 +1,4 @@
-"""In which consistency a generation trains: the coordinator's word, which is one for all of its members.
+"""Choose in which consistency a generation trains; the coordinator decides it for all of its members.
 
 The pod's environment says what the manifest said when the pod was made, so it counts for a coordinator that
 names none, and before the first generation. A script that cannot train without common steps says why, so that
@@ -66,7 +66,7 @@ class Consistencies:
             if range_loop is not None:
                 self._membership.call_at_epochs_end(range_loop.stop_at_the_end)
 
-    def enter(self, told: pb.Consistency) -> bool | None:
+    def enter(self, announced: pb.Consistency) -> bool | None:
         """Begin a generation of this consistency; return whether its members do without common steps.
 
         Return None when nothing is told, so that they go on as before. Raise UsageError for a script that
@@ -74,18 +74,18 @@ class Consistencies:
         """
         if not self._declared:
             return None
-        if not told.mode:
+        if not announced.mode:
             if self._asynchronous and self._range_loop is None:
                 raise UsageError(self._problem)
             return None
-        loose = told.mode != SYNCHRONOUS
+        loose = announced.mode != SYNCHRONOUS
         if loose and self._range_loop is None:
             raise UsageError(self._problem)
         before, self._active = self._active, self._range_loop if loose else None
         if self._range_loop is not None:
             self._range_loop.go_on_at_the_end()
         if loose is (before is None):
-            log.info("training goes on with consistency %s", told.mode)
+            log.info("training goes on with consistency %s", announced.mode)
             if self._range_loop is not None:
                 self._range_loop.begin_anew()
         return loose
@@ -138,8 +138,13 @@ def declare_consistencies(
         servers.on_within = consistencies.needs_steps
 
 
-def staleness_bound(told: pb.Consistency, settings: Settings) -> int | None:
-    """How many steps the fastest worker may be ahead of the slowest; None: any number. told: by Start."""
-    if not told.mode:
+def staleness_bound(announced: pb.Consistency, settings: Settings) -> int | None:
+    """Return how many steps the fastest worker may be ahead of the slowest; None for any number.
+
+    Args:
+        announced: the consistency that Start names.
+        settings: of the process, which count when it names none.
+    """
+    if not announced.mode:
         return settings.staleness if settings.consistency == "BoundedStaleness" else None
-    return max(1, told.staleness) if told.mode == "BoundedStaleness" else None
+    return max(1, announced.staleness) if announced.mode == "BoundedStaleness" else None

@@ -1,4 +1,4 @@
-"""`batches(..., train=False)`: a loop without steps, whose samples are shared out by the coordinator.
+"""Evaluate in loops without steps, `batches(..., train=False)`, whose samples the coordinator shares out.
 
 Each worker takes ranges of samples as it gets through them. What it reports is summed with the range; ranges
 of workers that are gone are taken by others. So the means are over all samples, each once, and no worker
@@ -57,7 +57,7 @@ class Evaluation:
 
     @property
     def values(self) -> dict[str, float]:
-        """By name: the mean of what was reported, by samples, equal on all workers.
+        """Return the means of what was reported, by name, over all samples; equal on all workers.
 
         Raise UsageError before the loop has ended.
         """
@@ -66,7 +66,7 @@ class Evaluation:
         return dict(self._values)
 
     def report(self, values: Mapping[str, float]) -> None:
-        """Values of the batch that the loop is at."""
+        """Take values of the batch that the loop is at."""
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + value * self._current
             self._weights[name] = self._weights.get(name, 0.0) + self._current
@@ -96,7 +96,7 @@ class Evaluation:
                 yield Batch(Micro(ids, ids.numel()), ids, self._source.fetch)
 
     def _next_range(self, start: int, stop: int) -> tuple[int, int] | None:
-        """The range after start..stop-1, which is finished; None when all are, and `values` are known."""
+        """Return the range behind start..stop-1, which is finished; None behind the last one."""
         if not self._evaluations.shared:
             if stop == 0:
                 return 0, self._source.size
@@ -162,6 +162,7 @@ class Evaluations:
 
     @property
     def running(self) -> Evaluation | None:
+        """Return the running evaluation; None outside of one."""
         return self._running
 
     def check_none(self) -> None:

@@ -1,5 +1,4 @@
-"""A training loop in which workers do not step together: each, or each team of them, takes whole global
-batches (ranges) in turn.
+"""Train without common steps: each worker, or group of workers, takes whole global batches (ranges) in turn.
 
 Servers give the ranges of the running epoch out and know which are finished (`springtide_ps.leases`); the
 epoch ends for all when each is in every chunk. There the workers meet once: buffers are averaged by the
@@ -37,7 +36,7 @@ from springtide_protocol.names import StateName
 
 log = logging.getLogger("springtide")
 
-_WORD_SECONDS: Final = 10.0
+_REASON_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +78,12 @@ class RangeLoop:
         self._team: Group | None = None  # whose members have equal scales
         self.stops_at_the_end = False
         self._samples = 0  # that this worker has computed in the epoch
-        self._told: StateName | None = None
-        self._seen = 0  # samples of the job, as of `_told`
+        self._reported: StateName | None = None
+        self._seen = 0  # samples of the job, as of `_reported`
         self._asked = threading.Event()
 
     def begin_anew(self) -> None:
-        """The members step together no more, or again, or go back: what they hold is equal."""
+        """Begin with equal members: they step together no more, or again, or went back."""
         self._samples = 0
         self._schedules.begin()
 
@@ -93,18 +92,25 @@ class RangeLoop:
         self.stops_at_the_end = False
 
     def stop_at_the_end(self) -> None:
-        """The members are to stop where they meet, at the epoch's end. Any thread."""
+        """Have the members stop where they meet, at the epoch's end. Any thread."""
         self.stops_at_the_end = True
         log.info("asked to stop at the end of the epoch: the members are to step together")
 
     def interrupt(self) -> None:
-        """A new generation is wanted: wait for a range no longer."""
+        """Wait for a range no longer, because a new generation is wanted. Any thread."""
         self._asked.set()
         self._servers.interrupt()
 
     def deal(self, trainer: Trainer, plan: LoopPlan, cursor: Cursor, stage: int) -> list[Deal]:
-        """The next body: one range, or this member's part of its team's. None when the loop has to look first
-        where it stands.
+        """Return the next body: one range, or this member's part of its group's.
+
+        Return none when the loop has to look first where it stands.
+
+        Args:
+            trainer: of the script.
+            plan: of the loop.
+            cursor: where the epoch stands.
+            stage: ordinal of the loop.
         """
         first = cursor.step - cursor.position // plan.batch_size
         try:
@@ -123,7 +129,7 @@ class RangeLoop:
             team = self._agreed_team()
         except RuntimeError as error:
             if not isinstance(error, ServerError):
-                self._await_word(trainer, error)
+                self._await_reason(trainer, error)
             if trainer.reduction.change_wanted:
                 self._state.stop_at_boundary()  # another worker has stopped before
             else:
@@ -138,24 +144,26 @@ class RangeLoop:
         batch = plan.batch(own, team.rank, team.size)
         return [Deal(batch, team, number + 1, plan.seed, stage, cursor.epoch, team.rank)]
 
-    def _await_word(self, trainer: Trainer, error: RuntimeError) -> None:
-        """A peer has gone: return when the coordinator has asked this member to stop, too, or has ended the
-        generation, or has said neither in ten seconds.
+    def _await_reason(self, trainer: Trainer, error: RuntimeError) -> None:
+        """Wait up to ten seconds for the coordinator to say why a peer has gone.
 
-        A peer that stops at a boundary shuts its group, and others may learn of that first.
+        It asks this member to stop, too, or ends the generation. A peer that stops at a boundary shuts its
+        group, and others may learn of that first.
         """
         self._asked.clear()
         self._state.group.on_shut(self._asked.set)
         if trainer.reduction.change_wanted or self._state.group.is_shut:
             return
         log.info(
-            "waiting up to %g s for the coordinator to say why a peer has gone: %s", _WORD_SECONDS, error
+            "waiting up to %g s for the coordinator to say why a peer has gone: %s",
+            _REASON_SECONDS,
+            error,
         )
-        if not self._asked.wait(_WORD_SECONDS):
+        if not self._asked.wait(_REASON_SECONDS):
             log.warning("the coordinator does not say why a peer has gone")
 
     def _agreed_team(self) -> Group:
-        """Who works on a range together; in a new one scales may differ. Raise RuntimeError."""
+        """Return the workers that share a range; in a new group they agree on scales. Raise RuntimeError."""
         team = self._servers.team
         if team is None:
             return Group(None, 0, 1, self._collective_seconds)
@@ -165,7 +173,7 @@ class RangeLoop:
         return team
 
     def commit(self, trainer: Trainer, body: Body) -> None:
-        """The body's gradients are on their way."""
+        """Count a body whose gradients are on their way."""
         deal = body.deal
         assert body.result is not None
         seconds = time.perf_counter() - body.began
@@ -185,15 +193,15 @@ class RangeLoop:
         if (staleness := self._servers.staleness()) is not None:
             self._accounting.metrics.staleness.observe(staleness)
         self._accounting.step_log.write(replace(commit, state=StateName(generation, deal.number)))
-        if self._told is None or state > self._told:
+        if self._reported is None or state > self._reported:
             seen = position.ledger.total_seen
-            samples = 0 if self._told is None else max(0, seen - self._seen)
+            samples = 0 if self._reported is None else max(0, seen - self._seen)
             self._accounting.commits.add(replace(commit, samples=samples))
-            self._told, self._seen = state, seen
+            self._reported, self._seen = state, seen
         faults.reach("committed", deal.number)
 
     def _advance(self, plan: LoopPlan, first: int, finished: int) -> None:
-        """So many of the epoch's ranges are in every chunk. The last one counts with the epoch's end."""
+        """Count the epoch's ranges that are in every chunk. The last one counts with the epoch's end."""
         position = self._state.position
         cursor, count = position.cursor, min(finished, plan.steps_per_epoch - 1)
         if first + count <= cursor.step:
@@ -206,7 +214,7 @@ class RangeLoop:
         self._hold()
 
     def _end_epoch(self, trainer: Trainer, plan: LoopPlan, first: int) -> None:
-        """All ranges of the epoch are in every chunk: the workers meet. Raise RuntimeError."""
+        """Meet the other workers: all ranges of the epoch are in every chunk. Raise RuntimeError."""
         servers, group, stop = self._servers, self._state.group, first + plan.steps_per_epoch
         servers.refresh()
         servers.settle()
@@ -215,18 +223,18 @@ class RangeLoop:
         buffers = trainer.buffers.current()
         wish = self._saver.checkpoints.wish(group.rank == 0)
         steps = self._schedules.told()
-        told = [weight, wish, float(self.stops_at_the_end), *steps]
-        own = torch.tensor(told, dtype=torch.float64)
+        votes = [weight, wish, float(self.stops_at_the_end), *steps]
+        own = torch.tensor(votes, dtype=torch.float64)
         vector = torch.cat((own, pack(buffers, weight, group.rank == 0)))
         faults.reach("meeting", stop + 1)
         group.start_sum(vector).wait()
         audit = servers.audit(first, stop)
         repeated, lost = audit.repeated, audit.lost
-        stops, counted = bool(vector[2]), len(told) - len(steps)
-        self._schedules.hear(vector[counted : len(told)].tolist())
+        stops, counted = bool(vector[2]), len(votes) - len(steps)
+        self._schedules.hear(vector[counted : len(votes)].tolist())
         self._schedules.go_to(stop)
         self._schedules.begin()
-        values = unpack(vector[len(told) :], buffers, float(vector[0]))
+        values = unpack(vector[len(votes) :], buffers, float(vector[0]))
         trainer.buffers.write(list(range(len(buffers))), values)
         trainer.buffers.remember()
         position = self._state.position
@@ -267,7 +275,7 @@ class RangeLoop:
 
 
 def _seen(ledger: Ledger, cursor: Cursor, plan: LoopPlan, samples: int) -> Ledger:
-    """With so many samples of the running epoch in every chunk."""
+    """Return the ledger with so many samples of the running epoch in every chunk."""
     return replace(
         ledger,
         stage=cursor.stage,

@@ -1,4 +1,4 @@
-"""Between two generations: park, wait for the Start, form the group, receive the state.
+"""Go from one generation to the next: park, wait for the Start, form the group, receive the state.
 
 Only the script's thread comes here.
 """
@@ -43,7 +43,7 @@ log = logging.getLogger("springtide")
 
 
 class NoWayBackError(RuntimeError):
-    """The state to go on from is older than what this process could take."""
+    """Say that the state to go on from is older than what this process could take."""
 
 
 _WHY: dict[int, str] = {pb.STANDBY: "ready to train", pb.BOUNDARY: "members come or go"}
@@ -107,7 +107,7 @@ class Recovery:
             trainer.pending.expect()
 
     def end_loop(self, stage: int) -> bool:
-        """Whether all members have ended loop `stage`; otherwise a new generation has begun."""
+        """Return whether all members have ended loop `stage`; otherwise a new generation has begun."""
         if self._membership.await_end(stage):
             return True
         self.stand(stage)
@@ -205,7 +205,12 @@ class Recovery:
                 time.sleep(min(CALM_LIMIT_SECONDS, 0.1 * 2.0 ** min(self._unformed - CALM_TRIES, 10)))
 
     def _step_failed(self, failed: str, *, lost: bool) -> None:
-        """Raise ServerStepError when it is not to be tried again. failed: where and why."""
+        """Raise ServerStepError when the step is not to be tried again.
+
+        Args:
+            failed: where and why it failed.
+            lost: its values are gone.
+        """
         step = self._state.position.cursor.step
         if self._setbacks.failed(step, failed, lost=lost, can_go_back=self._membership.storage):
             self._state.group.shut()
@@ -306,7 +311,7 @@ class Recovery:
         )
 
     def _restore(self, start: Start, stage: int) -> pb.Restored | None:
-        """Nobody holds state: go on from the newest checkpoint, if there is one. The others receive it.
+        """Go on from the newest checkpoint, if there is one, since nobody holds state. The others receive it.
 
         Raise SpringtideError when it belongs to another script, or cannot be read although it must be there.
         """

@@ -1,4 +1,4 @@
-"""Blocks of the script's own collectives: the group they use, and their repetition when members change."""
+"""Run blocks of the script's own collectives: give them their group, and repeat them when members change."""
 
 from __future__ import annotations
 
@@ -62,11 +62,17 @@ class RetryBlocks:
     # ---- from recovery and the commit
 
     def position(self) -> RetryPosition:
-        """Where this member stands, for the others of a generation that forms."""
+        """Return where this member stands, for the others of a generation that forms."""
         return RetryPosition(self._key, self._ready, self._past)
 
     def formed(self, positions: Sequence[RetryPosition], rank: int, subset: Subset) -> None:
-        """A generation formed. subset: forms a group of some of its ranks, called by all of them alike."""
+        """Take up the running block in a generation that has formed.
+
+        Args:
+            positions: of all members, by rank.
+            rank: of this member.
+            subset: forms a group of some of the ranks, called by all of them alike.
+        """
         verdict = agree(positions, rank)
         self._done = verdict.done
         self._companions = verdict.companions
@@ -74,7 +80,7 @@ class RetryBlocks:
             self._own = subset(verdict.companions)
 
     def leave(self) -> None:
-        """The generation's groups are about to be released."""
+        """Release the block's own group before the generation's groups are released."""
         if self._handle is not None:
             self._handle.close()
             self._handle = None
@@ -89,7 +95,7 @@ class RetryBlocks:
             own.shut()
 
     def together(self) -> None:
-        """A step was committed, so all members stand at the same place."""
+        """Note that a step was committed, so that all members stand at the same place."""
         if self._companions is not None:
             self._companions = None
             self.leave()
@@ -98,7 +104,7 @@ class RetryBlocks:
 
     @property
     def scope(self) -> Group:
-        """The members that the script's collectives are among: those that run the same block."""
+        """Return the group of the script's collectives: the members that run the same block."""
         if self._key is None or self._companions is None:
             return self._state.group
         if self._own is None:
@@ -106,7 +112,10 @@ class RetryBlocks:
         return self._own
 
     def process_group(self) -> dist.ProcessGroup:
-        """Raise GenerationChanged between two generations, UsageError where there is none."""
+        """Return the group for functions of torch.distributed.
+
+        Raise GenerationChanged between two generations, UsageError where there is none.
+        """
         self._consistencies.check_together("process_group()")
         if self._membership is not None:
             if self._membership.generation is None:
@@ -179,7 +188,7 @@ class RetryBlocks:
             self._membership.await_end(stage)
 
     def close_attempt(self, error: BaseException | None) -> bool:
-        """True: the block is complete; False: it is to be run again. Raise what is the script's own."""
+        """Return whether the block is complete; else it is run again. Raise what is the script's own."""
         if error is None:
             self._ready = True
             try:
@@ -194,7 +203,7 @@ class RetryBlocks:
         return False
 
     def _is_change(self, error: BaseException) -> bool:
-        """Whether the members changed, rather than that the script failed."""
+        """Return whether the members changed, rather than that the script failed."""
         if self._membership is None or not isinstance(error, RuntimeError):
             return False
         if isinstance(error, GenerationChanged) or self._membership.over:
@@ -209,7 +218,7 @@ class RetryBlocks:
 
 
 class RetryAttempt:
-    """`with attempt:` holds the block. What leaves it because members changed is swallowed."""
+    """Hold the block in `with attempt:`. What leaves it because members changed is swallowed."""
 
     def __init__(self, blocks: RetryBlocks) -> None:
         self._blocks = blocks

@@ -1,9 +1,8 @@
-"""PURE: where members stand when a generation forms in the middle of a block of the script's own collectives.
+"""Say where members stand when a generation forms in the middle of a block of the script's own collectives.
 
-A block ends with a reduction that all its members take part in. Whoever has passed it proves that every
-member had come to the block's end, so a member that failed in that last reduction is done as well. Otherwise
-all that stand in the same block run it again, together; a member that is elsewhere (it joins) does without
-them.
+This is pure. A block ends with a reduction that all its members take part in. A member that has passed it
+proves that every member had come to the block's end, so one that failed in it is done as well. Otherwise all
+that stand in the same block run it again, together; a member that is elsewhere (it joins) does without them.
 """
 
 from __future__ import annotations
@@ -18,34 +17,46 @@ RetryKey = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class RetryPosition:
-    """at: the block that the member is in; None: in none. ready: it came to its end. past: the last one that
-    it completed."""
+    """Say where a member stands.
+
+    at: the block that it is in; None: in none. ready: it came to its end. past: the last one that it
+    completed.
+    """
 
     at: RetryKey | None = None
     ready: bool = False
     past: RetryKey | None = None
 
     def to_json(self) -> bytes:
+        """Return it as JSON."""
         return json.dumps([self.at, self.ready, self.past]).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> RetryPosition:
-        """Raise ValueError."""
+        """Read it from JSON. Raise ValueError."""
         at, ready, past = json.loads(text)
         return cls(_parse_key(at), bool(ready), _parse_key(past))
 
 
 @dataclass(frozen=True, slots=True)
 class RetryVerdict:
-    """done: the block is complete. companions: ranks, in order, with which this member's next block runs;
-    None: all members stand together."""
+    """Say how a member goes on.
+
+    done: the block is complete. companions: ranks, in order, with which this member's next block runs; None:
+    all members stand together.
+    """
 
     done: bool
     companions: tuple[int, ...] | None
 
 
 def agree(positions: Sequence[RetryPosition], rank: int) -> RetryVerdict:
-    """positions: by rank. All members that stand in one block come to the same answer."""
+    """Return how a member goes on. All members that stand in one block come to the same answer.
+
+    Args:
+        positions: of all members, by rank.
+        rank: of the member.
+    """
     mine = positions[rank]
     together = all(position.at == mine.at for position in positions)
     if mine.at is None:

@@ -90,7 +90,7 @@ class CheckpointSaver:
         else:
             metrics.checkpoint_bytes.inc(result.share_bytes)
         if self._membership is not None and (result.whole or result.error):
-            self._membership.tell_checkpoint(
+            self._membership.report_checkpoint(
                 pb.Checkpoint(
                     state=state_to_proto(result.state),
                     name=checkpoint_names.folder(result.state),

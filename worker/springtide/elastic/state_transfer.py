@@ -1,4 +1,4 @@
-"""The state goes from members that hold it to those that lack it, while a generation forms.
+"""Move the state from members that hold it to those that lack it, while a generation forms.
 
 Only the script's thread comes here, except that any thread may look at `progress`.
 """
@@ -29,7 +29,7 @@ _STATE_PER_MODEL = 16
 
 
 class StateTransfer:
-    """Keeps what has come of a state when its sender is lost in the middle, for the next generation."""
+    """Send or receive the state; what has come is kept when its sender is lost in the middle."""
 
     def __init__(self, state: TrainingState, trainers: TrainerAccess, metrics: Metrics) -> None:
         """Make it for one process.
@@ -44,17 +44,27 @@ class StateTransfer:
         self._here: tuple[StateName | None, Incoming] | None = None
 
     def detach(self) -> None:
-        """The last group could not be freed: what has come moves to memory that it cannot reach."""
+        """Move what has come to memory that the last group, which could not be freed, cannot reach."""
         if self._here is not None:
             self._here[1].move()
 
     def run(
         self, start: pb.Start, group: Group, transfers: Sequence[tuple[int, int]], read: Callable[[], Any]
     ) -> tuple[int, dict[str, Any] | None]:
-        """Take part in the transfers, (receiver, holder) ranks; return the bytes moved here, and the tree if
-        this member lacked it.
+        """Take part in the transfers of a generation.
 
-        read: this member's own tree. Raise RuntimeError of the group's, ValueError.
+        Args:
+            start: of the generation.
+            group: of the generation.
+            transfers: (receiver, holder) ranks.
+            read: returns this member's own tree.
+
+        Returns:
+            The bytes moved here, and the tree if this member lacked it.
+
+        Raises:
+            RuntimeError: the group failed.
+            ValueError: what came is no state.
         """
         where = route(transfers, group.rank)
         if where is None or where.upstream is None:

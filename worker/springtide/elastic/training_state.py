@@ -3,9 +3,9 @@
 The fields have no writers but the methods of `TrainingState`. They take no lock, because one thread writes:
 
 * The script's thread (the main thread; signal handlers and exception hooks run in it) may call everything.
-* The thread of the coordinator's stream and the thread that tells the coordinator may read properties. Each
-  property is one reference, replaced as a whole and never changed in place, so a reader sees the old value or
-  the new one. Two properties read one after the other may belong to two steps.
+* The thread of the coordinator's stream and the one that reports to it may read properties. Each property is
+  one reference, replaced as a whole and never changed in place: a reader sees the old value or the new one.
+  Two properties read one after the other may belong to two steps.
 * `values` is the exception: it is changed in place, and only the script's thread may read it.
 
 This module imports none of those that use it.

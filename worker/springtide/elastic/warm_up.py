@@ -1,4 +1,4 @@
-"""A worker that comes to a running job tries the body out before it asks to be admitted.
+"""Try the body out in a worker that comes to a running job, before it asks to be admitted.
 
 That warms compilation, kernels and allocator while the others train, who would wait for it in its first step
 otherwise. Nothing of it is sent or stays: the bodies are dropped at optimizer.step, as any dropped body is.
@@ -39,7 +39,7 @@ class _Done:
 
 
 class ImaginedGroup(Group):
-    """Looks like the generation in which this process would be the last member; sums what is here alone."""
+    """Look like the generation in which this process would be the last member; sum what is here alone."""
 
     def __init__(self, others: int) -> None:
         super().__init__(None, others, others + 1, 0.0)
