@@ -63,9 +63,9 @@ def work(folder: str, baseline: int, width: int) -> None:
     saved, ended, before = None, 0.0, 0.0
     for batch in springtide.batches(samples, batch_size=4, epochs=100_000, seed=0):
         began = time.perf_counter()
-        taken = runtime.checkpoints.last_taken
+        taken = runtime.saver.checkpoints.last_taken
         if ended:
-            line = {"wait": began - ended, "taken": taken != saved, "busy": runtime.checkpoints.busy}
+            line = {"wait": began - ended, "taken": taken != saved, "busy": runtime.saver.checkpoints.busy}
             print(json.dumps(line | {"step": before}), flush=True)
         saved = taken
         with springtide.step():
@@ -74,7 +74,7 @@ def work(folder: str, baseline: int, width: int) -> None:
             optimizer.zero_grad()
         ended = time.perf_counter()
         before = ended - began
-        if springtide.rank() == 0 and baseline > 0 and not runtime.checkpoints.busy:
+        if springtide.rank() == 0 and baseline > 0 and not runtime.saver.checkpoints.busy:
             baseline -= 1
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             started = time.perf_counter()

@@ -45,9 +45,9 @@ def train(model_name: str, steps: int, coordinators: list[str]) -> None:
 
     from benchmarks.steady_state import build
     from springtide import api
+    from springtide.elastic.runtime import Runtime
     from springtide.environment import read_settings
     from springtide.exact.settings import prepare
-    from springtide.runtime import Runtime
 
     settings = read_settings()
     torch.set_num_threads(1)

@@ -27,8 +27,8 @@ _MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "springtide",
         (
             "springtide.data.batch:Batch",
-            "springtide.evaluation:Evaluation",
-            "springtide.blocks:Attempt",
+            "springtide.elastic.evaluation:Evaluation",
+            "springtide.elastic.retry:RetryAttempt",
         ),
     ),
     ("springtide.kv", "springtide.kv", ("springtide.kv_table:Lookup", "springtide.kv_table:Push")),
@@ -36,7 +36,7 @@ _MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 # Called by the library and by torch, not by scripts.
 _INNER = {"Evaluation.report", "shut", "extra_repr", "get_extra_state", "set_extra_state"}
 # Made by calls of the library, so that how they are constructed is no promise.
-_MADE = {"Attempt", "Batch", "Evaluation", "Handle", "KVStore", "Lookup", "Push", "Table"}
+_MADE = {"RetryAttempt", "Batch", "Evaluation", "Handle", "KVStore", "Lookup", "Push", "Table"}
 
 
 def markdown() -> str:

@@ -14,9 +14,9 @@ from worker_checks import check
 from worker_cluster import Worker, WorkerCluster, Zygote
 from worker_reference import Reference
 
-from springtide import outcome
 from springtide.checkpoint import names, restore
 from springtide.checkpoint.storage import Storage
+from springtide.coordination import outcome
 
 OPTIONS: dict[str, Any] = {
     "samples": 230,

@@ -18,7 +18,7 @@ import pytest
 from launch_pods import LAUNCH, ROOTS, Launchers, alive, launched, steps
 from worker_cluster import WorkerCluster
 
-from springtide import outcome
+from springtide.coordination import outcome
 
 OPTIONS: dict[str, Any] = {"samples": 160, "batch": 32, "epochs": 20, "pace": 0.02, "same_start": True}
 

@@ -14,7 +14,7 @@ import pytest
 from launch_pods import LAUNCH, ROOTS, Launchers, alive
 from worker_cluster import Worker, WorkerCluster
 
-from springtide import outcome
+from springtide.coordination import outcome
 
 SCRIPT = Path(__file__).parents[1] / "support" / "launch_script.py"
 FEATURES = SCRIPT.with_name("launch_features.py")

@@ -16,7 +16,7 @@ from worker_cluster import Worker, WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 from worker_results import check_as_good, commits, reply
 
-from springtide import outcome
+from springtide.coordination import outcome
 from springtide_protocol import coordinator_pb2 as pb
 
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 7, "pace": 0.015, "clip_norm": 0.5}

@@ -14,7 +14,7 @@ import pytest
 from first_process import UNSHARE
 from worker_cluster import Worker, WorkerCluster, Zygote
 
-from springtide import outcome
+from springtide.coordination import outcome
 from springtide_local.strays import children_of
 from springtide_protocol import coordinator_pb2 as pb
 

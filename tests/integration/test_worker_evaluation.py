@@ -8,7 +8,7 @@ import pytest
 from halt import Halt
 from worker_cluster import WorkerCluster, Zygote
 
-from springtide import outcome
+from springtide.coordination import outcome
 
 SCRIPT = Path(__file__).parents[1] / "support" / "worker_evaluation_script.py"
 NUMBER = 150.0  # the mean of 0..300

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from worker_cluster import Worker, WorkerCluster, Zygote
 
-from springtide import outcome
+from springtide.coordination import outcome
 
 SCRIPT = Path(__file__).parents[1] / "support" / "worker_exact_script.py"
 LOGICAL_WORKERS = 7

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from worker_cluster import WorkerCluster, Zygote
 
-from springtide import outcome
+from springtide.coordination import outcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

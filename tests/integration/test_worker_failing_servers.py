@@ -13,7 +13,7 @@ from worker_checks import check
 from worker_cluster import WorkerCluster
 from worker_reference import Reference
 
-from springtide import outcome
+from springtide.coordination import outcome
 
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 7, "pace": 0.015, "clip_norm": 0.5}
 _ADDRESS = r"at parameter server 127\.[\d.]+:7080"

@@ -16,7 +16,7 @@ from worker_checks import check
 from worker_cluster import Worker, WorkerCluster
 from worker_reference import Reference
 
-from springtide import outcome
+from springtide.coordination import outcome
 
 EVALUATION = Path(__file__).parents[1] / "support" / "worker_evaluation_script.py"
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 3}

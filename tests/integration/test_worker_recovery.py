@@ -11,7 +11,7 @@ from worker_checks import TOLERANCE, check
 from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 
-from springtide import outcome
+from springtide.coordination import outcome
 from springtide_protocol import coordinator_pb2 as pb
 
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 7, "pace": 0.015}

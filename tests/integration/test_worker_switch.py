@@ -14,7 +14,7 @@ from worker_reference import Reference
 from worker_results import check_as_good, commits, reply
 from worker_switches import ENDS, FREE, TOGETHER, gate, to_and_fro
 
-from springtide import outcome
+from springtide.coordination import outcome
 from springtide_protocol import coordinator_pb2 as pb
 
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 5, "pace": 0.01, "clip_norm": 0.5}

@@ -11,7 +11,7 @@ from worker_checks import check
 from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 
-from springtide import outcome
+from springtide.coordination import outcome
 
 OPTIONS: dict[str, Any] = {
     "samples": 230,

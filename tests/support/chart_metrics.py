@@ -9,8 +9,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
+from springtide.coordination.metrics import Metrics
 from springtide.launch.series import LauncherSeries
-from springtide.metrics import Metrics
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.metrics import JobCollector
 from springtide_coordinator.settings import Options

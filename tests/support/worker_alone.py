@@ -10,8 +10,8 @@ import torch
 
 import springtide
 from springtide import api
+from springtide.elastic.runtime import Runtime
 from springtide.environment import Settings
-from springtide.runtime import Runtime
 
 
 @contextlib.contextmanager

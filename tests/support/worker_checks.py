@@ -6,7 +6,7 @@ import pytest
 from worker_cluster import Worker, WorkerCluster
 from worker_reference import Reference
 
-from springtide import outcome
+from springtide.coordination import outcome
 
 TOLERANCE = 1e-5
 

@@ -26,7 +26,7 @@ import grpc
 from worker_brake import Brake
 from worker_processes import LONG_SECONDS, READY, Coordinator, ServerPod, Worker, Zygote
 
-from springtide import outcome
+from springtide.coordination import outcome
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import standstill
 
-from springtide import outcome
+from springtide.coordination import outcome
 
 LONG_SECONDS = 0.5  # a wait that makes steps slow
 READY, FORMED = "(STANDBY: ready to train)", "springtide INFO generation "  # lines of a worker's log

@@ -18,12 +18,11 @@ from worker_groups import form_groups, together
 
 from springtide.data.loop import plan_loop
 from springtide.declared import declare
+from springtide.elastic.range_loop import RangeLoop
+from springtide.elastic.runtime import Runtime
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
-from springtide.leasing import Leasing
-from springtide.loop import deal_batches
-from springtide.runtime import Runtime
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.leading import Place
 from springtide.servers.wiring import exchange_for, wait_for_values
@@ -47,7 +46,7 @@ class Rank:
         self.rank = group.rank
         self._ready = ready
         self.runtime = Runtime(Settings(**settings))
-        self.runtime.group = group
+        self.runtime.state.use_group(group)
 
     @property
     def trainer(self) -> Trainer:
@@ -76,7 +75,7 @@ class Rank:
             strategy=settings.strategy,
             consistency=settings.consistency,
         )
-        self.runtime.trainer = Trainer(
+        trainer = Trainer(
             declared.models,
             declared.optimizers,
             tracked,
@@ -87,13 +86,14 @@ class Rank:
             compression=settings.sum_compression,
             make_servers=exchange_for(settings) if on_servers else None,
         )
+        self.runtime.trainers.install(trainer)
         for index, handle in self.trainer.tables.items():
-            handle.read = partial(self.runtime.rows, index)
-            handle.read_all = partial(self.runtime.all_rows, index)
+            handle.read = partial(self.runtime.values.rows, index)
+            handle.read_all = partial(self.runtime.values.all_rows, index)
         if settings.strategy == "ParameterServer":
-            wait_for_values(declared.models, self.runtime.settle, self.trainer.pending)
+            wait_for_values(declared.models, self.runtime.values.settle, self.trainer.pending)
         if isinstance(servers := self.trainer.servers, AsynchronousExchange) and servers.asynchronous:
-            self.runtime.leasing = Leasing(self.runtime, servers, tracked)
+            self.runtime.consistencies.use(RangeLoop(self.runtime.range_loop_parts(), servers, tracked), "")
         # Bodies seed the process's generator: models have to be made before.
         self._ready.wait(120)
 
@@ -109,19 +109,19 @@ class Rank:
         servers.resolve()
 
     def batches(self, dataset: Any, **arguments: Any) -> Iterator[Any]:
-        return deal_batches(self.runtime, plan_loop(dataset, **arguments))
+        return self.runtime.loops.batches(plan_loop(dataset, **arguments))
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        self.runtime.enter_body()
+        self.runtime.steps.enter()
         try:
             yield
         except BaseException as error:
-            if not self.runtime.leave_body(error):
+            if not self.runtime.steps.leave(error):
                 raise
             self._settle()
         else:
-            self.runtime.leave_body(None)
+            self.runtime.steps.leave(None)
 
     def report(self, **values: Any) -> None:
         self.runtime.report(values)

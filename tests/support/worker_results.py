@@ -13,7 +13,7 @@ from worker_cluster import Worker, WorkerCluster
 from worker_reference import Reference
 from worker_script import make_data, make_model
 
-from springtide import outcome
+from springtide.coordination import outcome
 from springtide_protocol import coordinator_pb2 as pb
 
 _NOTHING_LEARNT = math.log(3)

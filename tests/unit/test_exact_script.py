@@ -9,8 +9,8 @@ import torch
 from worker_alone import Script, library
 
 import springtide
+from springtide.elastic.runtime import Runtime
 from springtide.errors import Dropped, PartDone, UsageError
-from springtide.runtime import Runtime
 from springtide.transaction import Phase, Transaction
 
 

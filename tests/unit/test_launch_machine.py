@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from springtide.coordination.outcome import Left, to_json
 from springtide.errors import SpringtideError, UsageError
 from springtide.exchange.device import take_gpu
 from springtide.launch import cgroup, cpus, devices
@@ -16,7 +17,6 @@ from springtide.launch.main import agreed
 from springtide.launch.options import parse
 from springtide.launch.output import Lines
 from springtide.launch.surroundings import Folder, environment
-from springtide.outcome import Left, to_json
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from springtide.coordination.outcome import Failed, Finished, Left
 from springtide.launch.supervision import Action, End, Phase, Policy, Signal, Spawn, Supervisor
 from springtide.launch.verdict import merged
-from springtide.outcome import Failed, Finished, Left
 
 FINISHED = End(0, Finished((1, 0), 3, 40, 2))
 LEFT = End(0, Left("asked"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from springtide.metrics import Metrics as WorkerMetrics
+from springtide.coordination.metrics import Metrics as WorkerMetrics
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.metrics import JobCollector
 from springtide_coordinator.settings import Options

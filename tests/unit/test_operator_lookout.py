@@ -13,7 +13,7 @@ from operator_running import operator, until
 from operator_world import avoided
 from prometheus_client import generate_latest
 
-from springtide.metrics import Metrics
+from springtide.coordination.metrics import Metrics
 from springtide_operator.api import names
 from springtide_operator.cluster import Listing
 from springtide_operator.kube import ApiError

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide import outcome
-from springtide.outcome import Failed, Finished, Left
+from springtide import codec
+from springtide.coordination import outcome
+from springtide.coordination.outcome import Failed, Finished, Left
 
 DONE = Finished(
     incarnation=(1, 0),
@@ -152,6 +153,9 @@ def test_frames_of_torch_and_of_springtide_are_skipped(tmp_path: Path) -> None:
     assert made.frame.endswith("in <lambda>")
     made = raised(lambda: outcome.write(Left("x"), tmp_path / "no" / "folder"), tmp_path)
     assert (made.exception, made.frame.split(":")[0]) == ("FileNotFoundError", "test_outcome.py")
+    # Of another folder of the library than the one that asks.
+    made = raised(lambda: codec.specs(b"", 1), tmp_path)
+    assert made.frame.split(":")[0] == "test_outcome.py"
 
 
 def test_a_file_outside_of_the_scripts_folder_is_told_by_its_name(tmp_path: Path) -> None:

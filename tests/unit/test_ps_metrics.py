@@ -98,7 +98,7 @@ def test_the_samples_that_the_coordinator_is_told_of_are_those_of_the_ranges() -
                 model(IDS[samples]).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            told += [commit.samples for commit in rank.runtime.ring.take()]
+            told += [commit.samples for commit in rank.runtime.accounting.commits.take()]
             seen.append(rank.runtime.position.ledger.total_seen)
         rank.runtime.settle(None)
         return told, seen

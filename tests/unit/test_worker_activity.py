@@ -7,11 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from worker_alone import library
 
-from springtide.activity import Activity, doing, main_thread_place
-from springtide.environment import Settings
+from springtide.coordination.activity import Activity, main_thread_place
+from springtide.coordination.waiting import ReductionWarnings, TransferReports
+from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.exchange.progress import Progress
-from springtide.session import Session
 from springtide.timing import Timing
 from springtide.transaction import Phase
 from springtide_protocol import coordinator_pb2 as pb
@@ -43,72 +44,76 @@ def test_a_new_listener_is_told_again() -> None:
     assert (again.seconds, again.where) == (pytest.approx(20.1), "here")
 
 
-def runtime(phase: Phase = Phase.IDLE, **changes: Any) -> Any:
+def sources(phase: Phase = Phase.IDLE, **changes: Any) -> ActivitySources:
     timing = Timing()
-    timing.fetching = changes.pop("fetching", False)
+    timing.fetching = changes.get("fetching", False)
     trainer = SimpleNamespace(
-        waiting_since=changes.pop("waiting_since", None), transaction=SimpleNamespace(phase=phase)
+        waiting_since=changes.get("waiting_since"), transaction=SimpleNamespace(phase=phase)
     )
     whole = {
-        "trainer": trainer,
-        "membership": SimpleNamespace(standing=changes.pop("standing", pb.ACTIVE)),
-        "plan": object(),
-        "timing": timing,
-        "evaluations": SimpleNamespace(
-            running=changes.get("evaluates"), questions=SimpleNamespace(open=changes.pop("asks", None))
+        "state": SimpleNamespace(
+            plan=changes.get("plan", object()), position=SimpleNamespace(cursor=SimpleNamespace(step=41))
         ),
-        "recovery": SimpleNamespace(handover=SimpleNamespace(progress=changes.pop("moves", None))),
-        "position": SimpleNamespace(cursor=SimpleNamespace(step=41)),
+        "trainers": SimpleNamespace(trainer=changes.get("trainer", trainer)),
+        "timing": timing,
+        "evaluations": SimpleNamespace(running=changes.get("evaluates")),
+        "state_transfer": SimpleNamespace(progress=changes.get("moves")),
+        "session": SimpleNamespace(
+            membership=SimpleNamespace(standing=changes.get("standing", pb.ACTIVE)),
+            asking="asks" in changes,
+        ),
     }
-    return SimpleNamespace(**{**whole, **changes})
+    return ActivitySources(**whole)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (runtime(fetching=True), pb.DOING_FETCHING),
-        (runtime(Phase.OPEN, fetching=True), pb.DOING_FETCHING),
-        (runtime(Phase.OPEN), pb.DOING_COMPUTING),
-        (runtime(Phase.DROPPED), pb.DOING_COMPUTING),
-        (runtime(Phase.OPEN, waiting_since=1.0), pb.DOING_REDUCING),
-        (runtime(Phase.STEPPING), pb.DOING_STEPPING),
-        (runtime(Phase.STEPPED), pb.DOING_STEPPING),
-        (runtime(), pb.DOING_BETWEEN),
-        (runtime(evaluates=object()), pb.DOING_EVALUATING),
-        (runtime(evaluates=object(), asks=object()), pb.DOING_ASKING),
+        (sources(fetching=True), pb.DOING_FETCHING),
+        (sources(Phase.OPEN, fetching=True), pb.DOING_FETCHING),
+        (sources(Phase.OPEN), pb.DOING_COMPUTING),
+        (sources(Phase.DROPPED), pb.DOING_COMPUTING),
+        (sources(Phase.OPEN, waiting_since=1.0), pb.DOING_REDUCING),
+        (sources(Phase.STEPPING), pb.DOING_STEPPING),
+        (sources(Phase.STEPPED), pb.DOING_STEPPING),
+        (sources(), pb.DOING_BETWEEN),
+        (sources(evaluates=object()), pb.DOING_EVALUATING),
+        (sources(evaluates=object(), asks=object()), pb.DOING_ASKING),
     ],
 )
 def test_every_place_of_a_step_has_a_word(state: Any, expected: int) -> None:
-    assert doing(state) == (42, expected)
+    assert current_activity(state) == (42, expected)
 
 
 @pytest.mark.parametrize(
     "state",
     [
-        *(runtime(plan=None), runtime(trainer=None), runtime(standing=pb.PARKED), runtime(membership=None)),
-        runtime(moves=Progress("worker-0", sends=True)),
+        *(sources(plan=None), sources(trainer=None), sources(standing=pb.PARKED)),
+        sources(moves=Progress("worker-0", sends=True)),
     ],
 )
 def test_outside_of_a_generation_s_loop_there_is_nothing_to_tell(state: Any) -> None:
-    assert doing(state) is None
+    assert current_activity(state) is None
+
+
+def test_activity_without_a_job_is_none() -> None:
+    with library() as runtime:
+        assert runtime.current_activity() is None
 
 
 def test_a_transfer_that_takes_a_while_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """The receiver tells the coordinator every second; both ends say it in their logs every five."""
     sent: list[pb.WorkerMessage] = []
-    state = SimpleNamespace(recovery=None, on_over=None, on_boundary=None)
-    session = Session(Settings(coordinator="127.0.0.1:1", token="t", pod_ip="127.0.0.1"), state)  # type: ignore[arg-type]
-    session.send = sent.append  # type: ignore[method-assign]
-    session._client = SimpleNamespace(connected=True)  # type: ignore[assignment]
-    session.membership.generation = GenerationName.of(2, 0, 7)
-    session._watch_transfer(99.0)
+    transfers = SimpleNamespace(progress=None)
+    reports = TransferReports(transfers, lambda: GenerationName.of(2, 0, 7), sent.append)
+    reports.look(99.0, connected=True)
     progress = Progress("worker-0", sends=False, total=400, done=100, began=100.0)
-    state.recovery = SimpleNamespace(handover=SimpleNamespace(progress=progress))
+    transfers.progress = progress
     with caplog.at_level(logging.INFO, "springtide"):
         for tenth in range(125):
-            session._watch_transfer(100.0 + tenth / 10)
+            reports.look(100.0 + tenth / 10, connected=True)
         progress.sends = True
-        session._watch_transfer(200.0)
+        reports.look(200.0, connected=True)
     assert 10 <= len(sent) <= 12
     told = sent[0].transferring
     assert (told.holder, told.bytes_done, told.bytes_total) == ("worker-0", 100, 400)
@@ -116,6 +121,18 @@ def test_a_transfer_that_takes_a_while_is_told(caplog: pytest.LogCaptureFixture)
     assert 3 <= len(caplog.messages) <= 4
     assert "100 B of 400 B (25 %)" in caplog.messages[0]
     assert "sending the state to worker-0" in caplog.messages[-1]
+
+
+def test_a_long_wait_for_gradients_names_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    since: list[float | None] = [None]
+    warnings = ReductionWarnings(lambda: since[0], lambda: ["worker-1", "worker-2"])
+    warnings.look(50.0)
+    since[0] = 100.0
+    for second in range(100, 125):
+        warnings.look(float(second))
+    assert [line for line in caplog.messages if "worker-1, worker-2" in line] == caplog.messages
+    assert ["waited 10 s" in caplog.messages[0], "waited 20 s" in caplog.messages[1]] == [True, True]
+    assert len(caplog.messages) == 2
 
 
 def test_fetching_is_noticed_while_it_lasts() -> None:

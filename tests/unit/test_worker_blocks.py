@@ -15,45 +15,50 @@ from worker_alone import Script, library
 from worker_groups import addresses, together, wired_stores
 
 import springtide
+from springtide.elastic.consistency import Consistencies
+from springtide.elastic.retry import RetryBlocks
+from springtide.elastic.retry_position import RetryPosition, RetryVerdict, agree
+from springtide.elastic.trainer_access import TrainerAccess
+from springtide.elastic.training_state import TrainingState
+from springtide.environment import Settings
 from springtide.errors import UsageError
-from springtide.exchange.groups import form
+from springtide.exchange.groups import Group, form
 from springtide.exchange.handle import Handle
-from springtide.places import Place, Verdict, agree
 
 FIRST, SECOND = (0, 5, 0), (0, 5, 1)
 
 
 def test_who_stands_in_a_block_runs_it_again_with_its_likes() -> None:
-    inside, outside = Place(FIRST), Place()
-    assert agree([inside, Place(FIRST, ready=True)], 1) == Verdict(False, None)
+    inside, outside = RetryPosition(FIRST), RetryPosition()
+    assert agree([inside, RetryPosition(FIRST, ready=True)], 1) == RetryVerdict(False, None)
     assert [agree([inside, outside, inside], rank) for rank in range(3)] == [
-        Verdict(False, (0, 2)),
-        Verdict(False, (1,)),
-        Verdict(False, (0, 2)),
+        RetryVerdict(False, (0, 2)),
+        RetryVerdict(False, (1,)),
+        RetryVerdict(False, (0, 2)),
     ]
-    assert agree([outside, outside], 0) == Verdict(False, None)
-    assert agree([Place(SECOND), inside], 0) == Verdict(False, (0,))
+    assert agree([outside, outside], 0) == RetryVerdict(False, None)
+    assert agree([RetryPosition(SECOND), inside], 0) == RetryVerdict(False, (0,))
 
 
 def test_one_that_is_past_the_block_proves_that_it_is_complete() -> None:
-    ready, past = Place(FIRST, ready=True), Place(None, past=FIRST)
-    assert agree([ready, past, ready], 0) == Verdict(True, (0,))
-    assert agree([ready, past, ready], 1) == Verdict(False, (1,))
-    assert agree([ready, Place(SECOND, past=FIRST)], 0).done
-    assert not agree([ready, Place(None, past=(0, 4, 0))], 0).done
+    ready, past = RetryPosition(FIRST, ready=True), RetryPosition(None, past=FIRST)
+    assert agree([ready, past, ready], 0) == RetryVerdict(True, (0,))
+    assert agree([ready, past, ready], 1) == RetryVerdict(False, (1,))
+    assert agree([ready, RetryPosition(SECOND, past=FIRST)], 0).done
+    assert not agree([ready, RetryPosition(None, past=(0, 4, 0))], 0).done
 
 
 KEYS = st.sampled_from([None, FIRST, SECOND])
 
 
 @settings(deadline=None)
-@given(st.lists(st.builds(Place, KEYS, st.booleans(), KEYS), min_size=1, max_size=5))
-def test_members_of_one_block_agree(places: list[Place]) -> None:
-    assert [Place.from_json(place.to_json()) for place in places] == places
-    verdicts = [agree(places, rank) for rank in range(len(places))]
-    for one, other in itertools.combinations(range(len(places)), 2):
-        again = [not verdicts[rank].done and places[rank].at is not None for rank in (one, other)]
-        if all(again) and places[one].at == places[other].at:
+@given(st.lists(st.builds(RetryPosition, KEYS, st.booleans(), KEYS), min_size=1, max_size=5))
+def test_members_of_one_block_agree(positions: list[RetryPosition]) -> None:
+    assert [RetryPosition.from_json(position.to_json()) for position in positions] == positions
+    verdicts = [agree(positions, rank) for rank in range(len(positions))]
+    for one, other in itertools.combinations(range(len(positions)), 2):
+        again = [not verdicts[rank].done and positions[rank].at is not None for rank in (one, other)]
+        if all(again) and positions[one].at == positions[other].at:
             assert verdicts[one] == verdicts[other]
     for rank, verdict in enumerate(verdicts):
         assert verdict.companions is None or rank in verdict.companions
@@ -71,17 +76,18 @@ def test_a_block_counts_for_all_of_its_members_or_for_none(
 ) -> None:
     """Whoever passed the last reduction proves that all had come to it; then some members die."""
     members = [
-        Place(None, past=FIRST) if passed else Place(FIRST, ready=any(past) or ready[number])
+        RetryPosition(None, past=FIRST) if passed else RetryPosition(FIRST, ready=any(past) or ready[number])
         for number, passed in enumerate(past)
     ]
-    places = [place for number, place in enumerate(members) if number not in dead] + [Place()] * joiners
-    verdicts = [agree(places, rank) for rank in range(len(places))]
-    inside = [rank for rank, place in enumerate(places) if place.at == FIRST]
-    counts = any(place.past == FIRST for place in places)
+    alive = [position for number, position in enumerate(members) if number not in dead]
+    positions = [*alive, *[RetryPosition()] * joiners]
+    verdicts = [agree(positions, rank) for rank in range(len(positions))]
+    inside = [rank for rank, position in enumerate(positions) if position.at == FIRST]
+    counts = any(position.past == FIRST for position in positions)
     for rank in inside:
         assert verdicts[rank].done == counts
         if not counts:
-            assert verdicts[rank].companions == (None if len(inside) == len(places) else tuple(inside))
+            assert verdicts[rank].companions == (None if len(inside) == len(positions) else tuple(inside))
 
 
 def test_torch_takes_the_group_and_forgets_it() -> None:
@@ -167,27 +173,34 @@ def test_the_wrong_ways_to_say_it_are_told() -> None:
             springtide.on_ranks(-1)
 
 
-def test_between_two_generations_there_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    with library() as runtime:
-        member = SimpleNamespace(generation=None, over="")
-        monkeypatch.setattr(runtime, "membership", member)
-        with pytest.raises(UsageError, match="before the first training loop"):
-            springtide.process_group()
-        with pytest.raises(UsageError, match="before the first training loop"):
-            next(iter(springtide.retry()))
-        member.generation = object()
-        springtide.process_group()
-        member.over = "worker-1 is lost"
-        with pytest.raises(springtide.GenerationChanged, match="worker-1 is lost"):
-            springtide.process_group()
-        member.over = ""
-        runtime.group.shut()
-        with pytest.raises(springtide.GenerationChanged, match="a reduction failed"):
-            springtide.process_group()
-        # An error of the script's own is not taken for a change, whatever its class.
-        with pytest.raises(RuntimeError, match="mine"):
-            in_block(lambda: (_ for _ in ()).throw(RuntimeError("mine")))
-        monkeypatch.undo()
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def test_between_two_generations_there_is_no_group() -> None:
+    member = SimpleNamespace(generation=None, over="")
+    state, trainers = TrainingState(Group(None, 0, 1, 60.0)), TrainerAccess()
+    kinds = Consistencies(Settings(), state, None)
+    blocks = RetryBlocks(Settings(), state, trainers, member, kinds, fail)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="before the first training loop"):
+        blocks.process_group()
+    with pytest.raises(UsageError, match="before the first training loop"):
+        next(blocks.attempts())
+    member.generation = object()
+    blocks.process_group()
+    member.over = "worker-1 is lost"
+    with pytest.raises(springtide.GenerationChanged, match="worker-1 is lost"):
+        blocks.process_group()
+    member.over = ""
+    state.group.shut()
+    with pytest.raises(springtide.GenerationChanged, match="a reduction failed"):
+        blocks.process_group()
+    # An error of the script's own is not taken for a change, whatever its class.
+    for attempt in blocks.attempts():
+        with pytest.raises(RuntimeError, match="mine"), attempt:
+            raise RuntimeError("mine")
+        break
+    blocks.leave()
 
 
 def test_functions_for_some_ranks_alone() -> None:

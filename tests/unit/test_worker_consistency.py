@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.consistency import Consistencies, staleness_bound
+from springtide.elastic.consistency import Consistencies, staleness_bound
+from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.errors import UsageError
+from springtide.exchange.groups import Group
 from springtide_protocol import coordinator_pb2 as pb
 
 
@@ -37,16 +39,25 @@ def test_tables_alone_on_servers_are_of_common_steps() -> None:
     assert staleness_bound(pb.Consistency(mode="Synchronous"), made_for("Synchronous", "Hybrid")) is None
 
 
-class Told:
-    """What a runtime and its membership are, for this."""
+class Member:
+    """Stands for the membership."""
 
-    def __init__(self, env: str = "Synchronous") -> None:
-        self.settings, self.leasing, self.membership = made_for(env), None, self
+    def __init__(self) -> None:
         self.bound: list[str] = []
-        self.on_epochs_end: object = None
+        self.at_epochs_end: object = None
 
     def bind_to_steps(self, reason: str) -> None:
         self.bound.append(reason)
+
+    def call_at_epochs_end(self, listener: object) -> None:
+        self.at_epochs_end = listener
+
+
+def kinds_of(made: str, ranges: object, problem: str = "") -> tuple[Consistencies, Member]:
+    member = Member()
+    kinds = Consistencies(made_for(made), TrainingState(Group(None, 0, 1, 1.0)), member)  # type: ignore[arg-type]
+    kinds.use(ranges, problem)  # type: ignore[arg-type]
+    return kinds, member
 
 
 class Ranges:
@@ -61,38 +72,49 @@ class Ranges:
     def stop_at_the_end(self) -> None:
         self.stops_at_the_end = True
 
+    def go_on_at_the_end(self) -> None:
+        self.stops_at_the_end = False
+
 
 def test_a_generation_is_of_the_kind_that_it_is_told_to_be_whatever_the_pod_was_made_for() -> None:
-    runtime, ranges = Told("Asynchronous"), Ranges()
-    kinds = Consistencies(runtime, ranges, "")  # type: ignore[arg-type]
-    assert runtime.leasing is ranges
+    ranges = Ranges()
+    kinds, member = kinds_of("Asynchronous", ranges)
+    assert kinds.range_loop is ranges
+    assert member.at_epochs_end == ranges.stop_at_the_end
     assert kinds.enter(pb.Consistency()) is None
     assert kinds.enter(pb.Consistency(mode="BoundedStaleness", staleness=3)) is True
-    assert (runtime.leasing is ranges, ranges.begun) == (True, 0)
+    assert (kinds.range_loop is ranges, ranges.begun) == (True, 0)
     ranges.stop_at_the_end()
     assert kinds.enter(pb.Consistency(mode="Synchronous")) is False
-    assert (runtime.leasing, ranges.begun, ranges.stops_at_the_end) == (None, 1, False)
+    assert (kinds.range_loop, ranges.begun, ranges.stops_at_the_end) == (None, 1, False)
     assert kinds.enter(pb.Consistency(mode="Synchronous")) is False
     assert ranges.begun == 1
     assert kinds.enter(pb.Consistency(mode="Asynchronous")) is True
-    assert (runtime.leasing is ranges, ranges.begun) == (True, 2)
+    assert (kinds.range_loop is ranges, ranges.begun) == (True, 2)
 
 
 @pytest.mark.parametrize(("env", "told"), [("Asynchronous", ""), ("Synchronous", "BoundedStaleness")])
 def test_a_script_that_cannot_train_without_common_steps_says_so_and_is_not_made_to(
     env: str, told: str
 ) -> None:
-    runtime = Told(env)
-    kinds = Consistencies(runtime, None, "average would differ")  # type: ignore[arg-type]
-    assert (runtime.bound, runtime.leasing) == (["average would differ"], None)
+    kinds, member = kinds_of(env, None, "average would differ")
+    assert (member.bound, kinds.range_loop) == (["average would differ"], None)
     assert kinds.enter(pb.Consistency(mode="Synchronous")) is False
     with pytest.raises(UsageError, match="average would differ"):
         kinds.enter(pb.Consistency(mode=told))
 
 
+def test_undeclared_script_goes_on_as_before() -> None:
+    member = Member()
+    state = TrainingState(Group(None, 0, 1, 1.0))
+    kinds = Consistencies(made_for("Asynchronous"), state, member)  # type: ignore[arg-type]
+    assert (kinds.range_loop, kinds.enter(pb.Consistency(mode="Asynchronous"))) == (None, None)
+    kinds.check_together("retry()")
+    assert member.bound == []
+
+
 def test_a_call_that_needs_common_steps_is_told_once() -> None:
-    runtime = Told()
-    kinds = Consistencies(runtime, Ranges(), "")  # type: ignore[arg-type]
+    kinds, member = kinds_of("Synchronous", Ranges())
     kinds.needs_steps("process_group()")
     kinds.needs_steps("retry()")
-    assert runtime.bound == ["", "the script calls process_group() inside of a training loop"]
+    assert member.bound == ["", "the script calls process_group() inside of a training loop"]

@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import gc
 import os
-from types import SimpleNamespace
+from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
-from springtide import ending, outcome
+from springtide.coordination import outcome
+from springtide.elastic.exit import ExitParts, ProcessExit
+from springtide.elastic.training_state import TrainingState
+from springtide.environment import Settings
+from springtide.exchange.groups import Group
 
 
-def test_memory_is_left_to_the_system_when_all_else_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_left_to_the_system_when_all_else_is_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     done: list[str] = []
+    message = tmp_path / "termination-log"
 
     def note(name: str) -> None:
-        done.append(name)
+        done.append(f"{name} with an outcome" if message.exists() else name)
 
-    runtime = SimpleNamespace(
-        outcome=outcome.Left("SIGTERM"),
-        checkpoints=SimpleNamespace(flush=lambda seconds: note("flush")),
-        write_outcome=lambda: note("write_outcome"),
-        close=lambda: note("close"),
+    state = TrainingState(Group(None, 0, 1, 1.0))
+    state.end_with(outcome.Left("SIGTERM"))
+    ends = ProcessExit(
+        ExitParts(
+            Settings(coordinator="127.0.0.1:1", termination_log=str(message)),
+            state,
+            evaluations=MagicMock(),
+            session=None,
+            flush=lambda seconds: note("flush"),
+            close=lambda: note("close"),
+        )
     )
     monkeypatch.setattr(gc, "freeze", lambda: note("freeze"))
-    ending._at_exit(runtime, os.getpid() + 1)  # as in a child that a data loader forked
+    ends.run(os.getpid() + 1)  # as in a child that a data loader forked
     assert done == []
-    ending._at_exit(runtime, os.getpid())
-    assert done == ["flush", "write_outcome", "close", "freeze"]
+    assert not message.exists()
+    ends.run(os.getpid())
+    assert done == ["flush", "close with an outcome", "freeze with an outcome"]

@@ -10,7 +10,7 @@ import torch
 from worker_alone import Script, library
 
 import springtide
-from springtide.runtime import Runtime
+from springtide.elastic.runtime import Runtime
 
 X = torch.arange(10, dtype=torch.float32)
 
@@ -45,7 +45,7 @@ def test_means_by_samples_between_steps_and_after_the_loop(runtime: Runtime) -> 
     for batch in evaluation:
         springtide.report(value=batch.data.sum())
     assert evaluation.values == {"value": 3.0}
-    assert runtime.values == {"value": 3.0, "constant": 2.0}
+    assert runtime.state.values == {"value": 3.0, "constant": 2.0}
     assert runtime.position.cursor.step == 3
 
 
@@ -67,7 +67,7 @@ def test_refusals(runtime: Runtime) -> None:
         next(springtide.batches(X, batch_size=4, train=False))
     with pytest.raises(springtide.UsageError, match=r"has not ended.*break"):
         next(steps)
-    assert "train=False" in str(runtime.finished())
+    assert "train=False" in str(runtime.exit.finished())
 
 
 def test_evaluation_inside_of_a_body(runtime: Runtime) -> None:

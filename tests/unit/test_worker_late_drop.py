@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-from springtide.recovery import Recovery
+import pytest
+
+from springtide.coordination.park_reply import Leave
+from springtide.elastic.recovery import Recovery, RecoveryParts
+from springtide.elastic.training_state import TrainingState
+from springtide.environment import Settings
+from springtide.exchange.groups import Group
 from springtide.transaction import Phase, Transaction
-from springtide_protocol import coordinator_pb2 as pb
 
 
-def test_a_step_is_dropped_for_its_own_generation_only() -> None:
+class Left(Exception):
+    """The coordinator has let the process go."""
+
+
+def depart(answer: Leave) -> None:
+    raise Left
+
+
+def test_late_drop_leaves_the_next_generation_alone() -> None:
     transaction = Transaction()
-    runtime: Any = MagicMock()
-    runtime.ready.return_value.transaction = transaction
-    runtime.position = SimpleNamespace(cursor=SimpleNamespace(step=4))
-    membership: Any = MagicMock()
+    trainers: Any = MagicMock()
+    trainers.require.return_value.transaction = transaction
+    trainers.require.return_value.servers = None
+    membership: Any = MagicMock(over="worker-1 is lost")
 
-    def await_start(_: object) -> object:
+    def await_start(_: object) -> Leave:
         transaction.drop("worker-1 is lost")  # the stream's thread goes on where it was stopped
-        return object()
+        return Leave("the job needs fewer")
 
     membership.await_start.side_effect = await_start
-    recovery = Recovery(runtime, membership)
-    recovery._form = lambda answer, stage: None  # type: ignore[assignment,method-assign]
-    recovery._enter_generation(0, pb.DROPPED, "worker-1 is lost", [])
+    recovery = Recovery(
+        RecoveryParts(
+            Settings(),
+            TrainingState(Group(None, 0, 1, 1.0)),
+            trainers,
+            accounting=MagicMock(),
+            saver=MagicMock(),
+            consistencies=MagicMock(range_loop=None),
+            blocks=MagicMock(),
+            state_transfer=MagicMock(),
+            membership=membership,
+            check_term=lambda: None,
+            depart=depart,
+        )
+    )
+    with pytest.raises(Left):
+        recovery.stand(0)
+    membership.park.assert_called_once()
+    assert membership.park.call_args.args[1] == "worker-1 is lost"
     transaction.begin()
     assert transaction.phase is Phase.OPEN

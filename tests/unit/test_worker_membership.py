@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from springtide.answers import Begin, Depart
+from springtide.coordination.membership import Membership
+from springtide.coordination.park_reply import Leave, Start
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
-from springtide.membership import Membership
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import generation_from_proto, generation_to_proto, state_from_proto
 from springtide_protocol.names import GenerationName, StateName
@@ -52,11 +52,11 @@ class Session:
             )
         )
 
-    def join(self, number: int = 1) -> Begin:
+    def join(self, number: int = 1) -> Start:
         self.membership.park(pb.STANDBY)
         self.start(number)
         answer = self.membership.await_start()
-        assert isinstance(answer, Begin)
+        assert isinstance(answer, Start)
         return answer
 
 
@@ -151,10 +151,10 @@ def test_a_stop_at_the_epochs_end_is_no_boundary_and_holds_until_ranges_are_give
     session = Session()
     session.join(2)
     asked: list[str] = []
-    session.membership.on_epochs_end = lambda: asked.append("stop")
+    session.membership.call_at_epochs_end(lambda: asked.append("stop"))
     session.hear(boundary=pb.Boundary(generation=name(2), at_epochs_end=True))
     assert (asked, session.boundaries) == (["stop"], 0)
-    session.membership.cut = True
+    session.membership.mark_epoch_cut()
     session.membership.park(pb.BOUNDARY)
     assert session.membership.hello().cut
     session.start(3, consistency="Synchronous")
@@ -162,7 +162,7 @@ def test_a_stop_at_the_epochs_end_is_no_boundary_and_holds_until_ranges_are_give
     session.membership.park(pb.FORMATION_FAILED)
     session.start(4, consistency="Asynchronous")
     assert not session.membership.hello().cut
-    session.membership.cut = True
+    session.membership.mark_epoch_cut()
     session.membership.park(pb.BOUNDARY)
     session.start(5, consistency="Synchronous")
     session.membership.use_storage(True, books=True)
@@ -177,7 +177,7 @@ def test_leave_goes_to_parked_processes_only() -> None:
     session.hear(leave=pb.Leave(reason="scaled down"))
     session.membership.park(pb.BOUNDARY)
     session.hear(leave=pb.Leave(reason="scaled down"))
-    assert session.membership.await_start() == Depart("scaled down")
+    assert session.membership.await_start() == Leave("scaled down")
 
 
 def test_entries_that_come_before_the_group_asks_for_them() -> None:
@@ -187,7 +187,7 @@ def test_entries_that_come_before_the_group_asks_for_them() -> None:
     session.hear(store_entry=pb.StoreEntry(generation=name(7), key="0/0", value=b"other"))
     session.start(1)
     answer = session.membership.await_start()
-    assert isinstance(answer, Begin)
+    assert isinstance(answer, Start)
     assert answer.store.get("0/1") == b"early"
     assert not answer.store.check(["0/0"])
     session.hear(store_entry=pb.StoreEntry(generation=name(1), key="0/0", value=b"later"))

@@ -75,7 +75,7 @@ def train(
                     dropped = True
                     rank.drop()
         assert buckets.closing is ends
-        assert rank.runtime.boundary is ends
+        assert rank.runtime.state.boundary is ends
         return game.values(), owed() - before
 
     return on_ranks(size, script, compression="PowerSGD")

@@ -10,10 +10,10 @@ import pytest
 from prometheus_client import generate_latest
 
 from springtide import faults
+from springtide.coordination.metrics import Metrics
+from springtide.coordination.progress import MAX_COMMITS, Commit, CommitLog, StepLog
 from springtide.environment import read_settings
 from springtide.errors import SpringtideError
-from springtide.metrics import Metrics
-from springtide.records import RING_COMMITS, Commit, Ring, StepLog
 from springtide_protocol.names import GenerationName, StateName
 
 
@@ -26,7 +26,7 @@ def steps(commits: list[Commit]) -> list[int]:
 
 
 def test_commits_are_told_once_and_again_to_who_lacks_them() -> None:
-    ring = Ring()
+    ring = CommitLog()
     for step in (1, 2, 3):
         ring.add(commit(step))
     assert steps(ring.take()) == [1, 2, 3]
@@ -40,14 +40,14 @@ def test_commits_are_told_once_and_again_to_who_lacks_them() -> None:
 
 
 def test_ring_is_bounded_and_tells_the_oldest_first_in_messages_of_bounded_size() -> None:
-    ring = Ring()
-    for step in range(1, RING_COMMITS + 11):
+    ring = CommitLog()
+    for step in range(1, MAX_COMMITS + 11):
         ring.add(commit(step))
     told: list[int] = []
     while part := ring.take():
         assert len(part) <= 512
         told += steps(part)
-    assert told == list(range(11, RING_COMMITS + 11))
+    assert told == list(range(11, MAX_COMMITS + 11))
 
 
 def test_step_log_needs_a_writable_place(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from worker_alone import Script, library
 
 import springtide
-from springtide.runtime import Runtime
+from springtide.elastic.runtime import Runtime
 
 
 @pytest.fixture
@@ -365,7 +365,7 @@ def test_two_loops_at_once_and_break(runtime: Runtime) -> None:
     next(script.batches())
     with pytest.raises(springtide.UsageError, match="before the previous training loop ended"):
         next(script.batches())
-    assert "break" in str(runtime.finished())
+    assert "break" in str(runtime.exit.finished())
 
 
 def test_frozen_parameter_that_is_trained_later(runtime: Runtime) -> None:

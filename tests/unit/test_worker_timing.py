@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import generate_latest
 
-from springtide.metrics import Metrics
+from springtide.coordination.metrics import Metrics
 from springtide.timing import Timing
 
 

@@ -13,25 +13,23 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 import torch.distributed as dist
 
-from springtide import ending, faults
-from springtide.blocks import Attempt
-from springtide.consistency import consistencies_of
+from springtide import faults
 from springtide.counted import count_steps
 from springtide.data.batch import Batch
 from springtide.data.loop import plan_loop
 from springtide.data.source import make_source
 from springtide.declared import declare
+from springtide.elastic.evaluation import Evaluation
+from springtide.elastic.retry import RetryAttempt
+from springtide.elastic.runtime import Runtime
+from springtide.elastic.warm_up import MAX_BODIES
 from springtide.environment import read_settings
 from springtide.errors import UsageError
-from springtide.evaluation import Evaluation, evaluate
 from springtide.exact.settings import check_gpu, on_gpu, prepare
 from springtide.exchange.device import take_gpu, tame_nccl
 from springtide.loading import make_loader
-from springtide.loop import deal_batches
-from springtide.rehearsal import MOST
-from springtide.runtime import Runtime
 from springtide.servers.plan import bucket_bytes
-from springtide.servers.wiring import exchange_for, wait_for_values
+from springtide.servers.wiring import exchange_for
 from springtide.training import Trainer
 
 Models = TypeVar("Models", bound=torch.nn.Module | Sequence[torch.nn.Module])
@@ -60,7 +58,7 @@ def init() -> None:
         prepare(settings)
     _runtime = Runtime(settings)
     # A SIGTERM that comes early is heard already.
-    ending.install(_runtime)
+    _runtime.exit.install()
     _runtime.begin()
 
 
@@ -100,7 +98,7 @@ def distribute(
     count_steps(tracked.values())
     if exact and declared.device.type == "cuda":
         check_gpu(on_gpu(settings.cublas_workspace))
-    runtime.trainer = Trainer(
+    trainer = Trainer(
         declared.models,
         declared.optimizers,
         tracked,
@@ -114,17 +112,7 @@ def distribute(
         compression=settings.sum_compression,
         make_servers=exchange_for(settings) if strategy in ("ParameterServer", "Hybrid") else None,
     )
-    servers = runtime.trainer.servers
-    if servers is not None:
-        for index, handle in runtime.trainer.tables.items():
-            handle.read = partial(runtime.rows, index)
-            handle.read_all = partial(runtime.all_rows, index)
-    if on_servers:
-        wait_for_values(declared.models, runtime.settle, runtime.trainer.pending)
-        runtime.consistencies = consistencies_of(runtime, servers, tracked, check)
-    runtime.trainer.on_save_wish(lambda rank: runtime.checkpoints.wish(rank == 0))
-    if runtime.membership is not None:
-        runtime.membership.layout_hash = runtime.trainer.layout_hash
+    runtime.install(trainer, declared.models, tracked, check)
     return model, optimizer
 
 
@@ -193,9 +181,9 @@ def batches(
     workers. Raise ValueError or TypeError for bad arguments, UsageError for a wrong place.
     """
     runtime = _get("batches()")
-    runtime.ready("batches()")
+    runtime.trainers.require("batches()")
     if not train:
-        return evaluate(runtime, make_source(dataset, collate_fn), batch_size, epochs)
+        return runtime.evaluations.evaluate(make_source(dataset, collate_fn), batch_size, epochs)
     plan = plan_loop(
         dataset,
         batch_size=batch_size,
@@ -208,11 +196,13 @@ def batches(
         weights=weights,
         collate_fn=collate_fn,
     )
-    if isinstance(rehearsals, bool) or not isinstance(rehearsals, int) or not 0 <= rehearsals <= MOST:
-        raise ValueError(f"batches(): rehearsals must be an integer from 0 to {MOST}, got {rehearsals!r}")
+    if isinstance(rehearsals, bool) or not isinstance(rehearsals, int) or not 0 <= rehearsals <= MAX_BODIES:
+        raise ValueError(
+            f"batches(): rehearsals must be an integer from 0 to {MAX_BODIES}, got {rehearsals!r}"
+        )
     loader = make_loader(plan, loader_workers, exact=bool(runtime.settings.logical_workers))
-    source = replace(plan.source, fetch=runtime.timing.timed(plan.source.fetch))
-    return deal_batches(runtime, replace(plan, source=source), loader, rehearsals)
+    source = replace(plan.source, fetch=runtime.accounting.timing.timed(plan.source.fetch))
+    return runtime.loops.batches(replace(plan, source=source), loader, rehearsals)
 
 
 class step:
@@ -223,12 +213,12 @@ class step:
     """
 
     def __enter__(self) -> None:
-        _get("step()").enter_body()
+        _get("step()").steps.enter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return _get("step()").leave_body(error)
+        return _get("step()").steps.leave(error)
 
 
 def report(**values: float | torch.Tensor) -> None:
@@ -284,7 +274,7 @@ class retry:
     have no other effects that a second run would spoil.
     """
 
-    def __iter__(self) -> Iterator[Attempt]:
+    def __iter__(self) -> Iterator[RetryAttempt]:
         return _get("retry()").blocks.attempts()
 
     def __enter__(self) -> None:

@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Mapping
 
-from springtide import outcome
+from springtide.coordination import outcome
+from springtide.coordination.outcome import Failed, Finished, Left, Outcome
 from springtide.environment import Settings
 from springtide.launch import cgroup
 from springtide.launch.board import Board
@@ -21,7 +22,6 @@ from springtide.launch.series import LauncherSeries
 from springtide.launch.signals import ENDING, Signals
 from springtide.launch.supervision import End
 from springtide.launch.verdict import failure
-from springtide.outcome import Failed, Finished, Left, Outcome
 from springtide.termination import UNHEARD_SECONDS
 
 log = logging.getLogger("springtide")

@@ -9,7 +9,8 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-from springtide import outcome
+from springtide.coordination import outcome
+from springtide.coordination.outcome import Failed, Left, Outcome
 from springtide.environment import Settings
 from springtide.launch import cgroup, cpus
 from springtide.launch.board import Board
@@ -20,7 +21,6 @@ from springtide.launch.signals import ENDING, Signals
 from springtide.launch.supervision import Action, End, Phase, Policy, Spawn, Supervisor
 from springtide.launch.surroundings import Folder, environment
 from springtide.launch.verdict import merged
-from springtide.outcome import Failed, Left, Outcome
 
 log = logging.getLogger("springtide")
 

@@ -16,15 +16,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from springtide.answers import Begin, Depart
+from springtide.coordination.membership import Membership
+from springtide.coordination.outcome import Failed, Finished, Left, Outcome
+from springtide.coordination.park_reply import Leave, Start
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
 from springtide.launch.ports import ReservedPort
 from springtide.launch.processes import CannotStart, Child
 from springtide.launch.script import Failure, Round, culprit, variables
 from springtide.launch.supervision import End
-from springtide.membership import Membership
-from springtide.outcome import Failed, Finished, Left, Outcome
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import generation_from_proto, required_state
 from springtide_protocol.session_client import SessionClient, SessionClosedError
@@ -163,9 +163,9 @@ class Seat:
                 self._boundary_at = None
             self.membership.park(reason, detail)
             answer = self.membership.await_start()  # there is no state here that could be saved first
-            if isinstance(answer, Depart):
+            if isinstance(answer, Leave):
                 return Left(answer.reason, answer.finished)
-            assert isinstance(answer, Begin)
+            assert isinstance(answer, Start)
             try:
                 outcome = self._generation(answer)
             except (RuntimeError, OSError, ValueError) as error:
@@ -188,13 +188,13 @@ class Seat:
             return int(pb.DROPPED), "its script failed"
         return int(pb.BOUNDARY if self._boundary_at is not None else pb.DROPPED), ""
 
-    def _generation(self, begin: Begin) -> Outcome | None:
+    def _generation(self, start: Start) -> Outcome | None:
         """Run the script in one generation; None: there will be another one."""
-        members = list(begin.message.members)
+        members = list(start.message.members)
         ids = [member.id for member in members]
         rank = ids.index(self.membership.me.id)
         began = time.monotonic()
-        store = begin.store
+        store = start.store
         store.set(f"failure/{rank}", self._failure.to_json())
         reserved: ReservedPort | None = None
         try:
@@ -208,22 +208,22 @@ class Seat:
                 assert self._end is not None
                 return self._crew.describe(self.rank, self._end)
             port = int(store.get("master/0"))
-            round = Round(self._run_id, members[0].address, port, begin.generation.number - 1)
+            round = Round(self._run_id, members[0].address, port, start.generation.number - 1)
             self._failure, self._end = Failure(), None
-            self.membership.hold(required_state(begin.message.state, "Start.state"))
+            self.membership.hold(required_state(start.message.state, "Start.state"))
             child = self._crew.spawn(self.rank, variables(self._environ, members, ids[rank], round))
             self.membership.formed(time.monotonic() - began, 0.0, 0)
             self.generations += 1
             log.info(
                 "generation %s: rank %d of %d, script pid %d (%s)",
-                begin.generation, rank, len(ids), child.pid, begin.message.reason,
+                start.generation, rank, len(ids), child.pid, start.message.reason,
             )  # fmt: skip
-            return self._watch(child, begin, tuple(ids))
+            return self._watch(child, start, tuple(ids))
         finally:
             if reserved is not None:
                 reserved.close()
 
-    def _watch(self, child: Child, begin: Begin, ids: tuple[str, ...]) -> Outcome | None:
+    def _watch(self, child: Child, start: Start, ids: tuple[str, ...]) -> Outcome | None:
         """Until the script has ended, and with it this member's part in the generation."""
         try:
             with self._changed:
@@ -237,7 +237,7 @@ class Seat:
             self._end_script(child, why)
             return None
         if end.code == 0:
-            return self._at_the_end(begin)
+            return self._at_the_end(start)
         self._failure = Failure(time.time(), ids)
         return None
 
@@ -260,7 +260,7 @@ class Seat:
                     return
             log.warning("process %d has not ended within %g s: SIGKILL", self.rank, self._grace)
 
-    def _at_the_end(self, begin: Begin) -> Outcome | None:
+    def _at_the_end(self, start: Start) -> Outcome | None:
         """The script ended well: it counts when those of all members did."""
 
         def asked() -> bool:
@@ -269,7 +269,7 @@ class Seat:
 
         if not self.membership.await_end(_STAGE, unless=asked):
             return None
-        name = begin.generation
+        name = start.generation
         return Finished(
             (name.incarnation.number, name.incarnation.restart),
             name.number,

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass, field
 from enum import Enum
 
-from springtide.outcome import Finished, Left, Outcome
+from springtide.coordination.outcome import Finished, Left, Outcome
 
 
 @dataclass(frozen=True, slots=True)

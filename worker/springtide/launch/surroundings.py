@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from springtide.coordination.outcome import PATH_VARIABLE, Outcome, parse
 from springtide.errors import SpringtideError
-from springtide.outcome import PATH_VARIABLE, Outcome, parse
 
 STEP_LOG_VARIABLE = "SPRINGTIDE_STEP_LOG"
 METRICS_FILE_VARIABLE = "SPRINGTIDE_METRICS_FILE"

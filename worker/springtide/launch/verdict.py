@@ -7,8 +7,8 @@ import re
 import signal
 from collections.abc import Sequence
 
+from springtide.coordination.outcome import Failed, Finished, Left, Outcome
 from springtide.launch.supervision import End, Supervisor
-from springtide.outcome import Failed, Finished, Left, Outcome
 
 OUT_OF_MEMORY = "OOMKilled"
 NOT_FINISHED = "NotFinished"

@@ -1,4 +1,4 @@
-"""This process as a member of the job: what the coordinator has told it, and what it has promised.
+"""Keep what this process is as a member of the job: what the coordinator has said, and what it has promised.
 
 Two threads meet here. The thread of the coordinator's stream writes down what arrives and drops the open step
 when its generation is over; it never waits. The script's thread, when it stands in the library, parks, waits
@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from springtide.answers import Begin, Depart, SaveAsked
 from springtide.checkpoint.shares import Share
+from springtide.coordination.park_reply import Leave, ParkReply, Save, Start
 from springtide.environment import Settings
 from springtide.errors import SpringtideError
 from springtide.exchange.entries import Entries, Publish
@@ -29,7 +29,7 @@ from springtide_protocol.codec import (
     state_from_proto,
     state_to_proto,
 )
-from springtide_protocol.names import GenerationName, Incarnation, StateName, process_label
+from springtide_protocol.names import WITHOUT_JOB, GenerationName, Incarnation, StateName, process_label
 
 log = logging.getLogger("springtide")
 
@@ -40,11 +40,10 @@ Send = Callable[[pb.WorkerMessage], None]
 
 
 class Membership:
-    """State of the session.
+    """Hold the state of this process in its job.
 
-    send: queues a message on the stream; what is queued while there is no stream may be lost, since Hello
-    repeats what matters. on_over(reason): the current generation is over (called from the stream's thread).
-    on_boundary(): stop after the step. make_store: of a generation, through which its members meet.
+    Fields are written by the methods of this class, which hold the lock. Others may read one field without
+    it: each is one reference, replaced as a whole.
     """
 
     def __init__(
@@ -54,7 +53,19 @@ class Membership:
         on_over: Callable[[str], None],
         on_boundary: Callable[[], None],
         make_store: Callable[[Publish, Sequence[str], float], Entries] = Entries,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
+        """Begin outside of all generations.
+
+        Args:
+            settings: of the process.
+            send: queues a message on the stream; what is queued while there is no stream may be lost, since
+                Hello repeats what matters.
+            on_over: is told why the current generation is over, from the stream's thread.
+            on_boundary: is to stop the process after the step; called from the stream's thread.
+            make_store: makes the store of a generation, through which its members meet.
+            on_wait: is called again and again while the script's thread waits.
+        """
         self._make_store = make_store
         self._settings = settings
         self._send = send
@@ -88,27 +99,27 @@ class Membership:
         self.bound_to_steps = ""
         self.cut = False
         """Whether all have stopped at an epoch's end, as in Hello."""
-        self.on_epochs_end: Callable[[], None] = lambda: None
+        self._on_epochs_end: Callable[[], None] = lambda: None
         self._training = 0  # processes in a running generation, when this one came
         self.known: StateName | None = None
-        self.on_wait: Callable[[], None] = lambda: None
+        self._on_wait = on_wait
         self._newest = Incarnation(0)
         self._over = ""
         self._fatal = ""
         self._promise: pb.Parked | None = None
         self._ended: pb.Ended | None = None
         self._formed: pb.Formed | None = None
-        self._begin: Begin | None = None
-        self._depart: Depart | None = None
+        self._start: Start | None = None
+        self._leave: Leave | None = None
         self._store: Entries | None = None
-        self._save: SaveAsked | None = None
+        self._save: Save | None = None
         self._checkpoint: pb.Checkpoint | None = None
         self._early: list[pb.StoreEntry] = []
 
     # ---- the stream's thread
 
     def hello(self) -> pb.Hello:
-        """What this process is at this moment; the first message of every stream."""
+        """Return the first message of every stream: what this process is at this moment."""
         with self._changed:
             message = pb.Hello(
                 protocol_version=PROTOCOL_VERSION,
@@ -147,14 +158,15 @@ class Membership:
             case "boundary":
                 with self._changed:
                     asked = self.standing == pb.ACTIVE and self._is_current(message.boundary.generation)
+                    on_epochs_end = self._on_epochs_end
                 if asked and message.boundary.at_epochs_end:
-                    self.on_epochs_end()
+                    on_epochs_end()
                 elif asked:
                     self._on_boundary()
             case "leave":
                 with self._changed:
                     if self.standing == pb.PARKED:
-                        self._depart = Depart(message.leave.reason, message.leave.finished)
+                        self._leave = Leave(message.leave.reason, message.leave.finished)
                         self._changed.notify_all()
             case "save":
                 self._save_asked(message.save)
@@ -167,6 +179,7 @@ class Membership:
                     self.known = state_from_proto(message.known.state)
 
     def disconnected(self) -> None:
+        """Note that the stream is broken."""
         with self._changed:
             self.connected = False
             self._changed.notify_all()
@@ -200,7 +213,7 @@ class Membership:
             known = {member.id: _label(member) for member in self.members}
             writers = tuple(known.get(writer, writer) for writer in message.writers)
             index = list(message.writers).index(self.me.id)
-            self._save = SaveAsked(state, Share(index, writers, f"-leaving-{message.attempt}"))
+            self._save = Save(state, Share(index, writers, f"-leaving-{message.attempt}"))
             self._changed.notify_all()
 
     def _prepare(self, message: pb.Prepare) -> None:
@@ -249,7 +262,7 @@ class Membership:
                 if self._is_current(entry.generation):
                     self._store.deliver(entry.key, entry.value)
             self._early = []
-            self._begin = Begin(message, generation, self._store)
+            self._start = Start(message, generation, self._store)
             self._changed.notify_all()
 
     def _store_entry(self, message: pb.StoreEntry) -> None:
@@ -272,7 +285,7 @@ class Membership:
         self.session_over(f"the coordinator refused this worker: {message.reason or 'no reason given'}")
 
     def session_over(self, reason: str) -> None:
-        """No stream will come any more, so the process cannot go on as a member. Any thread."""
+        """Give up membership, because no stream will come any more. Any thread."""
         with self._changed:
             if self._fatal:
                 return
@@ -295,7 +308,7 @@ class Membership:
 
     @property
     def over(self) -> str:
-        """Why the generation is over; "" while it goes on.
+        """Return why the generation is over; "" while it goes on.
 
         Raise SpringtideError when the coordinator refused the process.
         """
@@ -309,22 +322,26 @@ class Membership:
             self._check_fatal()
 
     def await_welcome(self, seconds: float) -> int:
-        """How many processes trained when this one was welcomed; 0 also when that does not come in time."""
+        """Wait for the welcome; return how many processes trained then, 0 when it does not come in time."""
         with self._changed:
             self._changed.wait_for(lambda: self.connected or bool(self._fatal), seconds)
             return self._training if self.connected else 0
 
     def hold(self, state: StateName) -> None:
-        """The state of this name is there, whole."""
+        """Note that this process holds the whole state of that name."""
         with self._changed:
             self.state = state
 
     def use_servers(
         self, staying: Collection[str], servers: Collection[str], settled: bool, copies: int
     ) -> None:
-        """The generation's chunks are on `servers`; settled: nothing is being copied. Before `formed`.
+        """Note on which servers the generation's chunks are. Call it before `formed`.
 
-        staying: those that the coordinator wants to keep. copies: servers that hold each chunk, at least.
+        Args:
+            staying: servers that the coordinator wants to keep.
+            servers: those that hold the chunks.
+            settled: nothing is being copied.
+            copies: servers that hold each chunk, at least.
         """
         with self._changed:
             self._copies = copies
@@ -333,13 +350,13 @@ class Membership:
             self.servers = [s for s in self.servers if s.id in {*staying, *servers}]
 
     def train(self) -> None:
-        """The process is in a training loop of its generation again."""
+        """Note that the process is in a training loop of its generation again."""
         with self._changed:
             if self.standing == pb.AFTER:
                 self.standing = pb.ACTIVE
 
     def stages_ended(self, count: int) -> None:
-        """Loops 0..count-1 are known to be ended: a peer or the received state is past them."""
+        """Note that loops 0..count-1 have ended: a peer or the received state is past them."""
         with self._changed:
             self._end_stages(count)
 
@@ -348,8 +365,13 @@ class Membership:
     ) -> None:
         """Promise to commit nothing before the next Start.
 
-        Call it only with the script's thread in the library. cannot_go_back: there is no older state that
-        this process could take in the place of its own.
+        Call it only with the script's thread in the library.
+
+        Args:
+            reason: a `pb.ParkReason`.
+            detail: the reason in words.
+            addresses: of peers and servers that may have failed.
+            cannot_go_back: there is no older state that this process could take in the place of its own.
         """
         with self._changed:
             suspects = [m.id for m in self.members if m.address in addresses and m.id != self.me.id]
@@ -367,26 +389,25 @@ class Membership:
             if self.state is not None:
                 promise.state.CopyFrom(state_to_proto(self.state))
             self.standing = pb.PARKED
-            self._promise, self._begin, self._depart, self._store = promise, None, None, None
+            self._promise, self._start, self._leave, self._store = promise, None, None, None
             self._save = None
             self._send(pb.WorkerMessage(parked=promise))
 
-    def await_start(self, can_save: Callable[[], bool] = lambda: False) -> Begin | Depart | SaveAsked:
-        """Wait until the coordinator starts a generation with this process, or lets it go, or wants its state
-        saved first (and can_save).
+    def await_start(self, can_save: Callable[[], bool] = lambda: False) -> ParkReply:
+        """Wait for the coordinator's reply: start a generation, leave, or save the state first.
 
-        Raise SpringtideError if refused.
+        A wish to save waits until `can_save` holds. Raise SpringtideError if refused.
         """
 
-        def answer() -> Begin | Depart | SaveAsked | None:
+        def answer() -> ParkReply | None:
             # A Start that was accepted ends the promise, so it comes first.
-            return self._begin or self._depart or (self._save if self._save and can_save() else None)
+            return self._start or self._leave or (self._save if self._save and can_save() else None)
 
         with self._changed:
             self._wait_for(lambda: answer() is not None, "the next generation")
             found = answer()
             assert found is not None
-            self._begin = self._save = None
+            self._start = self._save = None
             return found
 
     def formed(
@@ -396,6 +417,14 @@ class Membership:
         transfer_bytes: int,
         restored: pb.Restored | None = None,
     ) -> None:
+        """Tell the coordinator that the generation is formed and this process holds its state.
+
+        Args:
+            group_seconds: the group's formation took so long.
+            transfer_seconds: the state's transfer took so long.
+            transfer_bytes: that this process sent or received.
+            restored: the checkpoint that the generation goes on from, if this process has read one.
+        """
         with self._changed:
             assert self.generation is not None
             self._store, self.cut = None, False
@@ -419,11 +448,32 @@ class Membership:
             self._send(pb.WorkerMessage(formed=first))
 
     def use_storage(self, able: bool, books: bool) -> None:
-        """able: there is a place for checkpoints. books: workers do not step together, as far as is known."""
-        self.storage, self.books, self.checkpoints = able, books, able and not books
+        """Note what is known of checkpoints before the first generation.
+
+        Args:
+            able: there is a place for checkpoints.
+            books: workers do not step together.
+        """
+        with self._changed:
+            self.storage, self.books, self.checkpoints = able, books, able and not books
+
+    def set_layout(self, layout_hash: str) -> None:
+        """Note the hash of what the script trains, which all members must have in common."""
+        with self._changed:
+            self.layout_hash = layout_hash
+
+    def mark_epoch_cut(self) -> None:
+        """Note that all members have stopped at an epoch's end and hold the same state."""
+        with self._changed:
+            self.cut = True
+
+    def call_at_epochs_end(self, listener: Callable[[], None]) -> None:
+        """Have the stream's thread call this when the members are asked to stop at the epoch's end."""
+        with self._changed:
+            self._on_epochs_end = listener
 
     def bind_to_steps(self, reason: str) -> None:
-        """Why the script cannot train without common steps, as far as is known; "": it can."""
+        """Note why the script cannot train without common steps, as far as is known; "" if it can."""
         with self._changed:
             self.bound_to_steps = reason
             if reason:
@@ -432,7 +482,7 @@ class Membership:
     def await_end(self, stage: int, unless: Callable[[], bool] = lambda: False) -> bool:
         """Wait at the end of loop `stage` until all members stand there.
 
-        False: the generation is over instead, or `unless` holds (asked twice a second).
+        Return False when the generation is over instead, or `unless` holds (asked twice a second).
         """
         with self._changed:
             known = self.ended_stages > stage
@@ -461,24 +511,24 @@ class Membership:
             return False
 
     def leave(self, reason: str) -> None:
-        """This process has been asked to go; say so as soon as there is a stream. Any thread."""
+        """Note why this process has been asked to go, and say so as soon as there is a stream. Any thread."""
         with self._changed:
             self.leaving = self.leaving or reason
             self._send(pb.WorkerMessage(leaving=pb.Leaving(reason=self.leaving)))
 
-    def tell_checkpoint(self, message: pb.Checkpoint) -> None:
-        """Tell the coordinator, and the next one, what became of the last checkpoint. Any thread."""
+    def report_checkpoint(self, message: pb.Checkpoint) -> None:
+        """Report to the coordinator, and to the next one, what became of the last checkpoint. Any thread."""
         with self._changed:
             self._checkpoint = message
             self._send(pb.WorkerMessage(checkpoint=message))
 
     def labels(self) -> list[str]:
-        """Names of all members of the generation, in rank order. Any thread."""
+        """Return the names of all members of the generation, in rank order. Any thread."""
         with self._changed:
             return [_label(member) for member in self.members]
 
     def others(self) -> list[str]:
-        """Names of the other members of the generation."""
+        """Return the names of the other members of the generation."""
         with self._changed:
             return [member.pod_name or member.id for member in self.members if member.id != self.me.id]
 
@@ -486,7 +536,7 @@ class Membership:
         began = said = time.monotonic()
         while not condition():
             self._check_fatal()
-            self.on_wait()
+            self._on_wait()
             # Short waits, so that signals are handled.
             self._changed.wait(0.5)
             now = time.monotonic()
@@ -505,6 +555,13 @@ class Membership:
     def _check_fatal(self) -> None:
         if self._fatal:
             raise SpringtideError(self._fatal)
+
+
+def generation_of(membership: Membership | None) -> GenerationName:
+    """Return the name of the present generation, or what stands for it before the first one and alone."""
+    if membership is None or membership.generation is None:
+        return WITHOUT_JOB
+    return membership.generation
 
 
 def _label(member: pb.Member) -> str:

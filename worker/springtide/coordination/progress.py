@@ -1,4 +1,4 @@
-"""Commits on their way out: the ring that a new coordinator is told from, and the step log."""
+"""Keep commits on their way out: the log that a new coordinator is told from, and the step log."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import state_to_proto
 from springtide_protocol.names import StateName
 
-RING_COMMITS = 4096
-_MOST_IN_MESSAGE = 512
+MAX_COMMITS = 4096
+_MAX_IN_MESSAGE = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One committed step.
+    """Describe one committed step.
 
-    unix_time in s; seconds: body start to commit here; values: means over the samples of all members.
+    unix_time in s; seconds: from the body's begin to here; values: means over the samples of all members.
     """
 
     state: StateName
@@ -39,6 +39,7 @@ class Commit:
     skipped: bool = False
 
     def to_proto(self) -> pb.Commit:
+        """Return the commit as a message."""
         return pb.Commit(
             state=state_to_proto(self.state),
             unix_time=self.unix_time,
@@ -52,41 +53,43 @@ class Commit:
         )
 
 
-class Ring:
-    """The last commits of this process, so that a coordinator that lost them can be told again.
+class CommitLog:
+    """Keep the last commits of this process, so that a coordinator that lost them can be told again.
 
     Thread-safe.
     """
 
     def __init__(self) -> None:
-        self._commits: deque[Commit] = deque(maxlen=RING_COMMITS)
+        self._commits: deque[Commit] = deque(maxlen=MAX_COMMITS)
         self._sent: StateName | None = None
         self._lock = threading.Lock()
 
     def add(self, commit: Commit) -> None:
+        """Add the newest commit."""
         with self._lock:
             self._commits.append(commit)
 
     def rewind(self, known: StateName | None) -> None:
-        """What the coordinator does not know has to be sent again: on a new stream, in a new generation."""
+        """Send again what the coordinator does not know: on a new stream, in a new generation."""
         with self._lock:
             self._sent = known
 
     def take(self) -> list[Commit]:
-        """The commits to send now, oldest first, at most 512; they count as sent."""
+        """Return the commits to send now, oldest first, at most 512; they count as sent."""
         with self._lock:
             fresh: list[Commit] = []
             for commit in reversed(self._commits):
                 if self._sent is not None and commit.state <= self._sent:
                     break
                 fresh.append(commit)
-            fresh = fresh[: -_MOST_IN_MESSAGE - 1 : -1]
+            fresh = fresh[: -_MAX_IN_MESSAGE - 1 : -1]
             if fresh:
                 self._sent = fresh[-1].state
             return fresh
 
 
 def data_message(ledger: Ledger) -> pb.Data:
+    """Return the ledger's counts as a message."""
     audit = ledger.audit()
     return pb.Data(
         epoch=audit["epoch"],
@@ -101,7 +104,7 @@ def data_message(ledger: Ledger) -> pb.Data:
 
 
 class StepLog:
-    """Appends one JSON line per commit of this process to a file; nothing without a path."""
+    """Append one JSON line per commit of this process to a file; do nothing without a path."""
 
     def __init__(self, path: str, member: str) -> None:
         self._member = member
@@ -116,6 +119,7 @@ class StepLog:
                 ) from None
 
     def write(self, commit: Commit) -> None:
+        """Append a commit."""
         if self._file is None:
             return
         generation = commit.state.generation
@@ -132,13 +136,14 @@ class StepLog:
         self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def as_numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """What `report()` was given. Raise UsageError for what is no number."""
+    """Return reported values as numbers. Raise UsageError for what is no number."""
     numbers: dict[str, float] = {}
     for name, value in values.items():
         try:

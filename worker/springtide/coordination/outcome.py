@@ -71,7 +71,7 @@ Outcome = Finished | Left | Failed
 def _library_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders.add(os.path.dirname(__file__))
+    folders.add(str(Path(__file__).parents[1]))  # all of this library
     return tuple(os.path.realpath(folder) + os.sep for folder in folders)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,10 @@ import torch
 from worker_alone import Script, library
 
 import springtide
-from springtide.runtime import Runtime
+from springtide.data.loop import plan_loop
+from springtide.elastic.loop import TrainingLoops
+from springtide.elastic.runtime import Runtime
+from springtide.elastic.warm_up import WarmUp
 from springtide.undo import Snapshot
 
 
@@ -23,14 +26,25 @@ def runtime() -> Iterator[Runtime]:
         yield runtime
 
 
-def welcome(runtime: Runtime, others: int) -> None:
-    """As if the process had come to a job in which so many train; it goes on alone."""
+class Newcomer:
+    """A process that comes to a job in which so many train."""
 
-    def await_welcome(seconds: float) -> int:
-        runtime.membership = None
-        return others
+    generation = None
 
-    runtime.membership = SimpleNamespace(generation=None, await_welcome=await_welcome)  # type: ignore[assignment]
+    def __init__(self, others: int) -> None:
+        self._others = others
+
+    def await_welcome(self, seconds: float) -> int:
+        return self._others
+
+
+def batches_of_newcomer(
+    runtime: Runtime, others: int, data: Any, batch_size: int, rehearsals: int
+) -> Iterator[Any]:
+    """Deal as `springtide.batches` does in a process that comes to a job; it goes on alone."""
+    warm_up = WarmUp(runtime.settings, runtime.state, runtime.trainers, runtime.steps, Newcomer(others))
+    loops = TrainingLoops(replace(runtime.loop_parts, warm_up=warm_up))
+    return loops.batches(plan_loop(data, batch_size=batch_size), rehearsals=rehearsals)
 
 
 def randomness() -> list[Any]:
@@ -54,8 +68,7 @@ def test_nothing_of_a_rehearsal_stays(runtime: Runtime, several: bool) -> None:
     )
     x, y = torch.randn(24, 4), torch.randn(24, 2)
     kept = [Snapshot(item.state_dict(), whole=True) for item in (modules, optimizer, scheduler, scaler)]
-    welcome(runtime, 2)
-    loop = springtide.batches((x, y), batch_size=12, rehearsals=2)
+    loop = batches_of_newcomer(runtime, 2, (x, y), batch_size=12, rehearsals=2)
     before = randomness()
     sizes, ranks, ends = [], [], []
 
@@ -80,7 +93,7 @@ def test_nothing_of_a_rehearsal_stays(runtime: Runtime, several: bool) -> None:
         body(batch)
         ranks.append((springtide.rank(), springtide.world_size()))
         springtide.report(seen=1.0)
-        assert runtime.ended_in == (0, "")
+        assert runtime.steps.failed_step == (0, "")
     first = next(loop)
     assert randomness() == before
     assert (sizes, ranks) == ([4, 4], [(2, 3), (2, 3)])
@@ -90,7 +103,7 @@ def test_nothing_of_a_rehearsal_stays(runtime: Runtime, several: bool) -> None:
         expected = snapshot.state()
         torch.testing.assert_close(dict(item.state_dict()), dict(expected), rtol=0, atol=0)
     assert all(parameter.grad is None for parameter in modules.parameters())
-    assert runtime.values == {}
+    assert runtime.state.values == {}
     assert runtime.position.cursor.step == 0
     assert (springtide.rank(), springtide.world_size()) == (0, 1)
     body(first)
@@ -103,9 +116,8 @@ def test_nothing_of_a_rehearsal_stays(runtime: Runtime, several: bool) -> None:
 
 def test_it_is_for_those_alone_who_come_to_a_running_job(runtime: Runtime) -> None:
     script = Script()
-    welcome(runtime, 0)
     steps = 0
-    for batch in script.batches(rehearsals=3):
+    for batch in batches_of_newcomer(runtime, 0, (script.x, script.y), batch_size=8, rehearsals=3):
         with springtide.step():
             script.loss(batch).backward()
             script.finish()
@@ -115,8 +127,7 @@ def test_it_is_for_those_alone_who_come_to_a_running_job(runtime: Runtime) -> No
 
 def test_an_evaluation_between_the_bodies_is_told(runtime: Runtime) -> None:
     script = Script()
-    welcome(runtime, 1)
-    loop = script.batches(rehearsals=1)
+    loop = batches_of_newcomer(runtime, 1, (script.x, script.y), batch_size=8, rehearsals=1)
     batch = next(loop)
     with springtide.step():
         script.loss(batch).backward()
@@ -127,12 +138,11 @@ def test_an_evaluation_between_the_bodies_is_told(runtime: Runtime) -> None:
 
 def test_a_batch_without_a_step_is_told_as_ever(runtime: Runtime) -> None:
     script = Script()
-    welcome(runtime, 1)
-    loop = script.batches(rehearsals=1)
+    loop = batches_of_newcomer(runtime, 1, (script.x, script.y), batch_size=8, rehearsals=1)
     next(loop)
     with pytest.raises(springtide.UsageError, match="was not trained"):
         next(loop)
-    assert not runtime.rehearsing
+    assert not runtime.state.warming_up
 
 
 @pytest.mark.parametrize("number", [-1, 11, True, 1.0])

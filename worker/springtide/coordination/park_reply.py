@@ -1,4 +1,4 @@
-"""What a parked process is told."""
+"""Name the replies of the coordinator to a process that is parked."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from springtide_protocol.names import GenerationName, StateName
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """A Start that was accepted, with the store through which its group is formed."""
+class Start:
+    """Start a generation with this process: the message that was accepted, and where its group meets."""
 
     message: pb.Start
     generation: GenerationName
@@ -20,16 +20,19 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveAsked:
-    """This parked process is to write its share of a checkpoint of the state that it holds."""
+class Save:
+    """Write this process's share of a checkpoint of the state that it holds."""
 
     state: StateName
     share: Share
 
 
 @dataclass(frozen=True, slots=True)
-class Depart:
-    """The coordinator lets this parked process go. finished: the job has, without it."""
+class Leave:
+    """Leave the job. finished: the job has, without this process."""
 
     reason: str
     finished: bool = False
+
+
+ParkReply = Start | Save | Leave

@@ -1,4 +1,4 @@
-"""Between two generations: park, wait for the Start, form the group, receive the state.
+"""Go from one generation to the next: park, wait for the Start, form the group, receive the state.
 
 Only the script's thread comes here.
 """
@@ -8,38 +8,42 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from springtide import faults
-from springtide.answers import Begin, Depart, SaveAsked
-from springtide.consistency import staleness_bound
+from springtide.coordination.membership import Membership
+from springtide.coordination.park_reply import Leave, Save, Start
 from springtide.data.loop import LoopPlan
+from springtide.elastic.accounting import Accounting
+from springtide.elastic.consistency import Consistencies, staleness_bound
+from springtide.elastic.retry import RetryBlocks
+from springtide.elastic.retry_position import RetryPosition
+from springtide.elastic.saving import CheckpointSaver
+from springtide.elastic.state_transfer import StateTransfer
+from springtide.elastic.trainer_access import TrainerAccess
+from springtide.elastic.training_state import TrainingState
+from springtide.environment import Settings
 from springtide.errors import ServerStepError, SpringtideError
 from springtide.exchange.groups import Group, form
 from springtide.exchange.store import StreamStore
-from springtide.handover import Handover
-from springtide.membership import Membership
-from springtide.places import Place
 from springtide.servers.exchange import ServerExchange, ServersLackState
 from springtide.servers.leading import Place as ServersPlace
 from springtide.servers.links import servers_in
 from springtide.servers.setbacks import Setbacks, told
 from springtide.state import Position, State
+from springtide.training import Trainer
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import required_state, state_to_proto
-
-if TYPE_CHECKING:
-    from springtide.runtime import Runtime
 
 log = logging.getLogger("springtide")
 
 
 class NoWayBackError(RuntimeError):
-    """The state to go on from is older than what this process could take."""
+    """Say that the state to go on from is older than what this process could take."""
 
 
 _WHY: dict[int, str] = {pb.STANDBY: "ready to train", pb.BOUNDARY: "members come or go"}
@@ -47,13 +51,31 @@ CALM_TRIES = 3
 CALM_LIMIT_SECONDS = 2.0
 
 
-class Recovery:
-    """Brings the runtime into a running generation, and again into the next one when that is over."""
+@dataclass(frozen=True, slots=True)
+class RecoveryParts:
+    """Name what recovery uses of its process."""
 
-    def __init__(self, runtime: Runtime, membership: Membership) -> None:
-        self._runtime = runtime
-        self._membership = membership
-        self.handover = Handover(runtime)
+    settings: Settings
+    state: TrainingState
+    trainers: TrainerAccess
+    accounting: Accounting
+    saver: CheckpointSaver
+    consistencies: Consistencies
+    blocks: RetryBlocks
+    state_transfer: StateTransfer
+    membership: Membership
+    check_term: Callable[[], None]  # ends the process after SIGTERM when no coordinator lets it leave
+    depart: Callable[[Leave], None]  # ends the process because the coordinator lets it go
+
+
+class Recovery:
+    """Bring the process into a running generation, and again into the next one when that is over."""
+
+    def __init__(self, parts: RecoveryParts) -> None:
+        self._parts = parts
+        self._state = parts.state
+        self._membership = parts.membership
+        self._state_transfer = parts.state_transfer
         self._formation_error = ""
         self._unreached: list[str] = []  # addresses of the servers that it names
         self._unformed = 0  # generations in a row that this process could not enter
@@ -69,16 +91,14 @@ class Recovery:
         ServerStepError when the servers fail again and again.
         """
         self._membership.check()
-        runtime = self._runtime
-        if runtime.session is not None:
-            runtime.session.check_term()
+        self._parts.check_term()
         while (reason := self._why_park()) is not None:
             self._enter_generation(stage, *reason)
         self._membership.train()
         if self._awaited is not None and self._awaited[0] <= stage:
             # The script's code after earlier loops ran on this state and may have changed it.
             _, tree, state = self._awaited
-            trainer = self._runtime.ready("batches()")
+            trainer = self._trainer
             trainer.pending.here(None)  # whatever they are
             state.write(tree)
             self._awaited = None
@@ -87,15 +107,18 @@ class Recovery:
             trainer.pending.expect()
 
     def end_loop(self, stage: int) -> bool:
-        """Whether all members have ended loop `stage`; otherwise a new generation has begun."""
+        """Return whether all members have ended loop `stage`; otherwise a new generation has begun."""
         if self._membership.await_end(stage):
             return True
         self.stand(stage)
         return False
 
+    @property
+    def _trainer(self) -> Trainer:
+        return self._parts.trainers.require("batches()")
+
     def _why_park(self) -> tuple[int, str, list[str]] | None:
-        runtime, membership = self._runtime, self._membership
-        trainer = runtime.ready("batches()")
+        membership, trainer = self._membership, self._trainer
         if membership.generation is None:
             return pb.STANDBY, "", []
         if over := membership.over:
@@ -108,25 +131,25 @@ class Recovery:
             return pb.FORMATION_FAILED, self._formation_error, self._unreached
         if trainer.failure is not None:
             return pb.REDUCTION_FAILED, trainer.failure.detail, trainer.failure.suspects
-        if runtime.boundary:
+        if self._state.boundary:
             return pb.BOUNDARY, "", []
         return None
 
     def _enter_generation(self, stage: int, reason: int, detail: str, suspects: list[str]) -> None:
-        runtime, membership = self._runtime, self._membership
-        trainer = runtime.ready("batches()")
+        state, membership, trainer = self._state, self._membership, self._trainer
         # Workers that do not step together stop one by one: another may wait for this one at an epoch's end,
         # unless all have met there.
         if trainer.servers is not None and (failed := trainer.servers.links.failed_step):
             trainer.servers.links.failed_step = ""
             self._step_failed(failed, lost=False)
-        at_boundary = reason == pb.BOUNDARY and (runtime.leasing is None or membership.cut)
+        together = self._parts.consistencies.range_loop is None or membership.cut
+        at_boundary = reason == pb.BOUNDARY and together
         if at_boundary and trainer.servers is not None:
             trainer.servers.rest()
-        runtime.blocks.leave()
+        self._parts.blocks.leave()
         if not at_boundary:
-            runtime.group.shut()
-        step, why = runtime.position.cursor.step, detail or _WHY.get(reason, "")
+            state.group.shut()
+        step, why = state.position.cursor.step, detail or _WHY.get(reason, "")
         log.info(
             "after step %d: waiting for the next generation (%s: %s)", step, pb.ParkReason.Name(reason), why
         )
@@ -136,22 +159,23 @@ class Recovery:
         trainer.want_change(False)
         trainer.buckets.reopen()
         trainer.pending.here(None)
-        if not at_boundary and not runtime.group.release():
+        if not at_boundary and not state.group.release():
             trainer.buckets.allocate()
-            self.handover.detach()
+            self._state_transfer.detach()
         trainer.failure = None
-        runtime.boundary, self._formation_error = False, ""
-        while isinstance(answer := membership.await_start(runtime.checkpoints.make_way), SaveAsked):
+        state.clear_boundary()
+        self._formation_error = ""
+        while isinstance(answer := membership.await_start(self._parts.saver.checkpoints.make_way), Save):
             log.info("saving %s before leaving", answer.state)
-            runtime.save(answer.state, answer.share, "leaving")
+            self._parts.saver.save(answer.state, answer.share, "leaving")
         # The stream's thread says that a generation is over, and then drops its step: that may come after
         # this process has seen the former and parked, but never after the next start.
         trainer.transaction.allow()
-        if at_boundary and not runtime.group.release():
+        if at_boundary and not state.group.release():
             # All members are parked, so nobody needs the old group any more.
             trainer.buckets.allocate()
-        if isinstance(answer, Depart):
-            runtime.depart(answer)
+        if isinstance(answer, Leave):
+            self._parts.depart(answer)
             return
         try:
             self._form(answer, stage)
@@ -160,42 +184,46 @@ class Recovery:
             raise
         except ServersLackState as error:
             self._lacking = str(error)
-            runtime.group.shut()
+            state.group.shut()
             if error.failed and membership.state is not None:
                 self._step_failed(error.failed, lost=True)
         except NoWayBackError as error:
-            step = runtime.position.cursor.step
+            step = state.position.cursor.step
             if failed := self._setbacks.last(step):
                 raise ServerStepError(told(failed, step)) from None
             self._no_way_back = f"StateLost: {error}"
-            runtime.group.shut()
+            state.group.shut()
         except (RuntimeError, OSError, ValueError) as error:
             self._formation_error = f"{type(error).__name__}: {error}"
             self._unreached = servers_in(error)
             # Told here, for a peer's complaint may have ended the generation before ours is heard.
             log.info("the generation could not be formed: %s", self._formation_error)
-            runtime.group.shut()
+            state.group.shut()
             self._unformed += 1
             if self._unformed >= CALM_TRIES:
                 # Whoever fails for a reason of its own would make generations as fast as it can.
                 time.sleep(min(CALM_LIMIT_SECONDS, 0.1 * 2.0 ** min(self._unformed - CALM_TRIES, 10)))
 
     def _step_failed(self, failed: str, *, lost: bool) -> None:
-        """Raise ServerStepError when it is not to be tried again. failed: where and why."""
-        step = self._runtime.position.cursor.step
+        """Raise ServerStepError when the step is not to be tried again.
+
+        Args:
+            failed: where and why it failed.
+            lost: its values are gone.
+        """
+        step = self._state.position.cursor.step
         if self._setbacks.failed(step, failed, lost=lost, can_go_back=self._membership.storage):
-            self._runtime.group.shut()
+            self._state.group.shut()
             raise ServerStepError(told(failed, step))
 
-    def _form(self, begin: Begin, stage: int) -> None:
-        runtime, membership = self._runtime, self._membership
-        settings = runtime.settings
-        members = list(begin.message.members)
+    def _form(self, start: Start, stage: int) -> None:
+        state, membership, settings = self._state, self._membership, self._parts.settings
+        members = list(start.message.members)
         ids = [member.id for member in members]
         rank = ids.index(membership.me.id)
-        assert isinstance(begin.store, StreamStore)
-        store = begin.store
-        store.set(f"place/{rank}", runtime.blocks.place().to_json())
+        assert isinstance(start.store, StreamStore)
+        store = start.store
+        store.set(f"place/{rank}", self._parts.blocks.position().to_json())
         began = time.monotonic()
         connect = partial(
             form,
@@ -203,77 +231,77 @@ class Recovery:
             connect_seconds=settings.connect_seconds,
             collective_seconds=settings.collective_seconds,
         )
-        group = connect(store, rank, len(ids), nccl_device=runtime.ready("batches()").nccl_device)
-        runtime.group = group
+        group = connect(store, rank, len(ids), nccl_device=self._trainer.nccl_device)
+        state.use_group(group)
         if membership.over:
             raise RuntimeError(f"the generation ended while its group was formed: {membership.over}")
         formed = time.monotonic()
-        faults.reach("formed", runtime.position.cursor.step + 1)
-        places = [Place.from_json(store.get(f"place/{other}")) for other in range(len(ids))]
+        faults.reach("formed", state.position.cursor.step + 1)
+        positions = [RetryPosition.from_json(store.get(f"place/{other}")) for other in range(len(ids))]
         # Before the state is moved: that may take longer than members wait for each other here.
-        runtime.blocks.formed(
-            places, rank, lambda ranks: connect(store.within("block/"), ranks.index(rank), len(ranks))
+        self._parts.blocks.formed(
+            positions, rank, lambda ranks: connect(store.within("block/"), ranks.index(rank), len(ranks))
         )
-        receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in begin.message.transfers]
+        receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in start.message.transfers]
         lacking = {receiver for receiver, _ in receivers}
-        restored = self._restore(begin, stage) if begin.message.fresh and rank == 0 else None
-        servers = runtime.ready("batches()").servers
+        restored = self._restore(start, stage) if start.message.fresh and rank == 0 else None
+        servers = self._trainer.servers
         if servers is not None:
-            self._enter_on(servers, begin, group, lacking)
+            self._enter_on(servers, start, group, lacking)
         if rank not in lacking:
-            begin.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
-        runtime.ready("batches()").reduction.newcomer = begin.message.fresh or rank in lacking
-        moved = self._hand_over(begin, group, receivers, stage)
-        membership.hold(required_state(begin.message.state, "Start.state"))
+            start.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
+        self._trainer.reduction.newcomer = start.message.fresh or rank in lacking
+        moved = self._hand_over(start, group, receivers, stage)
+        membership.hold(required_state(start.message.state, "Start.state"))
         ended = [
-            json.loads(begin.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
+            json.loads(start.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
         ]
         membership.stages_ended(max(ended))
         if servers is not None:
             if group.size > 1:
                 group.start_sum(torch.zeros(1)).wait()
             servers.resolve()
-            runtime.ready("batches()").pending.expect()
+            self._trainer.pending.expect()
         now = time.monotonic()
         membership.formed(formed - began, now - formed, moved, restored)
-        runtime.checkpoints.started()
-        runtime.generations += 1
-        runtime.metrics.generation.set(begin.generation.number)
-        runtime.ring.rewind(membership.known)
+        self._parts.saver.checkpoints.started()
+        state.count_generation()
+        self._parts.accounting.metrics.generation.set(start.generation.number)
+        self._parts.accounting.commits.rewind(membership.known)
         log.info(
             "generation %s: rank %d of %d, state %s, group %.3f s, transfer %.3f s (%s)",
-            begin.generation,
+            start.generation,
             rank,
             len(ids),
             membership.state,
             formed - began,
             now - formed,
-            begin.message.reason,
+            start.message.reason,
         )
 
-    def _enter_on(self, servers: ServerExchange, begin: Begin, group: Group, lacking: set[int]) -> None:
-        message, consistencies = begin.message, self._runtime.consistencies
-        in_ranges = None if consistencies is None else consistencies.enter(message.consistency)
+    def _enter_on(self, servers: ServerExchange, start: Start, group: Group, lacking: set[int]) -> None:
+        message, consistencies = start.message, self._parts.consistencies
+        in_ranges = consistencies.enter(message.consistency)
         known = [*message.servers, *message.leaving_servers]
-        generation = begin.generation
+        generation = start.generation
         place = ServersPlace(
             generation.key,
             tuple(member.id for member in message.members),
             {server.id: server.address for server in known},
             frozenset(server.id for server in message.leaving_servers),
-            self._runtime.position.cursor.step,
-            staleness_bound(message.consistency, self._runtime.settings),
-            self._runtime.position.ledger.skipped,
+            self._state.position.cursor.step,
+            staleness_bound(message.consistency, self._parts.settings),
+            self._state.position.ledger.skipped,
             in_ranges,
         )
-        if message.fresh and self._runtime.leasing is not None:
-            self._runtime.leasing.begin_anew()
+        if message.fresh and consistencies.range_loop is not None:
+            consistencies.range_loop.begin_anew()
         leader = min(rank for rank in range(group.size) if rank not in lacking)
-        assert isinstance(begin.store, StreamStore)
+        assert isinstance(start.store, StreamStore)
         servers.begin_generation(
             place,
             group,
-            begin.store,
+            start.store,
             holds=group.rank not in lacking,
             leader=0 if message.fresh else leader,
             fresh=message.fresh,
@@ -282,27 +310,27 @@ class Recovery:
             [server.id for server in message.servers], servers.in_use, servers.settled, servers.copies
         )
 
-    def _restore(self, begin: Begin, stage: int) -> pb.Restored | None:
-        """Nobody holds state: go on from the newest checkpoint, if there is one. The others receive it.
+    def _restore(self, start: Start, stage: int) -> pb.Restored | None:
+        """Go on from the newest checkpoint, if there is one, since nobody holds state. The others receive it.
 
         Raise SpringtideError when it belongs to another script, or cannot be read although it must be there.
         """
-        runtime, plan = self._runtime, self._runtime.plan
+        plan = self._state.plan
         assert plan is not None
-        faults.reach("restore", runtime.position.cursor.step + 1)
+        faults.reach("restore", self._state.position.cursor.step + 1)
         began = time.monotonic()
-        found, skipped = runtime.checkpoints.newest(begin.message.had_state)
+        found, skipped = self._parts.saver.checkpoints.newest(start.message.had_state)
         if found is None:
-            if runtime.position.cursor.step:
+            if self._state.position.cursor.step:
                 raise NoWayBackError(
                     "there is no checkpoint that a process which has trained could go back to"
                 )
-            if begin.message.had_state:
+            if start.message.had_state:
                 log.warning("there is no checkpoint to go on from: training begins again")
             return pb.Restored(skipped=skipped) if skipped else None
         manifest = found.manifest
         try:
-            state = runtime.ready("batches()").whole_state
+            state = self._trainer.whole_state
             position = self._accept(found.tree, stage, plan, state, give=True)
         except SpringtideError as error:
             raise SpringtideError(f"checkpoint {found.uri}/{manifest.name}: {error}") from None
@@ -310,7 +338,7 @@ class Recovery:
             # The time in which the job was put away is no loss.
             away = max(0.0, time.time() - manifest.written)
             position = replace(position, began_unix=position.began_unix and position.began_unix + away)
-        runtime.position = position
+        self._state.adopt(position)
         log.info(
             "restored %s/%s (step %d) in %.3f s",
             found.uri,
@@ -322,19 +350,18 @@ class Recovery:
             state=state_to_proto(manifest.state), name=manifest.name, uri=found.uri, skipped=skipped
         )
 
-    def _hand_over(self, begin: Begin, group: Group, transfers: list[tuple[int, int]], stage: int) -> int:
+    def _hand_over(self, start: Start, group: Group, transfers: list[tuple[int, int]], stage: int) -> int:
         """Send or receive the state as Start says; return the bytes moved."""
-        runtime, plan = self._runtime, self._runtime.plan
-        trainer = runtime.ready("batches()")
+        state, plan, trainer = self._state, self._state.plan, self._trainer
         assert plan is not None
-        moved, tree = self.handover.run(
-            begin.message,
+        moved, tree = self._state_transfer.run(
+            start.message,
             group,
             transfers,
-            lambda: trainer.state.read(runtime.position, plan.fingerprint()),
+            lambda: trainer.state.read(state.position, plan.fingerprint()),
         )
         if tree is not None:
-            runtime.position = self._accept(tree, stage, plan, trainer.state)
+            state.adopt(self._accept(tree, stage, plan, trainer.state))
         return moved
 
     def _accept(

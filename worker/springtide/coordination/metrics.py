@@ -1,4 +1,4 @@
-"""What a worker shows of itself on /metrics."""
+"""Show on /metrics how a worker process trains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 class Metrics:
-    """Series of one worker process; labels name the job as the operator's do."""
+    """Hold the series of one worker process; labels name the job as the operator's do."""
 
     def __init__(self, job: str, namespace: str) -> None:
         self.registry = CollectorRegistry()
@@ -106,7 +106,13 @@ class Metrics:
         ).labels(**labels)
 
     def communicated(self, seconds: float, exposed: float, size: int) -> None:
-        """Count the reductions of a committed step: seconds, those not hidden, bytes."""
+        """Count the reductions of a committed step.
+
+        Args:
+            seconds: from the first one's begin to the last one's end.
+            exposed: of those, seconds that computing did not hide.
+            size: bytes that this process put in.
+        """
         self.communication.observe(seconds)
         self.reduced_bytes.inc(size)
         self._overlap.set(1.0 - min(1.0, exposed / seconds) if seconds > 0 else 0.0)

@@ -1,4 +1,4 @@
-"""The state goes from members that hold it to those that lack it, while a generation forms.
+"""Move the state from members that hold it to those that lack it, while a generation forms.
 
 Only the script's thread comes here, except that any thread may look at `progress`.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from springtide import faults
+from springtide.coordination.metrics import Metrics
+from springtide.elastic.trainer_access import TrainerAccess
+from springtide.elastic.training_state import TrainingState
 from springtide.exchange.groups import Group
 from springtide.exchange.pieces import Incoming
 from springtide.exchange.progress import Progress, in_words
@@ -18,9 +21,6 @@ from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import required_state
 from springtide_protocol.names import StateName
 
-if TYPE_CHECKING:
-    from springtide.runtime import Runtime
-
 log = logging.getLogger("springtide")
 
 _SPARE_BYTES = 1 << 30
@@ -28,26 +28,43 @@ _STATE_PER_MODEL = 16
 """A state that is more than this many times the model plus 1 GiB is taken for a broken header."""
 
 
-class Handover:
-    """Keeps what has come of a state when its sender is lost in the middle, for the next generation."""
+class StateTransfer:
+    """Send or receive the state; what has come is kept when its sender is lost in the middle."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, state: TrainingState, trainers: TrainerAccess, metrics: Metrics) -> None:
+        """Make it for one process.
+
+        Args:
+            state: of the process.
+            trainers: where its trainer is found.
+            metrics: in which transfers are counted.
+        """
+        self._state, self._trainers, self._metrics = state, trainers, metrics
         self.progress: Progress | None = None
         self._here: tuple[StateName | None, Incoming] | None = None
 
     def detach(self) -> None:
-        """The last group could not be freed: what has come moves to memory that it cannot reach."""
+        """Move what has come to memory that the last group, which could not be freed, cannot reach."""
         if self._here is not None:
             self._here[1].move()
 
     def run(
         self, start: pb.Start, group: Group, transfers: Sequence[tuple[int, int]], read: Callable[[], Any]
     ) -> tuple[int, dict[str, Any] | None]:
-        """Take part in the transfers, (receiver, holder) ranks; return the bytes moved here, and the tree if
-        this member lacked it.
+        """Take part in the transfers of a generation.
 
-        read: this member's own tree. Raise RuntimeError of the group's, ValueError.
+        Args:
+            start: of the generation.
+            group: of the generation.
+            transfers: (receiver, holder) ranks.
+            read: returns this member's own tree.
+
+        Returns:
+            The bytes moved here, and the tree if this member lacked it.
+
+        Raises:
+            RuntimeError: the group failed.
+            ValueError: what came is no state.
         """
         where = route(transfers, group.rank)
         if where is None or where.upstream is None:
@@ -68,15 +85,14 @@ class Handover:
     def _move(
         self, start: pb.Start, group: Group, where: Route, read: Callable[[], Any], progress: Progress
     ) -> tuple[int, dict[str, Any] | None]:
-        runtime = self._runtime
-        step = runtime.position.cursor.step + 1
-        runtime.metrics.transfers.inc()
+        step = self._state.position.cursor.step + 1
+        self._metrics.transfers.inc()
 
         def on_piece(order: int, count: int, size: int) -> None:
             faults.reach("transfer", step)
             if order == count // 2:
                 faults.reach("sending" if progress.sends else "receiving", step)
-            runtime.metrics.transfer_bytes.inc(size)
+            self._metrics.transfer_bytes.inc(size)
 
         if where.upstream is None:
             assert where.downstream is not None
@@ -85,9 +101,9 @@ class Handover:
         name = None if start.fresh else required_state(start.state, "Start.state")
         if self._here is None or self._here[0] != name:
             self._here = name, Incoming()
-        limit = _STATE_PER_MODEL * runtime.ready("batches()").state.size_bytes() + _SPARE_BYTES
+        limit = _STATE_PER_MODEL * self._trainers.require("batches()").state.size_bytes() + _SPARE_BYTES
         tree, moved = receive_state(group, where, limit, self._here[1], progress, on_piece)
         if progress.kept:
-            runtime.metrics.transfer_kept_bytes.inc(progress.kept)
+            self._metrics.transfer_kept_bytes.inc(progress.kept)
             log.info("of the state, %s were here from a transfer before", in_words(progress.kept))
         return moved, tree

@@ -1,4 +1,4 @@
-"""`batches(..., train=False)`: a loop without steps, whose samples are shared out by the coordinator.
+"""Evaluate in loops without steps, `batches(..., train=False)`, whose samples the coordinator shares out.
 
 Each worker takes ranges of samples as it gets through them. What it reports is summed with the range; ranges
 of workers that are gone are taken by others. So the means are over all samples, each once, and no worker
@@ -7,75 +7,40 @@ waits in a collective. Without a job there is one range.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from springtide import faults
+from springtide.coordination.session import Session
 from springtide.data.batch import Batch, Micro
 from springtide.data.source import Source
+from springtide.elastic.consistency import Consistencies
+from springtide.elastic.trainer_access import TrainerAccess
+from springtide.elastic.training_state import TrainingState
 from springtide.errors import SpringtideError, UsageError
-from springtide.leasing import check_together
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import state_to_proto
 from springtide_protocol.names import StateName
 
-if TYPE_CHECKING:
-    from springtide.runtime import Runtime
-
-_TURN_SECONDS = 0.5
 MOST_NAMES = 64
-
-
-class Questions:
-    """The one question that this process has for the coordinator, told again until it is answered."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._number = 0
-        self._open: pb.WorkerMessage | None = None
-        self._taken = pb.Evaluation()
-
-    def answered(self, message: pb.Evaluation) -> None:
-        """From the stream's thread."""
-        with self._changed:
-            if self._open is not None and message.ask == self._number:
-                self._open, self._taken = None, message
-                self._changed.notify_all()
-
-    @property
-    def open(self) -> pb.WorkerMessage | None:
-        """What has to be said again on a new stream."""
-        with self._changed:
-            return self._open
-
-    def ask(self, runtime: Runtime, question: pb.Evaluate) -> pb.Evaluation:
-        """Say it and wait for the answer. Raise SpringtideError when the coordinator refuses this process."""
-        session, membership = runtime.session, runtime.membership
-        assert session is not None
-        assert membership is not None
-        with self._changed:
-            self._number += 1
-            question.ask = self._number
-            message = pb.WorkerMessage(evaluate=question)
-            self._open = message
-        session.send(message)
-        while True:
-            with self._changed:
-                if self._changed.wait_for(lambda: self._open is None, _TURN_SECONDS):
-                    return self._taken
-            membership.check()
-            session.check_term()
 
 
 class Evaluation:
     """Iterate over this worker's batches; after the loop, `values` are the means over all samples."""
 
-    def __init__(self, runtime: Runtime, source: Source, unit: int) -> None:
-        """unit: samples that this worker computes at once."""
-        self._runtime = runtime
+    def __init__(self, evaluations: Evaluations, state: TrainingState, source: Source, unit: int) -> None:
+        """Begin at the first sample, when it is iterated over.
+
+        Args:
+            evaluations: of the process, one of which this is.
+            state: of the process.
+            source: of the samples.
+            unit: samples that this worker computes at once.
+        """
+        self._evaluations = evaluations
+        self._state = state
         self._source = source
         self._unit = unit
         self._sums: dict[str, float] = {}
@@ -92,7 +57,7 @@ class Evaluation:
 
     @property
     def values(self) -> dict[str, float]:
-        """By name: the mean of what was reported, by samples, equal on all workers.
+        """Return the means of what was reported, by name, over all samples; equal on all workers.
 
         Raise UsageError before the loop has ended.
         """
@@ -101,7 +66,7 @@ class Evaluation:
         return dict(self._values)
 
     def report(self, values: Mapping[str, float]) -> None:
-        """Values of the batch that the loop is at."""
+        """Take values of the batch that the loop is at."""
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + value * self._current
             self._weights[name] = self._weights.get(name, 0.0) + self._current
@@ -109,39 +74,37 @@ class Evaluation:
             raise UsageError(f"report(): at most {MOST_NAMES} different values in an evaluation")
 
     def _iterate(self) -> Iterator[Batch]:
-        evaluations = self._runtime.evaluations
-        if self._runtime.rehearsing:
+        if self._state.warming_up:
             raise UsageError(
                 "batches(..., train=False) between the bodies of a rehearsal, whose worker is no member yet: "
                 "leave rehearsals= out of the training loop's batches(), or evaluate after the loop"
             )
-        evaluations.begin(self._runtime, self)
+        self._evaluations.begin(self)
         start, stop = 0, 0
         while True:
             share = self._next_range(start, stop)
             if share is None:
-                evaluations.end()
-                self._runtime.values.update(self.values)
+                self._evaluations.end()
+                self._state.report(self.values)
                 return
             start, stop = share
             self._sums, self._weights = {}, {}
             for first in range(start, stop, self._unit):
                 ids = torch.arange(first, min(first + self._unit, stop))
                 self._current = ids.numel()
-                faults.reach("evaluation", self._runtime.position.cursor.step)
+                faults.reach("evaluation", self._state.position.cursor.step)
                 yield Batch(Micro(ids, ids.numel()), ids, self._source.fetch)
 
     def _next_range(self, start: int, stop: int) -> tuple[int, int] | None:
-        """The range after start..stop-1, which is finished; None when all are, and `values` are known."""
-        runtime = self._runtime
-        if runtime.session is None:
+        """Return the range behind start..stop-1, which is finished; None behind the last one."""
+        if not self._evaluations.shared:
             if stop == 0:
                 return 0, self._source.size
             self._values = {
                 name: value / self._weights[name] for name, value in self._sums.items() if self._weights[name]
             }
             return None
-        state, index = runtime.evaluations.name()
+        state, index = self._evaluations.name()
         question = pb.Evaluate(
             state=state_to_proto(state),
             index=index,
@@ -152,7 +115,7 @@ class Evaluation:
             sums=self._sums,
             weights=self._weights,
         )
-        answer = runtime.evaluations.questions.ask(runtime, question)
+        answer = self._evaluations.ask(question)
         if answer.problem:
             raise SpringtideError(
                 f"batches(train=False): the workers do not agree: {answer.problem}; every worker must "
@@ -165,19 +128,41 @@ class Evaluation:
 
 
 class Evaluations:
-    """The evaluations of a process, one at a time.
+    """Run the evaluations of a process, one at a time.
 
-    index: evaluations of the present committed state before this one, so that workers know which is which.
+    The script's thread uses it; any may read `running`.
     """
 
-    def __init__(self) -> None:
-        self.questions = Questions()
+    def __init__(
+        self,
+        state: TrainingState,
+        trainers: TrainerAccess,
+        consistencies: Consistencies,
+        session: Session | None,
+    ) -> None:
+        """Make it for one process.
+
+        Args:
+            state: of the process.
+            trainers: where its trainer is found.
+            consistencies: say whether there are common steps.
+            session: with the coordinator, which shares the samples out; None without a job.
+        """
+        self._state, self._trainers = state, trainers
+        self._consistencies, self._session = consistencies, session
         self._running: Evaluation | None = None
-        self._state: StateName | None = None
+        self._evaluated: StateName | None = None
+        # Evaluations of that state before this one, so that workers know which is which.
         self._index = -1
 
     @property
+    def shared(self) -> bool:
+        """Return whether there is a coordinator that shares the samples out."""
+        return self._session is not None
+
+    @property
     def running(self) -> Evaluation | None:
+        """Return the running evaluation; None outside of one."""
         return self._running
 
     def check_none(self) -> None:
@@ -188,35 +173,51 @@ class Evaluations:
                 "and train outside of it"
             )
 
-    def begin(self, runtime: Runtime, evaluation: Evaluation) -> None:
+    def evaluate(self, source: Source, batch_size: Any, epochs: int) -> Evaluation:
+        """Make an evaluation of these samples.
+
+        Args:
+            source: of the samples.
+            batch_size: samples that this worker computes at once.
+            epochs: 1.
+
+        Raises:
+            ValueError: an argument is wrong.
+            UsageError: this is the wrong place.
+        """
+        self._consistencies.check_together("batches(train=False)")
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batches(): batch_size must be an integer >= 1, got {batch_size!r}")
+        if epochs != 1:
+            raise ValueError(f"batches(train=False) goes over the data once: leave epochs={epochs} out")
+        return Evaluation(self, self._state, source, batch_size)
+
+    def begin(self, evaluation: Evaluation) -> None:
+        """Take the evaluation for the running one. Raise UsageError for a wrong place."""
         self.check_none()
-        if runtime.step_in_body:
+        if self._trainers.in_body:
             raise UsageError(
                 "batches(train=False) inside of a step: evaluate before or after the step's body"
             )
-        state = None if runtime.membership is None else runtime.membership.state
-        if runtime.loops == 0 or (runtime.membership is not None and state is None):
+        state = None if self._session is None else self._session.membership.state
+        if self._state.opened_loops == 0 or (self._session is not None and state is None):
             raise UsageError(
                 "batches(train=False) before the first training loop: this worker has not the job's "
                 "parameters yet; evaluate inside of the training loop (between two steps) or after it"
             )
-        self._index = self._index + 1 if state == self._state else 0
-        self._state, self._running = state, evaluation
+        self._index = self._index + 1 if state == self._evaluated else 0
+        self._evaluated, self._running = state, evaluation
 
     def end(self) -> None:
+        """Note that the running evaluation has ended."""
         self._running = None
 
     def name(self) -> tuple[StateName, int]:
-        """(state, index) of the running evaluation in a job."""
-        assert self._state is not None
-        return self._state, self._index
+        """Return (state, index) of the running evaluation in a job."""
+        assert self._evaluated is not None
+        return self._evaluated, self._index
 
-
-def evaluate(runtime: Runtime, source: Source, batch_size: Any, epochs: int) -> Evaluation:
-    """Check the arguments. Raise ValueError, UsageError for a wrong place."""
-    check_together(runtime, "batches(train=False)")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batches(): batch_size must be an integer >= 1, got {batch_size!r}")
-    if epochs != 1:
-        raise ValueError(f"batches(train=False) goes over the data once: leave epochs={epochs} out")
-    return Evaluation(runtime, source, batch_size)
+    def ask(self, question: pb.Evaluate) -> pb.Evaluation:
+        """Ask the coordinator. Raise SpringtideError when it refuses this process."""
+        assert self._session is not None
+        return self._session.ask(question)

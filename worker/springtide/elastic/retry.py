@@ -1,38 +1,58 @@
-"""Blocks of the script's own collectives: the group they use, and their repetition when members change."""
+"""Run blocks of the script's own collectives: give them their group, and repeat them when members change."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from springtide.body import Failure
+from springtide.coordination.membership import Membership
+from springtide.elastic.consistency import Consistencies
+from springtide.elastic.retry_position import RetryKey, RetryPosition, agree
+from springtide.elastic.trainer_access import TrainerAccess
+from springtide.elastic.training_state import TrainingState
+from springtide.environment import Settings
 from springtide.errors import GenerationChanged, SpringtideError, UsageError
 from springtide.exchange.groups import Group, peers_in
 from springtide.exchange.handle import Handle
-from springtide.leasing import check_together
-from springtide.places import Key, Place, agree
-
-if TYPE_CHECKING:
-    from springtide.runtime import Runtime
 
 log = logging.getLogger("springtide")
 
 Subset = Callable[[tuple[int, ...]], Group]
 
 
-class Blocks:
-    """Used by the script's thread alone, except `leave`, which recovery calls on it too."""
+class RetryBlocks:
+    """Run the script's collectives again when members change. The script's thread uses it, any may `shut`."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._key: Key | None = None
+    def __init__(
+        self,
+        settings: Settings,
+        state: TrainingState,
+        trainers: TrainerAccess,
+        membership: Membership | None,
+        consistencies: Consistencies,
+        stand: Callable[[int], None],
+    ) -> None:
+        """Make it for one process.
+
+        Args:
+            settings: of the process.
+            state: of the process.
+            trainers: where its trainer is found.
+            membership: of the process; None without a job.
+            consistencies: say whether there are common steps.
+            stand: joins a running generation in the loop of that ordinal.
+        """
+        self._collective_seconds, self._exact = settings.collective_seconds, bool(settings.logical_workers)
+        self._state, self._trainers, self._membership = state, trainers, membership
+        self._consistencies, self._stand = consistencies, stand
+        self._key: RetryKey | None = None
         self._ready = False
-        self._past: Key | None = None
+        self._past: RetryKey | None = None
         self._counted: tuple[int, int, int] = (-1, -1, 0)
         self._companions: tuple[int, ...] | None = None
         self._done = False
@@ -41,20 +61,26 @@ class Blocks:
 
     # ---- from recovery and the commit
 
-    def place(self) -> Place:
-        """Where this member stands, for the others of a generation that forms."""
-        return Place(self._key, self._ready, self._past)
+    def position(self) -> RetryPosition:
+        """Return where this member stands, for the others of a generation that forms."""
+        return RetryPosition(self._key, self._ready, self._past)
 
-    def formed(self, places: Sequence[Place], rank: int, subset: Subset) -> None:
-        """A generation formed. subset: forms a group of some of its ranks, called by all of them alike."""
-        verdict = agree(places, rank)
+    def formed(self, positions: Sequence[RetryPosition], rank: int, subset: Subset) -> None:
+        """Take up the running block in a generation that has formed.
+
+        Args:
+            positions: of all members, by rank.
+            rank: of this member.
+            subset: forms a group of some of the ranks, called by all of them alike.
+        """
+        verdict = agree(positions, rank)
         self._done = verdict.done
         self._companions = verdict.companions
         if verdict.companions is not None and len(verdict.companions) > 1:
             self._own = subset(verdict.companions)
 
     def leave(self) -> None:
-        """The generation's groups are about to be released."""
+        """Release the block's own group before the generation's groups are released."""
         if self._handle is not None:
             self._handle.close()
             self._handle = None
@@ -69,7 +95,7 @@ class Blocks:
             own.shut()
 
     def together(self) -> None:
-        """A step was committed, so all members stand at the same place."""
+        """Note that a step was committed, so that all members stand at the same place."""
         if self._companions is not None:
             self._companions = None
             self.leave()
@@ -78,55 +104,56 @@ class Blocks:
 
     @property
     def scope(self) -> Group:
-        """The members that the script's collectives are among: those that run the same block."""
-        runtime = self._runtime
+        """Return the group of the script's collectives: the members that run the same block."""
         if self._key is None or self._companions is None:
-            return runtime.group
+            return self._state.group
         if self._own is None:
-            self._own = Group(None, 0, 1, runtime.settings.collective_seconds)
+            self._own = Group(None, 0, 1, self._collective_seconds)
         return self._own
 
     def process_group(self) -> dist.ProcessGroup:
-        """Raise GenerationChanged between two generations, UsageError where there is none."""
-        runtime = self._runtime
-        check_together(runtime, "process_group()")
-        if runtime.membership is not None:
-            if runtime.membership.generation is None:
+        """Return the group for functions of torch.distributed.
+
+        Raise GenerationChanged between two generations, UsageError where there is none.
+        """
+        self._consistencies.check_together("process_group()")
+        if self._membership is not None:
+            if self._membership.generation is None:
                 raise UsageError(
                     "process_group() before the first training loop: the members meet when it begins"
                 )
-            if runtime.step_in_body:
+            if self._trainers.in_body:
                 self._check_step()
-            elif (over := runtime.membership.over) or runtime.group.is_shut:
+            elif (over := self._membership.over) or self._state.group.is_shut:
                 raise GenerationChanged(f"the generation is over: {over or 'a reduction failed'}")
         scope = self.scope
         if self._handle is None or self._handle.source is not scope:
             if self._handle is not None:
                 self._handle.close()
-            self._handle = Handle(scope, runtime.settings.collective_seconds)
+            self._handle = Handle(scope, self._collective_seconds)
         return self._handle.group
 
     def _check_step(self) -> None:
-        if self._runtime.settings.logical_workers:
+        if self._exact:
             raise UsageError(
                 "process_group() inside of a step in exact mode: members run a different number of bodies for"
                 " one step, so their collectives would not match; use it between steps"
             )
-        self._runtime.ready("process_group()").transaction.require_open("process_group()")
+        self._trainers.require("process_group()").transaction.require_open("process_group()")
 
-    def attempts(self) -> Iterator[Attempt]:
-        runtime = self._runtime
-        check_together(runtime, "retry()")
-        if runtime.step_in_body:
+    def attempts(self) -> Iterator[RetryAttempt]:
+        """Yield attempts at a block until it is complete. Raise UsageError for a wrong place."""
+        self._consistencies.check_together("retry()")
+        if self._trainers.in_body:
             raise UsageError("retry() inside of a step: a step is repeated as a whole; use it between steps")
         if self._key is not None:
             raise UsageError("retry() inside of another retry(): put both blocks into one")
-        if runtime.membership is not None and runtime.membership.generation is None:
+        if self._membership is not None and self._membership.generation is None:
             raise UsageError("retry() before the first training loop: the members meet when it begins")
         self._key, self._ready, self._done = self._next_key(), False, False
         try:
             while True:
-                attempt = Attempt(self)
+                attempt = RetryAttempt(self)
                 yield attempt
                 if not attempt.entered:
                     raise UsageError(
@@ -143,32 +170,25 @@ class Blocks:
         finally:
             self._key, self._ready = None, False
 
-    def _next_key(self) -> Key:
-        runtime = self._runtime
-        ended, step = runtime.ended_loops, runtime.position.cursor.step
+    def _next_key(self) -> RetryKey:
+        ended, step = self._state.ended_loops, self._state.position.cursor.step
         number = self._counted[2] + 1 if self._counted[:2] == (ended, step) else 0
         self._counted = (ended, step, number)
         return self._counted
 
     def _rejoin(self) -> None:
         """Be a member of a running generation again; between loops too."""
-        runtime = self._runtime
-        recovery, membership = runtime.recovery, runtime.membership
-        assert recovery is not None
-        assert membership is not None
-        stage = runtime.loops - 1
-        if runtime.plan is not None:
-            recovery.stand(stage)
+        assert self._membership is not None
+        stage = self._state.opened_loops - 1
+        if self._state.plan is not None:
+            self._stand(stage)
             return
-        runtime.plan = runtime.last_plan
-        try:
-            recovery.stand(stage)
-            membership.await_end(stage)
-        finally:
-            runtime.plan = None
+        with self._state.last_loop_reopened():
+            self._stand(stage)
+            self._membership.await_end(stage)
 
     def close_attempt(self, error: BaseException | None) -> bool:
-        """True: the block is complete; False: it is to be run again. Raise what is the script's own."""
+        """Return whether the block is complete; else it is run again. Raise what is the script's own."""
         if error is None:
             self._ready = True
             try:
@@ -183,25 +203,24 @@ class Blocks:
         return False
 
     def _is_change(self, error: BaseException) -> bool:
-        """Whether the members changed, rather than that the script failed."""
-        runtime = self._runtime
-        if runtime.membership is None or not isinstance(error, RuntimeError):
+        """Return whether the members changed, rather than that the script failed."""
+        if self._membership is None or not isinstance(error, RuntimeError):
             return False
-        if isinstance(error, GenerationChanged) or runtime.membership.over:
+        if isinstance(error, GenerationChanged) or self._membership.over:
             return True
         if isinstance(error, SpringtideError):
             return False
         peers = peers_in(error)
         if not (peers or isinstance(error, dist.DistError) or "/gloo/" in str(error)):
             return False
-        runtime.ready("retry()").failure = Failure(str(error), peers)
+        self._trainers.require("retry()").failure = Failure(str(error), peers)
         return True
 
 
-class Attempt:
-    """`with attempt:` holds the block. What leaves it because members changed is swallowed."""
+class RetryAttempt:
+    """Hold the block in `with attempt:`. What leaves it because members changed is swallowed."""
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: RetryBlocks) -> None:
         self._blocks = blocks
         self.entered = False
         self.complete = False

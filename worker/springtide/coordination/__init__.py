@@ -1,0 +1,1 @@
+"""Hold the worker's side of the conversation with the coordinator, and what it reports."""

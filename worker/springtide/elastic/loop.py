@@ -1,0 +1,161 @@
+"""Deal this worker's part of each global batch, again after a dropped step, until the loop has ended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from springtide import faults
+from springtide.body import Deal
+from springtide.coordination.membership import Membership
+from springtide.data.batch import Batch
+from springtide.data.cursor import Cursor
+from springtide.data.loop import LoopPlan
+from springtide.elastic.consistency import Consistencies
+from springtide.elastic.evaluation import Evaluations
+from springtide.elastic.recovery import Recovery
+from springtide.elastic.saving import CheckpointSaver
+from springtide.elastic.server_values import ServerValues
+from springtide.elastic.step_runner import StepRunner
+from springtide.elastic.trainer_access import TrainerAccess
+from springtide.elastic.training_state import TrainingState
+from springtide.elastic.warm_up import WarmUp
+from springtide.errors import UsageError
+from springtide.exact import parts as exact_parts
+from springtide.loading import Loader
+from springtide.timing import Timing
+from springtide.transaction import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class LoopParts:
+    """Name what training loops use of their process."""
+
+    state: TrainingState
+    trainers: TrainerAccess
+    steps: StepRunner
+    saver: CheckpointSaver
+    values: ServerValues
+    evaluations: Evaluations
+    consistencies: Consistencies
+    timing: Timing
+    warm_up: WarmUp
+    membership: Membership | None  # None without a job
+    recovery: Recovery | None  # None without a job
+    logical_workers: int  # 0 unless sums are exact
+
+
+class TrainingLoops:
+    """Run the training loops of a script, one after another. Only the script's thread uses it."""
+
+    def __init__(self, parts: LoopParts) -> None:
+        self._parts = parts
+        self._state = parts.state
+
+    def batches(self, plan: LoopPlan, loader: Loader | None = None, rehearsals: int = 0) -> Iterator[Batch]:
+        """Yield batches until the loop has ended for all members.
+
+        Args:
+            plan: of the loop.
+            loader: reads ahead; it is closed at the end.
+            rehearsals: how often a worker that comes to a running job tries the body out before.
+
+        Raises:
+            SystemExit: the coordinator lets this process go.
+            UsageError: a batch was left out, or this is the wrong place.
+        """
+        with contextlib.ExitStack() as stack:
+            if loader is not None:
+                stack.callback(loader.close)
+            yield from self._batches(plan, loader, rehearsals)
+
+    def _batches(self, plan: LoopPlan, loader: Loader | None, rehearsals: int) -> Iterator[Batch]:
+        steps, stage = self._parts.steps, self._open(plan)
+        yield from self._parts.warm_up.batches(plan, stage, rehearsals)
+        while True:
+            self._stand(stage)
+            cursor = self._state.position.cursor
+            if cursor.stage > stage:
+                # A joiner: the job is past this loop.
+                self._state.close_loop(stage)
+                return
+            if plan.ended(cursor):
+                if self._end(stage):
+                    return
+                continue
+            for deal in self._deals(plan, cursor, stage, loader):
+                steps.deal(deal)
+                yield deal.batch
+                steps.check_taken()
+                if not steps.part_set_aside:
+                    break
+
+    def _open(self, plan: LoopPlan) -> int:
+        """Begin a training loop; return its ordinal, from 0."""
+        trainer = self._parts.trainers.require("batches()")
+        self._parts.evaluations.check_none()
+        if trainer.transaction.phase is not Phase.IDLE:
+            raise UsageError("batches() inside of a step: start the next training loop after the step's body")
+        if self._state.plan is not None:
+            raise UsageError(
+                "batches() before the previous training loop ended: loops run one after another and to "
+                "their end; use epochs= instead of leaving a loop with `break`"
+            )
+        return self._state.open_loop(plan)
+
+    def _stand(self, stage: int) -> None:
+        """Be a member of a running generation, with its state, at loop `stage` or past it."""
+        membership, plan = self._parts.membership, self._state.plan
+        due = self._parts.saver.checkpoints.due
+        if due and membership is not None and membership.state is not None:
+            ended = plan is not None and plan.ended(self._state.position.cursor)
+            self._parts.saver.save_if_due(membership.state, ended=ended)
+        if self._parts.recovery is not None:
+            self._parts.recovery.stand(stage)
+        self._state.skip_to_loop(stage)
+
+    def _end(self, stage: int) -> bool:
+        """End loop `stage`, at whose end the cursor stands.
+
+        Return False when the loop goes on, because the state is an earlier one now.
+        """
+        faults.reach("ended", self._state.position.cursor.step)
+        self._parts.values.settle(None)
+        if self._parts.recovery is not None and not self._parts.recovery.end_loop(stage):
+            return False
+        self._state.close_loop(stage)
+        return True
+
+    def _deals(self, plan: LoopPlan, cursor: Cursor, stage: int, loader: Loader | None) -> list[Deal]:
+        """Return the bodies that this worker runs for the step at the cursor: one, or one per logical part.
+
+        Return none when the loop has to look at the cursor again.
+        """
+        range_loop = self._parts.consistencies.range_loop
+        if range_loop is not None:
+            return range_loop.deal(self._parts.trainers.require("batches()"), plan, cursor, stage)
+        group, number = self._state.group, cursor.step + 1
+        if not self._parts.logical_workers:
+            fetch = None
+            if loader is not None:
+                loader.stand_at(cursor, group.rank, group.size)
+                fetch = self._parts.timing.timed(partial(loader.read, cursor.step))
+            batch = plan.batch(cursor, group.rank, group.size, fetch)
+            return [Deal(batch, group, number, plan.seed, stage, cursor.epoch, group.rank)]
+        own = exact_parts.deal(plan, cursor, group.rank, group.size, self._parts.logical_workers)
+        return [
+            Deal(
+                part.batch,
+                group,
+                number,
+                plan.seed,
+                stage,
+                cursor.epoch,
+                part.number,
+                part is own[0],
+                part is own[-1],
+            )
+            for part in own
+        ]

@@ -1,0 +1,269 @@
+"""Put the parts of the library together for one process; nobody but the API knows the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from springtide.coordination.activity import Now
+from springtide.coordination.membership import Membership
+from springtide.coordination.outcome import Failed
+from springtide.coordination.progress import as_numbers
+from springtide.coordination.session import Session, SessionSources
+from springtide.elastic.accounting import Accounting
+from springtide.elastic.consistency import Consistencies, declare_consistencies
+from springtide.elastic.current_activity import ActivitySources, current_activity
+from springtide.elastic.evaluation import Evaluations
+from springtide.elastic.exit import ExitParts, ProcessExit
+from springtide.elastic.loop import LoopParts, TrainingLoops
+from springtide.elastic.range_loop import RangeLoopParts
+from springtide.elastic.recovery import Recovery, RecoveryParts
+from springtide.elastic.retry import RetryBlocks
+from springtide.elastic.saving import CheckpointSaver
+from springtide.elastic.server_values import ServerValues
+from springtide.elastic.state_transfer import StateTransfer
+from springtide.elastic.step_runner import StepParts, StepRunner
+from springtide.elastic.trainer_access import TrainerAccess
+from springtide.elastic.training_state import TrainingState
+from springtide.elastic.warm_up import WarmUp
+from springtide.environment import Settings
+from springtide.exchange.groups import Group
+from springtide.reported import ReportedNames
+from springtide.servers.wiring import wait_for_values
+from springtide.state import Position
+from springtide.training import Trainer
+
+
+class Runtime:
+    """Hold the parts of the library in this process, and pass on what the coordinator wants.
+
+    Parts get what they use in their constructors; none of them knows this class. The script's thread calls
+    all methods but those of `SessionListener`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        # What all parts share.
+        self.state = TrainingState(Group(None, 0, 1, settings.collective_seconds))
+        self.trainers = TrainerAccess()
+        self.accounting = Accounting(settings)
+        self._reported = ReportedNames()
+        self._stop_metrics: Callable[[], None] = lambda: None
+        # The job; alone there is none.
+        self._state_transfer = StateTransfer(self.state, self.trainers, self.accounting.metrics)
+        self._session: Session | None = None
+        if not settings.alone:
+            sources = SessionSources(
+                self.state,
+                self.trainers,
+                self.accounting.commits,
+                self.accounting.timing,
+                self._state_transfer,
+            )
+            self._session = Session(settings, sources, self)
+            self.accounting.metrics.coordinator_missing.set_function(self._session.missing_seconds)
+        membership = None if self._session is None else self._session.membership
+        self.membership: Membership | None = membership
+        # What the script calls.
+        self.saver = CheckpointSaver(settings, self.state, self.trainers, self.accounting, membership)
+        self.consistencies = Consistencies(settings, self.state, membership)
+        self.blocks = RetryBlocks(
+            settings, self.state, self.trainers, membership, self.consistencies, self._stand
+        )
+        self.evaluations = Evaluations(self.state, self.trainers, self.consistencies, self._session)
+        self.values = ServerValues(self.state, self.trainers, None if settings.alone else self._stand)
+        self.steps = StepRunner(
+            StepParts(
+                self.state,
+                self.trainers,
+                self.accounting,
+                self.saver,
+                self.consistencies,
+                membership,
+                self.evaluations.check_none,
+                self.blocks.together,
+            )
+        )
+        self.exit = ProcessExit(
+            ExitParts(
+                settings,
+                self.state,
+                self.evaluations,
+                self._session,
+                self.saver.checkpoints.flush,
+                self.close,
+            )
+        )
+        self._recovery = None if self._session is None else self._make_recovery(self._session)
+        self._activity = None
+        if self._session is not None:
+            self._session.membership.use_storage(self.saver.checkpoints.able, books=settings.asynchronous)
+            self._activity = ActivitySources(
+                self.state,
+                self.trainers,
+                self.accounting.timing,
+                self.evaluations,
+                self._state_transfer,
+                self._session,
+            )
+        self.loop_parts = LoopParts(
+            self.state,
+            self.trainers,
+            self.steps,
+            self.saver,
+            self.values,
+            self.evaluations,
+            self.consistencies,
+            self.accounting.timing,
+            WarmUp(settings, self.state, self.trainers, self.steps, membership),
+            membership,
+            self._recovery,
+            settings.logical_workers,
+        )
+        self.loops = TrainingLoops(self.loop_parts)
+
+    def _make_recovery(self, session: Session) -> Recovery:
+        return Recovery(
+            RecoveryParts(
+                self.settings,
+                self.state,
+                self.trainers,
+                self.accounting,
+                self.saver,
+                self.consistencies,
+                self.blocks,
+                self._state_transfer,
+                session.membership,
+                session.check_term,
+                self.exit.depart,
+            )
+        )
+
+    def begin(self) -> None:
+        """Serve metrics and say Hello, in a job."""
+        if self._session is not None:
+            self._stop_metrics = self.accounting.metrics.serve(
+                self.settings.metrics_port, self.settings.bind, self.settings.metrics_file
+            )
+            self._session.start()
+
+    def install(
+        self,
+        trainer: Trainer,
+        models: list[torch.nn.Module],
+        tracked: Mapping[str, Any],
+        check: Callable[..., object],
+    ) -> None:
+        """Take the trainer of the script's models.
+
+        Args:
+            trainer: of the models.
+            models: of the script.
+            tracked: objects that are committed along, by name.
+            check: of what the script distributes, for a `consistency`.
+        """
+        self.trainers.install(trainer)
+        if trainer.servers is not None:
+            for index, handle in trainer.tables.items():
+                handle.read = partial(self.values.rows, index)
+                handle.read_all = partial(self.values.all_rows, index)
+        if not self.settings.alone and self.settings.strategy == "ParameterServer":
+            wait_for_values(models, self.values.settle, trainer.pending)
+            declare_consistencies(
+                self.consistencies, self.range_loop_parts(), trainer.servers, tracked, check
+            )
+        trainer.on_save_wish(lambda rank: self.saver.checkpoints.wish(rank == 0))
+        if self.membership is not None:
+            self.membership.set_layout(trainer.layout_hash)
+
+    def range_loop_parts(self) -> RangeLoopParts:
+        """Return what a loop without common steps uses of this process."""
+        return RangeLoopParts(
+            self.state,
+            self.accounting,
+            self.saver,
+            self.membership,
+            self.blocks.together,
+            self.settings.collective_seconds,
+        )
+
+    def report(self, values: Mapping[str, Any]) -> None:
+        """Take values that the script reports, wherever it is. Raise UsageError for what is no number."""
+        numbers = self._reported.bounded(as_numbers(values))
+        if self.trainers.in_body:
+            self.trainers.require("report()").report(numbers)
+            return
+        if self.evaluations.running is not None:
+            self.evaluations.running.report(numbers)
+            return
+        if self.state.warming_up:
+            return
+        self.state.report(numbers)
+        if self._session is not None:
+            self._session.send_values(numbers)
+
+    def close(self) -> None:
+        """End threads and sockets; the process is about to exit."""
+        self.saver.checkpoints.close()
+        if self._session is not None:
+            ended = self.state.outcome
+            step, samples = self.steps.failed_step if isinstance(ended, Failed) else (0, "")
+            self._session.close(ended, step, samples)
+        self.blocks.leave()
+        self.state.group.release()
+        if self.trainers.trainer is not None:
+            self.trainers.trainer.close()
+        self._stop_metrics()
+        self.accounting.close()
+
+    def _stand(self, stage: int) -> None:
+        assert self._recovery is not None
+        self._recovery.stand(stage)
+
+    # ---- short ways to what is asked for most
+
+    @property
+    def position(self) -> Position:
+        """Return the position of the committed state."""
+        return self.state.position
+
+    @property
+    def group(self) -> Group:
+        """Return the group of the present generation."""
+        return self.state.group
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """Return the trainer; None before `distribute()`."""
+        return self.trainers.trainer
+
+    def settle(self, parameters: Collection[int] | None) -> None:
+        """Wait for the values of these parameters (None: all) from servers; see `ServerValues.settle`."""
+        self.values.settle(parameters)
+
+    # ---- the session's threads, as `SessionListener`
+
+    def on_over(self, reason: str) -> None:
+        """Drop the open step, and release whoever waits in a collective of it, here and at the peers."""
+        if self.trainers.trainer is not None:
+            self.trainers.trainer.drop(reason)
+        self.state.group.shut()
+        self.blocks.shut()
+
+    def on_boundary(self) -> None:
+        """Have all members stop after the running step."""
+        if self.trainers.trainer is not None:
+            self.trainers.trainer.want_change(True)
+        if self.consistencies.range_loop is not None:
+            self.consistencies.range_loop.interrupt()
+
+    def current_activity(self) -> Now | None:
+        """Return what the script's thread does now."""
+        return None if self._activity is None else current_activity(self._activity)
+
+    def write_outcome(self) -> None:
+        """Write how the process ends, if that is decided."""
+        self.exit.write_outcome()

@@ -1,0 +1,105 @@
+"""Take checkpoints of the training state, and tell the coordinator what became of them."""
+
+from __future__ import annotations
+
+from springtide import faults
+from springtide.checkpoint import names as checkpoint_names
+from springtide.checkpoint import schedule
+from springtide.checkpoint.keeper import Checkpoints
+from springtide.checkpoint.place import Place
+from springtide.checkpoint.shares import Share
+from springtide.checkpoint.writer import Written
+from springtide.coordination.membership import Membership, generation_of
+from springtide.elastic.accounting import Accounting
+from springtide.elastic.trainer_access import TrainerAccess
+from springtide.elastic.training_state import TrainingState
+from springtide.environment import Settings
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import state_to_proto
+from springtide_protocol.names import StateName
+
+
+class CheckpointSaver:
+    """Write this member's share of checkpoints. `checkpoints` decides when, and reads them back."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        state: TrainingState,
+        trainers: TrainerAccess,
+        accounting: Accounting,
+        membership: Membership | None,
+    ) -> None:
+        self._state = state
+        self._trainers = trainers
+        self._accounting = accounting
+        self._membership = membership
+        self.checkpoints = Checkpoints(
+            Place() if settings.alone else settings.checkpoint,
+            {"namespace": settings.namespace, "name": settings.job, "uid": settings.job_uid},
+            self._members_besides,
+            self._on_written,
+        )
+
+    # ---- the script's thread
+
+    def save_if_due(self, state: StateName, *, ended: bool) -> None:
+        """Save the state when the members have agreed on a checkpoint of it.
+
+        Args:
+            state: the name of the committed state.
+            ended: it is the last one of its loop.
+        """
+        if self.checkpoints.due and self._membership is not None:
+            share = Share(self._state.group.rank, tuple(self._membership.labels()))
+            self.save(state, share, "end" if ended else schedule.INTERVAL)
+
+    def save(self, state: StateName, share: Share, reason: str) -> None:
+        """Copy this member's share of the state and have it written.
+
+        Args:
+            state: the name of the committed state.
+            share: which part this member writes.
+            reason: why the checkpoint is taken, for its manifest.
+        """
+        trainer, plan = self._trainers.require("batches()"), self._state.plan
+        assert plan is not None
+        seconds = self.checkpoints.take(
+            state,
+            lambda: trainer.checkpoint_tree(self._state.position, plan.fingerprint()),
+            share,
+            reason,
+            trainer.freeze,
+        )
+        self._accounting.count_stall(seconds)
+        faults.reach("staged", state.step)
+
+    # ---- the thread that writes checkpoints
+
+    def _members_besides(self, state: StateName) -> list[str] | None:
+        """Return the members of the current generation; None if that is the state's own."""
+        if self._membership is None or generation_of(self._membership) == state.generation:
+            return None
+        return self._membership.labels()
+
+    def _on_written(self, result: Written) -> None:
+        metrics = self._accounting.metrics
+        metrics.checkpoint.observe(result.seconds)
+        if result.error:
+            metrics.checkpoint_failures.inc()
+        else:
+            metrics.checkpoint_bytes.inc(result.share_bytes)
+        if self._membership is not None and (result.whole or result.error):
+            self._membership.report_checkpoint(
+                pb.Checkpoint(
+                    state=state_to_proto(result.state),
+                    name=checkpoint_names.folder(result.state),
+                    uri=result.uri,
+                    error=result.error[:1000],
+                    bytes=result.bytes,
+                    seconds=result.seconds,
+                    stall_seconds=result.stall_seconds,
+                    written_unix=result.written,
+                    reason=result.reason,
+                )
+            )

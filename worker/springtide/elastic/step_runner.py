@@ -1,0 +1,209 @@
+"""Run the bodies of `with springtide.step():`: open them, and commit, drop or break them off at their end."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from springtide import faults
+from springtide.body import Body, Deal
+from springtide.coordination.membership import Membership, generation_of
+from springtide.elastic.accounting import Accounting
+from springtide.elastic.consistency import Consistencies
+from springtide.elastic.saving import CheckpointSaver
+from springtide.elastic.trainer_access import TrainerAccess
+from springtide.elastic.training_state import TrainingState
+from springtide.errors import Dropped, SpringtideError, UsageError
+from springtide.training import Trainer
+from springtide.transaction import Phase
+from springtide_protocol.names import StateName
+
+log = logging.getLogger("springtide")
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """Name what steps use of their process."""
+
+    state: TrainingState
+    trainers: TrainerAccess
+    accounting: Accounting
+    saver: CheckpointSaver
+    consistencies: Consistencies
+    membership: Membership | None  # None without a job
+    check_no_evaluation: Callable[[], None]  # raises UsageError inside of an evaluation loop
+    all_together: Callable[[], None]  # tells that all members stand at the same committed step
+
+
+class StepRunner:
+    """Take each batch that is dealt through the body of one step. Only the script's thread uses it."""
+
+    def __init__(self, parts: StepParts) -> None:
+        self._parts = parts
+        self._state = parts.state
+        self._deal: Deal | None = None
+        self._set_aside = False
+        self._broken = False
+        self._warned_of_names = self._warned_of_values = False
+
+    # ---- from the loop
+
+    @property
+    def part_set_aside(self) -> bool:
+        """Return whether the last body was one part of its step, which goes on with the next body."""
+        return self._set_aside
+
+    def deal(self, deal: Deal) -> None:
+        """Give the next body its samples."""
+        if deal.first:
+            self._parts.accounting.timing.dealt()
+        self._deal = deal
+
+    def check_taken(self) -> None:
+        """Raise UsageError when the script went on to the next batch without a step for this one."""
+        if self._deal is not None:
+            raise UsageError(
+                f"the batch of step {self._deal.number} was not trained: every batch needs `with "
+                "springtide.step():` around its training code, on every worker; do not skip batches with "
+                "`continue`"
+            )
+
+    # ---- the body
+
+    def enter(self) -> None:
+        """Open the body of a step. Raise UsageError for a wrong place."""
+        trainer = self._parts.trainers.require("step()")
+        self._parts.check_no_evaluation()
+        if self._deal is None:
+            if trainer.transaction.phase is Phase.IDLE:
+                raise UsageError(
+                    "step() without a batch: use it once for each batch of `for batch in "
+                    "springtide.batches(...)`"
+                )
+            trainer.transaction.begin()  # raises: nested, or broken
+        deal = self._deal
+        assert deal is not None
+        if deal.first:
+            self._parts.accounting.timing.opened()
+        trainer.begin(deal)
+        self._deal = None
+
+    def leave(self, error: BaseException | None) -> bool:
+        """End the body, which `error` leaves if there is one; return whether that is swallowed.
+
+        Raise UsageError or SpringtideError when the body was no whole step.
+        """
+        trainer = self._parts.trainers.require("step()")
+        if error is None:
+            try:
+                trainer.finish()
+            except Dropped:
+                pass  # as if it had been found a moment earlier
+            except SpringtideError as problem:
+                self._break_off(str(problem))
+                raise
+        self._set_aside = trainer.transaction.phase is Phase.SET_ASIDE
+        if self._set_aside:
+            try:
+                trainer.end_part()
+            except UsageError as problem:
+                self._break_off(str(problem))
+                raise
+            return not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+        if trainer.transaction.phase is Phase.DROPPED:
+            if not self._state.warming_up:
+                step = self._state.position.cursor.step + 1
+                log.info("step %d is dropped: %s", step, trainer.transaction.reason)
+                self._parts.accounting.metrics.dropped.inc()
+            try:
+                trainer.end_dropped()
+            except UsageError as problem:
+                self._break_off(str(problem))
+                raise
+            return not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+        if error is not None:
+            self._break_off(f"{type(error).__name__}: {error}")
+            return False
+        try:
+            self._commit(trainer)
+        except SpringtideError as problem:
+            self._break_off(str(problem))
+            raise
+        return False
+
+    @property
+    def failed_step(self) -> tuple[int, str]:
+        """Return the step whose body or samples ended this process, and its samples in words.
+
+        Return 0 when there is none, or when the failure came from outside and may be over next time.
+        """
+        cursor, plan = self._state.position.cursor, self._state.plan
+        trained = self._deal is not None or self._broken
+        if plan is None or not trained or self._state.failed_outside or self._state.warming_up:
+            return 0, ""
+        last = min(cursor.position + plan.batch_size, plan.order.size) - 1
+        order = "" if not plan.order.shuffle else f" in the order of seed {plan.seed}"
+        return cursor.step + 1, f"samples {cursor.position} to {last} of pass {cursor.epoch + 1}{order}"
+
+    def _break_off(self, problem: str) -> None:
+        self._broken = True
+        trainer = self._parts.trainers.require("step()")
+        trainer.transaction.break_off(
+            f"step {self._state.position.cursor.step + 1} was left by an exception, and nothing can go on in "
+            f"this process: {problem}"
+        )
+        self._state.group.shut()
+
+    def _commit(self, trainer: Trainer) -> None:
+        state, parts = self._state, self._parts
+        body = trainer.end_stepped()
+        if (range_loop := parts.consistencies.range_loop) is not None:
+            range_loop.commit(trainer, body)
+            return
+        result, plan = body.result, state.plan
+        assert result is not None
+        assert plan is not None
+        cursor, ledger = plan.commit(
+            state.position.ledger,
+            state.position.cursor,
+            result.count,
+            result.hash_lo,
+            result.hash_hi,
+            skipped=body.skipped,
+        )
+        seconds = time.perf_counter() - body.began
+        state.commit(cursor, ledger, seconds)
+        name = StateName(generation_of(parts.membership), cursor.step)
+        if parts.membership is not None:
+            parts.membership.hold(name)
+        trainer.transaction.end()
+        parts.all_together()
+        if trainer.servers is not None and trainer.servers.copied():
+            trainer.want_change(True)
+        # The loop ends anyway: nobody waits for another step.
+        closing = trainer.buckets.closing or (trainer.servers is not None and trainer.servers.wire.closing)
+        if body.change or (closing and plan.ended(cursor)):
+            state.stop_at_boundary()
+        parts.saver.checkpoints.committed(result.save, plan.ended(cursor))
+        self._warn_once(body, result.values)
+        commit = parts.accounting.count_step(body, seconds, name, result.values or {})
+        parts.accounting.commits.add(commit)
+        parts.accounting.step_log.write(commit)
+        faults.reach("committed", cursor.step)
+
+    def _warn_once(self, body: Body, values: dict[str, float] | None) -> None:
+        number = body.deal.number
+        odd = [name for name, value in (values or {}).items() if not math.isfinite(value)]
+        if odd and not self._warned_of_values:
+            self._warned_of_values = True
+            log.warning("step %d: %s is not finite (said once)", number, ", ".join(odd))
+        if values is None and not self._warned_of_names:
+            self._warned_of_names = True
+            log.warning(
+                "step %d: workers reported different names, so the values are left out; this one reported %s",
+                number,
+                sorted(body.reports),
+            )
