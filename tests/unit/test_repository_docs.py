@@ -98,3 +98,18 @@ def test_sentences_end_where_they_end() -> None:
         "",
         "| a. B |",
     ]
+
+
+@pytest.mark.parametrize(
+    ("walk", "most"),
+    [("From `spec.workers.replicas` to a pod", 16), ("From kill -9 of a worker to the next step", 20)],
+)
+def test_walks_lead_through_few_files(walk: str, most: int) -> None:
+    text = (ROOT / "docs/architecture.md").read_text().split(f"### {walk}\n", 1)[1].split("\n### ", 1)[0]
+    steps = re.findall(r"^\d+\. `([^`]+)`: `([A-Za-z_]+)`", text, re.MULTILINE)
+    assert len(steps) == len(re.findall(r"^\d+\. ", text, re.MULTILINE))
+    for path, name in steps:
+        assert re.search(rf"^ *(?:async )?(?:def|class) {name}\b", (ROOT / path).read_text(), re.MULTILINE), (
+            f"{path} has no {name}"
+        )
+    assert 0 < len({path for path, _ in steps}) <= most
