@@ -19,7 +19,7 @@ from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.names import GenerationName
 
 
-def test_what_lasts_is_told_twice_and_what_does_not_is_not() -> None:
+def test_only_what_lasts_is_reported_and_twice() -> None:
     asked: list[int] = []
     watch = Activity(lambda: asked.append(1) or "train.py:7")  # type: ignore[func-returns-value]
     fetching = (6, int(pb.DOING_FETCHING))
@@ -33,7 +33,7 @@ def test_what_lasts_is_told_twice_and_what_does_not_is_not() -> None:
     assert asked == [1]
 
 
-def test_a_new_listener_is_told_again() -> None:
+def test_new_coordinator_hears_what_lasts_again() -> None:
     watch = Activity(lambda: "here")
     now = (3, int(pb.DOING_REDUCING))
     watch.look(now, 0.0)
@@ -81,7 +81,7 @@ def sources(phase: Phase = Phase.IDLE, **changes: Any) -> ActivitySources:
         (sources(evaluates=object(), asks=object()), pb.DOING_ASKING),
     ],
 )
-def test_every_place_of_a_step_has_a_word(state: Any, expected: int) -> None:
+def test_every_place_of_a_step_has_an_activity(state: Any, expected: int) -> None:
     assert current_activity(state) == (42, expected)
 
 
@@ -92,7 +92,7 @@ def test_every_place_of_a_step_has_a_word(state: Any, expected: int) -> None:
         sources(moves=Progress("worker-0", sends=True)),
     ],
 )
-def test_outside_of_a_generation_s_loop_there_is_nothing_to_tell(state: Any) -> None:
+def test_activity_outside_of_a_generation_is_none(state: Any) -> None:
     assert current_activity(state) is None
 
 
@@ -101,7 +101,7 @@ def test_activity_without_a_job_is_none() -> None:
         assert runtime.current_activity() is None
 
 
-def test_a_transfer_that_takes_a_while_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_transfer_is_reported_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     """The receiver tells the coordinator every second; both ends say it in their logs every five."""
     sent: list[pb.WorkerMessage] = []
     transfers = SimpleNamespace(progress=None)
@@ -123,7 +123,7 @@ def test_a_transfer_that_takes_a_while_is_told(caplog: pytest.LogCaptureFixture)
     assert "sending the state to worker-0" in caplog.messages[-1]
 
 
-def test_a_long_wait_for_gradients_names_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_wait_for_gradients_names_the_others(caplog: pytest.LogCaptureFixture) -> None:
     since: list[float | None] = [None]
     warnings = ReductionWarnings(lambda: since[0], lambda: ["worker-1", "worker-2"])
     warnings.look(50.0)
@@ -135,7 +135,7 @@ def test_a_long_wait_for_gradients_names_the_others(caplog: pytest.LogCaptureFix
     assert len(caplog.messages) == 2
 
 
-def test_fetching_is_noticed_while_it_lasts() -> None:
+def test_fetching_shows_while_it_lasts() -> None:
     timing = Timing()
     seen: list[bool] = []
     assert not timing.fetching
@@ -151,5 +151,5 @@ def test_fetching_is_noticed_while_it_lasts() -> None:
     assert not timing.fetching
 
 
-def test_the_main_thread_s_place_is_a_line_of_a_file() -> None:
+def test_place_of_the_main_thread_is_a_line_of_a_file() -> None:
     assert ":" in main_thread_place()

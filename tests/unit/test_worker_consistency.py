@@ -29,13 +29,13 @@ def made_for(consistency: str, strategy: str = "ParameterServer") -> Settings:
         (pb.Consistency(), "Asynchronous", None),
     ],
 )
-def test_the_generations_word_counts_and_not_the_pods(
+def test_staleness_bound_comes_from_start_before_the_pod(
     told: pb.Consistency, made: str, bound: int | None
 ) -> None:
     assert staleness_bound(told, made_for(made)) == bound
 
 
-def test_tables_alone_on_servers_are_of_common_steps() -> None:
+def test_tables_alone_on_servers_have_no_staleness_bound() -> None:
     assert staleness_bound(pb.Consistency(mode="Synchronous"), made_for("Synchronous", "Hybrid")) is None
 
 
@@ -76,7 +76,7 @@ class Ranges:
         self.stops_at_the_end = False
 
 
-def test_a_generation_is_of_the_kind_that_it_is_told_to_be_whatever_the_pod_was_made_for() -> None:
+def test_generation_trains_as_start_says_and_not_the_pod() -> None:
     ranges = Ranges()
     kinds, member = kinds_of("Asynchronous", ranges)
     assert kinds.range_loop is ranges
@@ -94,9 +94,7 @@ def test_a_generation_is_of_the_kind_that_it_is_told_to_be_whatever_the_pod_was_
 
 
 @pytest.mark.parametrize(("env", "told"), [("Asynchronous", ""), ("Synchronous", "BoundedStaleness")])
-def test_a_script_that_cannot_train_without_common_steps_says_so_and_is_not_made_to(
-    env: str, told: str
-) -> None:
+def test_script_bound_to_steps_is_refused_without_them(env: str, told: str) -> None:
     kinds, member = kinds_of(env, None, "average would differ")
     assert (member.bound, kinds.range_loop) == (["average would differ"], None)
     assert kinds.enter(pb.Consistency(mode="Synchronous")) is False
@@ -113,7 +111,7 @@ def test_undeclared_script_goes_on_as_before() -> None:
     assert member.bound == []
 
 
-def test_a_call_that_needs_common_steps_is_told_once() -> None:
+def test_call_that_needs_common_steps_is_reported_once() -> None:
     kinds, member = kinds_of("Synchronous", Ranges())
     kinds.needs_steps("process_group()")
     kinds.needs_steps("retry()")

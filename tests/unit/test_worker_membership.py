@@ -68,6 +68,12 @@ def state(number: int, step: int) -> StateName:
     return StateName(GenerationName.of(1, 0, number), step)
 
 
+def test_layout_set_before_the_stream_is_in_hello() -> None:
+    session = Session()
+    session.membership.set_layout("abc")
+    assert session.membership.hello().layout_hash == "abc"
+
+
 def test_hello_says_what_the_process_is() -> None:
     session = Session()
     hello = session.membership.hello()

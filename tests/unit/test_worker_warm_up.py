@@ -52,7 +52,7 @@ def randomness() -> list[Any]:
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_nothing_of_a_rehearsal_stays(runtime: Runtime, several: bool) -> None:
+def test_warm_up_leaves_nothing_behind(runtime: Runtime, several: bool) -> None:
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5))
     head = torch.nn.Linear(8, 2)
@@ -114,7 +114,7 @@ def test_nothing_of_a_rehearsal_stays(runtime: Runtime, several: bool) -> None:
     assert len(ends) == 2
 
 
-def test_it_is_for_those_alone_who_come_to_a_running_job(runtime: Runtime) -> None:
+def test_job_without_others_has_no_warm_up(runtime: Runtime) -> None:
     script = Script()
     steps = 0
     for batch in batches_of_newcomer(runtime, 0, (script.x, script.y), batch_size=8, rehearsals=3):
@@ -125,7 +125,7 @@ def test_it_is_for_those_alone_who_come_to_a_running_job(runtime: Runtime) -> No
     assert steps == 3
 
 
-def test_an_evaluation_between_the_bodies_is_told(runtime: Runtime) -> None:
+def test_evaluation_in_a_warm_up_is_refused(runtime: Runtime) -> None:
     script = Script()
     loop = batches_of_newcomer(runtime, 1, (script.x, script.y), batch_size=8, rehearsals=1)
     batch = next(loop)
@@ -136,7 +136,7 @@ def test_an_evaluation_between_the_bodies_is_told(runtime: Runtime) -> None:
         next(iter(springtide.batches((script.x,), batch_size=8, train=False)))
 
 
-def test_a_batch_without_a_step_is_told_as_ever(runtime: Runtime) -> None:
+def test_batch_without_a_step_in_a_warm_up_is_refused(runtime: Runtime) -> None:
     script = Script()
     loop = batches_of_newcomer(runtime, 1, (script.x, script.y), batch_size=8, rehearsals=1)
     next(loop)
@@ -146,7 +146,7 @@ def test_a_batch_without_a_step_is_told_as_ever(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("number", [-1, 11, True, 1.0])
-def test_bad_numbers(runtime: Runtime, number: Any) -> None:
+def test_wrong_number_of_rehearsals_is_refused(runtime: Runtime, number: Any) -> None:
     script = Script()
     with pytest.raises(ValueError, match="rehearsals must be an integer from 0 to 10"):
         script.batches(rehearsals=number)

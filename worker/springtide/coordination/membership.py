@@ -31,7 +31,7 @@ from springtide_protocol.codec import (
 )
 from springtide_protocol.names import WITHOUT_JOB, GenerationName, Incarnation, StateName, process_label
 
-log = logging.getLogger("springtide")
+log = logging.getLogger(__name__)
 
 _LOG_EVERY_SECONDS = 10.0
 _OLD_ENTRIES = 1024

@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from springtide_protocol.bounded_http import BoundedServer, Kept, Reply, Request, in_words
 
-log = logging.getLogger("springtide")
+log = logging.getLogger(__name__)
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 

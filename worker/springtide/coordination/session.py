@@ -27,7 +27,7 @@ from springtide.timing import Timing
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.session_client import SessionClient, SessionClosedError
 
-log = logging.getLogger("springtide")
+log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.1
 _TIMES_SECONDS = 1.0

@@ -11,7 +11,7 @@ from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import generation_to_proto
 from springtide_protocol.names import GenerationName
 
-log = logging.getLogger("springtide")
+log = logging.getLogger(__name__)
 
 _REDUCTION_LOG_SECONDS = 10.0
 _TRANSFER_REPORT_SECONDS = 1.0

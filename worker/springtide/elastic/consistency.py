@@ -21,7 +21,7 @@ from springtide.servers.exchange import ServerExchange
 from springtide.servers.within import WithinExchange
 from springtide_protocol import coordinator_pb2 as pb
 
-log = logging.getLogger("springtide")
+log = logging.getLogger(__name__)
 
 SYNCHRONOUS = "Synchronous"
 

@@ -24,7 +24,7 @@ from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import state_to_proto
 from springtide_protocol.names import StateName
 
-MOST_NAMES = 64
+MAX_NAMES = 64
 
 
 class Evaluation:
@@ -70,8 +70,8 @@ class Evaluation:
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + value * self._current
             self._weights[name] = self._weights.get(name, 0.0) + self._current
-        if len(self._sums) > MOST_NAMES:
-            raise UsageError(f"report(): at most {MOST_NAMES} different values in an evaluation")
+        if len(self._sums) > MAX_NAMES:
+            raise UsageError(f"report(): at most {MAX_NAMES} different values in an evaluation")
 
     def _iterate(self) -> Iterator[Batch]:
         if self._state.warming_up:

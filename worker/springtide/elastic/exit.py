@@ -26,7 +26,7 @@ from springtide.environment import Settings
 from springtide.errors import ServerStepError, UsageError
 from springtide.termination import end_as_child, end_by, is_ours_or_default
 
-log = logging.getLogger("springtide")
+log = logging.getLogger(__name__)
 
 _FAILED_FLUSH_SECONDS = 10.0
 

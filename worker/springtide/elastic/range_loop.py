@@ -34,7 +34,7 @@ from springtide.servers.links import ServerError, servers_in
 from springtide.training import Trainer
 from springtide_protocol.names import StateName
 
-log = logging.getLogger("springtide")
+log = logging.getLogger(__name__)
 
 _REASON_SECONDS: Final = 10.0
 

@@ -39,7 +39,7 @@ from springtide.training import Trainer
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import required_state, state_to_proto
 
-log = logging.getLogger("springtide")
+log = logging.getLogger(__name__)
 
 
 class NoWayBackError(RuntimeError):

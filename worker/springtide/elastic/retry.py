@@ -20,7 +20,7 @@ from springtide.errors import GenerationChanged, SpringtideError, UsageError
 from springtide.exchange.groups import Group, peers_in
 from springtide.exchange.handle import Handle
 
-log = logging.getLogger("springtide")
+log = logging.getLogger(__name__)
 
 Subset = Callable[[tuple[int, ...]], Group]
 

@@ -21,7 +21,7 @@ from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import required_state
 from springtide_protocol.names import StateName
 
-log = logging.getLogger("springtide")
+log = logging.getLogger(__name__)
 
 _SPARE_BYTES = 1 << 30
 _STATE_PER_MODEL = 16

@@ -21,7 +21,7 @@ from springtide.training import Trainer
 from springtide.transaction import Phase
 from springtide_protocol.names import StateName
 
-log = logging.getLogger("springtide")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

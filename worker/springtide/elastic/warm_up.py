@@ -24,7 +24,7 @@ from springtide.exchange.groups import Group, Work
 from springtide.randomness import isolated
 from springtide_protocol.names import GenerationName
 
-log = logging.getLogger("springtide")
+log = logging.getLogger(__name__)
 
 MAX_BODIES = 10
 _WELCOME_SECONDS = 5.0

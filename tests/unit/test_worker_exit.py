@@ -16,9 +16,7 @@ from springtide.environment import Settings
 from springtide.exchange.groups import Group
 
 
-def test_memory_is_left_to_the_system_when_all_else_is_done(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_exit_leaves_memory_to_the_system_at_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     done: list[str] = []
     message = tmp_path / "termination-log"
 

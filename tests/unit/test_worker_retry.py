@@ -28,7 +28,7 @@ from springtide.exchange.handle import Handle
 FIRST, SECOND = (0, 5, 0), (0, 5, 1)
 
 
-def test_who_stands_in_a_block_runs_it_again_with_its_likes() -> None:
+def test_members_of_a_block_run_it_again_together() -> None:
     inside, outside = RetryPosition(FIRST), RetryPosition()
     assert agree([inside, RetryPosition(FIRST, ready=True)], 1) == RetryVerdict(False, None)
     assert [agree([inside, outside, inside], rank) for rank in range(3)] == [
@@ -40,7 +40,7 @@ def test_who_stands_in_a_block_runs_it_again_with_its_likes() -> None:
     assert agree([RetryPosition(SECOND), inside], 0) == RetryVerdict(False, (0,))
 
 
-def test_one_that_is_past_the_block_proves_that_it_is_complete() -> None:
+def test_member_past_the_block_proves_it_complete() -> None:
     ready, past = RetryPosition(FIRST, ready=True), RetryPosition(None, past=FIRST)
     assert agree([ready, past, ready], 0) == RetryVerdict(True, (0,))
     assert agree([ready, past, ready], 1) == RetryVerdict(False, (1,))
@@ -71,7 +71,7 @@ def test_members_of_one_block_agree(positions: list[RetryPosition]) -> None:
     dead=st.sets(st.integers(0, 4)),
     joiners=st.integers(0, 2),
 )
-def test_a_block_counts_for_all_of_its_members_or_for_none(
+def test_block_counts_for_all_members_or_for_none(
     past: list[bool], ready: list[bool], dead: set[int], joiners: int
 ) -> None:
     """Whoever passed the last reduction proves that all had come to it; then some members die."""
@@ -90,7 +90,7 @@ def test_a_block_counts_for_all_of_its_members_or_for_none(
             assert verdicts[rank].companions == (None if len(inside) == len(positions) else tuple(inside))
 
 
-def test_torch_takes_the_group_and_forgets_it() -> None:
+def test_closed_handle_is_forgotten_by_torch() -> None:
     stores, places = wired_stores(2), addresses(2)
     groups = together(
         [
@@ -130,7 +130,7 @@ def in_block(call: Callable[[], object]) -> None:
             call()
 
 
-def test_alone_a_block_runs_once_and_what_the_script_raises_leaves_it() -> None:
+def test_block_alone_runs_once_and_lets_errors_out() -> None:
     with library() as runtime:
         script = Script()
         runs = 0
@@ -159,7 +159,7 @@ def test_alone_a_block_runs_once_and_what_the_script_raises_leaves_it() -> None:
         assert runtime.position.cursor.step == 3
 
 
-def test_the_wrong_ways_to_say_it_are_told() -> None:
+def test_wrong_use_of_retry_raises_usage_errors() -> None:
     with library():
         with pytest.raises(UsageError, match="Python runs a with block once"), springtide.retry():
             pass
@@ -177,7 +177,7 @@ def fail(error: BaseException) -> None:
     raise error
 
 
-def test_between_two_generations_there_is_no_group() -> None:
+def test_no_group_between_two_generations() -> None:
     member = SimpleNamespace(generation=None, over="")
     state, trainers = TrainingState(Group(None, 0, 1, 60.0)), TrainerAccess()
     kinds = Consistencies(Settings(), state, None)
@@ -203,7 +203,7 @@ def test_between_two_generations_there_is_no_group() -> None:
     blocks.leave()
 
 
-def test_functions_for_some_ranks_alone() -> None:
+def test_functions_for_some_ranks_run_there_alone() -> None:
     with pytest.raises(UsageError, match=r"before springtide.init\(\)"):
         springtide.rank_zero_only(lambda: 1)()
     with library(local_rank=1, local_world_size=4):
