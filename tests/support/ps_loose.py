@@ -9,8 +9,8 @@ import torch
 from ps_members import Member, Store
 from ps_servers import servers
 
+from springtide.ps.compression import RangeWire
 from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.wire import RangeWire
 from springtide_ps.server import Server
 
 

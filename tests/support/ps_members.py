@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from springtide.exchange.groups import Group
 from springtide.exchange.layout import Field, plan_layout
 from springtide.exchange.store import StreamStore
+from springtide.ps.generation import Place
 from springtide.servers.exchange import ServerExchange
-from springtide.servers.leading import Place
 from springtide_ps.server import Server
 
 

@@ -12,8 +12,8 @@ from ps_servers import servers
 from worker_ranks import seeded
 
 import springtide
+from springtide.ps.compression import RangeWire
 from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.wire import RangeWire
 from springtide.tables.local import merged
 from springtide_ps.server import Server
 

@@ -23,9 +23,9 @@ from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
 from springtide.leasing import Leasing
 from springtide.loop import deal_batches
+from springtide.ps.generation import Place
 from springtide.runtime import Runtime
 from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.leading import Place
 from springtide.servers.wiring import exchange_for, wait_for_values
 from springtide.training import Trainer
 

@@ -19,8 +19,8 @@ from ps_servers import TOKEN, servers
 from springtide.declared import declare
 from springtide.environment import read_settings
 from springtide.errors import UsageError
-from springtide.servers.plan import PlannedChunk
-from springtide.servers.wire import Made, Wire
+from springtide.ps.compression import Made, Wire
+from springtide.ps.sharding import PlannedChunk
 from springtide_operator.api.crd import custom_resource_definition
 from springtide_ps import frames
 from springtide_ps.chunk import Chunk, ChunkError

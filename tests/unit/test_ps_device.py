@@ -13,9 +13,9 @@ from ps_servers import TOKEN, names, servers
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from worker_ranks import Rank, on_ranks, seeded
 
+from springtide.ps.compression import Wire
+from springtide.ps.host_memory import CudaCopier, Memory
 from springtide.servers.early import EarlyExchange, EarlyValues
-from springtide.servers.memory import CudaCopier, Memory
-from springtide.servers.wire import Wire
 
 torch.set_num_threads(1)
 

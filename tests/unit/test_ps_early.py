@@ -13,9 +13,9 @@ from ps_members import Member, Store, build, gradients_of, members, together
 from ps_servers import servers
 from ps_snapshots import states_on
 
+from springtide.ps.compression import Wire
+from springtide.ps.connections import ServerError
 from springtide.servers.early import EarlyExchange
-from springtide.servers.links import ServerError
-from springtide.servers.wire import Wire
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import RefusedError
 from springtide_ps.early import Early, Foresight

@@ -17,8 +17,8 @@ from ps_members import Store, together
 from ps_servers import TOKEN, names, servers
 from ps_snapshots import states_on
 
+from springtide.ps.connections import ServerError
 from springtide.servers.early_ranges import EarlyRanges
-from springtide.servers.links import ServerError
 from springtide_ps import early_ranges
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import RefusedError

@@ -12,11 +12,11 @@ from ps_members import Store, build, gradients_of, members, together
 from ps_servers import servers
 
 from springtide.errors import SpringtideError, UsageError
+from springtide.ps.connections import ServerError
+from springtide.ps.sharding import LackError, arrange, place_fresh
+from springtide.ps.step_spec import optimizer_name
 from springtide.servers.early import EarlyExchange
 from springtide.servers.exchange import ServerExchange, ServersLackState
-from springtide.servers.links import ServerError
-from springtide.servers.plan import LackError, arrange, place_fresh
-from springtide.servers.recipe import optimizer_name
 
 torch.set_num_threads(1)
 

@@ -18,9 +18,9 @@ from worker_ranks import Rank, on_ranks, seeded
 import springtide
 from springtide import kv
 from springtide.checkpoint.staging import GoneError
+from springtide.ps.snapshot import Plan, parts
 from springtide.servers.early import EarlyExchange
 from springtide.servers.exchange import ServerExchange
-from springtide.servers.snapshot import Plan, parts
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import RefusedError, ServerClient
 from springtide_ps.frames import PART_BYTES, Kind

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ps_servers import TOKEN, names, servers
 
-from springtide.servers.links import Links, ServerError, servers_in
+from springtide.ps.connections import Links, ServerError, servers_in
 from springtide_ps.client import Answer, ServerLostError
 
 

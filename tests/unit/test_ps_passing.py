@@ -14,8 +14,8 @@ from torch.optim.swa_utils import AveragedModel
 from worker_groups import form_groups, together
 from worker_ranks import Rank, on_ranks, seeded
 
+from springtide.ps.value_chain import Passing
 from springtide.servers.grouped import GroupedExchange
-from springtide.servers.passing import Passing
 
 X = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(32, 3, generator=torch.Generator().manual_seed(2))

@@ -36,8 +36,8 @@ from range_rounds_by_hand import Loose, assert_equal, undisturbed
 from worker_ranks import Rank, on_ranks
 
 from springtide.errors import UsageError
+from springtide.ps.connections import ServerError
 from springtide.servers import asynchronous
-from springtide.servers.links import ServerError
 
 torch.set_num_threads(1)
 HOW: dict[str, Any] = {"strategy": "ParameterServer", "token": TOKEN}

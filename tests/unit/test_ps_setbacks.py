@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from springtide.servers.setbacks import Setbacks
+from springtide.ps.step_failures import Setbacks
 
 
 def test_what_fails_again_before_anybody_got_further_ends_the_worker() -> None:

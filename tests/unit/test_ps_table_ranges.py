@@ -18,10 +18,10 @@ from worker_ranks import Rank, on_ranks, seeded
 import springtide
 from springtide.declared import declare
 from springtide.errors import UsageError
+from springtide.ps.compression import RangeWire
+from springtide.ps.connections import ServerError
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.exchange import ServersLackState
-from springtide.servers.links import ServerError
-from springtide.servers.wire import RangeWire
 from springtide.tables.local import merged
 from springtide_ps.server import Server
 

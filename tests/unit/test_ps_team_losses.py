@@ -17,12 +17,12 @@ from ps_servers import servers
 from worker_groups import addresses, form_groups
 from worker_groups import together as on_groups
 
+from springtide.ps.compression import RangeWire
+from springtide.ps.connections import ServerError
+from springtide.ps.group_rows import gather
+from springtide.ps.lease import Lease, heard, nothing_told, told
 from springtide.scaling import agree
 from springtide.servers.grouped_ranges import GroupedRanges, clocks_of_teams
-from springtide.servers.lease import Lease, heard, nothing_told, told
-from springtide.servers.links import ServerError
-from springtide.servers.team_rows import gather
-from springtide.servers.wire import RangeWire
 from springtide_ps.selected import Selected
 from springtide_ps.server import Server
 

@@ -35,8 +35,8 @@ from range_rounds_by_hand import Loose, assert_equal, undisturbed
 from worker_groups import addresses
 from worker_ranks import on_ranks
 
+from springtide.ps.connections import ServerError
 from springtide.servers.grouped_ranges import GroupedRanges
-from springtide.servers.links import ServerError
 from springtide_ps.server import Server
 
 torch.set_num_threads(1)

@@ -13,9 +13,9 @@ from ps_members import Store
 from ps_servers import TOKEN, names, servers
 from worker_ranks import Rank, on_ranks, seeded
 
+from springtide.ps.compression import RangeWire
+from springtide.ps.sharding import PlannedChunk
 from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.plan import PlannedChunk
-from springtide.servers.wire import RangeWire
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import RefusedError, ServerClient
 from springtide_ps.frames import Kind

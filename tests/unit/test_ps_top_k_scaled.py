@@ -11,8 +11,8 @@ from ps_servers import TOKEN, names, servers
 from torch.nn import functional as F
 from worker_ranks import Rank, on_ranks, seeded
 
-from springtide.servers.plan import PlannedChunk
-from springtide.servers.wire import Wire
+from springtide.ps.compression import Wire
+from springtide.ps.sharding import PlannedChunk
 from springtide_ps.selected import Selected
 
 BATCH, STEPS = 8, 12

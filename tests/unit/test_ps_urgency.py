@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ps_members import Store, members, together
 from ps_servers import TOKEN, names, servers
 
+from springtide.ps.sharding import cut
 from springtide.servers.early import EarlyExchange
-from springtide.servers.plan import cut
 from springtide_ps.frames import Frame, Kind
 from springtide_ps.outgoing import Outgoing
 from springtide_ps.placement import CHUNK_BYTES

@@ -8,11 +8,11 @@ import pytest
 import torch
 from ps_servers import TOKEN
 
+from springtide.ps.compression import Pushed, Wire
+from springtide.ps.connections import Links
+from springtide.ps.sharding import PlannedChunk
 from springtide.servers import grouped
 from springtide.servers.grouped import GroupedExchange, team_of
-from springtide.servers.links import Links
-from springtide.servers.plan import PlannedChunk
-from springtide.servers.wire import Pushed, Wire
 from springtide.servers.within import WithinExchange
 
 CHUNK = PlannedChunk("1.0", 1, 0, 2, 8, ((0, 0, 0, 2),))

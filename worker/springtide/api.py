@@ -28,9 +28,9 @@ from springtide.exact.settings import check_gpu, on_gpu, prepare
 from springtide.exchange.device import take_gpu, tame_nccl
 from springtide.loading import make_loader
 from springtide.loop import deal_batches
+from springtide.ps.sharding import bucket_bytes
 from springtide.rehearsal import MOST
 from springtide.runtime import Runtime
-from springtide.servers.plan import bucket_bytes
 from springtide.servers.wiring import exchange_for, wait_for_values
 from springtide.training import Trainer
 

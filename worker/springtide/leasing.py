@@ -28,10 +28,10 @@ from springtide.errors import UsageError
 from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, peers_in
 from springtide.names import StateName
+from springtide.ps.connections import ServerError, servers_in
 from springtide.scaling import agree
 from springtide.schedules import Schedules
 from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.links import ServerError, servers_in
 from springtide.training import Trainer
 
 if TYPE_CHECKING:

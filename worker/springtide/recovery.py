@@ -25,10 +25,10 @@ from springtide.handover import Handover
 from springtide.membership import Membership
 from springtide.names import StateName
 from springtide.places import Place
+from springtide.ps.connections import servers_in
+from springtide.ps.generation import Place as ServersPlace
+from springtide.ps.step_failures import Setbacks, told
 from springtide.servers.exchange import ServerExchange, ServersLackState
-from springtide.servers.leading import Place as ServersPlace
-from springtide.servers.links import servers_in
-from springtide.servers.setbacks import Setbacks, told
 from springtide.state import Position, State
 from springtide_coordinator import coordinator_pb2 as pb
 

@@ -24,7 +24,7 @@ from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, Work, peers_in
 from springtide.gradients import Gradients
 from springtide.hyperparameters import Hyperparameters
-from springtide.servers.links import servers_in
+from springtide.ps.connections import servers_in
 from springtide.tables.handle import Handle
 from springtide.tables.step import StepHome, StepTables
 from springtide.transaction import Phase, Transaction

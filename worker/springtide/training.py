@@ -27,12 +27,12 @@ from springtide.gradients import Gradients
 from springtide.hooks import Hook
 from springtide.optimizers import closure_of, scale_of, with_closure
 from springtide.pending import Pending
+from springtide.ps.snapshot import Snapshot
+from springtide.ps.states import states_of
 from springtide.randomness import seed_part
 from springtide.reduction import Reduced, Reduction, commit_on, own_part
 from springtide.scaling import Scalings, enabled_among
 from springtide.servers.exchange import MakeServers, ServerExchange
-from springtide.servers.snapshot import Snapshot
-from springtide.servers.states import states_of
 from springtide.several import check_backward, check_closure
 from springtide.staged import HereSteps, StagedSteps
 from springtide.state import Position

@@ -22,19 +22,19 @@ import torch
 from springtide import faults
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
-from springtide.servers.books import Offer, books_of
+from springtide.ps.books import Offer, books_of
+from springtide.ps.compression import Pushed, RangeWire
+from springtide.ps.connections import ServerError
+from springtide.ps.early_push import Offering, Outgoing
+from springtide.ps.generation import Place
+from springtide.ps.lease import Audit, Lease
+from springtide.ps.row_gradients import Rows, slices_by_table
+from springtide.ps.sharding import PlannedChunk
+from springtide.ps.tables import PlannedSlice
 from springtide.servers.exchange import ServerExchange
-from springtide.servers.leading import Place
-from springtide.servers.lease import Audit, Lease
-from springtide.servers.links import ServerError
-from springtide.servers.offering import Offering, Outgoing
-from springtide.servers.plan import PlannedChunk
 from springtide.servers.range_rounds import RangeRounds
-from springtide.servers.range_rows import Rows, slices_by_table
 from springtide.servers.rescued import RescuedChunks
 from springtide.servers.row_pushes import RowPushes
-from springtide.servers.tables import PlannedSlice
-from springtide.servers.wire import Pushed, RangeWire
 from springtide_ps.chunk import Chunk, Recipe, square_norm
 from springtide_ps.client import Answer, RefusedError
 from springtide_ps.frames import Kind

@@ -16,10 +16,10 @@ import torch
 
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
-from springtide.servers.leading import Place
-from springtide.servers.links import ServerError
-from springtide.servers.plan import PlannedChunk
-from springtide.servers.wire import Made, Pushed
+from springtide.ps.compression import Made, Pushed
+from springtide.ps.connections import ServerError
+from springtide.ps.generation import Place
+from springtide.ps.sharding import PlannedChunk
 from springtide.servers.within import WithinExchange
 from springtide_ps.chunk import Recipe
 from springtide_ps.client import Answer

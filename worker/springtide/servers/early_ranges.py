@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from springtide.ps.connections import ServerError
+from springtide.ps.early_push import Outgoing
+from springtide.ps.sharding import PlannedChunk
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.early import EarlyExchange
-from springtide.servers.links import ServerError
-from springtide.servers.offering import Outgoing
-from springtide.servers.plan import PlannedChunk
 from springtide_ps.chunk import Recipe
 from springtide_ps.client import RefusedError
 from springtide_ps.frames import Kind

@@ -21,16 +21,16 @@ from springtide.exchange.groups import Group
 from springtide.exchange.layout import Layout
 from springtide.exchange.store import StreamStore
 from springtide.pending import looking
-from springtide.servers.leading import Leader, Place
-from springtide.servers.links import Links, ServerError
-from springtide.servers.memory import Copier, Memory
-from springtide.servers.plan import LackError, PlannedChunk, described, plan_chunks
-from springtide.servers.recipe import ServerOptimizers
-from springtide.servers.saving import cut_states
-from springtide.servers.snapshot import Plan, Snapshot
+from springtide.ps.compression import Made, Pushed, Wire
+from springtide.ps.connections import Links, ServerError
+from springtide.ps.generation import Leader, Place
+from springtide.ps.host_memory import Copier, Memory
+from springtide.ps.optimizer_state import cut_states
+from springtide.ps.sharding import LackError, PlannedChunk, described, plan_chunks
+from springtide.ps.snapshot import Plan, Snapshot
+from springtide.ps.step_spec import ServerOptimizers
+from springtide.ps.tables import PlannedSlice, TableBook
 from springtide.servers.table_steps import TableSteps
-from springtide.servers.tables import PlannedSlice, TableBook
-from springtide.servers.wire import Made, Pushed, Wire
 from springtide.tables.step import tables_among
 from springtide_ps.chunk import Chunk, Recipe
 from springtide_ps.client import Answer, in_round

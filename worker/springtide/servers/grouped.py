@@ -22,12 +22,12 @@ import torch
 
 from springtide.exchange.groups import Group, Work, form
 from springtide.exchange.store import StreamStore
+from springtide.ps.compression import Pushed
+from springtide.ps.connections import ServerError
+from springtide.ps.generation import Place
+from springtide.ps.sharding import PlannedChunk
+from springtide.ps.value_chain import Passing, scratch_for
 from springtide.servers.exchange import ServerExchange
-from springtide.servers.leading import Place
-from springtide.servers.links import ServerError
-from springtide.servers.passing import Passing, scratch_for
-from springtide.servers.plan import PlannedChunk
-from springtide.servers.wire import Pushed
 from springtide.servers.within import WithinExchange
 
 log = logging.getLogger("springtide")

@@ -26,14 +26,14 @@ import torch
 from springtide import faults
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
+from springtide.ps.compression import Pushed
+from springtide.ps.connections import ServerError
+from springtide.ps.generation import Place
+from springtide.ps.group_rows import gather
+from springtide.ps.lease import Lease, heard, nothing_told, told
+from springtide.ps.tables import table_name
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.grouped import GroupedExchange, team_of
-from springtide.servers.leading import Place
-from springtide.servers.lease import Lease, heard, nothing_told, told
-from springtide.servers.links import ServerError
-from springtide.servers.tables import table_name
-from springtide.servers.team_rows import gather
-from springtide.servers.wire import Pushed
 from springtide.tables.local import merged
 from springtide_ps.chunk import Recipe
 from springtide_ps.client import Answer

@@ -16,9 +16,9 @@ import torch
 
 from springtide import faults
 from springtide.errors import UsageError
+from springtide.ps.connections import ServerError
+from springtide.ps.early_push import Offering, Outgoing
 from springtide.servers.exchange import ServerExchange
-from springtide.servers.links import ServerError
-from springtide.servers.offering import Offering, Outgoing
 from springtide_ps.chunk import Recipe
 
 

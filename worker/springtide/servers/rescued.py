@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from springtide.exchange.store import StreamStore
-from springtide.servers.books import BookLeader, Offer, rescue
+from springtide.ps.books import BookLeader, Offer, rescue
+from springtide.ps.generation import Leader, Place
+from springtide.ps.tables import PlannedSlice
 from springtide.servers.exchange import ServerExchange
-from springtide.servers.leading import Leader, Place
-from springtide.servers.tables import PlannedSlice
 from springtide_ps.frames import Kind
 from springtide_ps.ranges import Book, RangeSet
 

@@ -7,9 +7,9 @@ from concurrent.futures import Future
 
 import torch
 
-from springtide.servers.links import ServerError
-from springtide.servers.offering import Offering, Outgoing
-from springtide.servers.range_rows import cut_rows
+from springtide.ps.connections import ServerError
+from springtide.ps.early_push import Offering, Outgoing
+from springtide.ps.row_gradients import cut_rows
 from springtide.servers.table_steps import TableSteps
 from springtide_ps.client import Answer
 

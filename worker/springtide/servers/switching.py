@@ -16,17 +16,17 @@ import torch
 
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
+from springtide.ps.compression import Pushed
+from springtide.ps.connections import ServerError
+from springtide.ps.generation import Leader, Place
+from springtide.ps.sharding import PlannedChunk
+from springtide.ps.tables import PlannedSlice
 from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.servers.early import EarlyExchange
 from springtide.servers.early_ranges import EarlyRanges
 from springtide.servers.exchange import ServerExchange
 from springtide.servers.grouped import GroupedExchange
 from springtide.servers.grouped_ranges import GroupedRanges
-from springtide.servers.leading import Leader, Place
-from springtide.servers.links import ServerError
-from springtide.servers.plan import PlannedChunk
-from springtide.servers.tables import PlannedSlice
-from springtide.servers.wire import Pushed
 from springtide_ps.chunk import Chunk
 from springtide_ps.client import Answer
 from springtide_ps.slices import Slice

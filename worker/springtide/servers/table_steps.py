@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from springtide.servers import rows
-from springtide.servers.leading import Place
-from springtide.servers.links import Links, ServerError
-from springtide.servers.recipe import ServerOptimizers
-from springtide.servers.tables import TableBook, table_name
-from springtide.servers.wire import Wire
+from springtide.ps import row_reads as rows
+from springtide.ps.compression import Wire
+from springtide.ps.connections import Links, ServerError
+from springtide.ps.generation import Place
+from springtide.ps.step_spec import ServerOptimizers
+from springtide.ps.tables import TableBook, table_name
 from springtide_ps.client import Answer
 from springtide_ps.frames import Kind
 

@@ -10,10 +10,10 @@ import torch
 from springtide.environment import Settings
 from springtide.exchange.layout import Layout
 from springtide.pending import Pending
+from springtide.ps.compression import RangeWire, Wire
+from springtide.ps.forward_waits import ForwardWaits, Wait
 from springtide.servers.exchange import MakeServers, ServerExchange
 from springtide.servers.switching import SwitchingExchange, SwitchingTeams
-from springtide.servers.waiting import ForwardWaits, Wait
-from springtide.servers.wire import RangeWire, Wire
 from springtide.servers.within import WithinExchange
 
 _BEYOND_COORDINATOR = 60.0

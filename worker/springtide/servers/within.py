@@ -20,12 +20,12 @@ from springtide import faults
 from springtide.errors import UsageError
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
-from springtide.servers import rows
+from springtide.ps import row_reads as rows
+from springtide.ps.compression import Pushed
+from springtide.ps.connections import ServerError
+from springtide.ps.generation import Place
+from springtide.ps.sharding import PlannedChunk
 from springtide.servers.exchange import ServerExchange
-from springtide.servers.leading import Place
-from springtide.servers.links import ServerError
-from springtide.servers.plan import PlannedChunk
-from springtide.servers.wire import Pushed
 from springtide_ps.chunk import PARTS_LIMIT, ROUNDS_LIMIT, Recipe
 from springtide_ps.client import Answer
 from springtide_ps.frames import Kind

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from springtide.servers.recipe import group_options
+from springtide.ps.step_spec import group_options
 from springtide.tables.handle import Handle, handle_of
 from springtide.tables.local import merged
 from springtide.tables.rules import group_among, sparse_rule, step_options

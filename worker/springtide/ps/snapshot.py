@@ -19,8 +19,8 @@ from springtide import codec
 from springtide.checkpoint.shares import Piece
 from springtide.checkpoint.staging import Collected, GoneError, specs_of
 from springtide.exchange.layout import Layout
-from springtide.servers.plan import PlannedChunk
-from springtide.servers.tables import PlannedSlice
+from springtide.ps.sharding import PlannedChunk
+from springtide.ps.tables import PlannedSlice
 from springtide_ps.chunk import Chunk
 from springtide_ps.client import Answer, RefusedError, ServerClient
 from springtide_ps.frames import DTYPES, PART_BYTES, Kind

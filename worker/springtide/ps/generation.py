@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from springtide.errors import SpringtideError
-from springtide.servers.links import Links, ServerError
-from springtide.servers.plan import Arrangement, LackError, PlannedChunk, arrange, place_fresh
-from springtide.servers.tables import PlannedSlice
+from springtide.ps.connections import Links, ServerError
+from springtide.ps.sharding import Arrangement, LackError, PlannedChunk, arrange, place_fresh
+from springtide.ps.tables import PlannedSlice
 from springtide_ps.chunk import Chunk
 from springtide_ps.client import Answer, RefusedError
 from springtide_ps.frames import Kind

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from springtide.servers.range_rows import Rows
+from springtide.ps.row_gradients import Rows
 from springtide_ps.client import Answer, ServerClient
 from springtide_ps.frames import DTYPE_NAMES
 from springtide_ps.rounds import Token

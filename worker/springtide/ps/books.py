@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from springtide.servers.leading import Leader, Place
-from springtide.servers.links import Links, ServerError
+from springtide.ps.connections import Links, ServerError
+from springtide.ps.generation import Leader, Place
 from springtide_ps.frames import Kind
 from springtide_ps.ranges import Book, RangeError
 

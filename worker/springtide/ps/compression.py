@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from springtide.servers.plan import PlannedChunk
+from springtide.ps.sharding import PlannedChunk
 from springtide_ps.selected import INDEX_BYTES, Selected, worth_it
 
 Made = tuple[tuple[int, int, int], int]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from springtide.errors import UsageError
-from springtide.servers.tables import TableBook, table_name
+from springtide.ps.tables import TableBook, table_name
 from springtide.tables.local import by_slice
 from springtide_ps.frames import DTYPE_NAMES, PAYLOAD_LIMIT
 from springtide_ps.frequencies import divided

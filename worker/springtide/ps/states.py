@@ -9,8 +9,8 @@ import torch
 
 from springtide.buffers import Buffers
 from springtide.checkpoint.names import TABLES
+from springtide.ps.row_reads import TableState
 from springtide.servers.exchange import ServerExchange
-from springtide.servers.rows import TableState
 from springtide.state import State, names_in_state_dict
 
 

@@ -1,0 +1,1 @@
+"""Parameters on servers: gradients leave during backward, values come back layer by layer."""
