@@ -23,10 +23,11 @@ from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
 from springtide.leasing import Leasing
 from springtide.loop import deal_batches
-from springtide.ps.generation import Place
+from springtide.ps.backend import backend_for
+from springtide.ps.forward_waits import wait_for_values
+from springtide.ps.generation import GenerationStart
+from springtide.ps.host_memory import Copier
 from springtide.runtime import Runtime
-from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.wiring import exchange_for, wait_for_values
 from springtide.training import Trainer
 
 _seeding = threading.Lock()
@@ -48,6 +49,7 @@ class Rank:
         self._ready = ready
         self.runtime = Runtime(Settings(**settings))
         self.runtime.group = group
+        self.copier: Copier | None = None
 
     @property
     def trainer(self) -> Trainer:
@@ -85,15 +87,16 @@ class Rank:
             bucket_bytes=2048,
             logical_workers=settings.logical_workers,
             compression=settings.sum_compression,
-            make_servers=exchange_for(settings) if on_servers else None,
+            make_servers=backend_for(settings, self.copier) if on_servers else None,
         )
         for index, handle in self.trainer.tables.items():
             handle.read = partial(self.runtime.rows, index)
             handle.read_all = partial(self.runtime.all_rows, index)
         if settings.strategy == "ParameterServer":
             wait_for_values(declared.models, self.runtime.settle, self.trainer.pending)
-        if isinstance(servers := self.trainer.servers, AsynchronousExchange) and servers.asynchronous:
-            self.runtime.leasing = Leasing(self.runtime, servers, tracked)
+        servers = self.trainer.servers
+        if servers is not None and servers.asynchronous and servers.async_backend is not None:
+            self.runtime.leasing = Leasing(self.runtime, servers.async_backend, tracked)
         # Bodies seed the process's generator: models have to be made before.
         self._ready.wait(120)
 
@@ -103,7 +106,9 @@ class Rank:
         assert servers is not None
         store.set(f"id/{group.rank}", self.runtime.settings.process_id.encode())
         members = tuple(store.get(f"id/{rank}").decode() for rank in range(group.size))
-        place = Place((1, 0, 1), members, dict(zip(addresses, addresses, strict=True)), frozenset(), 0)
+        place = GenerationStart(
+            (1, 0, 1), members, dict(zip(addresses, addresses, strict=True)), frozenset(), 0
+        )
         servers.begin_generation(place, group, store, holds=group.rank == 0, leader=0, fresh=True)
         self._ready.wait(120)
         servers.resolve()

@@ -13,7 +13,6 @@ from ps_members import Store, members, together
 from ps_servers import TOKEN, names, servers
 
 from springtide.ps.sharding import cut
-from springtide.servers.early import EarlyExchange
 from springtide_ps.frames import Frame, Kind
 from springtide_ps.outgoing import Outgoing
 from springtide_ps.placement import CHUNK_BYTES
@@ -61,7 +60,7 @@ def test_values_are_asked_for_with_their_place_in_the_forward_pass(monkeypatch: 
     def sgd(model: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
-    with servers(1) as running, members(2, sgd, kind=EarlyExchange) as (a, b):
+    with servers(1) as running, members(2, sgd, early=True) as (a, b):
         store, both = Store(), ["m0", "m1"]
         together(
             lambda: a.begin(1, both, running, store, fresh=True),

@@ -14,8 +14,6 @@ from ps_members import Member, Store, build, gradients_of, members, together
 from ps_servers import servers
 from worker_groups import addresses
 
-from springtide.servers.early import EarlyExchange
-from springtide.servers.grouped import GroupedExchange
 from springtide_ps.chunk import ROUNDS_LIMIT, Chunk, ChunkError, Recipe
 from springtide_ps.frozen_shards import FrozenShards
 from springtide_ps.rounds import Effect, RoundError, Rounds, Token
@@ -251,13 +249,9 @@ def test_a_step_of_two_rounds_is_whole_or_was_not_when_its_generation_ends(
     """So many of two members have committed the second step; with copies, a server is lost besides."""
     places = dict(zip(("m0", "m1"), addresses(2), strict=True))
 
-    def team(*args: Any, **named: Any) -> GroupedExchange:
-        more = {"group_size": 2, "address": places[named["me"]], "collective_seconds": 60.0}
-        return GroupedExchange(*args, **named, **more)
-
     with (
         servers(3) as running,
-        members(2, sgd, kind=team if grouped else EarlyExchange, replication=replication) as both,
+        members(2, sgd, early=True, places=places if grouped else {}, replication=replication) as both,
     ):
         a, _ = both
         names, store = ["m0", "m1"], Store()

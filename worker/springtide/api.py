@@ -28,10 +28,11 @@ from springtide.exact.settings import check_gpu, on_gpu, prepare
 from springtide.exchange.device import take_gpu, tame_nccl
 from springtide.loading import make_loader
 from springtide.loop import deal_batches
+from springtide.ps.backend import backend_for
+from springtide.ps.forward_waits import wait_for_values
 from springtide.ps.sharding import bucket_bytes
 from springtide.rehearsal import MOST
 from springtide.runtime import Runtime
-from springtide.servers.wiring import exchange_for, wait_for_values
 from springtide.training import Trainer
 
 Models = TypeVar("Models", bound=torch.nn.Module | Sequence[torch.nn.Module])
@@ -112,7 +113,7 @@ def distribute(
         logical_workers=runtime.settings.logical_workers,
         backend=runtime.settings.backend,
         compression=settings.sum_compression,
-        make_servers=exchange_for(settings) if strategy in ("ParameterServer", "Hybrid") else None,
+        make_servers=backend_for(settings) if strategy in ("ParameterServer", "Hybrid") else None,
     )
     servers = runtime.trainer.servers
     if servers is not None:

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 from springtide.environment import Settings
 from springtide.errors import UsageError
 from springtide.leasing import Leasing
-from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.exchange import ServerExchange
-from springtide.servers.within import WithinExchange
+from springtide.ps.backend import PsBackend
 from springtide_coordinator import coordinator_pb2 as pb
 
 if TYPE_CHECKING:
@@ -71,7 +69,7 @@ class Consistencies:
 
 def consistencies_of(
     runtime: Runtime,
-    servers: ServerExchange | None,
+    servers: PsBackend | None,
     tracked: Mapping[str, Any],
     check: Callable[..., object],
 ) -> Consistencies:
@@ -79,15 +77,15 @@ def consistencies_of(
     leasing, problem = None, ""
     try:
         check(consistency="Asynchronous")
-        if isinstance(servers, AsynchronousExchange):
-            leasing = Leasing(runtime, servers, tracked)
+        if servers is not None and servers.async_backend is not None:
+            leasing = Leasing(runtime, servers.async_backend, tracked)
         else:
             problem = "training without common steps takes strategy.type ParameterServer"
     except UsageError as error:
         problem = str(error)
     consistencies = Consistencies(runtime, leasing, problem)
-    if isinstance(servers, WithinExchange):
-        servers.on_within = consistencies.needs_steps
+    if servers is not None:
+        servers.call_when_bound_to_steps(consistencies.needs_steps)
     return consistencies
 
 

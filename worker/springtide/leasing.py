@@ -28,10 +28,10 @@ from springtide.errors import UsageError
 from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, peers_in
 from springtide.names import StateName
+from springtide.ps.async_backend import AsyncBackend
 from springtide.ps.connections import ServerError, servers_in
 from springtide.scaling import agree
 from springtide.schedules import Schedules
-from springtide.servers.asynchronous import AsynchronousExchange
 from springtide.training import Trainer
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Leasing:
     differ from worker to worker.
     """
 
-    def __init__(self, runtime: Runtime, servers: AsynchronousExchange, tracked: Mapping[str, Any]) -> None:
+    def __init__(self, runtime: Runtime, servers: AsyncBackend, tracked: Mapping[str, Any]) -> None:
         self._runtime, self._servers = runtime, servers
         self._schedules = Schedules(tracked)
         self._scalers = [item for item in tracked.values() if isinstance(item, torch.amp.GradScaler)]
@@ -128,7 +128,7 @@ class Leasing:
 
     def _agreed_team(self) -> Group:
         """Who works on a range together; in a new one scales may differ. Raise RuntimeError."""
-        team = self._servers.team
+        team = self._servers.group
         if team is None:
             return Group(None, 0, 1, self._runtime.settings.collective_seconds)
         if team is not self._team:

@@ -25,10 +25,10 @@ from springtide.handover import Handover
 from springtide.membership import Membership
 from springtide.names import StateName
 from springtide.places import Place
+from springtide.ps.backend import PsBackend
 from springtide.ps.connections import servers_in
-from springtide.ps.generation import Place as ServersPlace
-from springtide.ps.step_failures import Setbacks, told
-from springtide.servers.exchange import ServerExchange, ServersLackState
+from springtide.ps.generation import GenerationStart, ServersLackState
+from springtide.ps.step_failures import StepFailures, told
 from springtide.state import Position, State
 from springtide_coordinator import coordinator_pb2 as pb
 
@@ -59,7 +59,7 @@ class Recovery:
         self._unformed = 0  # generations in a row that this process could not enter
         self._lacking = ""
         self._no_way_back = ""
-        self._setbacks = Setbacks()
+        self._setbacks = StepFailures()
         self._awaited: tuple[int, dict[str, object], State] | None = None
 
     def stand(self, stage: int) -> None:
@@ -117,8 +117,8 @@ class Recovery:
         trainer = runtime.ready("batches()")
         # Workers that do not step together stop one by one: another may wait for this one at an epoch's end,
         # unless all have met there.
-        if trainer.servers is not None and (failed := trainer.servers.links.failed_step):
-            trainer.servers.links.failed_step = ""
+        if trainer.servers is not None and (failed := trainer.servers.connections.failed_step):
+            trainer.servers.connections.failed_step = ""
             self._step_failed(failed, lost=False)
         at_boundary = reason == pb.BOUNDARY and (runtime.leasing is None or membership.cut)
         if at_boundary and trainer.servers is not None:
@@ -251,12 +251,12 @@ class Recovery:
             begin.message.reason,
         )
 
-    def _enter_on(self, servers: ServerExchange, begin: Begin, group: Group, lacking: set[int]) -> None:
+    def _enter_on(self, servers: PsBackend, begin: Begin, group: Group, lacking: set[int]) -> None:
         message, consistencies = begin.message, self._runtime.consistencies
         in_ranges = None if consistencies is None else consistencies.enter(message.consistency)
         known = [*message.servers, *message.leaving_servers]
         generation = begin.generation
-        place = ServersPlace(
+        place = GenerationStart(
             (generation.incarnation, generation.restart, generation.number),
             tuple(member.id for member in message.members),
             {server.id: server.address for server in known},

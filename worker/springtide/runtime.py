@@ -353,7 +353,9 @@ class Runtime:
         if trainer.servers is not None and trainer.servers.copied():
             trainer.want_change(True)
         # The loop ends anyway: nobody waits for another step.
-        closing = trainer.buckets.closing or (trainer.servers is not None and trainer.servers.wire.closing)
+        closing = trainer.buckets.closing or (
+            trainer.servers is not None and trainer.servers.compression.closing
+        )
         self.boundary = self.boundary or body.change or (closing and self.plan.ended(cursor))
         self.checkpoints.committed(result.save, self.plan.ended(cursor))
         odd = [name for name, value in (result.values or {}).items() if not math.isfinite(value)]

@@ -32,6 +32,11 @@ class Offering:
         self._number = 0
         self._keys: set[str] = set()
 
+    @property
+    def keys(self) -> Collection[str]:
+        """The chunks and slices whose gradients servers have."""
+        return self._keys
+
     def begin(self) -> None:
         """A body begins: what was offered in another one is of no use."""
         self._number += 1

@@ -3,6 +3,11 @@
 The servers make a step early if they know how it will be made (`springtide_ps.early`): as the last one was,
 with the optimizer's present options. What they send lands beside the parameters, which change only when the
 step is committed and was made just so; if not, its values are fetched as without this.
+
+The script's thread begins steps, commits and receives. `SpeculativePull.send` comes from it on the CPU, and
+from the thread of a device's copies otherwise, between `expect` and the end of the body's copies: it takes
+what `expect` has put down, and adds to what was asked for. Each of these is one operation on a dictionary,
+so that no lock is needed. Values land from connections' threads, in memory that nothing else uses.
 """
 
 from __future__ import annotations
@@ -14,13 +19,11 @@ from typing import Any, Final
 
 import torch
 
-from springtide.exchange.groups import Group
-from springtide.exchange.store import StreamStore
-from springtide.ps.compression import Made, Pushed
+from springtide.ps.compression import Made
 from springtide.ps.connections import ServerError
-from springtide.ps.generation import Place
+from springtide.ps.context import PsContext
 from springtide.ps.sharding import PlannedChunk
-from springtide.servers.within import WithinExchange
+from springtide.ps.step_fetches import Asked, StepFetches
 from springtide_ps.chunk import Recipe
 from springtide_ps.client import Answer
 from springtide_ps.frames import Kind
@@ -28,11 +31,10 @@ from springtide_ps.selected import Selected
 
 _REST_LIMIT: Final = 64
 
-Asked = tuple[Future[Answer], str]
 Options = Callable[[], tuple[dict[str, Any], ...]]
 
 
-class EarlyValues:
+class SpeculativeValues:
     """Of one worker. values: flat memory of the parameters by bucket, of which this has a second one.
 
     After a step that was made otherwise than foreseen (a batch of another size, a scheduler that moves in
@@ -50,6 +52,11 @@ class EarlyValues:
         self._asked: dict[str, Asked] = {}
         self._abandoned: dict[str, Future[Answer]] = {}
         self._missed, self._rest = 0, 0
+
+    @property
+    def under_way(self) -> Sequence[Future[Answer]]:
+        """What was asked for in the running body."""
+        return [future for future, _ in self._asked.values()]
 
     def begin(self, step: int, last: Recipe | None, options: Options) -> None:
         """A body begins that would make this step. last: how the step before was made, if that is known."""
@@ -122,98 +129,112 @@ class EarlyValues:
         self._asked = {}
 
 
-class EarlyExchange(WithinExchange):
-    """As `WithinExchange`, with values that are asked for during backward.
+class SpeculativePull:
+    """Pulls of a common step's values before it is committed. values: where they land, and when they may."""
 
-    early: False for never. The norm of all gradients, where it matters, is known too late for that.
-    """
-
-    def __init__(self, *args: Any, early: bool = True, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self._wants_early = early and not self._with_norm
-        self._early = EarlyValues(self._memory.values)
+    def __init__(self, context: PsContext, fetches: StepFetches, values: SpeculativeValues) -> None:
+        self._context, self._fetches, self._values = context, fetches, values
         self._expected: dict[str, torch.Tensor] = {}  # where values of chunks land whose gradients leave next
-        self._came_early: dict[str, Future[Answer]] = {}
-        self._coming: dict[str, Asked] | None = {}
+        self._coming: dict[str, Asked] = {}  # of the step that is being committed
+        self._came: dict[str, Future[Answer]] = {}  # used, and not waited for yet
 
-    def begin_generation(
-        self, place: Place, group: Group, store: StreamStore, *, holds: bool, leader: int, fresh: bool
-    ) -> None:
-        for key, future in self._came_early.items():
-            self._early.keep(key, future)
-        self._came_early = {}
-        self._early.abandon()
-        super().begin_generation(place, group, store, holds=holds, leader=leader, fresh=fresh)
+    @property
+    def awaited(self) -> Collection[str]:
+        """Chunks whose values of the committed step are among what was asked for, and not taken yet."""
+        return self._came.keys()
 
-    def begin_step(self) -> None:
-        super().begin_step()
+    def end_generation(self) -> None:
+        """Wait for nothing any more; what was asked for may still land beside the parameters."""
+        for key, future in self._came.items():
+            self._values.keep(key, future)
+        self._came = {}
+        self._values.abandon()
+
+    def begin_step(self, last: Recipe | None) -> None:
+        """Begin a body. last: how the step before was made; None: nothing is to be asked for in this one."""
         self._expected = {}
-        self._early.begin(self._step + 1, self._last_made(), lambda: self.optimizers.options)
+        step = self._context.generation.step + 1
+        self._values.begin(step, last, lambda: self._context.optimizers.options)
 
-    def _last_made(self) -> Recipe | None:
-        """How the last step was made; None: nothing is to be asked for early in the next one."""
-        last = self.recipe if self._wants_early and not self._saw_within else None
-        if last is not None and last.before:
-            return None  # what is seen within a body comes then
-        return last
-
-    def push(self, gradients: torch.Tensor) -> Pushed:
-        self._await_commits()
-        for chunk in self._by_bucket[self._pushed]:
-            if self._round == 0 and (expected := self._early.expect(chunk)) is not None:
+    def expect(self, chunks: Collection[PlannedChunk]) -> None:
+        """Have values of these chunks asked for as their gradients leave. Raise ServerError."""
+        context = self._context
+        for chunk in chunks:
+            if (expected := self._values.expect(chunk)) is not None:
                 recipe, self._expected[chunk.key] = expected
-                self._early.tell(self._homes[chunk.key][0], recipe, self._me, self._ask)
-        return super().push(gradients)
+                server = context.generation.homes[chunk.key][0]
+                self._values.tell(server, recipe, context.settings.me, context.ask)
 
-    def _send_gradient(self, server: str, made: Made, key: str, gradient: torch.Tensor | Selected) -> None:
+    def send(self, server: str, made: Made, key: str, gradient: torch.Tensor | Selected) -> bool:
+        """Send a chunk's gradient, and ask for its values with it.
+
+        Args:
+            server: Where to.
+            made: The state that the step makes.
+            key: The chunk's.
+            gradient: What travels of it.
+
+        Returns:
+            False: nothing is to be asked for, and the gradient was not sent.
+
+        Raises:
+            ConnectionError: The connection is broken.
+        """
         out = self._expected.pop(key, None)
         if out is None:
-            super()._send_gradient(server, made, key, gradient)
-            return
-        asked = self.links[server].stage_early(*made, self._me, key, gradient, out, self._ranks[key])
-        self._early.asked(key, server, asked)
+            return False
+        context = self._context
+        client, urgency = context.connections[server], context.sharding.urgency[key]
+        asked = client.stage_early(*made, context.settings.me, key, gradient, out, urgency)
+        self._values.asked(key, server, asked)
+        return True
 
-    def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
-        self._coming = None
-        super().commit(scale, unused, skip)
-        unneeded: dict[str, Asked] = self._coming or {}
-        for key, asked in unneeded.items():
-            self._early.keep(key, asked[0])
-        self._coming, self._ahead = {}, bool(self._came_early or self._seen)
+    def begin_commit(self, step: int, recipe: Recipe) -> None:
+        """Keep what was asked for if the step was made as expected.
 
-    def _fetch(self, chunks: Collection[PlannedChunk], step: int, at: str | None = None) -> None:
-        if self._coming is None:
-            assert self.recipe is not None
-            self._coming = self._early.commit(step, self.recipe)
-        for chunk in chunks:
-            if (coming := self._coming.pop(chunk.key, None)) is None:
-                super()._fetch([chunk], step, at)
-                continue
-            self._fetches[chunk.key] = coming
-            self._came_early[chunk.key] = coming[0]
+        Args:
+            step: The committed step's number.
+            recipe: How it was made.
+        """
+        self._coming = self._values.commit(step, recipe)
 
-    def _receive(self, key: str, to_the_end: bool) -> None:
-        future = self._came_early.pop(key, None)
+    def use(self, key: str) -> bool:
+        """Take a chunk's values of the committed step from what was asked for, if they are among that."""
+        if (coming := self._coming.pop(key, None)) is None:
+            return False
+        self._fetches.asked[key] = coming
+        self._came[key] = coming[0]
+        return True
+
+    def end_commit(self) -> bool:
+        """Let go of what is not needed; return whether values may be here before the step is made."""
+        for key, (future, _) in self._coming.items():
+            self._values.keep(key, future)
+        self._coming = {}
+        return bool(self._came)
+
+    def receive(self, key: str, to_the_end: bool) -> bool:
+        """Wait for a chunk's values if they were asked for early.
+
+        Args:
+            key: The chunk's.
+            to_the_end: Wait also when the generation is over.
+
+        Returns:
+            False: they were not, or do not come, and are asked for as without this.
+
+        Raises:
+            ServerError: They cannot be asked for either.
+        """
+        future = self._came.pop(key, None)
         if future is None:
-            super()._receive(key, to_the_end)
-            return
-        _, server = self._fetches.pop(key)
-        result = self._patient if to_the_end else self.links.answer
+            return False
+        _, server = self._fetches.asked.pop(key)
         try:
-            result(future, server, self._values_of(key))
+            self._fetches.answer(future, server, self._context.awaited(key), to_the_end)
         except ServerError as error:
-            self._early.keep(key, future)
-            self._fetch_where_it_is(key, error)
-            super()._receive(key, to_the_end)
-            return
-        self._early.take(self._chunks[key])
-
-    def _fetch_where_it_is(self, key: str, lost: ServerError) -> None:
-        """Ask for the values of a committed step as if they had not been asked for early."""
-        for home in self._homes[key]:
-            try:
-                super()._fetch([self._chunks[key]], self._step, home)
-                return
-            except ServerError as error:
-                lost = error
-        raise lost
+            self._values.keep(key, future)
+            self._fetches.fetch_where_it_is(key, error)
+            return False
+        self._values.take(self._context.sharding.by_key[key])
+        return True

@@ -1,1 +1,0 @@
-"""Parameters on servers: gradients leave during backward, values come back layer by layer."""
