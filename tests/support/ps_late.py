@@ -7,7 +7,7 @@ from typing import Any
 
 from ps_loose import until
 
-from springtide.servers.exchange import ServerExchange
+from springtide.ps.backend import PsBackend
 from springtide_ps.server.server import Server
 
 
@@ -16,13 +16,13 @@ class Late:
     whose ranges the servers are waited for anyway. steps: of the loop.
     """
 
-    def __init__(self, exchange: ServerExchange, running: list[Server], steps: int) -> None:
+    def __init__(self, exchange: PsBackend, running: list[Server], steps: int) -> None:
         self._locks: list[threading.Lock] = []
         self._left = steps - 2
         self._offers = sum(chunk.nbytes for chunk in exchange.chunks) if exchange.asynchronous else 0
-        self._running, self._commit, self._settle = running, exchange.commit, exchange.settle
-        exchange.commit = self.commit  # type: ignore[method-assign]
-        exchange.settle = self.settle  # type: ignore[method-assign]
+        self._running, self._commit, self._settle = running, exchange.active.commit, exchange.active.settle
+        exchange.active.commit = self.commit  # type: ignore[method-assign]
+        exchange.active.settle = self.settle  # type: ignore[method-assign]
 
     def commit(self, *args: Any, **named: Any) -> None:
         self._left -= 1

@@ -9,8 +9,8 @@ import torch
 from ps_members import Member, Store
 from ps_servers import servers
 
-from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.wire import RangeWire
+from springtide.ps.async_backend import AsyncBackend
+from springtide.ps.compression import GradientCompression
 from springtide_ps.server.server import Server
 
 
@@ -21,6 +21,13 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.002)
 
 
+def batches_of(member: Member) -> AsyncBackend:
+    """Return what takes a member's batches."""
+    found = member.exchange.async_backend
+    assert found is not None
+    return found
+
+
 class Loose:
     """A worker by hand: generations, ranges, bodies; on servers over which the test has power."""
 
@@ -28,7 +35,7 @@ class Loose:
         self,
         running: list[Server],
         compression: str = "None",
-        kind: type[AsynchronousExchange] = AsynchronousExchange,
+        early: bool = False,
         name: str = "m0",
         bound: int | None = None,
     ) -> None:
@@ -36,12 +43,12 @@ class Loose:
         self.member = Member(
             name,
             lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-            kind=kind,
-            wire=lambda: RangeWire(compression, 0.2),
+            asynchronous=True,
+            early=early,
+            compression=lambda: GradientCompression(compression, 0.2),
         )
-        exchange = self.member.exchange
-        assert isinstance(exchange, AsynchronousExchange)
-        self.exchange = exchange
+        self.exchange = self.member.exchange
+        self.batches = batches_of(self.member)
 
     def begin(self) -> None:
         """The next generation."""
@@ -55,13 +62,13 @@ class Loose:
 
     def body(self) -> None:
         """Take a range; its gradients leave."""
-        lease = self.exchange.lease(0, 100)
+        lease = self.batches.lease(0, 100)
         assert lease.number is not None
         self.member.step = lease.number
         self.member.push(0, 1)
 
     def books(self) -> set[tuple[int, ...]]:
-        return {tuple(book.ranges.to_json()) for book in self.exchange._books().values()}
+        return {tuple(book.ranges.to_json()) for book in self.batches.books().values()}
 
     def values(self) -> torch.Tensor:
         return torch.cat([value.flatten() for value in self.member.values()])
@@ -69,7 +76,7 @@ class Loose:
     def held(self) -> torch.Tensor:
         """The newest values on the servers."""
         self.exchange.settle()
-        self.exchange.refresh()
+        self.batches.refresh()
         return self.values()
 
 
@@ -90,7 +97,7 @@ def cut(loose: Loose) -> None:
     for server in loose.running:
         for client in list(server._clients.values()):
             client.stream.abort()
-    links = loose.exchange.links
+    links = loose.exchange.connections
     until(lambda: all(links[server].broken for server in links), "the connections' end")
     until(lambda: not any(server.offered_bytes for server in loose.running), "the offers' end")
 
@@ -99,4 +106,4 @@ def arrived(loose: Loose, server: Server) -> bool:
     """Whether the server has everything that the open body has offered to it."""
     name = f"s{server.port}"
     here = {key for client in list(server._clients.values()) for _, key in list(client.stash._held)}
-    return here == {key for key, homes in loose.exchange._homes.items() if homes[0] == name}
+    return here == {key for key, homes in loose.exchange.context.generation.homes.items() if homes[0] == name}

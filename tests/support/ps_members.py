@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from springtide.exchange.groups import Group
 from springtide.exchange.layout import Field, plan_layout
 from springtide.exchange.store import StreamStore
-from springtide.servers.exchange import ServerExchange
-from springtide.servers.leading import Place
+from springtide.ps.backend import PsBackend
+from springtide.ps.context import GroupSettings, PsContext, PsSettings
+from springtide.ps.generation import GenerationStart
 from springtide_ps.server.server import Server
 
 
@@ -44,6 +45,11 @@ class Store(StreamStore):
         super().__init__(lambda key, value: None, ["all"], 30.0)
 
 
+def group_at(address: str | None) -> GroupSettings | None:
+    """Groups of two, whose sums come to this address."""
+    return None if address is None else GroupSettings(2, address, 60.0)
+
+
 class Member:
     """What a worker does around the exchange, in a few lines."""
 
@@ -54,19 +60,21 @@ class Member:
         self.optimizer = optimizer(self.model)
         named = dict(self.model.named_parameters())
         self.layout = plan_layout([Field(n, tuple(p.shape), p.dtype) for n, p in named.items()], 256)
-        self.exchange: ServerExchange = options.get("kind", ServerExchange)(
-            named,
-            self.layout,
-            [self.optimizer],
+        settings = PsSettings(
             me=name,
             token=TOKEN,
             replication=options.get("replication", 1),
             with_norm=options.get("with_norm", False),
             connect_seconds=10.0,
             answer_seconds=20.0,
-            wire=options.get("wire", lambda: None)(),
-            copier=options.get("copier"),
+            asynchronous=options.get("asynchronous", False),
+            early_values=options.get("early", False),
+            group=options.get("group") or group_at(options.get("places", {}).get(name)),
         )
+        optimizers = options.get("optimizers", lambda model: [self.optimizer])(self.model)
+        compression, copier = options.get("compression", lambda: None)(), options.get("copier")
+        context = PsContext(named, self.layout, optimizers, settings, compression, copier)
+        self.exchange = PsBackend(context)
         self.step = 0
         self.gradients = options.get("gradients", gradients_of)
         self.sent = 0
@@ -76,7 +84,7 @@ class Member:
         self, number: int, members: list[str], running: list[Server], store: StreamStore, **how: Any
     ) -> None:
         group = Group(None, members.index(self.name), len(members), 10.0)
-        place = Place(
+        place = GenerationStart(
             (1, 0, number),
             tuple(members),
             {f"s{server.port}": f"127.0.0.1:{server.port}" for server in running},

@@ -36,7 +36,7 @@ def joined(parts: Sequence[Collected]) -> dict[str, Any]:
 
 def states_on(exchange: Any) -> dict[int, dict[str, torch.Tensor]]:
     """The optimizer's state on the servers after the last committed step, by parameter's number."""
-    every = {index: index for index in range(len(exchange._layout.fields))}
+    every = {index: index for index in range(len(exchange.context.layout.fields))}
     snapshot = exchange.snapshot(f"look {next(_names)}", 1, every)
     try:
         states: dict[int, dict[str, torch.Tensor]] = joined([snapshot.collect(0, 1)])["optimizer"]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
+from ps_loose import batches_of
 from ps_members import Member, Store
 from ps_servers import servers
 from worker_ranks import seeded
 
 import springtide
-from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.wire import RangeWire
+from springtide.ps.context import GroupSettings
 from springtide.tables.local import merged
 from springtide_ps.server.server import Server
 
@@ -47,26 +46,29 @@ class Loose:
         name: str = "m0",
         table_first: bool = False,
         replication: int = 1,
-        kind: Callable[..., AsynchronousExchange] = AsynchronousExchange,
+        group: GroupSettings | None = None,
     ) -> None:
         made: list[torch.optim.Optimizer] = []
 
-        def exchange(named: Mapping[str, torch.nn.Parameter], layout: Any, _: Any, **how: Any) -> Any:
-            tables = [p for n, p in named.items() if n.startswith("words")]
-            layers = [p for n, p in named.items() if n.startswith("layer")]
+        def optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+            named = list(model.named_parameters())
+            tables = [p for n, p in named if n.startswith("words")]
+            layers = [p for n, p in named if n.startswith("layer")]
             made.extend(torch.optim.SGD(own, lr=0.1) for own in (tables, layers))
-            return kind(named, layout, made, **how)
+            return made
 
         self.member = Member(
             name,
             lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-            kind=exchange,
+            asynchronous=True,
+            group=group,
+            optimizers=optimizers,
             build=Net,
             gradients=gradients_of,
             replication=replication,
-            wire=RangeWire,
         )
-        self.exchange: Any = self.member.exchange
+        self.exchange = self.member.exchange
+        self.batches = batches_of(self.member)
         self.first, self.second = made if table_first else reversed(made)
         self.generation = 0
         for index, handle in self.exchange.tables.handles.items():
@@ -81,7 +83,7 @@ class Loose:
     def backward(self, number: int) -> None:
         """A round's gradients leave."""
         exchange, model = self.exchange, self.member.model
-        share = 1.0 if exchange.team is None else 1.0 / exchange.team.size
+        share = 1.0 if self.batches.group is None else 1.0 / self.batches.group.size
         gradients_of(model, self.member.step + 1, number, 1)  # type: ignore[arg-type]
         for bucket, size in enumerate(self.member.layout.sizes):
             flat = torch.zeros(size)
@@ -98,7 +100,7 @@ class Loose:
 
     def half(self, wanted: int | None = None, see: bool = True) -> None:
         """The body's first round, and its step. see: what that made is looked at."""
-        lease = self.exchange.lease(0, 100)
+        lease = self.batches.lease(0, 100)
         assert lease.number is not None
         assert wanted in (None, lease.number)
         self.exchange.settle()
@@ -119,11 +121,11 @@ class Loose:
     def first_keys(self) -> list[str]:
         """What the first step of a body changes."""
         number = self.exchange.optimizers.all.index(self.first)
-        keys = self.exchange._keys_in_order()
-        return [key for key in keys if self.exchange._owner_of(key) == number]
+        keys = self.batches.keys_in_order()
+        return [key for key in keys if self.batches.owner_of(key) == number]
 
     def books(self) -> set[tuple[int, ...]]:
-        return {tuple(book.ranges.to_json()) for book in self.exchange._books().values()}
+        return {tuple(book.ranges.to_json()) for book in self.batches.books().values()}
 
     def values(self) -> list[torch.Tensor]:
         self.exchange.settle()

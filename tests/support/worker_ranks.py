@@ -23,9 +23,10 @@ from springtide.elastic.runtime import Runtime
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
 from springtide.exchange.store import StreamStore
-from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.leading import Place
-from springtide.servers.wiring import exchange_for, wait_for_values
+from springtide.ps.backend import backend_for
+from springtide.ps.forward_waits import wait_for_values
+from springtide.ps.generation import GenerationStart
+from springtide.ps.host_memory import Copier
 from springtide.training import Trainer
 
 _seeding = threading.Lock()
@@ -45,6 +46,7 @@ class Rank:
     def __init__(self, group: Group, settings: Mapping[str, Any], ready: threading.Barrier) -> None:
         self.rank = group.rank
         self._ready = ready
+        self.copier: Copier | None = None
         self.runtime = Runtime(Settings(**settings))
         self.runtime.state.use_group(group)
 
@@ -84,7 +86,7 @@ class Rank:
             bucket_bytes=2048,
             logical_workers=settings.logical_workers,
             compression=settings.sum_compression,
-            make_servers=exchange_for(settings) if on_servers else None,
+            make_servers=backend_for(settings, self.copier) if on_servers else None,
         )
         self.runtime.trainers.install(trainer)
         for index, handle in self.trainer.tables.items():
@@ -92,8 +94,10 @@ class Rank:
             handle.read_all = partial(self.runtime.values.all_rows, index)
         if settings.strategy == "ParameterServer":
             wait_for_values(declared.models, self.runtime.values.settle, self.trainer.pending)
-        if isinstance(servers := self.trainer.servers, AsynchronousExchange) and servers.asynchronous:
-            self.runtime.consistencies.use(RangeLoop(self.runtime.range_loop_parts(), servers, tracked), "")
+        servers = self.trainer.servers
+        if servers is not None and servers.asynchronous and servers.async_backend is not None:
+            loop = RangeLoop(self.runtime.range_loop_parts(), servers.async_backend, tracked)
+            self.runtime.consistencies.use(loop, "")
         # Bodies seed the process's generator: models have to be made before.
         self._ready.wait(120)
 
@@ -103,7 +107,9 @@ class Rank:
         assert servers is not None
         store.set(f"id/{group.rank}", self.runtime.settings.process_id.encode())
         members = tuple(store.get(f"id/{rank}").decode() for rank in range(group.size))
-        place = Place((1, 0, 1), members, dict(zip(addresses, addresses, strict=True)), frozenset(), 0)
+        place = GenerationStart(
+            (1, 0, 1), members, dict(zip(addresses, addresses, strict=True)), frozenset(), 0
+        )
         servers.begin_generation(place, group, store, holds=group.rank == 0, leader=0, fresh=True)
         self._ready.wait(120)
         servers.resolve()

@@ -19,8 +19,8 @@ from ps_servers import TOKEN, servers
 from springtide.declared import declare
 from springtide.environment import read_settings
 from springtide.errors import UsageError
-from springtide.servers.plan import PlannedChunk
-from springtide.servers.wire import Made, Wire
+from springtide.ps.compression import GradientCompression, Made
+from springtide.ps.sharding import PlannedChunk
 from springtide_operator.api.crd import custom_resource_definition
 from springtide_ps.params.chunk import Chunk, ChunkError
 from springtide_ps.params.sparse_gradient import (
@@ -91,7 +91,7 @@ class Owing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wire = Wire("TopK", 0.25)
+        self.wire = GradientCompression("TopK", 0.25)
         self.total = torch.zeros(ELEMENTS, dtype=torch.float64)
         self.applied = torch.zeros(ELEMENTS, dtype=torch.float64)
         self.generation, self.step = 1, 0
@@ -276,7 +276,7 @@ def owed(member: Any) -> torch.Tensor:
     """By parameter's element, flat: what the member owes."""
     flats = [torch.zeros(size) for size in member.layout.sizes]
     for chunk in member.exchange.chunks:
-        kept = member.exchange.wire.residuals._kept.get(chunk.key)
+        kept = member.exchange.compression.residuals._kept.get(chunk.key)
         if kept is not None:
             flats[chunk.bucket][chunk.start : chunk.stop] = kept
     slots = zip(member.layout.fields, member.layout.slots, strict=True)
@@ -307,10 +307,10 @@ def plain(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def test_what_top_k_leaves_out_comes_later_through_deaths_and_departures() -> None:
-    make: Callable[[], Wire] = lambda: Wire("TopK", 0.1)  # noqa: E731
+    make: Callable[[], GradientCompression] = lambda: GradientCompression("TopK", 0.1)  # noqa: E731
     with (
         servers(2) as running,
-        members(3, plain, wire=make, gradients=same_gradients, replication=2) as (a, b, c),
+        members(3, plain, compression=make, gradients=same_gradients, replication=2) as (a, b, c),
     ):
         store, names = Store(), ["m0", "m1"]
         together(
@@ -359,7 +359,7 @@ def test_what_top_k_leaves_out_comes_later_through_deaths_and_departures() -> No
 @pytest.mark.parametrize("kind", ["BF16", "FP16"])
 def test_sixteen_bits_are_half_the_bytes_and_nearly_the_same_numbers(kind: str) -> None:
     make = lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # noqa: E731
-    with servers(2) as running, members(2, make, wire=lambda: Wire(kind)) as (a, b):
+    with servers(2) as running, members(2, make, compression=lambda: GradientCompression(kind)) as (a, b):
         store, names = Store(), ["m0", "m1"]
         together(
             lambda: a.begin(1, names, running, store, fresh=True),

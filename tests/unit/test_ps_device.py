@@ -13,9 +13,8 @@ from ps_servers import TOKEN, names, servers
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from worker_ranks import Rank, on_ranks, seeded
 
-from springtide.servers.early import EarlyExchange, EarlyValues
-from springtide.servers.memory import CudaCopier, Memory
-from springtide.servers.wire import Wire
+from springtide.ps.compression import GradientCompression
+from springtide.ps.host_memory import CudaCopier
 
 torch.set_num_threads(1)
 
@@ -88,7 +87,10 @@ def test_two_members_with_a_device_equal_one_process() -> None:
 @pytest.mark.parametrize("kind", ["None", "BF16"])
 def test_backward_does_not_wait_for_copies_and_a_dropped_step_leaves_none(kind: str) -> None:
     copier = MakeBelieve()
-    with servers(1) as running, members(1, adam, copier=copier, wire=lambda: Wire(kind)) as (a,):
+    with (
+        servers(1) as running,
+        members(1, adam, copier=copier, compression=lambda: GradientCompression(kind)) as (a,),
+    ):
         a.begin(1, ["m0"], running, Store(), fresh=True)
         a.exchange.resolve()
         copier.let.clear()
@@ -193,8 +195,8 @@ def test_a_script_trains_with_a_scaler_and_an_average_of_the_weights(device: str
 @pytest.mark.cuda
 @pytest.mark.parametrize("kind", ["None", "TopK"])
 def test_on_cuda(kind: str) -> None:
-    make: Callable[[], Wire] = lambda: Wire(kind, 0.3)  # noqa: E731
-    with servers(2) as running, members(2, adam, device="cuda", wire=make) as (a, b):
+    make: Callable[[], GradientCompression] = lambda: GradientCompression(kind, 0.3)  # noqa: E731
+    with servers(2) as running, members(2, adam, device="cuda", compression=make) as (a, b):
         store, both = Store(), ["m0", "m1"]
         together(
             lambda: a.begin(1, both, running, store, fresh=True),
@@ -266,12 +268,11 @@ def test_without_common_steps_values_go_over_the_device_s_copies(device: str, ho
 
     def script(rank: Rank) -> list[torch.Tensor]:
         model, optimizer, scaler = parts()
+        if device == "cpu":
+            rank.copier = copier = MakeBelieve()
         rank.distribute(model, optimizer, scaler=scaler, clip_norm=clip_norm)
         exchange = rank.trainer.servers
-        assert isinstance(exchange, EarlyExchange)
-        if device == "cpu":
-            exchange._memory = Memory(exchange._parameters, exchange._layout, copier := MakeBelieve())
-            exchange._early = EarlyValues(exchange._memory.values)
+        assert exchange is not None
         rank.enter_servers(names(running), store)
         for batch in rank.batches(torch.arange(24), batch_size=8, epochs=2, seed=0):
             with rank.step():

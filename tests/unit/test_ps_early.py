@@ -13,9 +13,8 @@ from ps_members import Member, Store, build, gradients_of, members, together
 from ps_servers import servers
 from ps_snapshots import states_on
 
-from springtide.servers.early import EarlyExchange
-from springtide.servers.links import ServerError
-from springtide.servers.wire import Wire
+from springtide.ps.compression import GradientCompression
+from springtide.ps.connections import ServerError
 from springtide_ps.params.chunk import Chunk, Recipe
 from springtide_ps.server.speculation import ExpectedStep
 from springtide_ps.server.speculative_copy import SpeculativeCopy
@@ -28,6 +27,20 @@ GROUPS = ({"lr": 0.1, "momentum": 0.9},)
 
 def adam(model: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def asked_early(member: Member) -> list[Any]:
+    """What the member has asked for early in the running body."""
+    speculative = member.exchange.speculative
+    assert speculative is not None
+    return list(speculative.under_way)
+
+
+def came_early(member: Member) -> int:
+    """How many chunks have values of the committed step that were asked for early."""
+    speculative = member.exchange.sync_backend.speculative
+    assert speculative is not None
+    return len(speculative.awaited)
 
 
 class Job:
@@ -70,13 +83,11 @@ class Job:
     @property
     def early(self) -> list[Any]:
         """What the first member has asked for early and not yet taken."""
-        exchange = self.both[0].exchange
-        assert isinstance(exchange, EarlyExchange)
-        return [future for future, _ in exchange._early._asked.values()]
+        return asked_early(self.both[0])
 
 
 def test_values_are_here_before_the_step_is_committed_and_count_only_then() -> None:
-    with servers(2) as running, members(2, adam, kind=EarlyExchange) as (a, b):
+    with servers(2) as running, members(2, adam, early=True) as (a, b):
         job = Job(running, a, b)
         job.step()
         assert not job.early, "how the first step will be made, nobody knows"
@@ -89,13 +100,12 @@ def test_values_are_here_before_the_step_is_committed_and_count_only_then() -> N
             wait(early, 60.0)
             assert all(torch.equal(x, y) for x, y in zip(a.model.parameters(), before, strict=True))
             job.commit()
-            exchange: Any = a.exchange
-            assert len(exchange._came_early) == len(exchange.chunks)
+            assert came_early(a) == len(a.exchange.chunks)
             job.check()
 
 
 def test_a_step_that_was_made_otherwise_is_fetched_and_the_next_one_rests() -> None:
-    with servers(2) as running, members(2, adam, kind=EarlyExchange) as (a, b):
+    with servers(2) as running, members(2, adam, early=True) as (a, b):
         job = Job(running, a, b)
         asked = []
         for scale in (1.0, 1.0, 0.5, 0.5, 2.0, 2.0, 2.0, 2.0, 2.0):
@@ -109,27 +119,27 @@ def test_a_step_that_was_made_otherwise_is_fetched_and_the_next_one_rests() -> N
 
 
 def test_a_schedule_between_two_steps_is_foreseen() -> None:
-    with servers(1) as running, members(2, adam, kind=EarlyExchange) as (a, b):
+    with servers(1) as running, members(2, adam, early=True) as (a, b):
         job = Job(running, a, b)
         for step in range(5):
             job.step()
-            exchange: Any = a.exchange
-            assert bool(exchange._came_early) is (step > 0)
+            assert bool(came_early(a)) is (step > 0)
             for optimizer in (a.optimizer, b.optimizer, job.optimizer):
                 optimizer.param_groups[0]["lr"] *= 0.7
             job.check()
 
 
 def test_members_that_foresee_different_steps_get_nothing_early() -> None:
-    with servers(1) as running, members(2, adam, kind=EarlyExchange) as (a, b):
+    with servers(1) as running, members(2, adam, early=True) as (a, b):
         job = Job(running, a, b)
         job.step()
         job.check()
-        exchange: Any = b.exchange
-        exchange.recipe = replace(exchange.recipe, scale=3.0)
+        backend = b.exchange.sync_backend
+        assert backend.recipe is not None
+        backend.recipe = replace(backend.recipe, scale=3.0)
         a.send(0, 2)
         b.send(1, 2)
-        asked = [job.early, [future for future, _ in exchange._early._asked.values()]]
+        asked = [job.early, asked_early(b)]
         together(a.exchange.prepare, b.exchange.prepare)
         refused = []
         for early in asked:
@@ -141,7 +151,7 @@ def test_members_that_foresee_different_steps_get_nothing_early() -> None:
 
 
 def test_a_step_that_nobody_committed_leaves_the_chunks_as_they_were() -> None:
-    with servers(2) as running, members(2, adam, kind=EarlyExchange) as (a, b):
+    with servers(2) as running, members(2, adam, early=True) as (a, b):
         job = Job(running, a, b)
         job.step()
         job.step()
@@ -170,7 +180,7 @@ def states_equal(some: Any, others: Any) -> bool:
 
 
 def test_early_values_of_a_server_that_is_lost_come_from_the_copy() -> None:
-    with servers(2) as running, members(2, adam, kind=EarlyExchange, replication=2) as (a, b):
+    with servers(2) as running, members(2, adam, early=True, replication=2) as (a, b):
         job = Job(running, a, b)
         for _ in range(3):
             job.step()
@@ -183,7 +193,7 @@ def test_early_values_of_a_server_that_is_lost_come_from_the_copy() -> None:
 
 def test_a_gradient_waits_until_the_step_before_it_is_made_everywhere() -> None:
     """A member may have early values while another one has not committed."""
-    with servers(1) as running, members(2, adam, kind=EarlyExchange) as (a, b):
+    with servers(1) as running, members(2, adam, early=True) as (a, b):
         job = Job(running, a, b)
         job.step()
         job.check()
@@ -192,12 +202,12 @@ def test_a_gradient_waits_until_the_step_before_it_is_made_everywhere() -> None:
         a.commit()
         a.exchange.settle(range(len(list(a.model.parameters()))))
         a.exchange.begin_step()
-        a.exchange.links._answer_seconds = 0.3
+        a.exchange.connections.answer_seconds = 0.3
         with pytest.raises(ServerError, match="the last step's commit"):
             a.exchange.push(a.flats[0])
         with pytest.raises(ServerError, match="the last step's commit"):
             a.values()
-        a.exchange.links._answer_seconds = 20.0
+        a.exchange.connections.answer_seconds = 20.0
         b.commit()
         for flat in a.flats:
             a.exchange.push(flat)
@@ -207,7 +217,7 @@ def test_a_gradient_waits_until_the_step_before_it_is_made_everywhere() -> None:
 
 
 def test_without_room_for_a_second_copy_values_come_as_before() -> None:
-    with servers(1) as running, members(2, adam, kind=EarlyExchange) as (a, b):
+    with servers(1) as running, members(2, adam, early=True) as (a, b):
         job = Job(running, a, b)
         job.step()
         job.check()
@@ -232,8 +242,8 @@ def chunk() -> Chunk:
 
 @pytest.mark.parametrize("kind", ["BF16", "TopK"])
 def test_compressed_gradients_are_answered_early_too(kind: str) -> None:
-    wire = partial(Wire, kind, 0.2)
-    with servers(2) as running, members(2, adam, kind=EarlyExchange, wire=wire) as (a, b):
+    wire = partial(GradientCompression, kind, 0.2)
+    with servers(2) as running, members(2, adam, early=True, compression=wire) as (a, b):
         job = Job(running, a, b)
         job.step()
         for _ in range(3):

@@ -17,8 +17,8 @@ from ps_members import Store, together
 from ps_servers import TOKEN, names, servers
 from ps_snapshots import states_on
 
-from springtide.servers.early_ranges import EarlyRanges
-from springtide.servers.links import ServerError
+from springtide.ps.backend import PsBackend
+from springtide.ps.connections import ServerError
 from springtide_ps.params.applied import Book
 from springtide_ps.params.chunk import Chunk, Recipe
 from springtide_ps.server import early_ranges
@@ -34,9 +34,22 @@ torch.set_num_threads(1)
 
 def early_of(loose: Loose) -> list[Future[Any]]:
     """What the open body has asked for early."""
-    exchange = loose.exchange
-    assert isinstance(exchange, EarlyRanges)
-    return [future for future, _ in exchange._early._asked.values()]
+    assert loose.exchange.speculative is not None
+    return list(loose.exchange.speculative.under_way)
+
+
+def record_asks(exchange: PsBackend, wanted: Kind) -> list[Future[Any]]:
+    """The answers to all requests of a kind that are made from now on."""
+    ask, found = exchange.connections.ask, list[Future[Any]]()
+
+    def recorded(server: str, kind: Kind, *args: Any, **named: Any) -> Future[Any]:
+        answer = ask(server, kind, *args, **named)
+        if kind is wanted:
+            found.append(answer)
+        return answer
+
+    exchange.connections.ask = recorded  # type: ignore[method-assign]
+    return found
 
 
 def offered(loose: Loose) -> list[Future[Any]]:
@@ -50,7 +63,7 @@ def offered(loose: Loose) -> list[Future[Any]]:
 def test_values_are_there_before_the_push_and_count_from_the_commit_on() -> None:
     wanted = [undisturbed(bodies, "None") for bodies in range(5)]
     with servers(2) as running:
-        loose = Loose(running, kind=EarlyRanges)
+        loose = Loose(running, early=True)
         loose.begin()
         for body in range(4):
             before, states = loose.values(), states_on(loose.exchange) if body else {}
@@ -76,7 +89,7 @@ def bytes_out(server: Server) -> int:
 
 def test_values_travel_once() -> None:
     with servers(1) as running:
-        loose = Loose(running, kind=EarlyRanges)
+        loose = Loose(running, early=True)
         loose.begin()
         loose.body()
         loose.exchange.commit(1.0, ())
@@ -92,7 +105,7 @@ def test_values_travel_once() -> None:
 
 def test_another_workers_range_in_between_is_in_the_next_values() -> None:
     with servers(2) as running:
-        first, second = (Loose(running, kind=EarlyRanges, name=name) for name in ("m0", "m1"))
+        first, second = (Loose(running, early=True, name=name) for name in ("m0", "m1"))
         begin_together(first, second)
         for loose in (first, second):
             loose.body()
@@ -104,16 +117,16 @@ def test_another_workers_range_in_between_is_in_the_next_values() -> None:
         second.body()
         second.exchange.commit(1.0, ())
         second.exchange.settle()
-        first.exchange.staleness(), second.exchange.staleness()
+        first.batches.staleness(), second.batches.staleness()
         first.exchange.commit(1.0, ())
         own = first.values()
-        assert first.exchange.staleness() == 1.0
-        assert all(offer.applied == 3 for offer in first.exchange._pulled.values())
+        assert first.batches.staleness() == 1.0
+        assert all(offer.applied == 3 for offer in first.batches.rescue.pulled.values())
         newest = first.held()
         assert torch.equal(second.held(), newest)
         assert not torch.equal(own, newest), "the other one's range is not in what came early"
         assert first.books() == {(0, 4)}
-        assert {book.applied for book in first.exchange._books().values()} == {4}
+        assert {book.applied for book in first.batches.books().values()} == {4}
         for loose in (first, second):
             loose.exchange.close()
 
@@ -136,7 +149,7 @@ def begin_together(*workers: Loose) -> None:
 
 def test_with_a_bound_on_staleness_nothing_comes_early() -> None:
     with servers(1) as running:
-        loose = Loose(running, kind=EarlyRanges, bound=4)
+        loose = Loose(running, early=True, bound=4)
         loose.begin()
         for _ in range(3):
             assert not offered(loose)
@@ -148,7 +161,7 @@ def test_with_a_bound_on_staleness_nothing_comes_early() -> None:
 def test_a_range_that_counts_otherwise_brings_its_values_and_the_next_one_rests() -> None:
     scales, asked = (1.0, 1.0, 0.5, 0.5, 0.5, 0.5), []
     with servers(1) as running, servers(1) as others:
-        loose, plain = Loose(running, kind=EarlyRanges), Loose(others)
+        loose, plain = Loose(running, early=True), Loose(others)
         loose.begin()
         plain.begin()
         for scale in scales:
@@ -165,7 +178,7 @@ def test_a_range_that_counts_otherwise_brings_its_values_and_the_next_one_rests(
 
 def test_options_of_now_are_foreseen() -> None:
     with servers(1) as running, servers(1) as others:
-        loose, plain = Loose(running, kind=EarlyRanges), Loose(others)
+        loose, plain = Loose(running, early=True), Loose(others)
         loose.begin()
         plain.begin()
         for body in range(4):
@@ -182,7 +195,7 @@ def test_options_of_now_are_foreseen() -> None:
 
 def test_without_room_for_second_copies_values_come_after_the_push() -> None:
     with servers(1) as running:
-        loose = Loose(running, kind=EarlyRanges)
+        loose = Loose(running, early=True)
         loose.begin()
         loose.body()
         loose.exchange.commit(1.0, ())
@@ -203,7 +216,7 @@ def test_without_room_for_second_copies_values_come_after_the_push() -> None:
 def test_who_looks_for_room_holds_no_chunk_that_others_wait_for() -> None:
     """Whoever waits for a chunk holds up the whole server, so to count its bytes would never end."""
     with servers(1) as running:
-        loose = Loose(running, kind=EarlyRanges)
+        loose = Loose(running, early=True)
         loose.begin()
         loose.body()
         loose.exchange.commit(1.0, ())
@@ -214,7 +227,7 @@ def test_who_looks_for_room_holds_no_chunk_that_others_wait_for() -> None:
 
         def look_at_all() -> None:
             for key in shards.keys:
-                with shards.locked(token, key):
+                with shards.borrowed(token, key):
                     pass
 
         def while_another_one_looks(besides: int) -> bool:
@@ -235,13 +248,14 @@ def test_who_looks_for_room_holds_no_chunk_that_others_wait_for() -> None:
 
 def test_a_lost_server_is_made_again_from_values_that_came_early() -> None:
     with servers(2) as running:
-        loose = Loose(running, kind=EarlyRanges)
+        loose = Loose(running, early=True)
         loose.begin()
         for _ in range(3):
             loose.body()
             loose.exchange.commit(1.0, ())
         loose.exchange.settle(range(len(list(loose.member.model.parameters()))))
-        assert not loose.exchange._came_early  # type: ignore[attr-defined]
+        assert loose.batches.speculative is not None
+        assert not loose.batches.speculative.open
         running[0].close(30.0)
         loose.running = running[1:]
         loose.begin()
@@ -253,22 +267,23 @@ def test_a_lost_server_is_made_again_from_values_that_came_early() -> None:
 def test_gradients_stay_where_they_are_until_a_push_has_left_though_its_values_are_here() -> None:
     """A connection breaks between early values and the pushes, which leave in the next generation."""
     with servers(2) as running:
-        loose = Loose(running, kind=EarlyRanges)
-        exchange = loose.exchange
+        loose = Loose(running, early=True)
+        exchange, batches = loose.exchange, loose.batches
         loose.begin()
         loose.body()
         exchange.commit(1.0, ())
         loose.values()
         assert offered(loose)
-        [other] = [server for server in running if f"s{server.port}" != exchange._desk]
+        [other] = [server for server in running if f"s{server.port}" != batches.desk]
         for client in list(other._clients.values()):
             client.stream.abort()
-        until(lambda: exchange.links[f"s{other.port}"].broken is not None, "the connection's end")
+        until(lambda: exchange.connections[f"s{other.port}"].broken is not None, "the connection's end")
+        leases = record_asks(exchange, Kind.LEASE)
         exchange.commit(1.0, ())
-        gradients = list(exchange._gradients.values())
-        assert exchange._next_lease is not None
-        wait([exchange._next_lease], 60.0)
-        assert exchange.lease(0, 100).number == 2
+        gradients = list(batches.gradients.values())
+        [next_lease] = leases
+        wait([next_lease], 60.0)
+        assert batches.lease(0, 100).number == 2
         exchange.settle(range(len(list(loose.member.model.parameters()))))  # its forward pass
         with contextlib.suppress(ServerError):
             exchange.make_way()
@@ -284,7 +299,7 @@ def test_gradients_stay_where_they_are_until_a_push_has_left_though_its_values_a
 
 def test_an_early_offer_without_a_number_is_refused() -> None:
     with servers(1) as running:
-        loose = Loose(running, kind=EarlyRanges)
+        loose = Loose(running, early=True)
         loose.begin()
         chunk = loose.exchange.chunks[0]
         stream, _ = connect(parse_address(names(running)[0]), TOKEN, 30.0)

@@ -12,11 +12,10 @@ from ps_members import Store, build, gradients_of, members, together
 from ps_servers import servers
 
 from springtide.errors import SpringtideError, UsageError
-from springtide.servers.early import EarlyExchange
-from springtide.servers.exchange import ServerExchange, ServersLackState
-from springtide.servers.links import ServerError
-from springtide.servers.plan import LackError, arrange, place_fresh
-from springtide.servers.recipe import optimizer_name
+from springtide.ps.connections import ServerError
+from springtide.ps.generation import ServersLackState
+from springtide.ps.sharding import LackError, arrange, place_fresh
+from springtide.ps.step_spec import optimizer_name
 
 torch.set_num_threads(1)
 
@@ -37,11 +36,11 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [ServerExchange, EarlyExchange])
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_two_members_and_two_servers_equal_one_process(name: str, kind: type[ServerExchange]) -> None:
+def test_two_members_and_two_servers_equal_one_process(name: str, early: bool) -> None:
     make = OPTIMIZERS[name]
-    with servers(2) as running, members(2, make, kind=kind) as (a, b):
+    with servers(2) as running, members(2, make, early=early) as (a, b):
         store = Store()
         names = ["m0", "m1"]
         together(
@@ -92,7 +91,7 @@ def test_a_step_that_one_survivor_committed_counts_and_any_other_does_not() -> N
         # Both have prepared step 2; only a has the result of its side reduction, and b is no more.
         together(lambda: a.push(0, 2), lambda: b.push(1, 2))
         a.commit()
-        a.exchange.links.over("b is gone")
+        a.exchange.connections.over("b is gone")
         with pytest.raises(ServerError, match="b is gone"):
             a.exchange.settle()
         store, names = Store(), ["m0", "m2"]
@@ -141,7 +140,7 @@ def test_values_of_a_committed_step_are_had_when_another_member_is_dead() -> Non
             """The other one has no result of the step's side reduction, and is gone."""
             together(lambda: a.push(0, 2), lambda: b.push(1, 2))
             one.commit()
-            one.exchange.links.over("the other one is gone")
+            one.exchange.connections.over("the other one is gone")
             with pytest.raises(ServerError, match="is gone"):
                 one.exchange.settle()
 
@@ -154,8 +153,8 @@ def test_values_of_a_committed_step_are_had_when_another_member_is_dead() -> Non
             one_commits(a, step)
             advance(step)
             for member in (a, b):
-                member.exchange._fetches, member.exchange._commits = {}, []
-            a.exchange._fetch(a.exchange.chunks, step)
+                member.exchange.sync_backend.fetches.forget()
+            a.exchange.sync_backend.fetches.fetch(a.exchange.chunks, step)
             a.exchange.settle(to_the_end=True)
             expect(a)
             # a goes on from it; a server is new, and gets copies of what stays.
@@ -176,8 +175,8 @@ def test_values_of_a_committed_step_are_had_when_another_member_is_dead() -> Non
                 expect(member)
         # Once more; a is the one that dies, and b knows of no step 4.
         one_commits(a, 4)
-        a.exchange._fetches = {}
-        a.exchange._fetch(a.exchange.chunks, 4)
+        a.exchange.sync_backend.fetches.forget()
+        a.exchange.sync_backend.fetches.fetch(a.exchange.chunks, 4)
         a.exchange.settle(to_the_end=True)
         moved = [parameter.detach().clone() for parameter in a.model.parameters()]
         b.begin(9, ["m1"], running[1:], Store(), step=3)
@@ -211,7 +210,7 @@ def test_values_of_a_committed_step_are_had_from_the_copy_when_a_server_ends_the
         running[0].close(30.0)
         reading = threading.Thread(target=lambda: a.exchange.settle(to_the_end=True))
         reading.start()
-        a.exchange.links.over("a server is gone")
+        a.exchange.connections.over("a server is gone")
         reading.join(30)
         assert not reading.is_alive()
         reference = build(seed=sum(map(ord, "m0")))
@@ -254,9 +253,9 @@ def test_copies_take_over_and_a_lack_is_told_to_all() -> None:
         a.begin(200, ["m0"], running[2:], Store(), step=at)
         a.exchange.resolve()
         for key in a.exchange.chunks:
-            a.exchange._clean.discard(key.key)
+            a.exchange.context.values.here.discard(key.key)
         a.begin(201, ["m0"], running[2:], Store(), step=at, holds=True)
-        a.exchange._clean = set()
+        a.exchange.context.values.here = set()
         a.exchange.resolve()
         assert all(torch.equal(x, y) for x, y in zip(a.values(), before, strict=True))
         reference = build(seed=sum(map(ord, "m0")))

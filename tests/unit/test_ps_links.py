@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ps_servers import TOKEN, names, servers
 
-from springtide.servers.links import Links, ServerError, servers_in
+from springtide.ps.connections import Connections, ServerError, servers_in
 from springtide_ps.wire.client import Answer, ServerLostError
 
 
@@ -33,10 +33,10 @@ def test_the_server_that_an_error_is_about(text: str, wanted: list[str]) -> None
 
 
 @pytest.fixture
-def links() -> Iterator[Links]:
+def links() -> Iterator[Connections]:
     """To the servers "a" and "b"."""
     with servers(2) as running:
-        made = Links(TOKEN, 10.0, 60.0)
+        made = Connections(TOKEN, 10.0, 60.0)
         made.connect(dict(zip("ab", names(running), strict=True)))
         yield made
         made.close()
@@ -46,14 +46,14 @@ def asked() -> list[tuple[str, Future[Answer]]]:
     return [("a", Future()), ("b", Future())]
 
 
-def test_all_answers_come_in_the_order_of_the_requests(links: Links) -> None:
+def test_all_answers_come_in_the_order_of_the_requests(links: Connections) -> None:
     requests = asked()
     for number, (_, future) in reversed(list(enumerate(requests))):
         future.set_result(Answer(number, {}))
     assert [answer.version for answer in links.answers(requests, "it")] == [0, 1]
 
 
-def test_the_first_that_fails_ends_the_wait_for_the_others(links: Links) -> None:
+def test_the_first_that_fails_ends_the_wait_for_the_others(links: Connections) -> None:
     """The first server waits for the second one's copy; what is wrong is known of the second."""
     requests = asked()
     requests[1][1].set_exception(ServerLostError("it is gone"))
@@ -61,7 +61,7 @@ def test_the_first_that_fails_ends_the_wait_for_the_others(links: Links) -> None
         links.answers(requests, "it")
 
 
-def test_there_is_one_limit_for_all(links: Links) -> None:
+def test_there_is_one_limit_for_all(links: Connections) -> None:
     links._answer_seconds = 0.05
     requests = asked()
     requests[0][1].set_result(Answer(0, {}))
@@ -69,7 +69,7 @@ def test_there_is_one_limit_for_all(links: Links) -> None:
         links.answers(requests, "it")
 
 
-def test_the_end_of_the_generation_ends_the_wait(links: Links) -> None:
+def test_the_end_of_the_generation_ends_the_wait(links: Connections) -> None:
     requests: list[Any] = asked()
     requests[0][1].set_result(Answer(0, {}))
     links.over("the generation is over")

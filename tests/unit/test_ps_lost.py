@@ -12,7 +12,7 @@ from ps_members import Store, members, together
 from ps_servers import TOKEN, names, servers
 from worker_ranks import Rank, on_ranks, seeded
 
-from springtide.servers.exchange import ServersLackState
+from springtide.ps.generation import ServersLackState
 from springtide_ps.params.chunk import Chunk
 from springtide_ps.wire.client import ServerClient
 
@@ -68,8 +68,8 @@ def test_a_worker_hears_what_has_failed_and_its_parameters_stay_whole(how: dict[
         finally:
             exchange = rank.trainer.servers
             assert exchange is not None
-            exchange.links.over("the test ends")
-            seen.append(any(bool((value == 7.0).any()) for value in exchange._memory.values))
+            exchange.connections.over("the test ends")
+            seen.append(any(bool((value == 7.0).any()) for value in exchange.context.memory.values))
 
     broken: list[int] = []
     with servers(2) as running:

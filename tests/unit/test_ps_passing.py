@@ -14,8 +14,8 @@ from torch.optim.swa_utils import AveragedModel
 from worker_groups import form_groups, together
 from worker_ranks import Rank, on_ranks, seeded
 
-from springtide.servers.grouped import GroupedExchange
-from springtide.servers.passing import Passing
+from springtide.ps.value_chain import RelayChain
+from springtide.ps.worker_groups import GroupRoute
 
 X = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(32, 3, generator=torch.Generator().manual_seed(2))
@@ -30,7 +30,7 @@ def build() -> torch.nn.Module:
 def chain(size: int, steps: int, pieces: int, fetch: Callable[[int, int], None]) -> list[list[Any]]:
     """By member and step: the values of each piece, or the error that came instead."""
     groups = form_groups(size)
-    passings = [Passing(group) for group in groups]
+    passings = [RelayChain(group) for group in groups]
 
     def member(rank: int) -> list[list[Any]]:
         found = []
@@ -72,7 +72,7 @@ def test_all_have_what_the_first_has_fetched(size: int) -> None:
 def in_parts(size: int, parts: list[str], fetch: Callable[[str], None]) -> list[dict[str, Any]]:
     """By member: the values of each piece of one step, or the error. parts: names, as the first one does."""
     groups = form_groups(size)
-    passings = [Passing(group) for group in groups]
+    passings = [RelayChain(group) for group in groups]
 
     def member(rank: int) -> dict[str, Any]:
         memory = {key: torch.full((3,), -1.0) for key in sorted("".join(parts))}
@@ -127,7 +127,7 @@ def test_when_the_first_cannot_fetch_all_hear_of_it() -> None:
 
 def test_what_the_first_has_not_chosen_does_not_come() -> None:
     groups = form_groups(3)
-    passings, fetched = [Passing(group) for group in groups], list[str]()
+    passings, fetched = [RelayChain(group) for group in groups], list[str]()
     wanted = [frozenset({"1", "3"}), frozenset({"0", "1"}), frozenset[str]()]
     memory = [[torch.full((2,), -1.0) for _ in range(4)] for _ in groups]
 
@@ -170,12 +170,13 @@ def train(size: int, group_size: int) -> tuple[torch.Tensor, int]:
                 (model(x) - y).square().mean().backward()
                 optimizer.step()
         exchange = rank.trainer.servers
-        if isinstance(exchange, GroupedExchange):
+        if group_size > 1:
+            assert exchange is not None
             # A boundary cuts nothing off.
             exchange.rest()
-            assert exchange._clean == {chunk.key for chunk in exchange.chunks}
-            assert exchange._passing is not None
-            assert exchange._passing.ended
+            assert exchange.context.values.here == {chunk.key for chunk in exchange.chunks}
+            assert isinstance(exchange.route, GroupRoute)
+            assert exchange.route.relayed
         rank.runtime.settle(None)
         return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
@@ -218,10 +219,10 @@ def test_who_has_committed_gets_the_values_although_its_team_is_over(reader: int
 
         def over() -> None:
             """As the end of the generation does."""
-            assert isinstance(exchange, GroupedExchange)
-            assert exchange._team is not None
-            exchange._team.shut()
-            exchange.links.over("the other member is dead")
+            assert exchange is not None
+            assert exchange.route.group is not None
+            exchange.route.group.shut()
+            exchange.connections.over("the other member is dead")
 
         def early(*arguments: Any) -> None:
             commit(*arguments)

@@ -11,8 +11,7 @@ from ps_members import Store
 from ps_servers import TOKEN, names, servers
 from worker_ranks import Rank, on_ranks, seeded
 
-from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.early_ranges import EarlyRanges
+from springtide.ps.backend import PsBackend
 
 X = torch.randn(48, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(48, 2, generator=torch.Generator().manual_seed(2))
@@ -26,9 +25,10 @@ def build() -> torch.nn.Sequential:
         return torch.nn.Sequential(*layers)
 
 
-def exchange_of(rank: Rank) -> AsynchronousExchange:
+def exchange_of(rank: Rank) -> PsBackend:
     servers_here = rank.trainer.servers
-    assert isinstance(servers_here, AsynchronousExchange)
+    assert servers_here is not None
+    assert servers_here.asynchronous
     return servers_here
 
 
@@ -47,7 +47,9 @@ def test_the_next_body_begins_before_all_values_are_there_and_each_layer_waits_f
         rank.distribute(model, optimizer)
         rank.enter_servers(names(running), store)
         exchange = exchange_of(rank)
-        last = exchange._of_parameter[2][0]
+        batches = exchange.async_backend
+        assert batches is not None
+        last = exchange.context.sharding.keys_of([2])[0]
         assert {chunk.key for chunk in exchange.chunks} > {last}
         lock = running[0].sync_handler.store.shard(last).lock
         everything = sum(chunk.nbytes for chunk in exchange.chunks)
@@ -57,13 +59,15 @@ def test_the_next_body_begins_before_all_values_are_there_and_each_layer_waits_f
                 with rank.step():
                     if number == 3:
                         model[0](x)  # its values are there, or come
-                        under_way.append(len(exchange._pending))
+                        under_way.append(len(batches.unanswered))
                         lock.release()
                         locked = False
                     loss = (model(x) - y).square().mean()
                     if number == 3:
-                        assert len(exchange._clean) == len(exchange.chunks)  # all layers are used
-                        assert early or not exchange._fetches
+                        assert len(exchange.context.values.here) == len(
+                            exchange.chunks
+                        )  # all layers are used
+                        assert early or not batches.under_way
                     loss.backward()
                     if number == 2:
                         # Else an offer would wait for the lock, and the question for a range behind it.
@@ -116,18 +120,18 @@ def test_gradients_leave_during_backward_and_the_push_brings_none() -> None:
 
 # ---- what becomes of offers
 
-KINDS = pytest.mark.parametrize("kind", [AsynchronousExchange, EarlyRanges])
+EARLY = pytest.mark.parametrize("early", [False, True])
 
 
 @pytest.mark.parametrize("compression", ["None", "BF16", "TopK"])
 @pytest.mark.parametrize("event", ["cut", "generation", "no room"])
-@KINDS
+@EARLY
 def test_whatever_happens_between_offer_and_push_the_numbers_are_the_same(
-    kind: type[AsynchronousExchange], event: str, compression: str
+    early: bool, event: str, compression: str
 ) -> None:
     wanted = undisturbed(4, compression)
     with servers(2) as running:
-        loose = Loose(running, compression, kind)
+        loose = Loose(running, compression, early)
         loose.begin()
         for body in range(4):
             loose.body()
@@ -150,11 +154,11 @@ def test_whatever_happens_between_offer_and_push_the_numbers_are_the_same(
         loose.exchange.close()
 
 
-@KINDS
-def test_a_body_that_is_left_counts_nothing_and_owes_nothing(kind: type[AsynchronousExchange]) -> None:
+@EARLY
+def test_a_body_that_is_left_counts_nothing_and_owes_nothing(early: bool) -> None:
     wanted = undisturbed(3, "TopK")
     with servers(2) as running:
-        loose = Loose(running, "TopK", kind)
+        loose = Loose(running, "TopK", early)
         loose.begin()
         for body in range(3):
             loose.body()

@@ -36,8 +36,8 @@ from range_rounds_by_hand import Loose, assert_equal, undisturbed
 from worker_ranks import Rank, on_ranks
 
 from springtide.errors import UsageError
-from springtide.servers import asynchronous
-from springtide.servers.links import ServerError
+from springtide.ps import async_backend
+from springtide.ps.connections import ServerError
 
 torch.set_num_threads(1)
 HOW: dict[str, Any] = {"strategy": "ParameterServer", "token": TOKEN}
@@ -149,7 +149,7 @@ def test_whatever_happens_between_two_steps_each_range_is_once_in_each(event: st
         loose = Loose(table_first=table_first)
         loose.begin(running)
         loose.exchange.resolve()
-        total = len(loose.exchange._keys_in_order())
+        total = len(loose.batches.keys_in_order())
         loose.half(0)
         loose.rest()
         loose.half(1, see=event == "generation")
@@ -166,10 +166,11 @@ def test_whatever_happens_between_two_steps_each_range_is_once_in_each(event: st
                 loose.exchange.settle()
         if event == "unanswered":
             # The push is on its way when the generation ends.
-            loose.exchange._receive = lambda key, end: (_ for _ in ()).throw(ServerError("it is over"))
+            connections: Any = loose.exchange.connections
+            connections.answer = lambda *_, **__: (_ for _ in ()).throw(ServerError("it is over"))
             with pytest.raises(ServerError, match="it is over"):
                 loose.exchange.settle()
-            del loose.exchange._receive
+            del connections.answer
         if event != "no room":
             loose.begin(running)  # the body is left, and its range given out anew
             loose.exchange.resolve()
@@ -192,7 +193,7 @@ def test_the_next_generation_does_not_wait_for_a_server_that_hangs(monkeypatch: 
     def wait(futures: Any, seconds: float) -> None:
         left.append(concurrent.futures.wait(futures, 60.0).not_done)
 
-    monkeypatch.setattr(asynchronous, "wait", wait)
+    monkeypatch.setattr(async_backend, "wait", wait)
     wanted = undisturbed(3, table_first=False)
     with servers(2) as running, ExitStack() as stopped:
         loose = Loose(replication=2)
@@ -208,11 +209,11 @@ def test_the_next_generation_does_not_wait_for_a_server_that_hangs(monkeypatch: 
                 stopped.enter_context(held.lock)
             commit(*args)
 
-        loose.exchange.commit = stop_and_commit
+        loose.exchange.commit = stop_and_commit  # type: ignore[method-assign]
         loose.half(1)
         loose.rest()
-        loose.exchange.commit = commit
-        assert loose.exchange._fetches
+        loose.exchange.commit = commit  # type: ignore[method-assign]
+        assert loose.batches.under_way
         loose.begin(running[:1])
         assert not any(left)
         stopped.close()

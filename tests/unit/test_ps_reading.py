@@ -43,7 +43,7 @@ def test_parameters_averages_and_rows_are_those_of_the_step() -> None:
 
         def first(*arguments: Any) -> None:
             commit(*arguments)
-            exchange.links.over("the other member is dead")
+            exchange.connections.over("the other member is dead")
 
         def late(*arguments: Any) -> None:
             """As if it were dead in this moment, until the other one has what it needs."""

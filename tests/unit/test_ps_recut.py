@@ -10,8 +10,8 @@ import torch
 
 import springtide
 from springtide.errors import SpringtideError
-from springtide.servers.rows import TableState
-from springtide.servers.tables import TableBook
+from springtide.ps.row_reads import TableState
+from springtide.ps.tables import TableBook
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.3),

@@ -15,7 +15,7 @@ from worker_ranks import Rank, on_ranks, seeded
 from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
 from springtide.errors import UsageError
-from springtide.servers.waiting import ForwardWaits
+from springtide.ps.forward_waits import ForwardWaits
 from springtide_ps.params.chunk import Chunk, Recipe
 from springtide_ps.wire.client import ServerClient
 from springtide_ps.wire.frames import FrameError

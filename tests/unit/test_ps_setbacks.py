@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from springtide.servers.setbacks import Setbacks
+from springtide.ps.step_failures import StepFailures
 
 
 def test_what_fails_again_before_anybody_got_further_ends_the_worker() -> None:
-    setbacks = Setbacks()
+    setbacks = StepFailures()
     assert not setbacks.failed(15, "first", lost=True)
     assert setbacks.last(12) == "first"
     assert setbacks.failed(15, "second", lost=True)
@@ -14,20 +14,20 @@ def test_what_fails_again_before_anybody_got_further_ends_the_worker() -> None:
 
 
 def test_it_may_fail_somewhat_earlier_the_second_time() -> None:
-    setbacks = Setbacks()
+    setbacks = StepFailures()
     assert not setbacks.failed(15, "no memory", lost=True)
     assert setbacks.failed(13, "no memory", lost=False)
 
 
 def test_whoever_got_further_begins_to_count_anew() -> None:
-    setbacks = Setbacks()
+    setbacks = StepFailures()
     for step in (15, 16, 20, 300):
         assert setbacks.last(step) == ""
         assert not setbacks.failed(step, "no memory", lost=True)
 
 
 def test_a_refusal_and_the_loss_that_is_found_out_after_it_are_one_failure() -> None:
-    setbacks = Setbacks()
+    setbacks = StepFailures()
     assert not setbacks.failed(15, "refused", lost=False)
     assert not setbacks.failed(15, "lost", lost=True)
     assert setbacks.failed(15, "refused", lost=False)
@@ -35,11 +35,11 @@ def test_a_refusal_and_the_loss_that_is_found_out_after_it_are_one_failure() -> 
 
 def test_two_refusals_are_two_failures() -> None:
     """Without common steps a push is sent again, and nothing is lost."""
-    setbacks = Setbacks()
+    setbacks = StepFailures()
     assert not setbacks.failed(15, "refused", lost=False)
     assert setbacks.failed(15, "refused", lost=False)
 
 
 def test_a_state_that_is_on_no_storage_either_is_not_tried_again() -> None:
-    assert not Setbacks().failed(15, "refused", lost=False, can_go_back=False)
-    assert Setbacks().failed(15, "lost", lost=True, can_go_back=False)
+    assert not StepFailures().failed(15, "refused", lost=False, can_go_back=False)
+    assert StepFailures().failed(15, "lost", lost=True, can_go_back=False)

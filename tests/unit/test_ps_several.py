@@ -20,8 +20,8 @@ from springtide.data.loop import plan_loop
 from springtide.declared import declare
 from springtide.errors import UsageError
 from springtide.exchange.layout import Field, plan_layout
-from springtide.servers.plan import plan_chunks
-from springtide.servers.recipe import ServerOptimizers
+from springtide.ps.sharding import plan_chunks
+from springtide.ps.step_spec import ServerOptimizers
 from springtide_ps.params.chunk import Chunk, ChunkError, Recipe
 
 SAMPLES, BATCH, EPOCHS = 24, 8, 3

@@ -18,9 +18,7 @@ from worker_ranks import Rank, on_ranks, seeded
 import springtide
 from springtide import kv
 from springtide.checkpoint.staging import GoneError
-from springtide.servers.early import EarlyExchange
-from springtide.servers.exchange import ServerExchange
-from springtide.servers.snapshot import Plan, parts
+from springtide.ps.snapshot import Plan, parts
 from springtide_ps.params.chunk import Chunk, Recipe
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.server.snapshot import SnapshotKeeper, give, tell
@@ -188,10 +186,10 @@ class Job:
         return [member.exchange.snapshot(name, 2, self.every) for member in (self.a, self.b)]
 
 
-@pytest.mark.parametrize("kind", [ServerExchange, EarlyExchange])
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("replication", [1, 2])
-def test_steps_go_on_between_the_cut_and_its_reading(kind: Any, replication: int) -> None:
-    with servers(2) as running, members(2, adam, kind=kind, replication=replication) as (a, b):
+def test_steps_go_on_between_the_cut_and_its_reading(early: bool, replication: int) -> None:
+    with servers(2) as running, members(2, adam, early=early, replication=replication) as (a, b):
         job = Job(running, a, b)
         job.step()
         job.step()
@@ -253,7 +251,7 @@ def test_a_server_that_has_handed_over_ends_in_the_middle_of_a_generation_and_no
         number = 2
         job.begin(number, step=1, leaving=leaving)
         assert not leaving.isdisjoint(a.exchange.in_use)
-        assert set(leaving) <= set(a.exchange.links) & set(b.exchange.links)
+        assert set(leaving) <= set(a.exchange.connections) & set(b.exchange.connections)
         while not leaving.isdisjoint(a.exchange.in_use):
             for _ in range(2**number):
                 job.step()
@@ -266,7 +264,7 @@ def test_a_server_that_has_handed_over_ends_in_the_middle_of_a_generation_and_no
         together(a.commit, b.commit)
         for _ in range(3):
             job.step()
-        assert leaving.isdisjoint([*a.exchange.links, *b.exchange.links])
+        assert leaving.isdisjoint([*a.exchange.connections, *b.exchange.connections])
 
 
 def test_a_server_that_is_gone_is_named() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from ps_loose import batches_of
 from ps_members import Member, Store, together
 from ps_servers import TOKEN, names, servers
 from worker_ranks import Rank, on_ranks, seeded
@@ -18,12 +19,13 @@ from worker_ranks import Rank, on_ranks, seeded
 import springtide
 from springtide.declared import declare
 from springtide.errors import UsageError
-from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.exchange import ServersLackState
-from springtide.servers.links import ServerError
-from springtide.servers.wire import RangeWire
+from springtide.ps.compression import GradientCompression
+from springtide.ps.connections import ServerError
+from springtide.ps.generation import ServersLackState
+from springtide.ps.row_gradients import slices_by_table
 from springtide.tables.local import merged
 from springtide_ps.server.server import Server
+from springtide_ps.wire.frames import Kind
 
 torch.set_num_threads(1)
 HOW: dict[str, Any] = {"consistency": "Asynchronous", "strategy": "ParameterServer", "token": TOKEN}
@@ -117,15 +119,15 @@ class Loose:
         self.member = Member(
             name,
             lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-            kind=AsynchronousExchange,
+            asynchronous=True,
             replication=replication,
             build=Clicks,
             gradients=gradients_of,
-            wire=lambda: RangeWire(compression),
+            compression=lambda: GradientCompression(compression),
         )
         exchange = self.member.exchange
-        assert isinstance(exchange, AsynchronousExchange)
         self.exchange, self.generation = exchange, 0
+        self.batches = batches_of(self.member)
         for index, handle in exchange.tables.handles.items():
             handle.managed, handle.read = True, partial(exchange.read_rows, index)
             handle.read_all = partial(exchange.all_rows, index)
@@ -138,7 +140,7 @@ class Loose:
 
     def body(self, wanted: int | None = None) -> None:
         """Take a range (which is to be `wanted`); its gradients leave."""
-        lease = self.exchange.lease(0, 100)
+        lease = self.batches.lease(0, 100)
         assert lease.number is not None
         assert wanted in (None, lease.number)
         self.member.step = lease.number - 1
@@ -148,7 +150,7 @@ class Loose:
         self.exchange.prepare()
 
     def books(self) -> set[tuple[int, ...]]:
-        return {tuple(book.ranges.to_json()) for book in self.exchange._books().values()}
+        return {tuple(book.ranges.to_json()) for book in self.batches.books().values()}
 
     def values(self) -> list[torch.Tensor]:
         self.exchange.settle()
@@ -214,13 +216,15 @@ def test_whatever_happens_between_offer_and_push_each_range_is_once_in_each_slic
                 loose.exchange.resolve()
         assert_equal(loose.values(), wanted)
         assert loose.books() == {(0, 4)}
-        assert sum(server.counters.ranges for server in running) == 4 * len(loose.exchange._homes)
+        assert sum(server.counters.ranges for server in running) == 4 * len(
+            loose.exchange.context.generation.homes
+        )
         loose.exchange.close()
 
 
 def broken(loose: Loose) -> bool:
     """Whether the worker knows that none of its connections is there any more."""
-    return all(loose.exchange.links[server].broken for server in loose.exchange.links)
+    return all(loose.exchange.connections[server].broken for server in loose.exchange.connections)
 
 
 def offered(running: list[Server]) -> set[str]:
@@ -231,28 +235,30 @@ def offered(running: list[Server]) -> set[str]:
 
 def offers(loose: Loose) -> set[str]:
     """Those of which the open body has sent some."""
-    return set(loose.exchange._offering._keys)
+    return set(loose.batches.offering.keys)
 
 
 def half(loose: Loose, other_half: Callable[[], None]) -> None:
     """Commit; when one half of what is pushed was answered, something happens instead of the other one."""
-    exchange = loose.exchange
-    send, keys = exchange._send, list[str]()
+    connections, batches = loose.exchange.connections, loose.batches
+    ask, sent = connections.ask, list[str]()
+    count = len(batches.keys_in_order()) // 2
 
-    def some(wanted: Any) -> None:
-        if not keys:
-            keys.extend(wanted)
-            send(keys)
-            for key in keys:
-                future, server = exchange._fetches[key]
-                exchange.links.answer(future, server, "a push")
-        else:
-            other_half()
+    def some(server: str, kind: Kind, token: Any, meta: dict[str, Any], *args: Any, **named: Any) -> Any:
+        if kind is not Kind.PUSH_RANGE:
+            return ask(server, kind, token, meta, *args, **named)
+        if len(sent) < count:
+            sent.append(meta["k"])
+            return ask(server, kind, token, meta, *args, **named)
+        for key in sent:
+            future, home = batches.under_way[key]
+            connections.answer(future, home, "a push")
+        return other_half()
 
-    exchange._send = some  # type: ignore[method-assign]
-    exchange.commit(1.0, ())
-    exchange._send = send  # type: ignore[method-assign]
-    assert 0 < len(keys) < len(exchange._homes)
+    connections.ask = some  # type: ignore[method-assign]
+    loose.exchange.commit(1.0, ())
+    connections.ask = ask  # type: ignore[method-assign]
+    assert 0 < len(sent) < len(batches.keys_in_order())
 
 
 def test_a_worker_dies_in_the_middle_of_a_push_and_another_one_completes_it() -> None:
@@ -276,8 +282,10 @@ def test_a_worker_dies_in_the_middle_of_a_push_and_another_one_completes_it() ->
         second.exchange.commit(1.0, ())
         assert_equal(second.values(), wanted)
         assert second.books() == {(0, 3)}
-        assert sum(server.counters.ranges for server in running) == 3 * len(second.exchange._homes)
-        assert sum(server.counters.repeated for server in running) >= len(second.exchange._homes) // 2
+        assert sum(server.counters.ranges for server in running) == 3 * len(
+            second.exchange.context.generation.homes
+        )
+        assert sum(server.counters.repeated for server in running) >= len(second.batches.keys_in_order()) // 2
         second.exchange.close()
 
 
@@ -337,7 +345,9 @@ def test_a_worker_sees_its_own_pushes_before_their_answers_are_asked_for() -> No
             with torch.no_grad():
                 own = slice(4 * number, 4 * number + 4)
                 after = model.deep(IDS[own, 1])
-            assert not any(key in loose.exchange._fetches for key in loose.exchange._slices_of[1])
+            assert not any(
+                key in loose.batches.under_way for key in slices_by_table(loose.exchange.tables)[1]
+            )
             assert not torch.equal(after, before)
             before = model.deep(IDS[4 * number + 4 : 4 * number + 8, 1]).detach()
         loose.exchange.close()

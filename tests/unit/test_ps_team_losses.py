@@ -12,17 +12,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ps_loose import batches_of
 from ps_members import Member, Store, together
 from ps_servers import servers
 from worker_groups import addresses, form_groups
 from worker_groups import together as on_groups
 
+from springtide.ps.async_backend import AsyncBackend
+from springtide.ps.batch_sharing import clocks_of_groups
+from springtide.ps.compression import GradientCompression
+from springtide.ps.connections import ServerError
+from springtide.ps.context import GroupSettings
+from springtide.ps.group_rows import gather
+from springtide.ps.lease import Lease, heard, nothing_told, told
 from springtide.scaling import agree
-from springtide.servers.grouped_ranges import GroupedRanges, clocks_of_teams
-from springtide.servers.lease import Lease, heard, nothing_told, told
-from springtide.servers.links import ServerError
-from springtide.servers.team_rows import gather
-from springtide.servers.wire import RangeWire
 from springtide_ps.params.sparse_gradient import SparseGradient
 from springtide_ps.server.server import Server
 
@@ -55,29 +58,26 @@ class Team(Member):
     """A member of teams of two. What it may wait for ends with the test."""
 
     def __init__(self, name: str, address: str, compression: str, device: Device | None = None) -> None:
-        def kind(*args: Any, **named: Any) -> GroupedRanges:
-            more = {"group_size": 2, "address": address, "collective_seconds": 60.0}
-            return GroupedRanges(*args, **more, **named)
-
         super().__init__(
             name,
             lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-            kind=kind,
-            wire=lambda: RangeWire(compression, 0.2),
+            asynchronous=True,
+            group=GroupSettings(2, address, 60.0),
+            compression=lambda: GradientCompression(compression, 0.2),
             copier=device,
         )
 
     @property
-    def own(self) -> GroupedRanges:
-        assert isinstance(self.exchange, GroupedRanges)
-        return self.exchange
+    def own(self) -> AsyncBackend:
+        return batches_of(self)
 
     def body(self) -> int:
         """Take a range with the others of the team, and have its part of the gradients on their way."""
         lease = self.own.lease(0, 100)
         assert lease.number is not None
         self.step = lease.number
-        team = self.own._in_team
+        team = self.own.group
+        assert team is not None
         self.push(team.rank, team.size)
         return lease.number
 
@@ -122,25 +122,26 @@ class Job:
             self.members[name].commit()
 
     def books(self) -> set[tuple[tuple[int, ...], int]]:
-        books = self.members["b"].own._books().values()
+        books = self.members["b"].own.books().values()
         return {(tuple(book.ranges.to_json()), book.applied) for book in books}
 
     def break_off(self, name: str) -> None:
         """Have the member lose a server before it has sent all pushes of its range, but after some."""
-        member = self.members[name].own
-        [other] = {home[0] for home in member._homes.values()} - {member._desk}
-        ask = member.links.ask
+        member, exchange = self.members[name].own, self.members[name].exchange
+        homes, connections = exchange.context.generation.homes, exchange.connections
+        [other] = {home[0] for home in homes.values()} - {member.desk}
+        ask = connections.ask
 
         def refuse(server: str, *args: Any, **named: Any) -> Any:
             if server == other:
                 raise ServerError("the connection is broken")
             return ask(server, *args, **named)
 
-        member.links.ask = refuse  # type: ignore[method-assign]
+        connections.ask = refuse  # type: ignore[method-assign]
         self.members[name].commit()
-        member.links.ask = ask  # type: ignore[method-assign]
-        assert 0 < len(member._fetches) < len(member.chunks)
-        until(lambda: all(asked.done() for asked, _ in member._fetches.values()), "answers")
+        connections.ask = ask  # type: ignore[method-assign]
+        assert 0 < len(member.under_way) < len(exchange.chunks)
+        until(lambda: all(asked.done() for asked, _ in member.under_way.values()), "answers")
 
     @property
     def applied(self) -> int:
@@ -222,7 +223,7 @@ def test_who_has_pushed_sends_the_rest_whatever_it_is_in_the_next_generation(
             found.append(one.values(first[0]))
             assert torch.equal(one.values(first[1]), found[-1])
             # Who only receives knows not which ranges are in its values, and offers none for lost chunks.
-            assert [len(one.members[name].own._pulled) for name in first] == [chunks, 0]
+            assert [len(one.members[name].own.rescue.pulled) for name in first] == [chunks, 0]
     assert torch.equal(*found)
 
 
@@ -246,7 +247,7 @@ def test_the_word_of_the_first_member_ends_what_the_others_wait_for() -> None:
             with pytest.raises(RuntimeError):
                 b.lease(0, 100)
 
-        a.links.ask = refuse  # type: ignore[method-assign]
+        one.members["a"].exchange.connections.ask = refuse  # type: ignore[method-assign]
         together(fails, hears)
         a.part()  # nobody is there any more
         b.part()
@@ -267,7 +268,7 @@ def test_a_team_with_a_device_makes_the_numbers_of_one_without() -> None:
 
 
 def owed(member: Team) -> dict[str, torch.Tensor]:
-    residuals = member.own.wire.residuals
+    residuals = member.exchange.compression.residuals
     assert residuals is not None
     return {key: rest.clone() for key, rest in residuals._kept.items()}
 
@@ -291,7 +292,7 @@ def test_what_a_member_owes_goes_with_the_sum_of_a_team_in_which_another_one_pus
         for member in (a, b):
             member.gradients = nothing
         one.bodies("b", "a")
-        sent = dict(b.own._outgoing)
+        sent = dict(b.own.outgoing)
         one.commit("b", "a")
         together(a.own.settle, b.own.settle)
         assert not owed(a)
@@ -340,7 +341,7 @@ def test_a_team_waits_for_the_slowest_team() -> None:
         c = one.members["c"]
         assert c.body() == 0
         one.commit("c")
-        desk = next(server for server in one.running if f"s{server.port}" == c.own._desk)
+        desk = next(server for server in one.running if f"s{server.port}" == c.own.desk)
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(c.own.lease, 0, 100)
             until(lambda: len(desk._async_handler._waiting) == 1, "the question that has to wait")
@@ -352,7 +353,7 @@ def test_a_team_waits_for_the_slowest_team() -> None:
         assert (lease.number, lease.waited) == (3, True)
         one.bodies("a", "b")
         # Both go on from there, should they come to be in other teams.
-        assert [one.members[name].own._clock for name in "abc"] == [1, 1, 1]
+        assert [one.members[name].own.clock for name in "abc"] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -367,7 +368,7 @@ def test_a_team_waits_for_the_slowest_team() -> None:
 def test_a_team_is_as_far_as_its_last_member(
     reported: list[int | None], size: int, expected: dict[int, int | None]
 ) -> None:
-    assert clocks_of_teams(reported, size) == expected
+    assert clocks_of_groups(reported, size) == expected
 
 
 @settings(deadline=None, max_examples=50)

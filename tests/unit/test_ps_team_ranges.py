@@ -12,7 +12,7 @@ from ps_servers import TOKEN, names, servers
 from worker_ranks import Rank, on_ranks, seeded
 
 import springtide
-from springtide.servers.grouped_ranges import GroupedRanges
+from springtide.ps.worker_groups import GroupRoute
 from springtide_ps.server.async_handler import AsyncHandler
 from springtide_ps.server.gradient_stash import GradientStash
 
@@ -73,7 +73,8 @@ def train(
             [model] if two else model, all_of_them, clip_norm=0.5, schedule=schedule, scaler=scaler
         )
         rank.enter_servers(names(running), store)
-        assert isinstance(rank.trainer.servers, GroupedRanges) == ("group_size" in settings)
+        assert rank.trainer.servers is not None
+        assert isinstance(rank.trainer.servers.route, GroupRoute) == ("group_size" in settings)
         ranges = []
         for x, y, ids in rank.batches((X, Y, IDS), batch_size=8, epochs=EPOCHS, seed=0):
             with rank.step():
@@ -172,7 +173,8 @@ def test_who_has_committed_reads_the_new_values_although_its_team_is_over(reader
         rank.distribute(model, optimizer)
         rank.enter_servers(names(running), store)
         exchange = rank.trainer.servers
-        assert isinstance(exchange, GroupedRanges)
+        assert exchange is not None
+        assert exchange.route.group is not None
         for x, y, ids in rank.batches((X, Y, IDS), batch_size=SAMPLES, epochs=1, seed=0):
             with rank.step():
                 (model(x, ids, 0) - y).square().mean().backward()
@@ -185,8 +187,8 @@ def test_who_has_committed_reads_the_new_values_although_its_team_is_over(reader
                     return []
                 if reader:
                     assert sent.wait(60)
-                exchange._in_team.shut()
-                exchange.links.over("the other member is dead")
+                exchange.route.group.shut()
+                exchange.connections.over("the other member is dead")
                 try:
                     return [value.clone() for value in model.state_dict().values()]
                 finally:

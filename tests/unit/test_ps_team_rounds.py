@@ -35,8 +35,8 @@ from range_rounds_by_hand import Loose, assert_equal, undisturbed
 from worker_groups import addresses
 from worker_ranks import on_ranks
 
-from springtide.servers.grouped_ranges import GroupedRanges
-from springtide.servers.links import ServerError
+from springtide.ps.connections import ServerError
+from springtide.ps.context import GroupSettings
 from springtide_ps.server.server import Server
 
 torch.set_num_threads(1)
@@ -142,8 +142,7 @@ class Trio:
         self.running = running
 
         def member(name: str, address: str) -> Loose:
-            more = {"group_size": 2, "address": address, "collective_seconds": 60.0}
-            return Loose(name, table_first, kind=partial(GroupedRanges, **more))
+            return Loose(name, table_first, group=GroupSettings(2, address, 60.0))
 
         self.all = {name: member(name, address) for name, address in zip("abc", addresses(3), strict=True)}
 
@@ -182,7 +181,7 @@ def test_a_body_that_is_left_between_two_steps_is_completed_by_the_next_team(
         assert_equal(found[0], wanted)
         assert_equal(found[1], found[0])
         assert team[0].books() == {(0, 3)}
-        keys = team[0].exchange._keys_in_order()
+        keys = team[0].batches.keys_in_order()
         assert sum(server.counters.ranges for server in running) == 3 * len(keys)
         there = len(team[0].first_keys) if seen else 0
         assert sum(server.counters.repeated for server in running) == there

@@ -9,13 +9,13 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from ps_loose import Loose
 from ps_members import Store
 from ps_servers import TOKEN, names, servers
 from worker_ranks import Rank, on_ranks, seeded
 
-from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.plan import PlannedChunk
-from springtide.servers.wire import RangeWire
+from springtide.ps.compression import GradientCompression
+from springtide.ps.sharding import PlannedChunk
 from springtide_ps.params.chunk import Chunk, Recipe
 from springtide_ps.params.sparse_gradient import SparseGradient, pack
 from springtide_ps.server.server import Server
@@ -38,7 +38,7 @@ class OwingByAnswers(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wire = RangeWire("TopK", 0.25)
+        self.wire = GradientCompression("TopK", 0.25)
         self.total, self.brought = (torch.zeros(ELEMENTS, dtype=torch.float64) for _ in range(2))
         self.pending: tuple[torch.Tensor, torch.Tensor, tuple[int, ...]] | None = None
 
@@ -63,7 +63,7 @@ class OwingByAnswers(RuleBasedStateMachine):
 
     @rule(step=st.integers(1, 9))
     def another_body_begins(self, step: int) -> None:
-        self.wire.begin((FIRST, step))
+        self.wire.begin_update()
 
     @precondition(lambda self: self.pending is not None)
     @rule(applied=st.booleans(), twice=st.booleans())
@@ -90,8 +90,6 @@ class OwingByAnswers(RuleBasedStateMachine):
         owed = torch.zeros(ELEMENTS, dtype=torch.float64) if owed is None else owed
         assert torch.equal(self.brought + owed, self.total)
         assert owed[5] == 0
-        assert not self.wire.ends(False)
-        assert self.wire.ends(True)
 
 
 OwingByAnswers.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=20)
@@ -99,6 +97,14 @@ TestOwingByAnswers = OwingByAnswers.TestCase
 
 
 # ---- servers
+
+
+def test_worker_without_common_steps_has_no_last_step() -> None:
+    with servers(1) as running:
+        loose = Loose(running, "TopK")
+        assert [loose.exchange.ends(wanted) for wanted in (False, True)] == [False, True]
+        assert not loose.exchange.compression.closing
+        loose.exchange.close()
 
 
 def client_of(server: Server) -> ServerClient:
@@ -197,12 +203,13 @@ def train(size: int, consistency: str, taken: bool = False) -> list[tuple[torch.
 
 
 def bring_the_first_range(exchange: Any) -> None:
-    assert isinstance(exchange, AsynchronousExchange)
     assert exchange.asynchronous
     chunk = next(chunk for chunk in exchange.chunks if chunk.key == "0.0")
     key, size = chunk.key, chunk.stop - chunk.start
     about = {"k": key, "r": 0, "d": "float32", "recipe": Recipe(1.0, True, ({},)).to_json()}
-    asked = exchange.links.ask(exchange._homes[key][0], Kind.COPY_RANGE, FIRST, about, torch.zeros(size))
+    asked = exchange.connections.ask(
+        exchange.context.generation.homes[key][0], Kind.COPY_RANGE, FIRST, about, torch.zeros(size)
+    )
     asked.result(60)
 
 

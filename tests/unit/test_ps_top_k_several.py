@@ -30,19 +30,19 @@ from ps_members import Store
 from ps_servers import TOKEN, names, servers
 from worker_ranks import Rank, on_ranks
 
-from springtide.servers.exchange import ServerExchange
+from springtide.ps.backend import PsBackend
 
 torch.set_num_threads(1)
 
 
-def owed(exchange: ServerExchange) -> torch.Tensor:
+def owed(exchange: PsBackend) -> torch.Tensor:
     """By parameter's element, flat."""
-    assert exchange.wire.residuals is not None
-    flats = [torch.zeros(size) for size in exchange._layout.sizes]
+    assert exchange.compression.residuals is not None
+    flats = [torch.zeros(size) for size in exchange.context.layout.sizes]
     for chunk in exchange.chunks:
-        if (kept := exchange.wire.residuals.kept(chunk.key)) is not None:
+        if (kept := exchange.compression.residuals.kept(chunk.key)) is not None:
             flats[chunk.bucket][chunk.start : chunk.stop] = kept
-    slots = zip(exchange._layout.fields, exchange._layout.slots, strict=True)
+    slots = zip(exchange.context.layout.fields, exchange.context.layout.slots, strict=True)
     return torch.cat([flats[slot.bucket][slot.offset : slot.offset + item.numel] for item, slot in slots])
 
 
@@ -59,13 +59,13 @@ def train(
         rank.enter_servers(names(running), store)
         exchange = rank.trainer.servers
         assert exchange is not None
-        assert exchange.wire.residuals is not None
+        assert exchange.compression.residuals is not None
         for number, chunk in enumerate(exchange.chunks):
             generator = torch.Generator().manual_seed(100 * rank.rank + number)
             debt = torch.zeros(chunk.stop - chunk.start)
             for _, _, start, stop in chunk.pieces:
                 debt[start:stop] = torch.randn(stop - start, generator=generator)
-            exchange.wire.residuals._keep(chunk.key, debt)
+            exchange.compression.residuals._keep(chunk.key, debt)
         before = owed(exchange)
         for batch in rank.batches(IDS, batch_size=BATCH, epochs=EPOCHS, seed=0):
             with rank.step():

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from ps_members import Store, members, together
 from ps_servers import TOKEN, names, servers
 
-from springtide.servers.early import EarlyExchange
-from springtide.servers.plan import cut
+from springtide.ps.sharding import cut
 from springtide_ps.params.placement import CHUNK_BYTES
 from springtide_ps.server.send_queue import SendQueue
 from springtide_ps.wire.frames import Frame, Kind
@@ -61,7 +60,7 @@ def test_values_are_asked_for_with_their_place_in_the_forward_pass(monkeypatch: 
     def sgd(model: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
-    with servers(1) as running, members(2, sgd, kind=EarlyExchange) as (a, b):
+    with servers(1) as running, members(2, sgd, early=True) as (a, b):
         store, both = Store(), ["m0", "m1"]
         together(
             lambda: a.begin(1, both, running, store, fresh=True),

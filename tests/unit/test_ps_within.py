@@ -14,8 +14,6 @@ from ps_members import Member, Store, build, gradients_of, members, together
 from ps_servers import servers
 from worker_groups import addresses
 
-from springtide.servers.early import EarlyExchange
-from springtide.servers.grouped import GroupedExchange
 from springtide_ps.params.chunk import ROUNDS_LIMIT, Chunk, ChunkError, Recipe
 from springtide_ps.server.intermediate import Parts, make_parts
 from springtide_ps.server.server import Server
@@ -164,11 +162,11 @@ def test_parts_of_a_step_wait_until_the_one_before_is_made() -> None:
     stopped, go = threading.Event(), threading.Event()
 
     class Slow(ShardStore):
-        def make_steps(self, key: str, version: int, trying: bool) -> None:
+        def _bring(self, key: str, version: int, trying: bool) -> None:
             if version == 1:
                 stopped.set()
                 assert go.wait(60)
-            super().make_steps(key, version, trying)
+            super()._bring(key, version, trying)
 
     def done(name: str) -> Any:
         return lambda result, error: told.append((name, result if error is None else str(error)))
@@ -184,8 +182,8 @@ def test_parts_of_a_step_wait_until_the_one_before_is_made() -> None:
             if step == 1:
                 shards.commit(FIRST, 1, "a", recipe(0, lr=1.0), done("committed"))
         assert stopped.wait(60)
-        shards.add_parts(FIRST, 2, "a", recipe(0, lr=1.0))
-        shards.fetch_intermediate(FIRST, 2, "k", 1, done("values"))
+        shards.within(FIRST, 2, "a", recipe(0, lr=1.0))
+        shards.fetch_within(FIRST, 2, "k", 1, done("values"))
         assert [name for name, _ in told] == ["prepared", "committed", "prepared"]
         go.set()
         deadline = time.monotonic() + 60
@@ -195,7 +193,7 @@ def test_parts_of_a_step_wait_until_the_one_before_is_made() -> None:
         assert told[3][0] == "values"
         assert told[3][1].tolist() == [0.5, 0.5]
         with pytest.raises(RoundError, match="after step 3 are asked for"):
-            shards.fetch_intermediate(FIRST, 3, "k", 1, done("never"))
+            shards.fetch_within(FIRST, 3, "k", 1, done("never"))
     finally:
         go.set()
         shards.close()
@@ -251,13 +249,9 @@ def test_a_step_of_two_rounds_is_whole_or_was_not_when_its_generation_ends(
     """So many of two members have committed the second step; with copies, a server is lost besides."""
     places = dict(zip(("m0", "m1"), addresses(2), strict=True))
 
-    def team(*args: Any, **named: Any) -> GroupedExchange:
-        more = {"group_size": 2, "address": places[named["me"]], "collective_seconds": 60.0}
-        return GroupedExchange(*args, **named, **more)
-
     with (
         servers(3) as running,
-        members(2, sgd, kind=team if grouped else EarlyExchange, replication=replication) as both,
+        members(2, sgd, early=True, places=places if grouped else {}, replication=replication) as both,
     ):
         a, _ = both
         names, store = ["m0", "m1"], Store()

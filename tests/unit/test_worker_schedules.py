@@ -22,8 +22,8 @@ from torch.optim.lr_scheduler import (
 
 from springtide.counted import count_of, count_steps
 from springtide.errors import UsageError
+from springtide.ps.books import newest_copies, rescue
 from springtide.schedules import Schedules
-from springtide.servers.books import newest_copies, rescue
 from springtide_ps.params.applied import Book, RangeSet
 
 KINDS: dict[str, Callable[[torch.optim.Optimizer], LRScheduler]] = {

@@ -8,24 +8,22 @@ import pytest
 import torch
 from ps_servers import TOKEN
 
-from springtide.servers import grouped
-from springtide.servers.grouped import GroupedExchange, team_of
-from springtide.servers.links import Links
-from springtide.servers.plan import PlannedChunk
-from springtide.servers.wire import Pushed, Wire
-from springtide.servers.within import WithinExchange
-
-CHUNK = PlannedChunk("1.0", 1, 0, 2, 8, ((0, 0, 0, 2),))
+from springtide.exchange.layout import Field, plan_layout
+from springtide.ps import worker_groups
+from springtide.ps.compression import GradientCompression, Pushed
+from springtide.ps.context import GroupSettings, PsContext, PsSettings
+from springtide.ps.generation import GenerationStart, Meeting
+from springtide.ps.worker_groups import GroupRoute, group_of
 
 
 @pytest.mark.parametrize(
     ("size", "world", "teams"),
     [(1, 3, [[0], [1], [2]]), (2, 5, [[0, 1], [2, 3], [4]]), (4, 4, [[0, 1, 2, 3]]), (8, 3, [[0, 1, 2]])],
 )
-def test_teams_are_runs_of_ranks(size: int, world: int, teams: list[list[int]]) -> None:
+def test_groups_are_runs_of_ranks(size: int, world: int, teams: list[list[int]]) -> None:
     for rank in range(world):
         assert [rank in team for team in teams] == [
-            list(team_of(rank, size, world)) == team for team in teams
+            list(group_of(rank, size, world)) == team for team in teams
         ]
 
 
@@ -61,23 +59,36 @@ class Team:
         return True
 
 
+def context_with_debt() -> tuple[PsContext, str, torch.Tensor]:
+    """A worker's context, whose one chunk is owed something by it."""
+    weight = torch.nn.Parameter(torch.zeros(40))
+    layout = plan_layout([Field("weight", (40,), torch.float32)], 1 << 20)
+    settings = PsSettings("m0", TOKEN, 1, False, 1.0, 1.0)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    compression = GradientCompression("TopK", 0.1)
+    context = PsContext({"weight": weight}, layout, [optimizer], settings, compression)
+    [chunk] = context.sharding.chunks
+    owed = torch.arange(40.0)
+    residuals = compression.residuals
+    assert residuals is not None
+    compression.begin_update()
+    compression.outgoing(chunk, torch.zeros(40))
+    residuals.leave_out(chunk.key, owed.clone())
+    compression.landed(chunk.key, (), True)
+    return context, chunk.key, owed
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_only_the_first_of_a_team_sends_and_only_sums(
+def test_only_the_first_of_a_group_sends_and_only_sums(
     monkeypatch: pytest.MonkeyPatch, rank: int, at_once: bool
 ) -> None:
-    sent: list[list[float]] = []
-    prepared: list[int] = []
+    sent: list[float] = []
 
-    def push(self: WithinExchange, gradients: torch.Tensor) -> Pushed:
-        sent.append(gradients.tolist())
+    def send(gradients: torch.Tensor) -> Pushed:
+        sent.append(float(gradients[0]))
         return Pushed(gradients.nbytes)
 
-    monkeypatch.setattr(WithinExchange, "__init__", lambda self, **_: None)
-    monkeypatch.setattr(WithinExchange, "begin_generation", lambda *_, **__: None)
-    monkeypatch.setattr(WithinExchange, "begin_step", lambda self: None)
-    monkeypatch.setattr(WithinExchange, "push", push)
-    monkeypatch.setattr(WithinExchange, "prepare", lambda self: prepared.append(len(sent)))
     teams: list[Team] = []
 
     def form(store: Any, own: int, size: int, address: str, **_: float) -> Team:
@@ -98,28 +109,33 @@ def test_only_the_first_of_a_team_sends_and_only_sums(
         def on_shut(self, call: Any) -> None:
             self.calls += 1
 
-    monkeypatch.setattr(grouped, "form", form)
-    exchange = GroupedExchange(group_size=2, address="127.0.0.1", collective_seconds=1.0, connect_seconds=1.0)
-    exchange.links = Links(TOKEN, 1.0, 1.0)
-    exchange.wire, exchange._by_bucket = Wire("TopK", 0.1), [[], [CHUNK]]
-    own = exchange.wire.residuals
-    assert own is not None
-    own._kept[CHUNK.key] = torch.ones(2)
-    own.begin(((1, 0, 1), 1))
+    monkeypatch.setattr(worker_groups, "form", form)
+    context, key, owed = context_with_debt()
+    residuals = context.compression.residuals
+    assert residuals is not None
+    route = GroupRoute(context, GroupSettings(2, "127.0.0.1", 1.0))
     generation: Any = Generation()
     store: Any = Store()
+    start = GenerationStart((1, 0, 1), ("m0",), {}, frozenset(), 0)
     for _ in range(2):
-        exchange.begin_generation(None, generation, store, holds=True, leader=0, fresh=False)  # type: ignore[arg-type]
+        route.leave()
+        route.form(start, Meeting(generation, store, 0, True, False))
     assert [team.released for team in teams] == [True, False]
     assert generation.calls == 2
-    exchange.begin_step()
+    assert route.follows is (rank == 1)
     for value in (1.0, 2.0):
-        last = torch.full((2,), value)
-        exchange.push(last)
-        assert len(sent) == (value if at_once and rank == 0 else 0)
-    exchange.prepare()
-    assert sent == ([[10.0, 10.0], [20.0, 20.0]] if rank == 0 else [])
-    # What it owes from when it was the first itself goes into the team's sum; the first one adds its own.
-    assert last.tolist() == ([20.0, 20.0] if rank == 0 else [30.0, 30.0])
-    assert own._next == ({} if rank == 0 else {CHUNK.key: None})
-    assert prepared == [len(sent)]
+        # Two backward passes, since the model has one bucket.
+        context.compression.begin_update_pass()
+        route.begin_pass()
+        last = torch.full((40,), value)
+        assert route.push(last, send).nbytes == last.nbytes
+        assert len(sent) == (value if at_once and rank == 0 else value - 1 if rank == 0 else 0)
+        route.end_sums(send)
+    assert sent == ([10.0, 20.0] if rank == 0 else [])
+    # What it owes from when it was the first itself goes into the group's sum; the first one adds its own.
+    assert torch.equal(last, torch.full((40,), 20.0) + (0 if rank == 0 else 10 * owed))
+    context.compression.landed(key, (), True)
+    left = residuals.kept(key)
+    assert (left is None) == (rank == 1), "another member sends it"
+    context.connections.close()
+    context.memory.close()

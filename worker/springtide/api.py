@@ -28,8 +28,8 @@ from springtide.errors import UsageError
 from springtide.exact.settings import check_gpu, on_gpu, prepare
 from springtide.exchange.device import take_gpu, tame_nccl
 from springtide.loading import make_loader
-from springtide.servers.plan import bucket_bytes
-from springtide.servers.wiring import exchange_for
+from springtide.ps.backend import backend_for
+from springtide.ps.sharding import bucket_bytes
 from springtide.training import Trainer
 
 Models = TypeVar("Models", bound=torch.nn.Module | Sequence[torch.nn.Module])
@@ -110,7 +110,7 @@ def distribute(
         logical_workers=runtime.settings.logical_workers,
         backend=runtime.settings.backend,
         compression=settings.sum_compression,
-        make_servers=exchange_for(settings) if strategy in ("ParameterServer", "Hybrid") else None,
+        make_servers=backend_for(settings) if strategy in ("ParameterServer", "Hybrid") else None,
     )
     runtime.install(trainer, declared.models, tracked, check)
     return model, optimizer

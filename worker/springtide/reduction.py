@@ -24,9 +24,10 @@ from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, Work, peers_in
 from springtide.gradients import Gradients
 from springtide.hyperparameters import Hyperparameters
-from springtide.servers.links import servers_in
+from springtide.ps.backend import ParameterBackend
+from springtide.ps.connections import servers_in
 from springtide.tables.handle import Handle
-from springtide.tables.step import StepHome, StepTables
+from springtide.tables.step import StepTables
 from springtide.transaction import Phase, Transaction
 
 _MOST_ROUNDS = 64  # told apart in the side reduction's step number
@@ -50,7 +51,7 @@ class Reduced:
 
 
 def commit_on(
-    home: StepHome,
+    home: ParameterBackend,
     reduced: Reduced,
     gradients: Gradients,
     clip_norm: float | None,
@@ -100,7 +101,7 @@ class Reduction:
         buffers: Buffers,
         exact: ExactStep | None,
         transaction: Transaction,
-        home: StepHome | None = None,
+        home: ParameterBackend | None = None,
         tables: Mapping[int, Handle] | None = None,
         optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> None:
@@ -351,7 +352,7 @@ class Reduction:
         self._transaction.drop("a gradient did not fit its block's exponent; the step is done again")
         raise Dropped(self._transaction.reason)
 
-    def _prepare(self, home: StepHome) -> float | None:
+    def _prepare(self, home: ParameterBackend) -> float | None:
         found: list[float | None] = []
         self._wait(lambda: found.append(home.prepare()))
         return found[0]

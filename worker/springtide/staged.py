@@ -11,11 +11,10 @@ from springtide.errors import UsageError
 from springtide.exchange.buckets import Buckets
 from springtide.gradients import Gradients
 from springtide.optimizers import parameters_of, scale_of
+from springtide.ps.backend import ParameterBackend, PsBackend
 from springtide.reduction import Reduced, Reduction
 from springtide.scaling import Scalings
-from springtide.servers.exchange import ServerExchange
 from springtide.tables.handle import Handle
-from springtide.tables.step import StepHome
 
 
 def check_carried(carried: float, correction: float) -> None:
@@ -37,7 +36,11 @@ class HereSteps:
     """
 
     def __init__(
-        self, home: StepHome | None, tables: Mapping[int, Handle], gradients: Gradients, buckets: Buckets
+        self,
+        home: ParameterBackend | None,
+        tables: Mapping[int, Handle],
+        gradients: Gradients,
+        buckets: Buckets,
     ) -> None:
         self._home, self._tables, self._gradients, self._buckets = home, tables, gradients, buckets
         self.begin()
@@ -97,7 +100,7 @@ class StagedSteps:
     """
 
     def __init__(
-        self, servers: ServerExchange, gradients: Gradients, buckets: Buckets, clip_norm: float | None
+        self, servers: PsBackend, gradients: Gradients, buckets: Buckets, clip_norm: float | None
     ) -> None:
         self._servers, self._gradients, self._buckets = servers, gradients, buckets
         self._clip_norm = clip_norm
@@ -125,7 +128,7 @@ class StagedSteps:
         """The sums of the round are on the servers. Raise UsageError."""
         check_carried(self._carried, reduced.correction)
         # What may still have to leave must not be zeroed by the script.
-        self._gradients.show(reduced.result.used, copied=not self._servers.rounds)
+        self._gradients.show(reduced.result.used, copied=not self._servers.keeps_sums)
 
     def stage(self, optimizer: torch.optim.Optimizer, reduced: Reduced, scalings: Scalings) -> None:
         """The script makes this optimizer's step. Raise UsageError where it cannot be made."""

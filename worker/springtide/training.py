@@ -27,17 +27,18 @@ from springtide.gradients import Gradients
 from springtide.hooks import Hook
 from springtide.optimizers import closure_of, scale_of, with_closure
 from springtide.pending import Pending
+from springtide.ps.backend import MakeBackend, PsBackend
+from springtide.ps.snapshot import Snapshot
+from springtide.ps.states import states_of
 from springtide.randomness import seed_part
 from springtide.reduction import Reduced, Reduction, commit_on, own_part
 from springtide.scaling import Scalings, enabled_among
-from springtide.servers.exchange import MakeServers, ServerExchange
-from springtide.servers.snapshot import Snapshot
-from springtide.servers.states import states_of
 from springtide.several import check_backward, check_closure
 from springtide.staged import HereSteps, StagedSteps
 from springtide.state import Position
 from springtide.strangers import DECLARE, Strangers
-from springtide.tables.step import home_here, tables_among
+from springtide.tables.handle import tables_among
+from springtide.tables.step import home_here
 from springtide.transaction import Phase, Transaction
 from springtide.undo import Undo
 
@@ -62,7 +63,7 @@ class Trainer:
         logical_workers: int = 0,
         backend: str = "Auto",
         compression: str = "None",
-        make_servers: MakeServers | None = None,
+        make_servers: MakeBackend | None = None,
     ) -> None:
         model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
         named = dict(model.named_parameters())
@@ -85,7 +86,7 @@ class Trainer:
             self.buckets = make_buckets(compression, layout, self.device, several)
         self._gradients = Gradients(named, self.buckets, clip_norm)
         self.tables = tables_among(self._gradients.parameters)
-        self.servers: ServerExchange | None = None
+        self.servers: PsBackend | None = None
         # Schedulers and scalers do not look at the parameters; an average of them does.
         blind = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
         self._values_are_read = any(not isinstance(item, blind) for item in tracked.values())
@@ -112,7 +113,7 @@ class Trainer:
             self._dense_here,
         )
         if self.servers is not None:
-            self.servers.wire.loss_scale = self._scalings.scale
+            self.servers.compression.loss_scale = self._scalings.scale
         if logical_workers:
             tracked = {**tracked, "exact mode": exact.exponents}
         if isinstance(self.buckets, LowRankBuckets):

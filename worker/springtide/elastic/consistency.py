@@ -16,9 +16,7 @@ from springtide.elastic.range_loop import RangeLoop, RangeLoopParts
 from springtide.elastic.training_state import TrainingState
 from springtide.environment import Settings
 from springtide.errors import UsageError
-from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.exchange import ServerExchange
-from springtide.servers.within import WithinExchange
+from springtide.ps.backend import PsBackend
 from springtide_protocol import coordinator_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -111,7 +109,7 @@ class Consistencies:
 def declare_consistencies(
     consistencies: Consistencies,
     parts: RangeLoopParts,
-    servers: ServerExchange | None,
+    servers: PsBackend | None,
     tracked: Mapping[str, Any],
     check: Callable[..., object],
 ) -> None:
@@ -127,15 +125,15 @@ def declare_consistencies(
     range_loop, problem = None, ""
     try:
         check(consistency="Asynchronous")
-        if isinstance(servers, AsynchronousExchange):
-            range_loop = RangeLoop(parts, servers, tracked)
+        if servers is not None and servers.async_backend is not None:
+            range_loop = RangeLoop(parts, servers.async_backend, tracked)
         else:
             problem = "training without common steps takes strategy.type ParameterServer"
     except UsageError as error:
         problem = str(error)
     consistencies.use(range_loop, problem)
-    if isinstance(servers, WithinExchange):
-        servers.on_within = consistencies.needs_steps
+    if servers is not None:
+        servers.call_when_bound_to_steps(consistencies.needs_steps)
 
 
 def staleness_bound(announced: pb.Consistency, settings: Settings) -> int | None:

@@ -27,10 +27,10 @@ from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.training_state import TrainingState
 from springtide.exchange.combine import pack, unpack
 from springtide.exchange.groups import Group, peers_in
+from springtide.ps.async_backend import AsyncBackend
+from springtide.ps.connections import ServerError, servers_in
 from springtide.scaling import agree
 from springtide.schedules import Schedules
-from springtide.servers.asynchronous import AsynchronousExchange
-from springtide.servers.links import ServerError, servers_in
 from springtide.training import Trainer
 from springtide_protocol.names import StateName
 
@@ -57,9 +57,7 @@ class RangeLoop:
     The script's thread uses it; `interrupt` and `stop_at_the_end` may come from any.
     """
 
-    def __init__(
-        self, parts: RangeLoopParts, servers: AsynchronousExchange, tracked: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, parts: RangeLoopParts, servers: AsyncBackend, tracked: Mapping[str, Any]) -> None:
         """Make the loop of one script.
 
         Args:
@@ -164,7 +162,7 @@ class RangeLoop:
 
     def _agreed_team(self) -> Group:
         """Return the workers that share a range; in a new group they agree on scales. Raise RuntimeError."""
-        team = self._servers.team
+        team = self._servers.group
         if team is None:
             return Group(None, 0, 1, self._collective_seconds)
         if team is not self._team:

@@ -30,10 +30,10 @@ from springtide.environment import Settings
 from springtide.errors import ServerStepError, SpringtideError
 from springtide.exchange.groups import Group, form
 from springtide.exchange.store import StreamStore
-from springtide.servers.exchange import ServerExchange, ServersLackState
-from springtide.servers.leading import Place as ServersPlace
-from springtide.servers.links import servers_in
-from springtide.servers.setbacks import Setbacks, told
+from springtide.ps.backend import PsBackend
+from springtide.ps.connections import servers_in
+from springtide.ps.generation import GenerationStart, ServersLackState
+from springtide.ps.step_failures import StepFailures, told
 from springtide.state import Position, State
 from springtide.training import Trainer
 from springtide_protocol import coordinator_pb2 as pb
@@ -81,7 +81,7 @@ class Recovery:
         self._unformed = 0  # generations in a row that this process could not enter
         self._lacking = ""
         self._no_way_back = ""
-        self._setbacks = Setbacks()
+        self._setbacks = StepFailures()
         self._awaited: tuple[int, dict[str, object], State] | None = None
 
     def stand(self, stage: int) -> None:
@@ -139,8 +139,8 @@ class Recovery:
         state, membership, trainer = self._state, self._membership, self._trainer
         # Workers that do not step together stop one by one: another may wait for this one at an epoch's end,
         # unless all have met there.
-        if trainer.servers is not None and (failed := trainer.servers.links.failed_step):
-            trainer.servers.links.failed_step = ""
+        if trainer.servers is not None and (failed := trainer.servers.connections.failed_step):
+            trainer.servers.connections.failed_step = ""
             self._step_failed(failed, lost=False)
         together = self._parts.consistencies.range_loop is None or membership.cut
         at_boundary = reason == pb.BOUNDARY and together
@@ -279,12 +279,12 @@ class Recovery:
             start.message.reason,
         )
 
-    def _enter_on(self, servers: ServerExchange, start: Start, group: Group, lacking: set[int]) -> None:
+    def _enter_on(self, servers: PsBackend, start: Start, group: Group, lacking: set[int]) -> None:
         message, consistencies = start.message, self._parts.consistencies
         in_ranges = consistencies.enter(message.consistency)
         known = [*message.servers, *message.leaving_servers]
         generation = start.generation
-        place = ServersPlace(
+        place = GenerationStart(
             generation.key,
             tuple(member.id for member in message.members),
             {server.id: server.address for server in known},

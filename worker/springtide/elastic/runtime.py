@@ -31,8 +31,8 @@ from springtide.elastic.training_state import TrainingState
 from springtide.elastic.warm_up import WarmUp
 from springtide.environment import Settings
 from springtide.exchange.groups import Group
+from springtide.ps.forward_waits import wait_for_values
 from springtide.reported import ReportedNames
-from springtide.servers.wiring import wait_for_values
 from springtide.state import Position
 from springtide.training import Trainer
 

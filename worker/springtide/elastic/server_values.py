@@ -10,7 +10,7 @@ import torch
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import SpringtideError
-from springtide.servers.exchange import ServerExchange
+from springtide.ps.backend import PsBackend
 from springtide.training import Trainer
 
 _Found = TypeVar("_Found")
@@ -61,7 +61,7 @@ class ServerValues:
         """Read a whole table: (ids, rows). Raise SpringtideError when they cannot come any more."""
         return self._read(lambda servers, stepped: servers.all_rows(index, stepped))
 
-    def _read(self, read: Callable[[ServerExchange, bool], _Found]) -> _Found:
+    def _read(self, read: Callable[[PsBackend, bool], _Found]) -> _Found:
         trainer = self._trainers.require("an embedding table")
         servers, found = trainer.servers, list[_Found]()
         assert servers is not None

@@ -184,7 +184,9 @@ class StepRunner:
         if trainer.servers is not None and trainer.servers.copied():
             trainer.want_change(True)
         # The loop ends anyway: nobody waits for another step.
-        closing = trainer.buckets.closing or (trainer.servers is not None and trainer.servers.wire.closing)
+        closing = trainer.buckets.closing or (
+            trainer.servers is not None and trainer.servers.compression.closing
+        )
         if body.change or (closing and plan.ended(cursor)):
             state.stop_at_boundary()
         parts.saver.checkpoints.committed(result.save, plan.ended(cursor))

@@ -6,7 +6,7 @@ used parameters see of the table; the gradients of rows are collected beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -118,3 +118,9 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         ctx.handle.arrived.append((ctx.ids, gradient.detach().to("cpu", torch.float32)))
         return torch.zeros_like(ctx.handle.weight), None, None, None
+
+
+def tables_among(parameters: Sequence[torch.Tensor]) -> dict[int, Handle]:
+    """Return the tables that these parameters stand for, by the parameter's number."""
+    found = {index: handle_of(parameter) for index, parameter in enumerate(parameters)}
+    return {index: handle for index, handle in found.items() if handle is not None}

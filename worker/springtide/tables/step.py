@@ -5,92 +5,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
 
 import torch
 
-from springtide.servers.recipe import group_options
-from springtide.tables.handle import Handle, handle_of
+from springtide.ps.backend import ParameterBackend, Pushed
+from springtide.ps.step_spec import group_options
+from springtide.tables.handle import Handle
 from springtide.tables.local import merged
 from springtide.tables.rules import group_among, sparse_rule, step_options
 from springtide_ps.params.frequencies import carried, divided, renumbered
 
 
-class Pushed(Protocol):
-    """nbytes: how much has been sent."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def wait(self) -> bool: ...
-
-    def is_completed(self) -> bool: ...
-
-
-class StepHome(Protocol):
-    """Where the parameters are that a worker does not step itself."""
-
-    @property
-    def dense(self) -> bool:
-        """Whether all parameters are there, not the rows of tables alone."""
-        ...
-
-    def begin_step(self) -> None: ...
-
-    def begin_round(self) -> None:
-        """Another backward pass of the body begins, after the last one's steps."""
-        ...
-
-    def push(self, gradients: torch.Tensor) -> Pushed:
-        """The next bucket's gradients, where the home has the dense parameters."""
-        ...
-
-    def ends(self, wanted: bool) -> bool:
-        """All members agree whether to stop: whether this step is the last one, and not the next."""
-        ...
-
-    def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
-        """All gradients of a table: ids int64 [n], each once, or heads; sums float32 [n, dim]."""
-        ...
-
-    def prepare(self) -> float | None:
-        """The norm of all gradients there, if it was asked for, once all members' are there."""
-        ...
-
-    def norm_of(self, optimizer: torch.optim.Optimizer) -> float:
-        """As `prepare`, of the gradients of this optimizer."""
-        ...
-
-    def stage_tables(
-        self, optimizer: torch.optim.Optimizer, scale: float, factor: float, unused: Collection[int]
-    ) -> None:
-        """One of several optimizers makes its step: its tables are to make theirs.
-
-        scale, factor: gradients are multiplied by both; scale is that of the whole step. unused: numbers of
-        parameters to which nobody has a gradient.
-        """
-        ...
-
-    @property
-    def any_staged(self) -> bool:
-        """Whether there are steps to be made with the commit, of several optimizers."""
-        ...
-
-    def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None: ...
-
-    def settle(self, parameters: Collection[int] | None = None) -> None: ...
-
-
-def tables_among(parameters: Sequence[torch.Tensor]) -> dict[int, Handle]:
-    """The tables that these parameters stand for, by the parameter's number."""
-    found = {index: handle_of(parameter) for index, parameter in enumerate(parameters)}
-    return {index: handle for index, handle in found.items() if handle is not None}
-
-
 class StepTables:
     """Between backward hooks and the home of the rows. One step at a time: `begin`, `put`..., `flush`."""
 
-    def __init__(self, handles: Mapping[int, Handle], home: StepHome) -> None:
+    def __init__(self, handles: Mapping[int, Handle], home: ParameterBackend) -> None:
         self._handles, self._home = handles, home
         self._parts: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._sent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -231,6 +160,6 @@ class LocalHome:
 
 def home_here(
     handles: Mapping[int, Handle], names: Sequence[str], optimizers: Sequence[torch.optim.Optimizer]
-) -> StepHome | None:
+) -> ParameterBackend | None:
     """Of tables that no servers hold; None without tables."""
     return LocalHome(handles, names, optimizers) if handles else None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from springtide.exchange.layout import Layout
-from springtide.servers.plan import PlannedChunk
+from springtide.ps.sharding import PlannedChunk
 from springtide_ps.params.chunk import Chunk
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from springtide.errors import UsageError
-from springtide.servers.tables import TableBook, table_name
+from springtide.ps.tables import TableBook, table_name
 from springtide.tables.local import by_slice
 from springtide_ps.params.embedding_shard import record_bytes, records
 from springtide_ps.params.frequencies import divided

@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from springtide.servers.plan import PlannedChunk
+from springtide.ps.sharding import PlannedChunk
 from springtide_ps.params.sparse_gradient import INDEX_BYTES, SparseGradient, worth_it
 
 Made = tuple[tuple[int, int, int], int]
@@ -153,8 +153,12 @@ def unscaled(rest: torch.Tensor, scale: float) -> torch.Tensor:
     return rest.to(torch.promote_types(rest.dtype, torch.float32)).div_(scale)
 
 
-class Wire:
-    """What is sent of each chunk's gradient. ratio: of elements, with TopK.
+class GradientCompression:
+    """Makes of each chunk's gradient what travels. ratio: of elements, with TopK.
+
+    Where members step together, `begin`, `begin_round`, `stand_at` and `ends` say which step a residual is
+    of. Where they do not, `begin_update`, `begin_update_pass` and `landed` do: each chunk's push counts when
+    it is answered, in whatever body or generation that is, and there is no last step to which all agree.
 
     closing: from the next body on, send everything that is owed, since this worker may leave after it.
     loss_scale: asked when a backward pass begins, what a GradScaler multiplies gradients by: residuals are
@@ -176,6 +180,35 @@ class Wire:
         self._begin_body()
         if self.residuals is not None:
             self.residuals.begin(made)
+
+    def begin_update(self) -> None:
+        """Begin a body that is no common step; what was pushed before may still be on its way."""
+        self._begin_body()
+
+    def begin_update_pass(self) -> None:
+        """Begin another backward pass of such a body; pushes count as they are answered."""
+        self._take_scale()
+
+    def landed(self, key: str, unused: Collection[int], applied: bool) -> None:
+        """Settle what is owed of a chunk whose push was answered.
+
+        Args:
+            key: The chunk's.
+            unused: Parameters that had no part in the step.
+            applied: Whether this worker's push is in the values, rather than another worker's.
+        """
+        if self.residuals is not None and key in self._chunks:
+            self.residuals.landed(key, self._spans(key, unused), applied)
+
+    def forget(self) -> None:
+        """Owe nothing: training begins anew."""
+        if self.residuals is not None:
+            self.residuals = Residuals()
+
+    def change_strategy(self) -> None:
+        """Keep what is owed: the members step together from now on, or do so no more."""
+        if self.residuals is not None:
+            self.residuals.stand_anywhere()
 
     def reopen(self) -> None:
         """A generation begins, whose last step is not known."""
@@ -281,50 +314,6 @@ class Wire:
             return wanted or self._sends_all
         self.closing = self.closing or wanted
         return False
-
-
-class RangeWire(Wire):
-    """Of a worker that does not step together with others: each chunk's push counts when it is answered.
-
-    So it does not matter in which body that is, or in which generation; there is no last step either, to
-    which all agree, and what a worker owes goes with it. in_ranges: False while the members step together
-    after all, as with `Wire`.
-    """
-
-    in_ranges = True
-
-    def go_over(self, in_ranges: bool) -> None:
-        """The members step together from now on, or do so no more."""
-        self.in_ranges = in_ranges
-        if self.residuals is not None:
-            self.residuals.stand_anywhere()
-
-    def begin(self, made: Made) -> None:
-        """In ranges, what was pushed before may still be on its way."""
-        if self.in_ranges:
-            self._begin_body()
-        else:
-            super().begin(made)
-
-    def begin_round(self, parts: Sequence[Collection[int]]) -> None:
-        """In ranges, what counts each push is answered."""
-        if self.in_ranges:
-            self._take_scale()
-        else:
-            super().begin_round(parts)
-
-    def ends(self, wanted: bool) -> bool:
-        return wanted if self.in_ranges else super().ends(wanted)
-
-    def landed(self, key: str, unused: Collection[int], applied: bool) -> None:
-        """A chunk's push was answered. applied: it is in the values, rather than another worker's."""
-        if self.residuals is not None and key in self._chunks:
-            self.residuals.landed(key, self._spans(key, unused), applied)
-
-    def forget(self) -> None:
-        """Training begins anew: nothing is owed to it."""
-        if self.residuals is not None:
-            self.residuals = Residuals()
 
 
 def _clear_padding(flat: torch.Tensor, chunk: PlannedChunk) -> None:

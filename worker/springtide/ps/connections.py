@@ -31,7 +31,7 @@ def servers_in(error: BaseException) -> list[str]:
     return _NAMED.findall(str(error))[-1:]
 
 
-class Links:
+class Connections:
     """One connection to each server, kept from generation to generation. `over` is for any thread.
 
     authority: the certificate, in PEM, that servers must have; empty: no TLS. part_bytes: a slice of a table
@@ -48,7 +48,7 @@ class Links:
     ) -> None:
         self.part_bytes = part_bytes
         self._token = token
-        self._connect_seconds, self._answer_seconds = connect_seconds, answer_seconds
+        self._connect_seconds, self.answer_seconds = connect_seconds, answer_seconds
         self._tls = client_context(authority) if authority else None
         self._clients: dict[str, ServerClient] = {}
         self._needed: list[str] = []
@@ -107,7 +107,7 @@ class Links:
         if not future.done():
             started = time.monotonic()
             either: list[Future[Any]] = [future] if to_the_end else [future, self._over]
-            wait(either, timeout=self._answer_seconds, return_when=FIRST_COMPLETED)
+            wait(either, timeout=self.answer_seconds, return_when=FIRST_COMPLETED)
             if not future.done():
                 if self._over.done() and not to_the_end:
                     raise ServerError(f"{what()}: {self._over.result()}")
@@ -122,13 +122,13 @@ class Links:
 
     def outlived_by(self, future: Future[Any]) -> bool:
         """Wait for it as `result` does. True: it is still open, and the generation is over."""
-        wait([future, self._over], timeout=self._answer_seconds, return_when=FIRST_COMPLETED)
+        wait([future, self._over], timeout=self.answer_seconds, return_when=FIRST_COMPLETED)
         return self._over.done() and not future.done()
 
     def first_of(self, future: Future[Any], other: Future[Any]) -> bool:
         """Wait for either, at most as long as `result` does. False: only `other` is done."""
         both: list[Future[Any]] = [future, other, self._over]
-        wait(both, timeout=self._answer_seconds, return_when=FIRST_COMPLETED)
+        wait(both, timeout=self.answer_seconds, return_when=FIRST_COMPLETED)
         return future.done() or not other.done()
 
     def comes_before(self, future: Future[Any], others: Iterable[Future[Any]]) -> bool:
@@ -136,7 +136,7 @@ class Links:
         left = {other for other in others if not other.done()}
         while left and not future.done() and not self._over.done():
             both: list[Future[Any]] = [future, self._over, *left]
-            done, _ = wait(both, timeout=self._answer_seconds, return_when=FIRST_COMPLETED)
+            done, _ = wait(both, timeout=self.answer_seconds, return_when=FIRST_COMPLETED)
             if not done:
                 break
             left -= done
@@ -170,14 +170,14 @@ class Links:
         """
         servers = {future: server for server, future in asked}
         left: set[Future[Any]] = set(servers)
-        end = time.monotonic() + self._answer_seconds
+        end = time.monotonic() + self.answer_seconds
         while left and not self._over.done():
             limit = max(0.0, end - time.monotonic())
             done, _ = wait({*left, self._over}, timeout=limit, return_when=FIRST_COMPLETED)
             if not done:
                 missing = ", ".join(self._clients[servers[future]].address for future in left)
                 raise ServerError(
-                    f"{what} at parameter server {missing}: no answer in {self._answer_seconds:g} s"
+                    f"{what} at parameter server {missing}: no answer in {self.answer_seconds:g} s"
                 )
             for future in done & left:
                 self.answer(future, servers[future], what)

@@ -1,19 +1,26 @@
-"""What one member does for all when a generation begins: it asks the servers what they hold, makes what a
-fresh start needs, and says who gets copies of what."""
+"""A generation on servers: where it begins, where its shards are, and what one member does for all.
+
+That one asks the servers what they hold, makes what a fresh start needs, and says who gets copies of what.
+Used from the script's thread; `Connections.over`, which ends waits, comes from any.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from springtide.errors import SpringtideError
-from springtide.servers.links import Links, ServerError
-from springtide.servers.plan import Arrangement, LackError, PlannedChunk, arrange, place_fresh
-from springtide.servers.tables import PlannedSlice
+from springtide.exchange.groups import Group
+from springtide.exchange.store import StreamStore
+from springtide.ps.books import Rescue, with_newest
+from springtide.ps.connections import Connections, ServerError
+from springtide.ps.sharding import Arrangement, LackError, PlannedChunk, Sharding, arrange, place_fresh
+from springtide.ps.tables import PlannedSlice
 from springtide_ps.params.chunk import Chunk
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.load_parts import loads
@@ -32,7 +39,7 @@ _MOST_KEYS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GenerationStart:
     """Where a generation's chunks are. token: its name. members: ids. servers: address by id, also of those
     that leave. step: after which it begins. bound: where members do not step together, how many steps the
     fastest may be ahead of the slowest; None: any number. skipped: steps before `step` that changed nothing.
@@ -49,17 +56,59 @@ class Place:
     in_ranges: bool | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """How members agree when a generation begins.
+
+    group, store: of the generation. leader: rank of the member that speaks to the servers for all. holds:
+    this member has the state that the generation begins from. fresh: nobody has a state, and training begins
+    from the leader's parameters and optimizer.
+    """
+
+    group: Group
+    store: StreamStore
+    leader: int
+    holds: bool
+    fresh: bool
+
+    @property
+    def leads(self) -> bool:
+        """Whether this member is the leader."""
+        return self.group.rank == self.leader
+
+
+class ServersLackState(Exception):
+    """The servers of this generation do not hold the state that it begins from.
+
+    failed: which steps have failed there, if that is why.
+    """
+
+    def __init__(self, message: str, failed: str = "") -> None:
+        super().__init__(message)
+        self.failed = failed
+
+
 _ROOM_REMEDY = (
     "The model does not fit into the memory that the parameter servers may take: raise"
     " SPRINGTIDE_PS_MEMORY_BYTES in parameterServers.template, or parameterServers.replicas"
 )
 
 
-class Leader:
-    """For one generation. All calls raise ServerError when a server does not do its part."""
+class GenerationLeader:
+    """For one generation. All calls raise ServerError when a server does not do its part.
 
-    def __init__(self, links: Links, place: Place, replication: int) -> None:
-        self._links, self._place, self._replication = links, place, replication
+    rescue: of chunks with books (`books.Rescue`), where members do not step together; called once for each
+    generation that is not fresh, also when nothing is lost.
+    """
+
+    def __init__(
+        self,
+        links: Connections,
+        place: GenerationStart,
+        replication: int,
+        rescue: Rescue | None = None,
+    ) -> None:
+        self._links, self._place, self._replication, self._rescue = links, place, replication, rescue
         self._awaited: dict[str, set[str]] = {}
         self._asked: dict[str, Future[Answer]] | None = None
         self._ask_again = 0.0
@@ -79,7 +128,8 @@ class Leader:
         """
         place = self._place
         about = {"me": member, "members": list(place.members), "s": place.step, "lineage": lineage}
-        about |= self._kind_of_generation()
+        if self._rescue is not None:
+            about |= {"books": True, "skipped": place.skipped}
         self._all({server: [about] for server in place.servers}, Kind.ENTER, "a generation begins")
         sizes = {chunk.key: chunk.nbytes for chunk in chunks}
         staying = [server for server in place.servers if server not in place.leaving]
@@ -100,10 +150,6 @@ class Leader:
         self._ask_again = time.monotonic() + _ASK_SECONDS
         return arrangement
 
-    def _kind_of_generation(self) -> dict[str, Any]:
-        """What servers are told besides."""
-        return {}
-
     def _holders(self, sizes: Mapping[str, int]) -> dict[str, list[str]]:
         """Who can serve each chunk."""
         holders: dict[str, list[str]] = {key: [] for key in sizes}
@@ -113,6 +159,16 @@ class Leader:
                 holders[key].append(server)
             where = f"at parameter server {self._links[server].address}"
             self.failed += [(key, f"{text} {where}") for key, text in answer.meta.get("lost", {}).items()]
+        if self._rescue is None:
+            return holders
+        holders = with_newest(holders, self._links, self._place.token)
+        loads = {
+            server: sum(sizes[key] for key, names in holders.items() if server in names)
+            for server in self._place.servers
+            if server not in self._place.leaving
+        }
+        for key, server in self._rescue([key for key in sizes if not holders[key]], loads).items():
+            holders[key] = [server]
         return holders
 
     def copied(self) -> bool:
@@ -197,6 +253,123 @@ class Leader:
         ]
         for server, future in asked:
             self._links.answer(future, server, what)
+
+
+class Generation:
+    """The present generation as one worker sees it: where its shards are, and its name on requests.
+
+    planned: all chunks and slices, in an order that is the same at all workers. me: this worker's name.
+    """
+
+    def __init__(
+        self, connections: Connections, planned: Sequence[Planned], sharding: Sharding, me: str
+    ) -> None:
+        self._connections, self._planned, self._sharding, self._me = connections, planned, sharding, me
+        self._start: GenerationStart | None = None
+        self._leader: GenerationLeader | None = None
+        self.homes: dict[str, list[str]] = {}
+        """Servers of each shard by its key, first the one that workers speak to."""
+        self.lineage = ""
+        self.settled = True
+
+    @property
+    def begun(self) -> bool:
+        """Whether there has been a generation."""
+        return self._start is not None
+
+    @property
+    def start(self) -> GenerationStart:
+        """Where the present one began. Raise ServerError before the first."""
+        if self._start is None:
+            raise ServerError("no generation has begun")
+        return self._start
+
+    @property
+    def step(self) -> int:
+        """The last step that this worker has committed; 0 where members do not step together."""
+        return self.start.step
+
+    @property
+    def in_use(self) -> set[str]:
+        """The servers that this generation's shards are on."""
+        return {server for home in self.homes.values() for server in home}
+
+    @property
+    def copies(self) -> int:
+        """How many servers hold each shard, at least."""
+        return min((len(home) for home in self.homes.values()), default=0)
+
+    def open(self, start: GenerationStart) -> None:
+        """Be in this generation; its homes follow with `lead` or `follow`."""
+        self._start, self._leader = start, None
+
+    def lead(
+        self, meeting: Meeting, leader: GenerationLeader, make: Callable[[Planned], Chunk | Slice]
+    ) -> None:
+        """Have the generation begin on all servers, and tell the other members.
+
+        Args:
+            meeting: Where they hear it.
+            leader: What speaks to the servers.
+            make: Makes the shards of a fresh start.
+
+        Raises:
+            ServersLackState: A shard is on no server.
+            RuntimeError: A server or the store fails.
+        """
+        start = self.start
+        if meeting.fresh:
+            self.lineage = "-".join(str(number) for number in start.token)
+        self._leader = leader
+        told: dict[str, Any]
+        try:
+            arrangement = leader.arrange(
+                self._planned, self._me, self.lineage, make if meeting.fresh else None
+            )
+        except LackError as error:
+            failed = "; ".join(f"{self._sharding.describe(key)}: {text}" for key, text in leader.failed)
+            told = {"lacks": str(error), "failed": failed}
+            meeting.store.set(f"servers/{meeting.leader}", json.dumps(told).encode())
+            raise ServersLackState(str(error), failed) from None
+        self.homes, self.settled = arrangement.homes, arrangement.settled
+        ids = list(start.servers)
+        numbers = {server: number for number, server in enumerate(ids)}
+        told = {
+            "lineage": self.lineage,
+            "step": start.step,
+            "settled": self.settled,
+            "ids": ids,
+            "homes": [[numbers[server] for server in self.homes[planned.key]] for planned in self._planned],
+        }
+        meeting.store.set(f"servers/{meeting.leader}", json.dumps(told).encode())
+        self._rely_on_others_than_leavers()
+
+    def follow(self, meeting: Meeting) -> None:
+        """Learn from the leader where the shards are. Raise ServersLackState, RuntimeError."""
+        told = json.loads(meeting.store.get(f"servers/{meeting.leader}"))
+        if "lacks" in told:
+            raise ServersLackState(told["lacks"], told["failed"])
+        self.lineage, self.settled = told["lineage"], told["settled"]
+        self._start = replace(self.start, step=told["step"])
+        homes = [[told["ids"][number] for number in numbers] for numbers in told["homes"]]
+        self.homes = {planned.key: home for planned, home in zip(self._planned, homes, strict=True)}
+        self._rely_on_others_than_leavers()
+
+    def _rely_on_others_than_leavers(self) -> None:
+        """Servers that leave, and hold nothing that is used, may end at any moment."""
+        start = self.start
+        self._connections.rely_on(self.in_use | (start.servers.keys() - start.leaving))
+
+    def advance(self) -> None:
+        """Count a step that this worker has committed."""
+        self._start = replace(self.start, step=self.start.step + 1)
+
+    def copied(self) -> bool:
+        """Whether the copies that this member has ordered are there, so that another generation can use them.
+
+        Asks now and then, and does not wait.
+        """
+        return self._leader is not None and self._leader.copied()
 
 
 def _names_in(answer: Answer) -> set[str]:

@@ -9,8 +9,8 @@ import torch
 
 from springtide.buffers import Buffers
 from springtide.checkpoint.names import TABLES
-from springtide.servers.exchange import ServerExchange
-from springtide.servers.rows import TableState
+from springtide.ps.backend import PsBackend
+from springtide.ps.row_reads import TableState
 from springtide.state import State, names_in_state_dict
 
 
@@ -19,7 +19,7 @@ def states_of(
     buffers: Buffers,
     optimizers: Sequence[torch.optim.Optimizer],
     tracked: Mapping[str, Any],
-    servers: ServerExchange | None,
+    servers: PsBackend | None,
     dense_here: bool,
 ) -> tuple[State, State]:
     """(what members hand over to each other, what a checkpoint has of them: it looks as one of a job without

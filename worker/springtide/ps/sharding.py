@@ -90,6 +90,35 @@ def plan_chunks(
     return chunks
 
 
+class Sharding:
+    """The chunks of one model, and what is looked up about them. names: of all parameters on servers."""
+
+    def __init__(self, layout: Layout, names: Sequence[str], chunks: Sequence[PlannedChunk]) -> None:
+        self.layout, self.chunks = layout, list(chunks)
+        self.by_key = {chunk.key: chunk for chunk in self.chunks}
+        self.urgency = {chunk.key: number for number, chunk in enumerate(self.chunks)}
+        """By chunk: its place in the order in which a forward pass needs them."""
+        self.by_bucket: list[list[PlannedChunk]] = [[] for _ in layout.sizes]
+        for chunk in self.chunks:
+            self.by_bucket[chunk.bucket].append(chunk)
+        self._keys = [chunk.key for chunk in self.chunks]
+        self._described = {chunk.key: described(chunk, names) for chunk in self.chunks}
+        self._of_parameter: dict[int, list[str]] = {}
+        for chunk in self.chunks:
+            for piece in chunk.pieces:
+                self._of_parameter.setdefault(piece[0], []).append(chunk.key)
+
+    def keys_of(self, parameters: Collection[int] | None) -> Sequence[str]:
+        """Return the keys of the chunks that have elements of these parameters (None: all chunks)."""
+        if parameters is None:
+            return self._keys
+        return [key for index in parameters for key in self._of_parameter.get(index, ())]
+
+    def describe(self, key: str) -> str:
+        """Return which parameters a chunk is of; of a slice of a table its key."""
+        return self._described.get(key, key)
+
+
 def described(chunk: PlannedChunk, names: Sequence[str]) -> str:
     """Which parameters a chunk is of. names: of all parameters. PURE."""
     own = [names[piece[0]] for piece in chunk.pieces]

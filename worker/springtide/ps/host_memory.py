@@ -72,7 +72,7 @@ class CudaCopier:
         torch.cuda.current_stream(self._device).wait_stream(self._in)
 
 
-class Memory:
+class HostMemory:
     """The parameters of a model in flat memory of the layout, one tensor for each bucket.
 
     values: that memory on the host, where what the servers send arrives. copier: for parameters that are on

@@ -1,5 +1,7 @@
-"""What the leader of a generation does more where chunks keep books: copies that lag behind do not count, and
-chunks that no server holds are made again from what workers pulled last."""
+"""The books of chunks, which say what batches are in them, where a generation begins.
+
+Copies that lag behind do not count, and chunks that no server holds are made again from what workers pulled.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from springtide.servers.leading import Leader, Place
-from springtide.servers.links import Links, ServerError
+from springtide.ps.connections import Connections, ServerError
 from springtide_ps.params.applied import Book, RangeError
 from springtide_ps.wire.frames import Kind
 
@@ -31,32 +32,6 @@ class Offer:
     def rank(self) -> tuple[bool, int]:
         """The greater, the better."""
         return (not self.torn, self.applied)
-
-
-class BookLeader(Leader):
-    """rescue: called once for each generation that is not fresh, also when nothing is lost."""
-
-    def __init__(self, links: Links, place: Place, replication: int, rescue: Rescue) -> None:
-        super().__init__(links, place, replication)
-        self._rescue = rescue
-
-    def _kind_of_generation(self) -> dict[str, Any]:
-        return {"books": True, "skipped": self._place.skipped}
-
-    def _holders(self, sizes: Mapping[str, int]) -> dict[str, list[str]]:
-        found = super()._holders(sizes)
-        servers = {server for holders in found.values() for server in holders}
-        books = {s: ask_books(self._links, s, self._place.token) for s in sorted(servers)}
-        holders = newest_copies(found, books)
-        loads = {
-            server: sum(sizes[key] for key, names in holders.items() if server in names)
-            for server in self._place.servers
-            if server not in self._place.leaving
-        }
-        lost = [key for key in sizes if not holders[key]]
-        for key, server in self._rescue(lost, loads).items():
-            holders[key] = [server]
-        return holders
 
 
 def newest_copies(
@@ -93,7 +68,7 @@ def rescue(
     return chosen
 
 
-def ask_books(links: Links, server: str, token: tuple[int, int, int]) -> dict[str, Book]:
+def ask_books(links: Connections, server: str, token: tuple[int, int, int]) -> dict[str, Book]:
     """Of all chunks of a server. Raise ServerError."""
     answer = links.answer(links.ask(server, Kind.BOOKS, token, {}, any_size=True), server, "its books")
     payload = b"{}" if answer.payload is None else answer.payload.numpy().tobytes()
@@ -103,7 +78,27 @@ def ask_books(links: Links, server: str, token: tuple[int, int, int]) -> dict[st
         raise ServerError(f"the books of parameter server {links[server].address}: {error}") from None
 
 
-def books_of(links: Links, token: tuple[int, int, int], homes: Mapping[str, str]) -> dict[str, Book]:
+def with_newest(
+    holders: Mapping[str, list[str]], links: Connections, token: tuple[int, int, int]
+) -> dict[str, list[str]]:
+    """Return by chunk the servers that hold everything any of them has.
+
+    Args:
+        holders: Servers by chunk.
+        links: Connections to them.
+        token: The generation's.
+
+    Returns:
+        What `newest_copies` does.
+
+    Raises:
+        ServerError: A server does not tell.
+    """
+    servers = {server for names in holders.values() for server in names}
+    return newest_copies(holders, {server: ask_books(links, server, token) for server in sorted(servers)})
+
+
+def books_of(links: Connections, token: tuple[int, int, int], homes: Mapping[str, str]) -> dict[str, Book]:
     """By chunk, from the server that it is at. Raise ServerError."""
     books = {server: ask_books(links, server, token) for server in sorted(set(homes.values()))}
     try:

@@ -13,7 +13,7 @@ MOST: Final = 2
 """Failures without progress that end a worker."""
 
 
-class Setbacks:
+class StepFailures:
     """Of one worker."""
 
     def __init__(self) -> None:

@@ -11,13 +11,14 @@ the code begins: at the model, or at the part of it that was compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._compile import _disable_dynamo
 
 from springtide.hooks import Hook
+from springtide.pending import Pending
 
 Wait = Callable[[Collection[int] | None], None]
 
@@ -80,3 +81,18 @@ def assign_waits(own: Mapping[str, list[int]], called: Collection[str]) -> dict[
         if around != name:
             waits[around] += numbers
     return waits
+
+
+def wait_for_values(models: Sequence[torch.nn.Module], wait: Wait, pending: Pending) -> None:
+    """Have each model's forward wait for what it needs, and every other look at a parameter too.
+
+    Args:
+        models: The script's.
+        wait: Waits for values.
+        pending: Of the models' parameters.
+    """
+    pending.wait = wait
+    trained = [item for item in torch.nn.ModuleList(models).parameters() if item.requires_grad]
+    numbers = {id(item): number for number, item in enumerate(trained)}
+    for model in models:
+        ForwardWaits(model, numbers, wait)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from springtide.errors import UsageError
-from springtide.servers.recipe import group_options
+from springtide.ps.step_spec import group_options
 from springtide.tables.handle import Handle
 from springtide.tables.local import by_slice
 from springtide.tables.rules import group_among, sparse_rule

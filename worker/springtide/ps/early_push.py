@@ -1,6 +1,6 @@
 """Gradients that leave during backward although nobody knows yet how they count.
 
-A server sets them aside (`server.gradient_stash`), and the push at optimizer.step() names them instead of
+A server sets them aside (`gradient_stash`), and the push at optimizer.step() names them instead of
 bringing them. In another generation, and where a server has not kept one, the push brings it.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from springtide.servers.range_rows import Rows
+from springtide.ps.row_gradients import Rows
 from springtide_ps.params.sparse_gradient import SparseGradient, pack
 from springtide_ps.server.step_protocol import Token
 from springtide_ps.wire.client import Answer, ServerClient
@@ -31,6 +31,11 @@ class Offering:
         self._me = me
         self._number = 0
         self._keys: set[str] = set()
+
+    @property
+    def keys(self) -> Collection[str]:
+        """The chunks and slices whose gradients servers have."""
+        return self._keys
 
     def begin(self) -> None:
         """A body begins: what was offered in another one is of no use."""

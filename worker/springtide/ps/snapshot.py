@@ -19,8 +19,8 @@ from springtide import codec
 from springtide.checkpoint.shares import Piece
 from springtide.checkpoint.staging import Collected, GoneError, specs_of
 from springtide.exchange.layout import Layout
-from springtide.servers.plan import PlannedChunk
-from springtide.servers.tables import PlannedSlice
+from springtide.ps.sharding import PlannedChunk
+from springtide.ps.tables import PlannedSlice
 from springtide_ps.params.chunk import Chunk
 from springtide_ps.params.load_parts import spans
 from springtide_ps.wire.client import Answer, RefusedError, ServerClient
@@ -30,7 +30,7 @@ _ANSWER_SECONDS: Final = 120.0
 _AHEAD: Final = 4  # chunks, or parts of slices, that are asked for before the first of them has come
 
 Told = Mapping[str, Mapping[str, Any]]
-"""What servers say of each chunk, as `springtide_ps.server.snapshot.describe`."""
+"""What servers say of each chunk, as `springtide_ps.frozen.describe`."""
 
 
 @dataclass(frozen=True, slots=True)

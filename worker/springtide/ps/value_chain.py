@@ -22,7 +22,7 @@ _IN_FLIGHT = 2
 _END_SECONDS = 10.0
 
 
-class Passing:
+class RelayChain:
     """One member's part in the chain of its team. All members begin the same steps in the same order.
 
     team: nobody else sends messages in it. Steps are carried out by a thread of its own.
