@@ -76,8 +76,8 @@ class ShardStore:
     """All shards of a server, through generations and steps.
 
     Methods raise RoundError for what does not belong to the present step (StaleError for what belongs to an
-    earlier generation), ChunkError and SelectedError for tensors that do not fit. A `done` gets a result, or
-    None and an error, now or later, from any thread.
+    earlier generation), ChunkError and SparseGradientError for tensors that do not fit. A `done` gets a
+    result, or None and an error, now or later, from any thread.
 
     Args:
         forward: sends a sum to another server.
@@ -797,7 +797,7 @@ class ShardStore:
         Raises:
             RoundError: the shard is not here.
             ChunkError: the gradient does not fit the chunk.
-            SelectedError: the elements do not fit the chunk.
+            SparseGradientError: the elements do not fit the chunk.
         """
         incoming = self.replicator.incoming(key)
         chunk = incoming.piece if incoming else self.dense(key) if selected else self.piece(key)
