@@ -913,10 +913,18 @@ class ShardStore:
             # A new server knows nothing of a step that is only tried.
             return self._rounds.ready and not self._rounds.tried and self.replicator.has_next()
 
+    def _has_work(self) -> bool:
+        """Return whether the thread has something to do, be it to end (in the lock)."""
+        if self._todo or self._asides or self._closed:
+            return True
+        # Also while no copy may begin: a server that hangs counts as no copy, whatever the step's state.
+        self.replicator.end_overdue()
+        return self.has_copy_to_send()
+
     def _work_for_ever(self) -> None:
         while True:
             with self._lock:
-                while not (self._todo or self._asides or self.has_copy_to_send() or self._closed):
+                while not self._has_work():
                     self._changed.wait(self.replicator.patience)
                 if self._closed:
                     return
