@@ -21,7 +21,7 @@ SAMPLES, EPOCHS, PER_EPOCH = 50, 3, 7
 X = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(2))
 IDS = torch.randint(-20, 20, (SAMPLES, 3), generator=torch.Generator().manual_seed(3))
-HOW: dict[str, Any] = {"consistency": "AsyncHandler", "strategy": "ParameterServer", "token": TOKEN}
+HOW: dict[str, Any] = {"consistency": "Asynchronous", "strategy": "ParameterServer", "token": TOKEN}
 
 
 class Model(torch.nn.Module):

@@ -171,7 +171,7 @@ class Chunk:
             raise ChunkError(f"a gradient brings {nbytes} bytes, {wanted} belong there")
 
     def check_selected(self, nbytes: int, dtype: torch.dtype | None) -> None:
-        """Raise ChunkError or SelectedError unless so many bytes can be a selection of its elements."""
+        """Raise ChunkError or SparseGradientError unless so many bytes can be a selection of its elements."""
         if dtype is not self.dtype:
             raise ChunkError(f"elements of a gradient are {self.dtype} here, not {dtype}")
         count_selected(nbytes, dtype, self.values.numel())

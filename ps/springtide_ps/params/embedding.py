@@ -37,9 +37,9 @@ class TableError(ValueError):
 class TableSpec:
     """What a table is: the same on every server and worker.
 
-    init, scale, seed: as `rowinit.first_rows`. max_rows: of one server, 0 is no limit; beyond it the rows
+    init, scale, seed: as `row_init.first_rows`. max_rows: of one server, 0 is no limit; beyond it the rows
     that were touched longest ago go. max_age: rows that were not touched in so many pushes go; 0 keeps all.
-    max_norm, norm_type: a row is bounded before each of its steps, as `rownorms.bounded`; None: none is.
+    max_norm, norm_type: a row is bounded before each of its steps, as `row_norms.bounded`; None: none is.
     by_frequency: in a job, gradients come with counts by which they are divided (`frequencies`).
     """
 

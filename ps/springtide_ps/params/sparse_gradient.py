@@ -34,7 +34,7 @@ def pack(selected: SparseGradient) -> torch.Tensor:
 
 
 def count_selected(nbytes: int, dtype: torch.dtype, elements: int) -> int:
-    """How many elements of `elements` come in so many bytes. Raise SelectedError."""
+    """How many elements of `elements` come in so many bytes. Raise SparseGradientError."""
     width = INDEX_BYTES + dtype.itemsize
     if nbytes % width or nbytes // width > elements:
         raise SparseGradientError(
@@ -44,7 +44,7 @@ def count_selected(nbytes: int, dtype: torch.dtype, elements: int) -> int:
 
 
 def unpack(payload: torch.Tensor, dtype: torch.dtype, elements: int) -> SparseGradient:
-    """What was packed; its memory is the payload's. Raise SelectedError for indices that cannot be."""
+    """What was packed; its memory is the payload's. Raise SparseGradientError for indices that cannot be."""
     count = count_selected(payload.numel(), dtype, elements)
     numbers = payload[: count * INDEX_BYTES]
     values = payload[count * INDEX_BYTES :]

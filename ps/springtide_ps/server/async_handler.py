@@ -355,7 +355,7 @@ def _values(chunk: Chunk | Slice) -> torch.Tensor:
 
 
 def _gradient(chunk: Chunk | Slice, meta: dict[str, Any], payload: torch.Tensor) -> torch.Tensor:
-    """Flat, as the chunk's `apply` takes it; it may be the payload's memory. Raise SelectedError."""
+    """Flat, as the chunk's `apply` takes it; it may be the payload's memory. Raise SparseGradientError."""
     if isinstance(chunk, Slice):
         return chunk.records_in(payload, dtype_in(meta))
     if meta.get("sel"):

@@ -2,8 +2,8 @@
 
 A script may make an optimizer's step, use the model again and make another one (a GAN, `step(closure)`), and
 all of that is one step, which counts or does not. So servers keep the sums of each backward pass (*round*)
-until the step is decided, and make its parts on a chunk's second copy when somebody wants to see it (`early`
-has the copy). How the parts are made, each member says; all say the same.
+until the step is decided, and make its parts on a chunk's second copy when somebody wants to see it (the copy
+is in `speculative_copy`). How the parts are made, each member says; all say the same.
 """
 
 from __future__ import annotations

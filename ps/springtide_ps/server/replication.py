@@ -44,7 +44,7 @@ class Outgoing:
     Attributes:
         reading: of the bytes of a large slice, of which `at` of `total` have left; 0: it goes whole.
         open: parts that have no answer yet.
-        end: the time, on the monotonic clock in seconds, after which no answer is waited for.
+        since: when the last part left, on the monotonic clock in seconds.
     """
 
     key: str
@@ -55,7 +55,7 @@ class Outgoing:
     total: int = 0
     at: int = 0
     open: int = 0
-    end: float = 0.0
+    since: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -147,11 +147,14 @@ class Replicator:
         return self._wanted.pop(0) if self.has_next() else None
 
     def has_next(self) -> bool:
-        """Return whether a copy can be begun; one that has no answer for long is given up."""
-        sending = self._outgoing
-        if sending is not None and sending.open and time.monotonic() > sending.end:
-            self._end(f"no answer for {ANSWER_SECONDS:g} s")
+        """Return whether a copy is wanted and none is being sent."""
         return bool(self._wanted) and self._outgoing is None
+
+    def end_overdue(self) -> None:
+        """Give up the copy that is being sent if it has had no answer for long."""
+        sending = self._outgoing
+        if sending is not None and sending.open and time.monotonic() > sending.since + ANSWER_SECONDS:
+            self._end(f"no answer for {ANSWER_SECONDS:g} s")
 
     def begin(self, key: str, shard: Shard, address: str) -> bool:
         """Send a shard, which gets its sums from now on; in the shard's lock, so that no update is between.
@@ -189,7 +192,7 @@ class Replicator:
         sent = self.fill(sending.address, key, sending.version, meta, block)
         sending.at += block.nbytes
         sending.open += 1
-        sending.end = time.monotonic() + ANSWER_SECONDS
+        sending.since = time.monotonic()
         # Nobody waits for the answer: the other server may hang, and steps and generations go on.
         sent.add_done_callback(partial(self._answered, sending))
 

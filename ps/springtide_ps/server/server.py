@@ -68,7 +68,7 @@ class _Client:
 class Server:
     """Listens at once; `close` ends everything. `about` is told to every client that connects.
 
-    tls: of this server. peers: for its own connections to other servers. part_bytes: as of `CopyingShards`.
+    tls: of this server. peers: for its own connections to other servers. part_bytes: as of `ShardStore`.
     handshake: seconds in which a connection has proven that it knows the token, from its first byte on.
     """
 

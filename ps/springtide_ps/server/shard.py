@@ -78,7 +78,7 @@ class Shard:
         return {which: self.sums[which] for which in sorted(self.sums) if (step, 0) <= which <= self.closed}
 
     def drop_sums(self, steps: Callable[[int], bool]) -> None:
-        """Forget the sums of the steps for which `sync_handler` is true."""
+        """Forget the sums of the steps for which `steps` is true."""
         self.sums = {which: total for which, total in self.sums.items() if not steps(which[0])}
 
     def take_waiting(self) -> list[Done]:

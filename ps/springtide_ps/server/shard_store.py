@@ -76,8 +76,8 @@ class ShardStore:
     """All shards of a server, through generations and steps.
 
     Methods raise RoundError for what does not belong to the present step (StaleError for what belongs to an
-    earlier generation), ChunkError and SelectedError for tensors that do not fit. A `done` gets a result, or
-    None and an error, now or later, from any thread.
+    earlier generation), ChunkError and SparseGradientError for tensors that do not fit. A `done` gets a
+    result, or None and an error, now or later, from any thread.
 
     Args:
         forward: sends a sum to another server.
@@ -797,7 +797,7 @@ class ShardStore:
         Raises:
             RoundError: the shard is not here.
             ChunkError: the gradient does not fit the chunk.
-            SelectedError: the elements do not fit the chunk.
+            SparseGradientError: the elements do not fit the chunk.
         """
         incoming = self.replicator.incoming(key)
         chunk = incoming.piece if incoming else self.dense(key) if selected else self.piece(key)
@@ -913,10 +913,18 @@ class ShardStore:
             # A new server knows nothing of a step that is only tried.
             return self._rounds.ready and not self._rounds.tried and self.replicator.has_next()
 
+    def _has_work(self) -> bool:
+        """Return whether the thread has something to do, be it to end (in the lock)."""
+        if self._todo or self._asides or self._closed:
+            return True
+        # Also while no copy may begin: a server that hangs counts as no copy, whatever the step's state.
+        self.replicator.end_overdue()
+        return self.has_copy_to_send()
+
     def _work_for_ever(self) -> None:
         while True:
             with self._lock:
-                while not (self._todo or self._asides or self.has_copy_to_send() or self._closed):
+                while not self._has_work():
                     self._changed.wait(self.replicator.patience)
                 if self._closed:
                     return

@@ -45,11 +45,16 @@ Connect = Callable[[tuple[str, int]], ServerClient]
 
 
 class SyncHandler:
-    """`connect` opens a connection to another server of the job. counters: of the server. part_bytes: as of
-    `ShardStore`.
+    """Answer the requests of workers that make their steps together, and of servers that keep copies.
 
-    Raises RoundError, ChunkError, SelectedError or UpdateError for what cannot be done, FrameError for what
-    no client of ours sends.
+    Methods raise RoundError, ChunkError, SparseGradientError or UpdateError for what cannot be done, and
+    FrameError for what no client of ours sends.
+
+    Args:
+        connect: opens a connection to another server of the job.
+        memory_limit: bytes that the server may hold; 0: as many as there are.
+        counters: of the server.
+        part_bytes: a slice of more goes to another server in parts of so many.
     """
 
     def __init__(

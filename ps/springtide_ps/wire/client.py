@@ -197,8 +197,19 @@ class ServerClient:
         out: torch.Tensor,
         rank: int,
     ) -> Future[Answer]:
-        """As `stage`, answered with what was foreseen of the chunk (`early`), which lands in `out`. rank: how
-        many values are needed before these.
+        """Send a gradient whose answer is the chunk's values after the step as it is expected to be made.
+
+        Args:
+            token: the generation.
+            step: the step to be made.
+            member: who sends the gradient.
+            key: the chunk.
+            gradient: flat, of the chunk's size, or some of its elements.
+            out: where the values land.
+            rank: how many values are needed before these.
+
+        Returns:
+            The answer; the values may never be made before the step (see the server's `speculation`).
         """
         about, payload = _staged(token, step, member, key, gradient)
         if isinstance(gradient, SparseGradient):

@@ -48,7 +48,7 @@ class Kind(IntEnum):
     PUSH_PULL = 13  # {"key"} + gradient; answered with the values after the update
     UPDATE = 14  # {"name", ...options}: which update every later push makes
     STATUS = 15  # {}
-    TABLE = 16  # {"key", ...what `tables.TableSpec` has}: make an embedding table; the first one wins
+    TABLE = 16  # {"key", ...what `embedding.TableSpec` has}: make an embedding table; the first one wins
     LOOKUP = 17  # {"key", "count"} + ids; answered with rows
     TABLE_PUSH = 18  # {"key", "count"} + ids, then gradients
     PAGE = 19  # {"key", "start", "count"}; answered with {"count"} + ids, then rows
@@ -81,7 +81,7 @@ class Kind(IntEnum):
     # order; where more is to come the answer has "reading", which the next questions name: what is read is
     # of one moment, whatever changes.
     DUMP = 49
-    # A cut (`frozen`): the chunks as they are after step s, while training goes on; read in any generation.
+    # A snapshot: the chunks as they are after step s, while training goes on; read in any generation.
     FREEZE = 67  # {"t", "s", "name", "readers"}: before the member's own word on the next step
     # {"t", "name", "me"}: JSON about each chunk; with "k" what DUMP answers of that, once; "at" and
     # "most" as there.
@@ -92,13 +92,13 @@ class Kind(IntEnum):
     # Answered with their rows after step s; with "parts" as FETCH_EARLY.
     ROWS = 60  # {"t", "s", "k", "p", "n"} + ids
     STAGE_SELECTED = 62  # as STAGE: numbers of elements, then the gradient there (`sparse_gradient`)
-    STAGE_ROWS = 61  # {"t", "s", "k", "p", "n", "me", "d"} + records (`slices.records`)
+    STAGE_ROWS = 61  # {"t", "s", "k", "p", "n", "me", "d"} + records (`embedding_shard`)
 
     # Training without common steps (`async_handler`); "r" is a range, "recipe" how it is applied.
     # Answered with {"applied", "ranges", "already", "before"} + the newest values; of a slice without them.
     # PUSH_RANGE and COPY_RANGE may name an offer "o" instead of "d", "sel" and the gradient; if that is not
     # here, the answer to the former is {"whole": True}.
-    # The gradient of a slice is records (`slices.records`), of as many of its rows as were used.
+    # The gradient of a slice is records (`embedding_shard`), of as many of its rows as were used.
     PUSH_RANGE = 70  # {"t", "k", "r", "d", "recipe"} + gradient; with "sel" as in STAGE_SELECTED
     PULL_CHUNK = 71  # {"t", "k"}; answered with {"applied", "ranges"} + the newest values
     BOOKS = 72  # {"t"}; answered with JSON: {"applied", "ranges"} by chunk
