@@ -27,8 +27,8 @@ def test_exit_leaves_memory_to_the_system_at_last(monkeypatch: pytest.MonkeyPatc
     state.end_with(outcome.Left("SIGTERM"))
     ends = ProcessExit(
         ExitParts(
-            Settings(coordinator="127.0.0.1:1", termination_log=str(message)),
-            state,
+            settings=Settings(coordinator="127.0.0.1:1", termination_log=str(message)),
+            state=state,
             evaluations=MagicMock(),
             session=None,
             flush=lambda seconds: note("flush"),

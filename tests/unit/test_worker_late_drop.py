@@ -37,9 +37,9 @@ def test_late_drop_leaves_the_next_generation_alone() -> None:
     membership.await_start.side_effect = await_start
     recovery = Recovery(
         RecoveryParts(
-            Settings(),
-            TrainingState(Group(None, 0, 1, 1.0)),
-            trainers,
+            settings=Settings(),
+            state=TrainingState(Group(None, 0, 1, 1.0)),
+            trainers=trainers,
             accounting=MagicMock(),
             saver=MagicMock(),
             consistencies=MagicMock(range_loop=None),

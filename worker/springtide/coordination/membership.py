@@ -42,8 +42,8 @@ Send = Callable[[pb.WorkerMessage], None]
 class Membership:
     """Hold the state of this process in its job.
 
-    Fields are written by the methods of this class, which hold the lock. Others may read one field without
-    it: each is one reference, replaced as a whole.
+    Its methods alone write the fields, and hold the lock. Others may read a fact without it: each is one
+    reference, replaced as a whole.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Membership:
         self._on_over = on_over
         self._on_boundary = on_boundary
         self._changed = threading.Condition()
-        self.me = pb.Member(
+        self._me = pb.Member(
             id=settings.process_id,
             pod_uid=settings.pod_uid,
             pod_name=settings.pod_name,
@@ -80,41 +80,133 @@ class Membership:
             address=settings.pod_ip,
             slot=settings.slot,
         )
-        self.standing = pb.STARTING
-        self.generation: GenerationName | None = None
-        self.members: list[pb.Member] = []
-        self.servers: list[pb.Server] = []
-        self.consistency = pb.Consistency()
+        # The generation, as Start named it.
+        self._generation: GenerationName | None = None
+        self._members: list[pb.Member] = []
+        self._servers: list[pb.Server] = []
+        self._consistency = pb.Consistency()
+        self._store: Entries | None = None  # while its group forms
+        self._over = ""  # why it has ended
+        # What this process is in it, as Hello says.
+        self._standing = pb.STARTING
+        self._state: StateName | None = None
+        self._layout_hash = ""
+        self._leaving = ""
+        self._ended_stages = 0
+        self._cut = False
+        self._bound_to_steps = ""
+        self._storage = False  # whether it knows where to write checkpoints
+        self._checkpoints = False  # the same, while its state is one to save
+        self._books = False  # whether its state is of workers that do not step together
+        # What its servers hold, for Formed.
         self._needed_servers: list[str] = []
         self._unsettled = False
         self._copies = 0
-        self.state: StateName | None = None
-        self.layout_hash = ""
-        self.leaving = ""
-        self.ended_stages = 0
-        self.connected = False
-        self.checkpoints = self.books = False
-        self.storage = False
-        """Whether it knows where to write checkpoints; `checkpoints` only while its state is one to save."""
-        self.bound_to_steps = ""
-        self.cut = False
-        """Whether all have stopped at an epoch's end, as in Hello."""
-        self._on_epochs_end: Callable[[], None] = lambda: None
-        self._training = 0  # processes in a running generation, when this one came
-        self.known: StateName | None = None
-        self._on_wait = on_wait
-        self._newest = Incarnation(0)
-        self._over = ""
-        self._fatal = ""
+        # Messages that a new stream repeats.
         self._promise: pb.Parked | None = None
         self._ended: pb.Ended | None = None
         self._formed: pb.Formed | None = None
+        self._checkpoint: pb.Checkpoint | None = None
+        # Replies to a parked process that the script's thread has not taken yet.
         self._start: Start | None = None
         self._leave: Leave | None = None
-        self._store: Entries | None = None
         self._save: Save | None = None
-        self._checkpoint: pb.Checkpoint | None = None
-        self._early: list[pb.StoreEntry] = []
+        self._early: list[pb.StoreEntry] = []  # of a store whose Start has not come
+        # The coordinator.
+        self._connected = False
+        self._newest = Incarnation(0)
+        self._known: StateName | None = None
+        self._training = 0  # processes in a running generation, when this one came
+        self._fatal = ""  # why there will be no stream any more
+        self._on_epochs_end: Callable[[], None] = lambda: None
+        self._on_wait = on_wait
+
+    # ---- facts, which any thread may read without the lock
+
+    @property
+    def me(self) -> pb.Member:
+        """Return this process as the coordinator names it."""
+        return self._me
+
+    @property
+    def standing(self) -> int:
+        """Return where the process stands: a `pb.Standing`."""
+        return self._standing
+
+    @property
+    def generation(self) -> GenerationName | None:
+        """Return the present generation; None before the first one."""
+        return self._generation
+
+    @property
+    def members(self) -> Sequence[pb.Member]:
+        """Return the members of the generation, in rank order."""
+        return self._members
+
+    @property
+    def servers(self) -> Sequence[pb.Server]:
+        """Return the parameter servers of the generation."""
+        return self._servers
+
+    @property
+    def consistency(self) -> pb.Consistency:
+        """Return the consistency that the generation was started with."""
+        return self._consistency
+
+    @property
+    def state(self) -> StateName | None:
+        """Return the name of the state that this process holds; None for none."""
+        return self._state
+
+    @property
+    def layout_hash(self) -> str:
+        """Return the hash of what the script trains; "" while that is not known."""
+        return self._layout_hash
+
+    @property
+    def leaving(self) -> str:
+        """Return why this process has been asked to go; "" while it has not."""
+        return self._leaving
+
+    @property
+    def ended_stages(self) -> int:
+        """Return how many loops are known to have ended."""
+        return self._ended_stages
+
+    @property
+    def connected(self) -> bool:
+        """Return whether there is a stream to the coordinator."""
+        return self._connected
+
+    @property
+    def checkpoints(self) -> bool:
+        """Return whether the state is one to save, and there is a place for it."""
+        return self._checkpoints
+
+    @property
+    def books(self) -> bool:
+        """Return whether workers do not step together."""
+        return self._books
+
+    @property
+    def storage(self) -> bool:
+        """Return whether there is a place for checkpoints."""
+        return self._storage
+
+    @property
+    def bound_to_steps(self) -> str:
+        """Return why the script cannot train without common steps; "" if it can."""
+        return self._bound_to_steps
+
+    @property
+    def cut(self) -> bool:
+        """Return whether all members have stopped at an epoch's end."""
+        return self._cut
+
+    @property
+    def known(self) -> StateName | None:
+        """Return the newest state that the coordinator knows of."""
+        return self._known
 
     # ---- the stream's thread
 
@@ -123,25 +215,25 @@ class Membership:
         with self._changed:
             message = pb.Hello(
                 protocol_version=PROTOCOL_VERSION,
-                member=self.me,
+                member=self._me,
                 newest_incarnation=incarnation_to_proto(self._newest),
-                members=self.members,
-                servers=self.servers,
-                consistency=self.consistency,
-                standing=self.standing,
-                layout_hash=self.layout_hash,
-                leaving=bool(self.leaving),
-                ended_stage=self.ended_stages,
-                checkpoints=self.checkpoints,
-                books=self.books,
-                storage=self.storage,
-                bound_to_steps=self.bound_to_steps,
-                cut=self.cut,
+                members=self._members,
+                servers=self._servers,
+                consistency=self._consistency,
+                standing=self._standing,
+                layout_hash=self._layout_hash,
+                leaving=bool(self._leaving),
+                ended_stage=self._ended_stages,
+                checkpoints=self._checkpoints,
+                books=self._books,
+                storage=self._storage,
+                bound_to_steps=self._bound_to_steps,
+                cut=self._cut,
             )
-            if self.generation is not None:
-                message.generation.CopyFrom(generation_to_proto(self.generation))
-            if self.state is not None:
-                message.state.CopyFrom(state_to_proto(self.state))
+            if self._generation is not None:
+                message.generation.CopyFrom(generation_to_proto(self._generation))
+            if self._state is not None:
+                message.state.CopyFrom(state_to_proto(self._state))
             return message
 
     def receive(self, message: pb.CoordinatorMessage) -> None:
@@ -157,7 +249,7 @@ class Membership:
                 self._store_entry(message.store_entry)
             case "boundary":
                 with self._changed:
-                    asked = self.standing == pb.ACTIVE and self._is_current(message.boundary.generation)
+                    asked = self._standing == pb.ACTIVE and self._is_current(message.boundary.generation)
                     on_epochs_end = self._on_epochs_end
                 if asked and message.boundary.at_epochs_end:
                     on_epochs_end()
@@ -165,7 +257,7 @@ class Membership:
                     self._on_boundary()
             case "leave":
                 with self._changed:
-                    if self.standing == pb.PARKED:
+                    if self._standing == pb.PARKED:
                         self._leave = Leave(message.leave.reason, message.leave.finished)
                         self._changed.notify_all()
             case "save":
@@ -176,12 +268,12 @@ class Membership:
                 self._refused(message.refused)
             case "known":
                 with self._changed:
-                    self.known = state_from_proto(message.known.state)
+                    self._known = state_from_proto(message.known.state)
 
     def disconnected(self) -> None:
         """Note that the stream is broken."""
         with self._changed:
-            self.connected = False
+            self._connected = False
             self._changed.notify_all()
 
     def _welcomed(self, message: pb.Welcome) -> None:
@@ -189,17 +281,17 @@ class Membership:
             incarnation = incarnation_from_proto(message.incarnation)
             if incarnation > self._newest:
                 self._newest = incarnation
-            self.known = state_from_proto(message.known)
-            self.connected, self._training = True, message.training
+            self._known = state_from_proto(message.known)
+            self._connected, self._training = True, message.training
             # Hello told where this process stands, but not why, nor what is on which servers.
-            if self._formed is not None and self.servers:
+            if self._formed is not None and self._servers:
                 self._send(pb.WorkerMessage(formed=self._formed))
-            if self.standing == pb.PARKED and self._promise is not None:
+            if self._standing == pb.PARKED and self._promise is not None:
                 self._send(pb.WorkerMessage(parked=self._promise))
-            if self.standing == pb.ENDED and self._ended is not None:
+            if self._standing == pb.ENDED and self._ended is not None:
                 self._send(pb.WorkerMessage(ended=self._ended))
-            if self.leaving:
-                self._send(pb.WorkerMessage(leaving=pb.Leaving(reason=self.leaving)))
+            if self._leaving:
+                self._send(pb.WorkerMessage(leaving=pb.Leaving(reason=self._leaving)))
             if self._checkpoint is not None:
                 self._send(pb.WorkerMessage(checkpoint=self._checkpoint))
             self._changed.notify_all()
@@ -207,18 +299,18 @@ class Membership:
     def _save_asked(self, message: pb.Save) -> None:
         with self._changed:
             state = required_state(message.state, "Save.state")
-            if self.standing != pb.PARKED or state != self.state or self.me.id not in message.writers:
+            if self._standing != pb.PARKED or state != self._state or self._me.id not in message.writers:
                 log.warning("ignoring the wish for a checkpoint of %s: this process does not hold it", state)
                 return
-            known = {member.id: _label(member) for member in self.members}
+            known = {member.id: _label(member) for member in self._members}
             writers = tuple(known.get(writer, writer) for writer in message.writers)
-            index = list(message.writers).index(self.me.id)
+            index = list(message.writers).index(self._me.id)
             self._save = Save(state, Share(index, writers, f"-leaving-{message.attempt}"))
             self._changed.notify_all()
 
     def _prepare(self, message: pb.Prepare) -> None:
         with self._changed:
-            if not self._is_current(message.generation) or self._over or self.standing == pb.PARKED:
+            if not self._is_current(message.generation) or self._over or self._standing == pb.PARKED:
                 return
             self._over = message.reason or "the coordinator ended the generation"
             reason, store = self._over, self._store
@@ -230,26 +322,26 @@ class Membership:
     def _started(self, message: pb.Start) -> None:
         with self._changed:
             generation = required_generation(message.generation, "Start.generation")
-            newer = self.generation is None or generation > self.generation
-            if self.standing != pb.PARKED or not newer or generation.incarnation < self._newest:
+            newer = self._generation is None or generation > self._generation
+            if self._standing != pb.PARKED or not newer or generation.incarnation < self._newest:
                 log.warning(
                     "ignoring the start of generation %s: this process does not wait for it", generation
                 )
                 return
-            if all(member.id != self.me.id for member in message.members):
+            if all(member.id != self._me.id for member in message.members):
                 log.warning("ignoring the start of generation %s: this process is not in it", generation)
                 return
-            self.generation = generation
-            self.members = list(message.members)
-            self.servers = [*message.servers, *message.leaving_servers]
-            self.consistency = message.consistency
-            self.cut = self.cut and message.consistency.mode == "Synchronous"
+            self._generation = generation
+            self._members = list(message.members)
+            self._servers = [*message.servers, *message.leaving_servers]
+            self._consistency = message.consistency
+            self._cut = self._cut and message.consistency.mode == "Synchronous"
             self._needed_servers, self._unsettled, self._formed = [], False, None
             # From here on the process may train in the new generation: the promise is kept and over.
-            self.standing = pb.ACTIVE
+            self._standing = pb.ACTIVE
             self._promise = None
             self._over = ""
-            owners = [member.pod_name or member.id for member in self.members]
+            owners = [member.pod_name or member.id for member in self._members]
             name = generation_to_proto(generation)
             self._store = self._make_store(
                 lambda key, value: self._send(
@@ -297,11 +389,11 @@ class Membership:
         self._on_over(reason)
 
     def _is_current(self, name: pb.GenerationName) -> bool:
-        return self.generation is not None and generation_from_proto(name) == self.generation
+        return self._generation is not None and generation_from_proto(name) == self._generation
 
     def _end_stages(self, count: int) -> None:
-        if count > self.ended_stages:
-            self.ended_stages = count
+        if count > self._ended_stages:
+            self._ended_stages = count
             self._changed.notify_all()
 
     # ---- the script's thread
@@ -324,13 +416,13 @@ class Membership:
     def await_welcome(self, seconds: float) -> int:
         """Wait for the welcome; return how many processes trained then, 0 when it does not come in time."""
         with self._changed:
-            self._changed.wait_for(lambda: self.connected or bool(self._fatal), seconds)
-            return self._training if self.connected else 0
+            self._changed.wait_for(lambda: self._connected or bool(self._fatal), seconds)
+            return self._training if self._connected else 0
 
     def hold(self, state: StateName) -> None:
         """Note that this process holds the whole state of that name."""
         with self._changed:
-            self.state = state
+            self._state = state
 
     def use_servers(
         self, staying: Collection[str], servers: Collection[str], settled: bool, copies: int
@@ -347,13 +439,13 @@ class Membership:
             self._copies = copies
             self._needed_servers = [server for server in servers if server not in staying]
             self._unsettled = not settled
-            self.servers = [s for s in self.servers if s.id in {*staying, *servers}]
+            self._servers = [s for s in self._servers if s.id in {*staying, *servers}]
 
     def train(self) -> None:
         """Note that the process is in a training loop of its generation again."""
         with self._changed:
-            if self.standing == pb.AFTER:
-                self.standing = pb.ACTIVE
+            if self._standing == pb.AFTER:
+                self._standing = pb.ACTIVE
 
     def stages_ended(self, count: int) -> None:
         """Note that loops 0..count-1 have ended: a peer or the received state is past them."""
@@ -374,21 +466,21 @@ class Membership:
             cannot_go_back: there is no older state that this process could take in the place of its own.
         """
         with self._changed:
-            suspects = [m.id for m in self.members if m.address in addresses and m.id != self.me.id]
-            suspects += [s.id for s in self.servers if s.address.rpartition(":")[0].strip("[]") in addresses]
+            suspects = [m.id for m in self._members if m.address in addresses and m.id != self._me.id]
+            suspects += [s.id for s in self._servers if s.address.rpartition(":")[0].strip("[]") in addresses]
             promise = pb.Parked(
                 reason=reason,  # type: ignore[arg-type]
-                layout_hash=self.layout_hash,
+                layout_hash=self._layout_hash,
                 detail=detail[:1000],
                 suspects=suspects,
                 cannot_go_back=cannot_go_back,
-                cut=self.cut,
+                cut=self._cut,
             )
-            if self.generation is not None:
-                promise.generation.CopyFrom(generation_to_proto(self.generation))
-            if self.state is not None:
-                promise.state.CopyFrom(state_to_proto(self.state))
-            self.standing = pb.PARKED
+            if self._generation is not None:
+                promise.generation.CopyFrom(generation_to_proto(self._generation))
+            if self._state is not None:
+                promise.state.CopyFrom(state_to_proto(self._state))
+            self._standing = pb.PARKED
             self._promise, self._start, self._leave, self._store = promise, None, None, None
             self._save = None
             self._send(pb.WorkerMessage(parked=promise))
@@ -426,14 +518,14 @@ class Membership:
             restored: the checkpoint that the generation goes on from, if this process has read one.
         """
         with self._changed:
-            assert self.generation is not None
-            self._store, self.cut = None, False
-            if self.consistency.mode:
+            assert self._generation is not None
+            self._store, self._cut = None, False
+            if self._consistency.mode:
                 # Its state is of this generation now.
-                self.books = self.consistency.mode != "Synchronous"
-                self.checkpoints = self.storage and not self.books
+                self._books = self._consistency.mode != "Synchronous"
+                self._checkpoints = self._storage and not self._books
             self._formed = pb.Formed(
-                generation=generation_to_proto(self.generation),
+                generation=generation_to_proto(self._generation),
                 needed_servers=self._needed_servers,
                 servers_unsettled=self._unsettled,
                 server_copies=self._copies,
@@ -455,17 +547,17 @@ class Membership:
             books: workers do not step together.
         """
         with self._changed:
-            self.storage, self.books, self.checkpoints = able, books, able and not books
+            self._storage, self._books, self._checkpoints = able, books, able and not books
 
     def set_layout(self, layout_hash: str) -> None:
         """Note the hash of what the script trains, which all members must have in common."""
         with self._changed:
-            self.layout_hash = layout_hash
+            self._layout_hash = layout_hash
 
     def mark_epoch_cut(self) -> None:
         """Note that all members have stopped at an epoch's end and hold the same state."""
         with self._changed:
-            self.cut = True
+            self._cut = True
 
     def call_at_epochs_end(self, listener: Callable[[], None]) -> None:
         """Have the stream's thread call this when the members are asked to stop at the epoch's end."""
@@ -475,7 +567,7 @@ class Membership:
     def bind_to_steps(self, reason: str) -> None:
         """Note why the script cannot train without common steps, as far as is known; "" if it can."""
         with self._changed:
-            self.bound_to_steps = reason
+            self._bound_to_steps = reason
             if reason:
                 self._send(pb.WorkerMessage(bound_to_steps=pb.BoundToSteps(reason=reason[:1000])))
 
@@ -485,36 +577,36 @@ class Membership:
         Return False when the generation is over instead, or `unless` holds (asked twice a second).
         """
         with self._changed:
-            known = self.ended_stages > stage
+            known = self._ended_stages > stage
             if self._over and not known:
                 return False
-            if self.generation is not None and self.state is not None:
+            if self._generation is not None and self._state is not None:
                 self._ended = pb.Ended(
-                    generation=generation_to_proto(self.generation),
-                    state=state_to_proto(self.state),
+                    generation=generation_to_proto(self._generation),
+                    state=state_to_proto(self._state),
                     stage=stage,
                 )
                 # Also when the end is known already: the coordinator may not know where this one stands.
                 self._send(pb.WorkerMessage(ended=self._ended))
             if known:
-                self.standing = pb.AFTER
+                self._standing = pb.AFTER
                 return True
-            self.standing = pb.ENDED
+            self._standing = pb.ENDED
             self._wait_for(
-                lambda: self.ended_stages > stage or bool(self._over) or unless(),
+                lambda: self._ended_stages > stage or bool(self._over) or unless(),
                 "the other members at the end of the loop",
             )
-            if self.ended_stages > stage:
-                self.standing = pb.AFTER
+            if self._ended_stages > stage:
+                self._standing = pb.AFTER
                 return True
-            self.standing = pb.ACTIVE
+            self._standing = pb.ACTIVE
             return False
 
     def leave(self, reason: str) -> None:
         """Note why this process has been asked to go, and say so as soon as there is a stream. Any thread."""
         with self._changed:
-            self.leaving = self.leaving or reason
-            self._send(pb.WorkerMessage(leaving=pb.Leaving(reason=self.leaving)))
+            self._leaving = self._leaving or reason
+            self._send(pb.WorkerMessage(leaving=pb.Leaving(reason=self._leaving)))
 
     def report_checkpoint(self, message: pb.Checkpoint) -> None:
         """Report to the coordinator, and to the next one, what became of the last checkpoint. Any thread."""
@@ -525,12 +617,12 @@ class Membership:
     def labels(self) -> list[str]:
         """Return the names of all members of the generation, in rank order. Any thread."""
         with self._changed:
-            return [_label(member) for member in self.members]
+            return [_label(member) for member in self._members]
 
     def others(self) -> list[str]:
         """Return the names of the other members of the generation."""
         with self._changed:
-            return [member.pod_name or member.id for member in self.members if member.id != self.me.id]
+            return [member.pod_name or member.id for member in self._members if member.id != self._me.id]
 
     def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
         began = said = time.monotonic()
@@ -544,11 +636,11 @@ class Membership:
                 said = now
                 through = (
                     ""
-                    if self.connected
+                    if self._connected
                     else f"; the coordinator at {self._settings.coordinator} cannot be reached"
                 )
                 names = (
-                    ", ".join(m.pod_name or m.id for m in self.members if m.id != self.me.id) or "none yet"
+                    ", ".join(m.pod_name or m.id for m in self._members if m.id != self._me.id) or "none yet"
                 )
                 log.warning("waiting for %s for %.0f s (members: %s)%s", what, now - began, names, through)
 

@@ -36,7 +36,7 @@ BETWEEN_SECONDS = 1.5
 """And then for the script's thread to end or drop its step and come to a place between two."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSources:
     """Name what the coordinator is told of. The session's threads read it."""
 

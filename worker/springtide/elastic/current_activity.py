@@ -15,7 +15,7 @@ from springtide.transaction import Phase
 from springtide_protocol import coordinator_pb2 as pb
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActivitySources:
     """Name what shows the activity of the script's thread. All of it may be read by any thread."""
 

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _FAILED_FLUSH_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExitParts:
     """Name what the end of a process uses of it."""
 

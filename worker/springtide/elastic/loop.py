@@ -29,7 +29,7 @@ from springtide.timing import Timing
 from springtide.transaction import Phase
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParts:
     """Name what training loops use of their process."""
 

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 _REASON_SECONDS: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RangeLoopParts:
     """Name what the loop uses of its process."""
 

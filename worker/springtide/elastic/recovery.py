@@ -51,7 +51,7 @@ CALM_TRIES = 3
 CALM_LIMIT_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryParts:
     """Name what recovery uses of its process."""
 

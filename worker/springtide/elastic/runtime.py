@@ -57,11 +57,11 @@ class Runtime:
         self._session: Session | None = None
         if not settings.alone:
             sources = SessionSources(
-                self.state,
-                self.trainers,
-                self.accounting.commits,
-                self.accounting.timing,
-                self._state_transfer,
+                state=self.state,
+                trainers=self.trainers,
+                commits=self.accounting.commits,
+                timing=self.accounting.timing,
+                state_transfer=self._state_transfer,
             )
             self._session = Session(settings, sources, self)
             self.accounting.metrics.coordinator_missing.set_function(self._session.missing_seconds)
@@ -77,24 +77,24 @@ class Runtime:
         self.values = ServerValues(self.state, self.trainers, None if settings.alone else self._stand)
         self.steps = StepRunner(
             StepParts(
-                self.state,
-                self.trainers,
-                self.accounting,
-                self.saver,
-                self.consistencies,
-                membership,
-                self.evaluations.check_none,
-                self.blocks.together,
+                state=self.state,
+                trainers=self.trainers,
+                accounting=self.accounting,
+                saver=self.saver,
+                consistencies=self.consistencies,
+                membership=membership,
+                check_no_evaluation=self.evaluations.check_none,
+                all_together=self.blocks.together,
             )
         )
         self.exit = ProcessExit(
             ExitParts(
-                settings,
-                self.state,
-                self.evaluations,
-                self._session,
-                self.saver.checkpoints.flush,
-                self.close,
+                settings=settings,
+                state=self.state,
+                evaluations=self.evaluations,
+                session=self._session,
+                flush=self.saver.checkpoints.flush,
+                close=self.close,
             )
         )
         self._recovery = None if self._session is None else self._make_recovery(self._session)
@@ -102,43 +102,43 @@ class Runtime:
         if self._session is not None:
             self._session.membership.use_storage(self.saver.checkpoints.able, books=settings.asynchronous)
             self._activity = ActivitySources(
-                self.state,
-                self.trainers,
-                self.accounting.timing,
-                self.evaluations,
-                self._state_transfer,
-                self._session,
+                state=self.state,
+                trainers=self.trainers,
+                timing=self.accounting.timing,
+                evaluations=self.evaluations,
+                state_transfer=self._state_transfer,
+                session=self._session,
             )
         self.loop_parts = LoopParts(
-            self.state,
-            self.trainers,
-            self.steps,
-            self.saver,
-            self.values,
-            self.evaluations,
-            self.consistencies,
-            self.accounting.timing,
-            WarmUp(settings, self.state, self.trainers, self.steps, membership),
-            membership,
-            self._recovery,
-            settings.logical_workers,
+            state=self.state,
+            trainers=self.trainers,
+            steps=self.steps,
+            saver=self.saver,
+            values=self.values,
+            evaluations=self.evaluations,
+            consistencies=self.consistencies,
+            timing=self.accounting.timing,
+            warm_up=WarmUp(settings, self.state, self.trainers, self.steps, membership),
+            membership=membership,
+            recovery=self._recovery,
+            logical_workers=settings.logical_workers,
         )
         self.loops = TrainingLoops(self.loop_parts)
 
     def _make_recovery(self, session: Session) -> Recovery:
         return Recovery(
             RecoveryParts(
-                self.settings,
-                self.state,
-                self.trainers,
-                self.accounting,
-                self.saver,
-                self.consistencies,
-                self.blocks,
-                self._state_transfer,
-                session.membership,
-                session.check_term,
-                self.exit.depart,
+                settings=self.settings,
+                state=self.state,
+                trainers=self.trainers,
+                accounting=self.accounting,
+                saver=self.saver,
+                consistencies=self.consistencies,
+                blocks=self.blocks,
+                state_transfer=self._state_transfer,
+                membership=session.membership,
+                check_term=session.check_term,
+                depart=self.exit.depart,
             )
         )
 
@@ -182,12 +182,12 @@ class Runtime:
     def range_loop_parts(self) -> RangeLoopParts:
         """Return what a loop without common steps uses of this process."""
         return RangeLoopParts(
-            self.state,
-            self.accounting,
-            self.saver,
-            self.membership,
-            self.blocks.together,
-            self.settings.collective_seconds,
+            state=self.state,
+            accounting=self.accounting,
+            saver=self.saver,
+            membership=self.membership,
+            all_together=self.blocks.together,
+            collective_seconds=self.settings.collective_seconds,
         )
 
     def report(self, values: Mapping[str, Any]) -> None:

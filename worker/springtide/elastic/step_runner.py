@@ -24,7 +24,7 @@ from springtide_protocol.names import StateName
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
     """Name what steps use of their process."""
 
