@@ -102,7 +102,11 @@ def test_sentences_end_where_they_end() -> None:
 
 @pytest.mark.parametrize(
     ("walk", "most"),
-    [("From `spec.workers.replicas` to a pod", 16), ("From kill -9 of a worker to the next step", 20)],
+    [
+        ("From `spec.workers.replicas` to a pod", 16),
+        ("A gradient from `backward()` to a server and back", 18),
+        ("From kill -9 of a worker to the next step", 20),
+    ],
 )
 def test_walks_lead_through_few_files(walk: str, most: int) -> None:
     text = (ROOT / "docs/architecture.md").read_text().split(f"### {walk}\n", 1)[1].split("\n### ", 1)[0]

@@ -34,7 +34,23 @@ CLASSES = {
     "Shards": "ShardStore",
     "Steps": "SyncHandler",
 }
-ROOTS = ("ps",)  # where the words are the field's already
+ROOTS = ("ps",)  # where these words meant something of ours
+EVERYWHERE = {
+    "AsynchronousExchange": "AsyncBackend",
+    "BookLeader": "GenerationLeader",
+    "EarlyExchange": "SyncBackend with a SpeculativePull",
+    "GroupedExchange": "GroupRoute",
+    "Handover": "StateTransfer",
+    "Leading": "GenerationLeader",
+    "Leasing": "RangeLoop",
+    "Links": "Connections",
+    "Ring": "CommitLog",
+    "ServerExchange": "SyncBackend",
+    "Setbacks": "StepFailures",
+    "StepHome": "ParameterBackend",
+    "SwitchingExchange": "PsBackend",
+    "WithinExchange": "SyncBackend with IntermediateValues",
+}
 MODULES = {
     "acknowledged",
     "copying",
@@ -64,4 +80,14 @@ def test_replaced_words_name_no_class_and_no_module() -> None:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef) and node.name in CLASSES:
                 found.append(f"{module.path}:{node.lineno}: {node.name} is {CLASSES[node.name]}")
+    assert found == []
+
+
+def test_replaced_words_of_the_worker_name_no_class() -> None:
+    found = [
+        f"{module.path}:{node.lineno}: {node.name} is {EVERYWHERE[node.name]}"
+        for module in read_modules(ROOT)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and node.name in EVERYWHERE
+    ]
     assert found == []
