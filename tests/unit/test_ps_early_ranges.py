@@ -21,7 +21,7 @@ from springtide.servers.early_ranges import EarlyRanges
 from springtide.servers.links import ServerError
 from springtide_ps.params.applied import Book
 from springtide_ps.params.chunk import Chunk, Recipe
-from springtide_ps.server import early_ranges
+from springtide_ps.server import speculative_ranges
 from springtide_ps.server.server import Server
 from springtide_ps.server.shard import LockedShard, Shard
 from springtide_ps.server.step_protocol import RoundError
@@ -331,7 +331,7 @@ class Ranges(RuleBasedStateMachine):
         gradient = torch.full((6,), float(self.number % 7) - 2.5)
         book = self.reference.book
         assert book is not None
-        made = early_ranges.make_early(
+        made = speculative_ranges.speculate(
             LockedShard(self.held), self.number, of_range, recipe, lambda chunk: gradient
         )
         assert torch.equal(gradient, torch.full((6,), float(self.number % 7) - 2.5))
@@ -358,7 +358,7 @@ class Ranges(RuleBasedStateMachine):
         assert fresh is book.enter(of_range, recipe.skip)
         if fresh:
             self.reference.apply(gradient.clone(), recipe)
-            early_ranges.apply(LockedShard(self.held), number, before, recipe, gradient)
+            speculative_ranges.apply(LockedShard(self.held), number, before, recipe, gradient)
 
     @rule(owner=owners)
     def leave(self, owner: str) -> None:
@@ -391,12 +391,12 @@ def test_the_second_copy_takes_the_chunks_place_when_nothing_came_between() -> N
     held, recipe = Shard(chunk=Ranges.make()), RECIPES[0]
     for number in range(1, 4):
         gradient = torch.full((6,), float(number))
-        early_ranges.make_early(LockedShard(held), number, number, recipe, lambda chunk, g=gradient: g)
+        speculative_ranges.speculate(LockedShard(held), number, number, recipe, lambda chunk, g=gradient: g)
         second, chunk = held.speculative.chunk, held.chunk
         assert isinstance(chunk, Chunk)
         assert chunk.book is not None
         before = chunk.book.applied
         chunk.book.enter(number)
-        early_ranges.apply(LockedShard(held), number, before, recipe, gradient)
+        speculative_ranges.apply(LockedShard(held), number, before, recipe, gradient)
         assert held.chunk is second
         assert held.speculative.chunk is chunk

@@ -22,7 +22,7 @@ from springtide_ps.params.applied import Book, RangeError, RangeSet
 from springtide_ps.params.chunk import Chunk, Recipe
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.sparse_gradient import unpack
-from springtide_ps.server import early_ranges
+from springtide_ps.server import speculative_ranges
 from springtide_ps.server.gradient_stash import GradientStash, Offer
 from springtide_ps.server.kv_handler import Answer, Counters
 from springtide_ps.server.lease_table import LeaseError, Leases, Over, Wait
@@ -65,8 +65,8 @@ class AsyncHandler:
         self._steps, self._store, self._counters = steps, steps.store, counters
         self._offered = offered
         self._early = itertools.count(1)
-        self._acknowledged = ReplicationAcks()
-        steps.entered = self._acknowledged.enter
+        self._acks = ReplicationAcks()
+        steps.entered = self._acks.enter
         self._lock = threading.Lock()
         self._token: Token | None = None
         self._leases: Leases | None = None
@@ -149,7 +149,7 @@ class AsyncHandler:
                     offer.passed[address] = self._tell(address, Kind.COPY_OFFER, token, about, payload)
                 if makes:
                     recipe, of_range = Recipe.from_json(meta.get("recipe")), number_in(meta, "r")
-                    made = early_ranges.make_early(
+                    made = speculative_ranges.speculate(
                         held, offer.early, of_range, recipe, lambda chunk: _gradient(chunk, meta, payload)
                     )
         offers.put(token, _owner(kind, meta), key, offer)
@@ -197,7 +197,7 @@ class AsyncHandler:
                     # Before the update, which uses the gradient up; in the lock, for copies keep the order.
                     copies = self._copies(held.forward, token, meta, payload, offer)
                     number_early = 0 if offer is None else offer.early
-                    early_ranges.apply(held, number_early, before, recipe, gradient)
+                    speculative_ranges.apply(held, number_early, before, recipe, gradient)
                     chunk = held.chunk
                 about = {**_about(chunk.book), "already": not fresh, "before": before}
                 bare = kind is Kind.COPY_RANGE or bool(meta.get("bare")) or isinstance(chunk, Slice)
@@ -219,7 +219,7 @@ class AsyncHandler:
         if meta.get("bare"):
             about["bare"] = True
         frame = Frame(Kind.DONE if bare else Kind.VALUES, number, about, values.nbytes)
-        self._acknowledged.when_all(token, copies, lambda error: reply(_answered(frame, values, error)))
+        self._acks.when_all(token, copies, lambda error: reply(_answered(frame, values, error)))
 
     def _copies(
         self,

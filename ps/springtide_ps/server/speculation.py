@@ -90,7 +90,7 @@ def is_wanted(shard: Shard, step: int) -> bool:
     return shard.closed == (step, 0) and bool(shard.speculative.waiting)
 
 
-def make_early(shard: Shard, key: str, step: int, recipe: Recipe) -> bool:
+def speculate(shard: Shard, key: str, step: int, recipe: Recipe) -> bool:
     """Make a step of a chunk on its second copy (in the shard's lock).
 
     Returns:

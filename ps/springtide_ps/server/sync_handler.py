@@ -185,7 +185,7 @@ class SyncHandler:
                 self._stage(header.kind, token, meta, payload, own)
             case Kind.STAGE_EARLY:
                 self._stage(header.kind, token, meta, payload, own)
-                store.fetch_early(token, _step(meta), key_in(meta), _values_later(number, reply))
+                store.fetch_speculative(token, _step(meta), key_in(meta), _values_later(number, reply))
                 self._counters.pulls += 1
             case Kind.STAGE_ROWS:
                 slices, start, me = _slices(meta), 0, str(meta.get("me"))
