@@ -45,7 +45,7 @@ def dumped(chunk: Chunk) -> bytes:
     return json.dumps(meta).encode() + payload.numpy().tobytes()
 
 
-# ---- the cut itself
+# ---- the snapshot itself
 
 
 @settings(deadline=None, max_examples=200)
@@ -303,20 +303,20 @@ def test_pushes_without_common_steps_do_not_reach_the_cut() -> None:
             return out
 
         wanted = push(0).clone()
-        ask(Kind.FREEZE, {"s": 0, "name": "cut", "readers": 1})
+        ask(Kind.SNAPSHOT, {"s": 0, "name": "cut", "readers": 1})
         push(1)
         assert not torch.equal(push(2), wanted)
-        answer = ask(Kind.FROZEN, {"name": "cut", "me": "m0", "k": "a"}, any_size=True)
+        answer = ask(Kind.READ_SNAPSHOT, {"name": "cut", "me": "m0", "k": "a"}, any_size=True)
         held = Chunk.load(answer.meta, answer.payload)
         assert torch.equal(held.values, wanted)
         assert held.book is not None
         assert list(held.book.ranges.missing(0, 3)) == [1, 2]
         with pytest.raises(RefusedError, match="not here any more"):
-            ask(Kind.FROZEN, {"name": "cut", "me": "m0", "k": "a"}, any_size=True)
+            ask(Kind.READ_SNAPSHOT, {"name": "cut", "me": "m0", "k": "a"}, any_size=True)
         old = (1, 0, 0)
-        client.ask_step(Kind.FREEZE, old, {"s": 0, "name": "cut", "readers": 1}).result(30)  # it is there
+        client.ask_step(Kind.SNAPSHOT, old, {"s": 0, "name": "cut", "readers": 1}).result(30)  # it is there
         with pytest.raises(RefusedError, match="generation"):
-            client.ask_step(Kind.FREEZE, old, {"s": 0, "name": "old", "readers": 1}).result(30)
+            client.ask_step(Kind.SNAPSHOT, old, {"s": 0, "name": "old", "readers": 1}).result(30)
 
 
 @pytest.mark.parametrize("part_bytes", [PART_BYTES, 100])

@@ -232,7 +232,7 @@ class SyncHandler:
             case Kind.FETCH:
                 store.fetch(token, _step(meta), key_in(meta), _values_later(number, reply))
                 self._counters.pulls += 1
-            case Kind.FORESEE:
+            case Kind.EXPECT:
                 if self._has_no_second_copy():
                     raise RoundError(f"{NO_ROOM} for a second copy of the chunks")
                 recipe = Recipe.from_json(meta.get("recipe"))
@@ -255,21 +255,24 @@ class SyncHandler:
                 version, part, reading = store.dump(token, key_in(meta), *_part_in(meta), reading)
                 about = {"version": version, **({"reading": reading} if reading else {})}
                 done(*_part(number, part, about))
-            case Kind.FREEZE:
+            case Kind.SNAPSHOT:
                 readers = number_in(meta, "readers")
                 if not 0 < readers <= MEMBERS_LIMIT:
-                    raise FrameError("a cut has at least one reader")
-                store.take_snapshot(token, _cut_in(meta), _step(meta), readers)
+                    raise FrameError("a snapshot has at least one reader")
+                store.take_snapshot(token, _snapshot_in(meta), _step(meta), readers)
                 done(Frame(Kind.DONE, number))
-            case Kind.FROZEN if "k" in meta:
-                done(*_part(number, store.read_snapshot(_cut_in(meta), key_in(meta), *_part_in(meta)), {}))
-            case Kind.FROZEN:
+            case Kind.READ_SNAPSHOT if "k" in meta:
+                done(
+                    *_part(number, store.read_snapshot(_snapshot_in(meta), key_in(meta), *_part_in(meta)), {})
+                )
+            case Kind.READ_SNAPSHOT:
                 text = torch.frombuffer(
-                    bytearray(json.dumps(store.describe_snapshot(_cut_in(meta))).encode()), dtype=torch.uint8
+                    bytearray(json.dumps(store.describe_snapshot(_snapshot_in(meta))).encode()),
+                    dtype=torch.uint8,
                 )
                 done(Frame(Kind.VALUES, number, {}, text.nbytes), memory(text))
-            case Kind.THAW:
-                store.snapshots.release(_cut_in(meta), str(meta.get("me")))
+            case Kind.RELEASE_SNAPSHOT:
+                store.snapshots.release(_snapshot_in(meta), str(meta.get("me")))
                 done(Frame(Kind.DONE, number))
             case _:
                 raise FrameError(f"{header.kind.name} is no request of a step")
@@ -435,10 +438,10 @@ def _part(number: int, part: Part, about: dict[str, Any]) -> tuple[Frame, memory
     return Frame(Kind.VALUES, number, {**said, **about, "of": total}, block.nbytes), memory(block)
 
 
-def _cut_in(meta: dict[str, Any]) -> str:
+def _snapshot_in(meta: dict[str, Any]) -> str:
     name = meta.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= KEY_LIMIT:
-        raise FrameError(f"a cut is named by 1 to {KEY_LIMIT} characters")
+        raise FrameError(f"a snapshot is named by 1 to {KEY_LIMIT} characters")
     return name
 
 
