@@ -70,7 +70,7 @@ def test_values_are_there_before_the_push_and_count_from_the_commit_on() -> None
 
 def bytes_out(server: Server) -> int:
     """Of all that has been answered: a client may have an answer before the server has counted it."""
-    until(lambda: all(c.outgoing.unsent == 0 for c in list(server._clients.values())), "the last count")
+    until(lambda: all(c.outgoing.unsent == 0 for c in server.connections), "the last count")
     return server.counters.bytes_out
 
 
@@ -187,7 +187,7 @@ def test_without_room_for_second_copies_values_come_after_the_push() -> None:
         loose.body()
         loose.exchange.commit(1.0, ())
         loose.values()
-        running[0].sync_handler._memory_limit = int(1.5 * running[0].sync_handler.store.held_bytes)
+        running[0].sync_handler.memory_limit = int(1.5 * running[0].sync_handler.store.held_bytes)
         for body in range(1, 4):
             early = offered(loose)
             refused = [future for future in early if future.exception() is not None]
@@ -209,7 +209,7 @@ def test_who_looks_for_room_holds_no_chunk_that_others_wait_for() -> None:
         loose.exchange.commit(1.0, ())
         loose.values()
         steps, shards = running[0].sync_handler, running[0].sync_handler.store
-        steps._memory_limit = 1 << 40
+        steps.memory_limit = 1 << 40
         look, token = steps.has_room_twice, shards.token
 
         def look_at_all() -> None:
@@ -261,7 +261,7 @@ def test_gradients_stay_where_they_are_until_a_push_has_left_though_its_values_a
         loose.values()
         assert offered(loose)
         [other] = [server for server in running if f"s{server.port}" != exchange._desk]
-        for client in list(other._clients.values()):
+        for client in other.connections:
             client.stream.abort()
         until(lambda: exchange.links[f"s{other.port}"].broken is not None, "the connection's end")
         exchange.commit(1.0, ())

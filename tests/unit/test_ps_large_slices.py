@@ -83,7 +83,7 @@ class Client:
         self.ask(Kind.OFFER, {**about, "d": "float32"}, payload=record(ids, number))
 
         def passed_on() -> bool:
-            offers = [o for c in list(server._clients.values()) for o in c.stash._held.values()]
+            offers = [o for c in server.connections for o in c.stash.offers.values()]
             answers = [answer for offer in offers for answer in offer.passed.values()]
             return bool(answers) and all(answer.done() for answer in answers)
 
@@ -415,7 +415,7 @@ def test_a_copy_that_has_no_room_gets_no_updates_and_holds_none_up(
     clients: list[Client], running: list[Server]
 ) -> None:
     first, second = clients
-    running[1].sync_handler._memory_limit = 1
+    running[1].sync_handler.memory_limit = 1
     for client in clients:
         client.enter(books=True)
     first.load(make(1))

@@ -333,8 +333,8 @@ def test_a_copy_has_the_offer_before_the_push_and_the_same_values_after_it(
 
 
 def all_heard(server: Server) -> bool:
-    clients = list(server._clients.values())
-    held = [offer for client in clients for offer in list(client.stash._held.values())]
+    clients = server.connections
+    held = [offer for client in clients for offer in list(client.stash.offers.values())]
     return all(answer.done() for offer in held for answer in offer.passed.values())
 
 

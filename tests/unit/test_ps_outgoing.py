@@ -101,7 +101,7 @@ def test_requests_without_an_answer_are_bounded() -> None:
 
 def waiting_bytes(server: Server) -> int:
     """Of the client for whom the most is waiting."""
-    return max((client.outgoing.unsent for client in list(server._clients.values())), default=0)
+    return max((client.outgoing.unsent for client in server.connections), default=0)
 
 
 @pytest.mark.parametrize(

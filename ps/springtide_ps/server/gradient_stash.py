@@ -61,6 +61,11 @@ class GradientStash:
         self._held: dict[tuple[str, str], Offer] = {}
         self.nbytes = 0
 
+    @property
+    def offers(self) -> dict[tuple[str, str], Offer]:
+        """Return what is set aside, by owner and chunk; any thread may look."""
+        return dict(self._held)
+
     def put(self, token: Token, owner: str, key: str, offer: Offer) -> None:
         """Set a gradient aside in place of an earlier one, and forget those of older generations."""
         if token != self._token:

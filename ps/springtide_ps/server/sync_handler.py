@@ -55,6 +55,12 @@ class SyncHandler:
         memory_limit: bytes that the server may hold; 0: as many as there are.
         counters: of the server.
         part_bytes: a slice of more goes to another server in parts of so many.
+
+    Attributes:
+        memory_limit: as given.
+        others: returns the bytes that the server holds beside the shards.
+        store: the shards.
+        entered: called when a generation has begun.
     """
 
     def __init__(
@@ -64,15 +70,13 @@ class SyncHandler:
         counters: Counters | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
-        self._connect, self._memory_limit = connect, memory_limit
+        self._connect, self.memory_limit = connect, memory_limit
         self._counters = counters or Counters()
         self.others: Callable[[], int] = lambda: 0
-        """Bytes that the server holds beside these chunks."""
         self._peers: dict[str, ServerClient] = {}
         self._lock = threading.Lock()
         self.store = ShardStore(self._forward, self._fill, part_bytes)
         self.entered: Callable[[Token], None] = lambda token: None
-        """Called when a generation has begun."""
 
     def close(self) -> None:
         self.store.close()
@@ -116,14 +120,14 @@ class SyncHandler:
     def check_room(self, what: str, nbytes: int, besides: int = 0) -> None:
         """Raise NoRoomError when so many more bytes are too many. besides: held beside the chunks."""
         taken = self.store.held_bytes + besides + self.others()
-        if self._memory_limit and taken + nbytes > self._memory_limit:
+        if self.memory_limit and taken + nbytes > self.memory_limit:
             raise NoRoomError(
-                f"{what} ({nbytes} bytes) does not fit: {taken} of {self._memory_limit} bytes are taken"
+                f"{what} ({nbytes} bytes) does not fit: {taken} of {self.memory_limit} bytes are taken"
             )
 
     def _has_no_second_copy(self) -> bool:
         taken = self.store.held_bytes + self.store.dense_bytes + self.others()
-        return bool(self._memory_limit) and taken > self._memory_limit
+        return bool(self.memory_limit) and taken > self.memory_limit
 
     def _besides_slice(self, own: int) -> int:
         """Bytes of everything but a slice that has so many. Without a lock: it asks in its own."""
@@ -132,7 +136,7 @@ class SyncHandler:
     def has_room_twice(self, besides: int = 0) -> bool:
         """Whether second copies of the chunks fit as well. besides: as in `check_room`."""
         taken = 2 * self.store.held_bytes + besides + self.others()
-        return not self._memory_limit or taken <= self._memory_limit
+        return not self.memory_limit or taken <= self.memory_limit
 
     def spare_for(self, header: Header, meta: dict[str, Any]) -> torch.Tensor | None:
         """Where the gradient of a checked request may come, and become the sum itself (uint8), if any."""
@@ -167,7 +171,7 @@ class SyncHandler:
                 done(Frame(Kind.DONE, number))
             case Kind.LOAD if "of" in meta:
                 at, total = number_in(meta, "at"), number_in(meta, "of")
-                begin = partial(Slice.begin, meta, total, self._memory_limit, self._besides_slice)
+                begin = partial(Slice.begin, meta, total, self.memory_limit, self._besides_slice)
                 store.load_part(token, key_in(meta), _step(meta), begin, at, total, payload)
                 done(Frame(Kind.DONE, number))
             case Kind.LOAD:
@@ -292,7 +296,7 @@ class SyncHandler:
 
     def _loaded(self, meta: dict[str, Any], payload: torch.Tensor) -> Chunk | Slice:
         if "table" in meta:
-            return Slice.load(meta, payload, self._memory_limit, self._besides_slice)
+            return Slice.load(meta, payload, self.memory_limit, self._besides_slice)
         chunk = Chunk.load(meta, payload)
         check_recipe(chunk.optimizer_name, meta["groups"])
         return chunk
