@@ -92,7 +92,7 @@ def test_whatever_changes_first_a_chunk_is_read_as_it_was(moves: list[tuple[str,
             assert json.dumps(found[0]).encode() + found[1].numpy().tobytes() == wanted.pop(key)
 
 
-def test_a_chunk_that_is_behind_is_waited_for_and_one_that_is_past_is_refused() -> None:
+def test_chunk_behind_is_awaited_and_chunk_past_is_refused() -> None:
     cuts, chunk = SnapshotKeeper(lambda: 0.0), small(1)
     cuts.take("one", 4, 1, [("a", 3)])
     cut = cuts.find("one")
@@ -109,7 +109,7 @@ def test_a_chunk_that_is_behind_is_waited_for_and_one_that_is_past_is_refused() 
         give(cuts.find("two"), "a", None, -1)
 
 
-def test_copies_go_when_all_have_read_when_another_cut_is_made_and_after_a_time() -> None:
+def test_copies_go_after_release_replacement_or_a_long_time() -> None:
     now = [0.0]
     cuts, chunk = SnapshotKeeper(lambda: now[0]), small(1)
 
@@ -137,7 +137,7 @@ def test_copies_go_when_all_have_read_when_another_cut_is_made_and_after_a_time(
         cuts.find("four")
 
 
-def test_members_read_about_equally_many_bytes_and_everything_once() -> None:
+def test_members_read_equally_many_bytes_and_everything_once() -> None:
     class Planned:
         def __init__(self, key: str, nbytes: int) -> None:
             self.key, self.nbytes = key, nbytes
@@ -206,7 +206,7 @@ def test_steps_go_on_between_the_cut_and_its_reading(kind: Any, replication: int
             snapshots[0].collect(0, 2)  # another cut was made
 
 
-def test_a_step_that_one_member_has_not_committed_yet_is_waited_for() -> None:
+def test_step_that_one_member_has_not_committed_is_awaited() -> None:
     with servers(2) as running, members(2, adam) as (a, b):
         job = Job(running, a, b)
         job.step()
@@ -245,7 +245,7 @@ def test_what_leaves_a_server_is_read_from_it_as_it_was() -> None:
         assert equal(found["optimizer"], wanted)
 
 
-def test_a_server_that_has_handed_over_ends_in_the_middle_of_a_generation_and_no_step_hears_of_it() -> None:
+def test_drained_server_ends_in_a_generation_and_no_step_fails() -> None:
     with servers(3) as running, members(2, adam) as (a, b):
         job = Job(running, a, b)
         job.step()

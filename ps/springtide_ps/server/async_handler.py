@@ -350,7 +350,7 @@ def _ranges_in(meta: dict[str, Any], name: str) -> list[int]:
 
 
 def _values(chunk: Chunk | Slice) -> torch.Tensor:
-    """What a push of it is answered with; rows are asked for by id."""
+    """Return the values that answer a push; none of a slice, whose rows are asked for by id."""
     return chunk.values if isinstance(chunk, Chunk) else _NONE
 
 

@@ -1,4 +1,4 @@
-"""What one client is still to be sent: bounded, whatever it asks for and however slowly it reads.
+"""The answers that one client is still to be sent: bounded, however much it asks and slowly it reads.
 
 A request is read only while few bytes of answers wait to be sent. Requests of steps may be answered late, by
 other threads, which never wait here: so those without an answer are bounded by themselves, and beyond that

@@ -146,7 +146,7 @@ class Server:
         return len(self._clients)
 
     def status(self) -> dict[str, int]:
-        """What it holds, for its clients by hand and for a job together."""
+        """Return how much the server holds, for its clients by hand and for a job together."""
         status, job = self.store.status(), self.sync_handler.store.holding
         return {
             **status,
@@ -158,7 +158,7 @@ class Server:
 
     @property
     def offered_bytes(self) -> int:
-        """Of gradients that were set aside (`gradient_stash`)."""
+        """Return the memory of the gradients that were set aside (`gradient_stash`)."""
         with self._lock:
             return sum(client.stash.nbytes for client in self._clients.values())
 
@@ -323,7 +323,7 @@ class Server:
         return client.scratch if client.scratch.numel() == nbytes else client.scratch[:nbytes]
 
     def _fill(self, client: Connection, own: torch.Tensor) -> torch.Tensor:
-        """A payload in memory that is not the client's."""
+        """Receive a payload into memory that is not the client's, and return it."""
         client.stream.receive_into(memory(own))
         self.counters.bytes_in += own.nbytes
         return own
@@ -358,12 +358,12 @@ def _refusal(request: int, error: Exception) -> Frame:
 
 
 def _held_by(header: Header) -> int:
-    """What a request keeps of its payload until it is answered; others have used theirs up."""
+    """Return the bytes of its payload that a request keeps until it is answered."""
     return header.payload_bytes if header.kind is Kind.ROWS else 0
 
 
 def _rank_in(meta: dict[str, Any]) -> int:
-    """How many values the client needs before those that it asks for."""
+    """Return how many values the client needs before those that it asks for."""
     rank = meta.get("rank", 0)
     if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < _RANK_LIMIT:
         raise FrameError(f"{rank!r} is no rank of a request")

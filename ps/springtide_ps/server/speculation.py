@@ -38,7 +38,7 @@ class ExpectedStep:
 
 
 class Speculator:
-    """What the members have said of the step that is not decided: how it will be made, which parts are."""
+    """Remember how the members expect the undecided step to be made, and which parts of it they have made."""
 
     def __init__(self) -> None:
         self._expected = ExpectedStep(-1, None)

@@ -36,7 +36,7 @@ DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Kind(IntEnum):
-    """What a frame asks or answers."""
+    """The kind of a frame: a request or an answer, with its JSON and its payload."""
 
     CHALLENGE = 1  # server -> client: {"nonce"}
     PROOF = 2  # client -> server: {"nonce", "proof", "pulse"}
