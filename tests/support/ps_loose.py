@@ -95,7 +95,7 @@ def undisturbed(bodies: int, compression: str) -> torch.Tensor:
 def cut(loose: Loose) -> None:
     """The worker's connections break, and servers see that."""
     for server in loose.running:
-        for client in list(server._clients.values()):
+        for client in server.connections:
             client.stream.abort()
     links = loose.exchange.connections
     until(lambda: all(links[server].broken for server in links), "the connections' end")
@@ -105,5 +105,5 @@ def cut(loose: Loose) -> None:
 def arrived(loose: Loose, server: Server) -> bool:
     """Whether the server has everything that the open body has offered to it."""
     name = f"s{server.port}"
-    here = {key for client in list(server._clients.values()) for _, key in list(client.stash._held)}
+    here = {key for client in server.connections for _, key in list(client.stash.offers)}
     return here == {key for key, homes in loose.exchange.context.generation.homes.items() if homes[0] == name}

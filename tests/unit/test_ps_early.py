@@ -221,7 +221,7 @@ def test_without_room_for_a_second_copy_values_come_as_before() -> None:
         job = Job(running, a, b)
         job.step()
         job.check()
-        running[0].sync_handler._memory_limit = int(1.5 * running[0].sync_handler.store.held_bytes)
+        running[0].sync_handler.memory_limit = int(1.5 * running[0].sync_handler.store.held_bytes)
         for _ in range(2):
             job.prepare()
             early = job.early

@@ -21,7 +21,7 @@ from springtide.ps.backend import PsBackend
 from springtide.ps.connections import ServerError
 from springtide_ps.params.applied import Book
 from springtide_ps.params.chunk import Chunk, Recipe
-from springtide_ps.server import early_ranges
+from springtide_ps.server import speculative_ranges
 from springtide_ps.server.server import Server
 from springtide_ps.server.shard import LockedShard, Shard
 from springtide_ps.server.step_protocol import RoundError
@@ -83,7 +83,7 @@ def test_values_are_there_before_the_push_and_count_from_the_commit_on() -> None
 
 def bytes_out(server: Server) -> int:
     """Of all that has been answered: a client may have an answer before the server has counted it."""
-    until(lambda: all(c.outgoing.unsent == 0 for c in list(server._clients.values())), "the last count")
+    until(lambda: all(c.outgoing.unsent == 0 for c in server.connections), "the last count")
     return server.counters.bytes_out
 
 
@@ -200,7 +200,7 @@ def test_without_room_for_second_copies_values_come_after_the_push() -> None:
         loose.body()
         loose.exchange.commit(1.0, ())
         loose.values()
-        running[0].sync_handler._memory_limit = int(1.5 * running[0].sync_handler.store.held_bytes)
+        running[0].sync_handler.memory_limit = int(1.5 * running[0].sync_handler.store.held_bytes)
         for body in range(1, 4):
             early = offered(loose)
             refused = [future for future in early if future.exception() is not None]
@@ -222,7 +222,7 @@ def test_who_looks_for_room_holds_no_chunk_that_others_wait_for() -> None:
         loose.exchange.commit(1.0, ())
         loose.values()
         steps, shards = running[0].sync_handler, running[0].sync_handler.store
-        steps._memory_limit = 1 << 40
+        steps.memory_limit = 1 << 40
         look, token = steps.has_room_twice, shards.token
 
         def look_at_all() -> None:
@@ -275,7 +275,7 @@ def test_gradients_stay_where_they_are_until_a_push_has_left_though_its_values_a
         loose.values()
         assert offered(loose)
         [other] = [server for server in running if f"s{server.port}" != batches.desk]
-        for client in list(other._clients.values()):
+        for client in other.connections:
             client.stream.abort()
         until(lambda: exchange.connections[f"s{other.port}"].broken is not None, "the connection's end")
         leases = record_asks(exchange, Kind.LEASE)
@@ -346,7 +346,7 @@ class Ranges(RuleBasedStateMachine):
         gradient = torch.full((6,), float(self.number % 7) - 2.5)
         book = self.reference.book
         assert book is not None
-        made = early_ranges.make_early(
+        made = speculative_ranges.speculate(
             LockedShard(self.held), self.number, of_range, recipe, lambda chunk: gradient
         )
         assert torch.equal(gradient, torch.full((6,), float(self.number % 7) - 2.5))
@@ -373,7 +373,7 @@ class Ranges(RuleBasedStateMachine):
         assert fresh is book.enter(of_range, recipe.skip)
         if fresh:
             self.reference.apply(gradient.clone(), recipe)
-            early_ranges.apply(LockedShard(self.held), number, before, recipe, gradient)
+            speculative_ranges.apply(LockedShard(self.held), number, before, recipe, gradient)
 
     @rule(owner=owners)
     def leave(self, owner: str) -> None:
@@ -406,12 +406,12 @@ def test_the_second_copy_takes_the_chunks_place_when_nothing_came_between() -> N
     held, recipe = Shard(chunk=Ranges.make()), RECIPES[0]
     for number in range(1, 4):
         gradient = torch.full((6,), float(number))
-        early_ranges.make_early(LockedShard(held), number, number, recipe, lambda chunk, g=gradient: g)
+        speculative_ranges.speculate(LockedShard(held), number, number, recipe, lambda chunk, g=gradient: g)
         second, chunk = held.speculative.chunk, held.chunk
         assert isinstance(chunk, Chunk)
         assert chunk.book is not None
         before = chunk.book.applied
         chunk.book.enter(number)
-        early_ranges.apply(LockedShard(held), number, before, recipe, gradient)
+        speculative_ranges.apply(LockedShard(held), number, before, recipe, gradient)
         assert held.chunk is second
         assert held.speculative.chunk is chunk

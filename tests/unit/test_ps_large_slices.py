@@ -83,7 +83,7 @@ class Client:
         self.ask(Kind.OFFER, {**about, "d": "float32"}, payload=record(ids, number))
 
         def passed_on() -> bool:
-            offers = [o for c in list(server._clients.values()) for o in c.stash._held.values()]
+            offers = [o for c in server.connections for o in c.stash.offers.values()]
             answers = [answer for offer in offers for answer in offer.passed.values()]
             return bool(answers) and all(answer.done() for answer in answers)
 
@@ -181,7 +181,7 @@ def test_a_slice_comes_in_parts_and_goes_in_parts(clients: list[Client]) -> None
     assert client.dump() == dumped(piece)
 
 
-def test_steps_go_on_while_a_copy_is_made_and_the_copy_has_them_all(
+def test_steps_made_during_a_copy_are_all_in_the_copy(
     clients: list[Client], running: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("springtide_ps.server.shard_store.MAX_RECIPES", 2)
@@ -233,7 +233,7 @@ def test_steps_are_decided_faster_than_they_are_made(
     assert client.dump() == dumped(expected)
 
 
-def test_ranges_are_pushed_while_a_copy_is_made_and_the_copy_has_them_all(
+def test_ranges_pushed_during_a_copy_are_all_in_the_copy(
     clients: list[Client], running: list[Server]
 ) -> None:
     first, second = clients
@@ -259,7 +259,7 @@ def test_ranges_are_pushed_while_a_copy_is_made_and_the_copy_has_them_all(
     assert second.dump() == first.dump()
 
 
-def test_a_generation_ends_copies_that_are_half_made_and_the_next_one_makes_them_anew(
+def test_half_made_copy_is_made_anew_in_the_next_generation(
     clients: list[Client], running: list[Server]
 ) -> None:
     first, second = clients
@@ -313,7 +313,7 @@ def test_a_copy_that_breaks_off_costs_the_copy_alone(clients: list[Client], runn
     assert first.dump() == dumped(piece)
 
 
-def test_a_copy_whose_first_part_cannot_be_sent_holds_up_no_other(
+def test_copy_whose_first_part_is_not_sent_holds_up_no_other(
     clients: list[Client], running: list[Server]
 ) -> None:
     first, second = clients
@@ -411,11 +411,11 @@ def test_a_copy_is_made_when_the_state_is_settled(clients: list[Client], running
     assert second.await_copy() == first.dump()
 
 
-def test_a_copy_that_has_no_room_gets_no_updates_and_holds_none_up(
+def test_copy_without_room_gets_no_updates_and_delays_none(
     clients: list[Client], running: list[Server]
 ) -> None:
     first, second = clients
-    running[1].sync_handler._memory_limit = 1
+    running[1].sync_handler.memory_limit = 1
     for client in clients:
         client.enter(books=True)
     first.load(make(1))
@@ -436,7 +436,7 @@ def test_a_copy_that_has_no_room_gets_no_updates_and_holds_none_up(
 
 
 @pytest.mark.parametrize("rows", [1, 30])
-def test_a_copy_to_a_server_that_hangs_holds_up_neither_steps_nor_generations(
+def test_copy_to_a_hanging_server_delays_no_step_or_generation(
     clients: list[Client], running: list[Server], rows: int
 ) -> None:
     first, second = clients

@@ -143,7 +143,7 @@ def test_whatever_happens_between_offer_and_push_the_numbers_are_the_same(
             if body == 1 and event == "no room":
                 for server in running:
                     until(lambda server=server: arrived(loose, server), "all offers")
-                    for client in server._clients.values():
+                    for client in server.connections:
                         client.stash.forget()
             loose.exchange.commit(1.0, ())
             if body == 1 and event == "generation":
@@ -191,7 +191,7 @@ def test_what_a_left_body_has_offered_is_never_taken_for_the_next_ones() -> None
         loose.body()
         for server in running:
             until(lambda server=server: arrived(loose, server), "all offers")
-            server.sync_handler._memory_limit = 1
+            server.sync_handler.memory_limit = 1
         loose.member.gradients = right
         loose.body()
         loose.exchange.commit(1.0, ())

@@ -156,11 +156,11 @@ def test_whatever_happens_between_two_steps_each_range_is_once_in_each(event: st
         if event == "no room":
             # What was offered is gone: it is asked for whole. Offers are noted by the thread that reads.
             for server in running:
-                for client in list(server._clients.values()):
+                for client in server.connections:
                     client.stash.take = lambda *_: None  # type: ignore[method-assign]
         if event == "cut":
             for server in running:
-                for client in list(server._clients.values()):
+                for client in server.connections:
                     client.stream.abort()
             with pytest.raises((ServerError, ConnectionError)):
                 loose.exchange.settle()

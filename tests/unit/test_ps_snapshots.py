@@ -43,7 +43,7 @@ def dumped(chunk: Chunk) -> bytes:
     return json.dumps(meta).encode() + payload.numpy().tobytes()
 
 
-# ---- the cut itself
+# ---- the snapshot itself
 
 
 @settings(deadline=None, max_examples=200)
@@ -90,7 +90,7 @@ def test_whatever_changes_first_a_chunk_is_read_as_it_was(moves: list[tuple[str,
             assert json.dumps(found[0]).encode() + found[1].numpy().tobytes() == wanted.pop(key)
 
 
-def test_a_chunk_that_is_behind_is_waited_for_and_one_that_is_past_is_refused() -> None:
+def test_chunk_behind_is_awaited_and_chunk_past_is_refused() -> None:
     cuts, chunk = SnapshotKeeper(lambda: 0.0), small(1)
     cuts.take("one", 4, 1, [("a", 3)])
     cut = cuts.find("one")
@@ -107,7 +107,7 @@ def test_a_chunk_that_is_behind_is_waited_for_and_one_that_is_past_is_refused() 
         give(cuts.find("two"), "a", None, -1)
 
 
-def test_copies_go_when_all_have_read_when_another_cut_is_made_and_after_a_time() -> None:
+def test_copies_go_after_release_replacement_or_a_long_time() -> None:
     now = [0.0]
     cuts, chunk = SnapshotKeeper(lambda: now[0]), small(1)
 
@@ -135,7 +135,7 @@ def test_copies_go_when_all_have_read_when_another_cut_is_made_and_after_a_time(
         cuts.find("four")
 
 
-def test_members_read_about_equally_many_bytes_and_everything_once() -> None:
+def test_members_read_equally_many_bytes_and_everything_once() -> None:
     class Planned:
         def __init__(self, key: str, nbytes: int) -> None:
             self.key, self.nbytes = key, nbytes
@@ -204,7 +204,7 @@ def test_steps_go_on_between_the_cut_and_its_reading(early: bool, replication: i
             snapshots[0].collect(0, 2)  # another cut was made
 
 
-def test_a_step_that_one_member_has_not_committed_yet_is_waited_for() -> None:
+def test_step_that_one_member_has_not_committed_is_awaited() -> None:
     with servers(2) as running, members(2, adam) as (a, b):
         job = Job(running, a, b)
         job.step()
@@ -243,7 +243,7 @@ def test_what_leaves_a_server_is_read_from_it_as_it_was() -> None:
         assert equal(found["optimizer"], wanted)
 
 
-def test_a_server_that_has_handed_over_ends_in_the_middle_of_a_generation_and_no_step_hears_of_it() -> None:
+def test_drained_server_ends_in_a_generation_and_no_step_fails() -> None:
     with servers(3) as running, members(2, adam) as (a, b):
         job = Job(running, a, b)
         job.step()
@@ -301,20 +301,20 @@ def test_pushes_without_common_steps_do_not_reach_the_cut() -> None:
             return out
 
         wanted = push(0).clone()
-        ask(Kind.FREEZE, {"s": 0, "name": "cut", "readers": 1})
+        ask(Kind.SNAPSHOT, {"s": 0, "name": "cut", "readers": 1})
         push(1)
         assert not torch.equal(push(2), wanted)
-        answer = ask(Kind.FROZEN, {"name": "cut", "me": "m0", "k": "a"}, any_size=True)
+        answer = ask(Kind.READ_SNAPSHOT, {"name": "cut", "me": "m0", "k": "a"}, any_size=True)
         held = Chunk.load(answer.meta, answer.payload)
         assert torch.equal(held.values, wanted)
         assert held.book is not None
         assert list(held.book.ranges.missing(0, 3)) == [1, 2]
         with pytest.raises(RefusedError, match="not here any more"):
-            ask(Kind.FROZEN, {"name": "cut", "me": "m0", "k": "a"}, any_size=True)
+            ask(Kind.READ_SNAPSHOT, {"name": "cut", "me": "m0", "k": "a"}, any_size=True)
         old = (1, 0, 0)
-        client.ask_step(Kind.FREEZE, old, {"s": 0, "name": "cut", "readers": 1}).result(30)  # it is there
+        client.ask_step(Kind.SNAPSHOT, old, {"s": 0, "name": "cut", "readers": 1}).result(30)  # it is there
         with pytest.raises(RefusedError, match="generation"):
-            client.ask_step(Kind.FREEZE, old, {"s": 0, "name": "old", "readers": 1}).result(30)
+            client.ask_step(Kind.SNAPSHOT, old, {"s": 0, "name": "old", "readers": 1}).result(30)
 
 
 @pytest.mark.parametrize("part_bytes", [PART_BYTES, 100])

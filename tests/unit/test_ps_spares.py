@@ -105,7 +105,7 @@ def test_sums_are_made_in_one_piece_of_memory(job: Job) -> None:
         assert job.held.spare.data_ptr() == where
 
 
-def test_of_two_gradients_on_their_way_each_counts_whichever_has_the_memory(job: Job) -> None:
+def test_two_gradients_on_their_way_both_count(job: Job) -> None:
     """The one that takes the memory may be the second one to be whole."""
     job.step(1)
     shards = job.server.sync_handler.store
@@ -149,7 +149,7 @@ def test_gradients_of_other_forms_come_beside_it(job: Job) -> None:
     job.step(4, (1, 0))
 
 
-def test_a_gradient_that_is_refused_or_never_whole_costs_the_memory_only(job: Job) -> None:
+def test_refused_or_partial_gradient_costs_its_memory_only(job: Job) -> None:
     job.step(1)
     job.stage(5, 0, gradient(5, 0))  # of no step that can be
     assert "step" in job.links[0].refusal

@@ -202,13 +202,13 @@ def test_whatever_happens_between_offer_and_push_each_range_is_once_in_each_slic
                 loose.body(1)
             if body == 1 and event == "cut":
                 for server in running:
-                    for client in list(server._clients.values()):
+                    for client in server.connections:
                         client.stream.abort()
                 until(partial(broken, loose), "the connections' end")
             if body == 1 and event == "no room":
                 until(lambda: offered(running) == offers(loose), "all offers")
                 for server in running:
-                    for client in server._clients.values():
+                    for client in server.connections:
                         client.stash.forget()
             loose.exchange.commit(1.0, ())
             if body == 1 and event in ("cut", "generation"):
@@ -229,8 +229,8 @@ def broken(loose: Loose) -> bool:
 
 def offered(running: list[Server]) -> set[str]:
     """The chunks and slices of which servers have gradients."""
-    clients = [client for server in running for client in list(server._clients.values())]
-    return {key for client in clients for _, key in list(client.stash._held)}
+    clients = [client for server in running for client in server.connections]
+    return {key for client in clients for _, key in list(client.stash.offers)}
 
 
 def offers(loose: Loose) -> set[str]:

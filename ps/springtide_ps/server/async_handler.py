@@ -22,7 +22,7 @@ from springtide_ps.params.applied import Book, RangeError, RangeSet
 from springtide_ps.params.chunk import Chunk, Recipe
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.sparse_gradient import unpack
-from springtide_ps.server import early_ranges
+from springtide_ps.server import speculative_ranges
 from springtide_ps.server.gradient_stash import GradientStash, Offer
 from springtide_ps.server.kv_handler import Answer, Counters
 from springtide_ps.server.lease_table import LeaseError, Leases, Over, Wait
@@ -65,8 +65,8 @@ class AsyncHandler:
         self._steps, self._store, self._counters = steps, steps.store, counters
         self._offered = offered
         self._early = itertools.count(1)
-        self._acknowledged = ReplicationAcks()
-        steps.entered = self._acknowledged.enter
+        self._acks = ReplicationAcks()
+        steps.entered = self._acks.enter
         self._lock = threading.Lock()
         self._token: Token | None = None
         self._leases: Leases | None = None
@@ -111,8 +111,8 @@ class AsyncHandler:
                 self._push(header.kind, token, number, meta, payload, reply, offers)
             case Kind.PULL_CHUNK:
                 self._store.dense(key_in(meta))
-                with self._store.locked(token, key_in(meta)) as held:
-                    about, values = _about(held.chunk.book), _values(held.chunk).clone()
+                with self._store.locked(token, key_in(meta)) as shard:
+                    about, values = _about(shard.chunk.book), _values(shard.chunk).clone()
                 self._counters.pulls += 1
                 reply(Answer(Frame(Kind.VALUES, number, about, values.nbytes), memory(values)))
             case Kind.BOOKS:
@@ -142,15 +142,15 @@ class AsyncHandler:
         # Before the chunk's lock: to count what there is takes the one in which others wait for that.
         makes = early and self._steps.has_room_twice(self._offered())
         if kind is not Kind.COPY_OFFER:
-            with self._store.locked(token, key) as held:
+            with self._store.locked(token, key) as shard:
                 # In the lock, which a copy in the making is sent in as well: that comes there first.
-                for address in held.forward:
+                for address in shard.forward:
                     about = {"k": key, "o": offer.number, "me": meta["me"], **offer.form}
                     offer.passed[address] = self._tell(address, Kind.COPY_OFFER, token, about, payload)
                 if makes:
                     recipe, of_range = Recipe.from_json(meta.get("recipe")), number_in(meta, "r")
-                    made = early_ranges.make_early(
-                        held, offer.early, of_range, recipe, lambda chunk: _gradient(chunk, meta, payload)
+                    made = speculative_ranges.speculate(
+                        shard, offer.early, of_range, recipe, lambda chunk: _gradient(chunk, meta, payload)
                     )
         offers.put(token, _owner(kind, meta), key, offer)
         return made
@@ -185,8 +185,8 @@ class AsyncHandler:
                 reply(Answer(Frame(Kind.DONE, number)))
                 return
         try:
-            with self._store.locked(token, key) as held:
-                chunk = held.chunk
+            with self._store.locked(token, key) as shard:
+                chunk = shard.chunk
                 chunk.check(recipe)
                 gradient = _gradient(chunk, meta, payload)
                 self._store.before_push(key, chunk)
@@ -195,10 +195,10 @@ class AsyncHandler:
                 fresh = chunk.book.enter(of_range, recipe.skip)
                 if fresh:
                     # Before the update, which uses the gradient up; in the lock, for copies keep the order.
-                    copies = self._copies(held.forward, token, meta, payload, offer)
+                    copies = self._copies(shard.forward, token, meta, payload, offer)
                     number_early = 0 if offer is None else offer.early
-                    early_ranges.apply(held, number_early, before, recipe, gradient)
-                    chunk = held.chunk
+                    speculative_ranges.apply(shard, number_early, before, recipe, gradient)
+                    chunk = shard.chunk
                 about = {**_about(chunk.book), "already": not fresh, "before": before}
                 bare = kind is Kind.COPY_RANGE or bool(meta.get("bare")) or isinstance(chunk, Slice)
                 values = _NONE if bare else _values(chunk).clone()
@@ -219,7 +219,7 @@ class AsyncHandler:
         if meta.get("bare"):
             about["bare"] = True
         frame = Frame(Kind.DONE if bare else Kind.VALUES, number, about, values.nbytes)
-        self._acknowledged.when_all(token, copies, lambda error: reply(_answered(frame, values, error)))
+        self._acks.when_all(token, copies, lambda error: reply(_answered(frame, values, error)))
 
     def _copies(
         self,
@@ -350,7 +350,7 @@ def _ranges_in(meta: dict[str, Any], name: str) -> list[int]:
 
 
 def _values(chunk: Chunk | Slice) -> torch.Tensor:
-    """What a push of it is answered with; rows are asked for by id."""
+    """Return the values that answer a push; none of a slice, whose rows are asked for by id."""
     return chunk.values if isinstance(chunk, Chunk) else _NONE
 
 

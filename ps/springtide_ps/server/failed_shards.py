@@ -1,4 +1,4 @@
-"""Chunks whose update has failed, and what is said to those who ask for them."""
+"""Shards whose update has failed, and the errors for those who ask for them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ class StepFailedError(RoundError):
 
 
 class FailedShards:
-    """By chunk. Half of an update may be in it, so it counts as held nowhere here until it is loaded anew."""
+    """Remember by key why shards are held no more, until they are loaded anew.
+
+    Half of an update may be in such a shard, so this server counts as one that does not hold it.
+    """
 
     def __init__(self) -> None:
         self._why: dict[str, StepFailedError] = {}
 
     def add(self, key: str, why: Exception) -> StepFailedError:
-        """Return what is said of it from now on."""
+        """Remember a failure, and return the error for all who ask for the shard from now on."""
         text = f"{type(why).__name__}: {why}"[:_TEXT_LIMIT]
         self._why[key] = StepFailedError(
             f"chunk {key!r} is lost, since the optimizer's step on it failed there: {text}; its log has more"
@@ -29,18 +32,18 @@ class FailedShards:
         return self._why[key]
 
     def forget(self, key: str) -> None:
-        """It is here again."""
+        """Forget a failure, since the shard is here again."""
         self._why.pop(key, None)
 
     def has(self, key: str) -> bool:
-        """Whether the chunk was held here, and its update failed."""
+        """Return whether the shard was held here and its update failed."""
         return key in self._why
 
-    def of(self, key: str) -> RoundError:
-        """What is said to who asks for a chunk that is not here."""
+    def error_for(self, key: str) -> RoundError:
+        """Return the error for a request about a shard that this server does not hold."""
         return self._why.get(key) or RoundError(f"chunk {key!r} is not held here")
 
     @property
     def told(self) -> dict[str, str]:
-        """Of a few of them, by chunk."""
+        """Return the reasons by key, of a few shards."""
         return {key: str(self._why[key]) for key in sorted(self._why)[:_TOLD]}

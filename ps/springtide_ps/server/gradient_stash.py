@@ -1,4 +1,4 @@
-"""Gradients that came before it was known how they count, of one connection. PURE.
+"""Gradients of one connection that came before it was known how they count. PURE.
 
 A worker that does not step together with others sends a chunk's gradient while its backward pass still runs,
 and at optimizer.step() a push that names it: the range, and how it is applied. Until then an offer is nothing
@@ -22,9 +22,14 @@ from springtide_ps.server.step_protocol import Token
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """number: the owner's own, of the body that it belongs to. form: what a push says about its tensor.
-    payload: uint8, memory of its own. early: its number among those whose values were sent early; 0: it is
-    none.
+    """A gradient that is set aside until a push names it.
+
+    Attributes:
+        number: chosen by the owner, of the body that it belongs to.
+        form: what a push says about its tensor.
+        payload: uint8, memory of its own.
+        early: its number among those whose values were sent before the push; 0: it is none of them.
+        passed: by address of a copy, the answer to it there (a Future).
     """
 
     number: int
@@ -32,10 +37,9 @@ class Offer:
     payload: torch.Tensor
     early: int = 0
     passed: dict[str, Any] = field(default_factory=dict)
-    """By address of a copy: the answer to it there (a Future)."""
 
     def at(self, addresses: Collection[str]) -> set[str]:
-        """Which of the copies have it, for certain."""
+        """Return which of these copies have it for certain."""
         return {
             address
             for address, answer in self.passed.items()
@@ -44,15 +48,26 @@ class Offer:
 
 
 class GradientStash:
-    """At most one for each owner and chunk: the newest, of the newest generation. One thread's."""
+    """Hold at most one gradient of each owner and chunk: the newest, of the newest generation.
+
+    Only the thread that reads the connection's requests calls the methods.
+
+    Attributes:
+        nbytes: memory of all that is set aside.
+    """
 
     def __init__(self) -> None:
         self._token: Token = (0, 0, 0)
         self._held: dict[tuple[str, str], Offer] = {}
         self.nbytes = 0
 
+    @property
+    def offers(self) -> dict[tuple[str, str], Offer]:
+        """Return what is set aside, by owner and chunk; any thread may look."""
+        return dict(self._held)
+
     def put(self, token: Token, owner: str, key: str, offer: Offer) -> None:
-        """Set it aside in place of an earlier one. Those of an older generation go."""
+        """Set a gradient aside in place of an earlier one, and forget those of older generations."""
         if token != self._token:
             self.forget()
             self._token = token
@@ -61,14 +76,14 @@ class GradientStash:
         self.nbytes += offer.payload.nbytes
 
     def take(self, token: Token, owner: str, key: str, number: int) -> Offer | None:
-        """The offer of that number, once; None when it is not here. An earlier one goes."""
+        """Take the gradient of that number out; None: it is not here. An earlier one is forgotten."""
         if token != self._token:
             return None
         offer = self._pop(owner, key)
         return offer if offer is not None and offer.number == number else None
 
     def forget(self) -> None:
-        """The connection ends, or the generation."""
+        """Forget all, since the connection or the generation ends."""
         self._held, self.nbytes = {}, 0
 
     def _pop(self, owner: str, key: str) -> Offer | None:

@@ -24,13 +24,22 @@ NO_ROOM: Final = "there is no room"
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the members have said of a step that is not decided. PURE."""
+    """Remember which parts of a step that is not decided the members have made. PURE.
+
+    Attributes:
+        step: the step; -1: none.
+        recipe: how its parts are made, as far as the member that is furthest has said; None: none has.
+    """
 
     step: int = -1
     recipe: Recipe | None = None
 
     def with_word(self, step: int, recipe: Recipe) -> Parts:
-        """After one more member's word, which may be behind another's. Raise RoundError when they differ."""
+        """Return what is known after one more member's word, which may be behind another's.
+
+        Raises:
+            RoundError: the members make different parts.
+        """
         if self.recipe is None or step != self.step or self.recipe.begins(recipe):
             return Parts(step, recipe)
         if not recipe.begins(self.recipe):
@@ -41,16 +50,27 @@ class Parts:
         return self
 
     def first(self, step: int, count: int) -> Recipe:
-        """Of the step, so many parts. Raise RoundError when nobody has said so many."""
+        """Return how the first `count` parts of the step are made.
+
+        Raises:
+            RoundError: no member has told of so many.
+        """
         if self.recipe is None or step != self.step or not 0 < count <= len(self.recipe.parts):
             raise RoundError(f"{count} parts of step {step} are asked for, which nobody has told of")
         return self.recipe.first(count)
 
 
 def make_parts(chunk: Chunk | Slice, totals: Mapping[int, torch.Tensor], recipe: Recipe, keep: bool) -> None:
-    """Make a step of one or several parts. totals: sums by round; they are used up unless `keep`.
+    """Make a step of one or several parts.
 
-    Raise ChunkError for a recipe of another optimizer.
+    Args:
+        chunk: what changes.
+        totals: sums of gradients by round.
+        recipe: how the parts are made.
+        keep: whether the sums stay as they are; else they are used up.
+
+    Raises:
+        ChunkError: the recipe is of another optimizer.
     """
     parts = recipe.parts
     for number, part in enumerate(parts):

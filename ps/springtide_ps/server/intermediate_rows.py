@@ -22,16 +22,30 @@ from springtide_ps.server.step_protocol import RoundError
 
 @dataclass(slots=True)
 class ChangedRows:
-    """Of one slice: the rows that the parts of a step change, as they are after these parts."""
+    """The rows of one slice that the first parts of a step change, as they are after these parts.
+
+    Attributes:
+        step: the step; -1: none.
+        recipe: how its parts are made.
+        piece: the changed rows, as a slice of their own.
+    """
 
     step: int = -1
     recipe: Recipe | None = None
     piece: Slice | None = field(default=None, repr=False)
 
     def reach(self, piece: Slice, totals: Mapping[int, torch.Tensor], step: int, recipe: Recipe) -> Slice:
-        """A slice of those rows alone. totals: sums by round, which stay as they are.
+        """Return a slice of the changed rows alone, made now unless it is there already.
 
-        Raise RoundError without the sums, ChunkError for a recipe of another optimizer.
+        Args:
+            piece: the slice, at the step before.
+            totals: sums of gradients by round, which stay as they are.
+            step: its number.
+            recipe: how its parts are made.
+
+        Raises:
+            RoundError: a sum is not here.
+            ChunkError: the recipe is of another optimizer.
         """
         if self.piece is not None and (self.step, self.recipe) == (step, recipe):
             return self.piece
@@ -48,7 +62,7 @@ class ChangedRows:
     def rows(
         self, piece: Slice, totals: Mapping[int, torch.Tensor], step: int, recipe: Recipe, ids: Ids
     ) -> torch.Tensor:
-        """float32 [len(ids), dim] of the slice. Raise as `reach`."""
+        """Return rows of the slice by id, float32 [len(ids), dim]; the rest is as of `reach`."""
         changed = self.reach(piece, totals, step, recipe)
         found, there = piece.rows(ids), changed.table.has(ids)
         found[torch.from_numpy(there)] = changed.rows(ids[there])

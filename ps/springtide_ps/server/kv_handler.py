@@ -1,4 +1,4 @@
-"""What each request does: checked before its payload is received, carried out after. Knows no sockets."""
+"""Requests of raw form (`kv`): checked before their payload is received, carried out after. No sockets."""
 
 from __future__ import annotations
 

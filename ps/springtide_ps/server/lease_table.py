@@ -1,4 +1,4 @@
-"""Who works on which range, and who has to wait: leases and the staleness clock of one generation. PURE.
+"""Leases of ranges and the staleness clock of one generation: they say which member has to wait. PURE.
 
 A lease spares work, it does not keep anything right: a range counts once in each chunk because the chunk
 says so (`ranges.Book`). So leases are forgotten with their generation, and the next one begins from what the

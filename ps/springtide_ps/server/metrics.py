@@ -1,4 +1,4 @@
-"""What a parameter server tells Prometheus; computed when it is scraped."""
+"""The metrics of a parameter server, computed when Prometheus scrapes them."""
 
 from __future__ import annotations
 

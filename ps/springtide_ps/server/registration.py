@@ -40,7 +40,7 @@ class Settings:
 
 
 def read(environment: Mapping[str, str], port: int) -> Settings | None:
-    """What the pod says of this process, which serves on `port`; None outside of a job.
+    """Return how the pod names this process, which serves on `port`; None outside of a job.
 
     Raises ValueError that names the variable and what it must hold.
     """

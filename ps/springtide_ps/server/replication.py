@@ -60,7 +60,14 @@ class Outgoing:
 
 @dataclass(slots=True, eq=False)
 class Incoming:
-    """A slice of which `at` of `total` bytes are here. later: updates that wait for the others."""
+    """A slice of which `at` of `total` bytes are here.
+
+    Attributes:
+        token: the generation in which it comes.
+        version: the step after which it is.
+        piece: the slice that the bytes are written into.
+        later: updates that wait for the other bytes.
+    """
 
     token: Token
     version: int
@@ -77,7 +84,7 @@ class Incoming:
 
 
 class Replicator:
-    """What is to be copied to other servers, what is on its way there, and what is on its way here.
+    """Copy shards to other servers, one at a time, and take in those that come from there in parts.
 
     Args:
         changed: the store's lock; its condition is notified when there is something to do.
@@ -218,7 +225,7 @@ class Replicator:
                 self._try_part(sending)
 
     def _end(self, why: str = "") -> None:
-        """The copy is there, or (with a reason) will not be."""
+        """End the copy: it is there, or (with a reason) will not be."""
         sending, self._outgoing = self._outgoing, None
         assert sending is not None
         self._readings.end(sending.reading)
@@ -280,5 +287,5 @@ class Replicator:
         return True
 
     def caught_up(self, key: str) -> None:
-        """The shard has made the steps that were decided before it came."""
+        """Note that a shard has made the steps that were decided before it came."""
         self._behind.discard(key)

@@ -12,10 +12,10 @@ from springtide_ps.server.step_protocol import Token
 
 
 class ReplicationAcks:
-    """What waits for copies, by generation.
+    """Wait for copies to make a push, at most as long as its generation lasts.
 
     A copy on a server that hangs says nothing, for as long as its connection lives. So the next generation,
-    which is made without it, ends the wait: who pushed is told, and pushes again.
+    which is made without it, ends the wait: the worker that pushed gets an error, and pushes again.
     """
 
     def __init__(self) -> None:
@@ -25,8 +25,12 @@ class ReplicationAcks:
         self._token: Token | None = None
 
     def when_all(self, token: Token, copies: list[Future[Any]], then: Callable[[str], None]) -> None:
-        """Call `then` once: when all copies are made, or when the generation is over, with what went wrong
-        ("": nothing).
+        """Call `then` once, when all copies are made or the generation is over.
+
+        Args:
+            token: the generation.
+            copies: the answers of the servers that hold copies.
+            then: gets the first error as text; "": there was none.
         """
         with self._lock:
             number, left, errors = next(self._numbers), [len(copies)], [""]
@@ -50,7 +54,7 @@ class ReplicationAcks:
             future.add_done_callback(one)
 
     def enter(self, token: Token) -> None:
-        """A generation begins: nobody waits for copies of an older one."""
+        """End all waits of older generations, since this one begins."""
         with self._lock:
             self._token = token if self._token is None else max(token, self._token)
             older = [(number, of) for number, (of, _) in self._waiting.items() if of < self._token]

@@ -13,17 +13,31 @@ from springtide_ps.params.idmap import Ids
 from springtide_ps.server.step_protocol import RoundError
 
 Done = Callable[[Any, Exception | None], None]
-"""(result, error)."""
+"""Takes (result, None), or (None, error)."""
 
 
 class HasRows(Protocol):
+    """A slice, or what stands for one."""
+
     def rows(self, ids: Ids) -> torch.Tensor:
-        """float32 [len(ids), dim]. Raise RoundError where they cannot be had."""
+        """Return the rows of these ids, float32 [len(ids), dim].
+
+        Raises:
+            RoundError: they cannot be had.
+        """
         ...
 
 
 class RowGather:
-    """An answer of rows that waits for several slices."""
+    """Answer a question for rows of several slices once the late ones among them are there.
+
+    It is called once for each late slice, with its error if it never will be there.
+
+    Args:
+        slices: what the rows are read from, and which ones.
+        late: how many slices still have steps to make.
+        done: gets the rows, one after another, or an error; once.
+    """
 
     def __init__(self, slices: Sequence[tuple[HasRows, Ids]], late: int, done: Done) -> None:
         self._slices, self._late, self._done = slices, late, done
@@ -41,6 +55,7 @@ class RowGather:
             self.give()
 
     def give(self) -> None:
+        """Read the rows and answer."""
         try:
             rows = torch.cat([piece.rows(ids) for piece, ids in self._slices])
         except RoundError as error:

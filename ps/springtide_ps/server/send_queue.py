@@ -1,4 +1,4 @@
-"""What one client is still to be sent: bounded, whatever it asks for and however slowly it reads.
+"""The answers that one client is still to be sent: bounded, however much it asks and slowly it reads.
 
 A request is read only while few bytes of answers wait to be sent. Requests of steps may be answered late, by
 other threads, which never wait here: so those without an answer are bounded by themselves, and beyond that
@@ -28,10 +28,12 @@ _EACH_BYTES: Final = 4096  # what an answer and a request cost besides
 
 
 class SendQueue:
-    """Answers by their rank, and in their order. One thread takes them; any thread puts them.
+    """Queue a client's answers by their rank, and in their order; any thread puts them, one takes them.
 
-    unsent: bytes that may wait before no request is read any more. open_limit, open_bytes: of requests that
-    have no answer yet.
+    Args:
+        unsent: bytes that may wait before no request is read any more.
+        open_limit: how many requests may have no answer yet.
+        open_bytes: how much memory these may hold.
     """
 
     def __init__(
@@ -54,14 +56,20 @@ class SendQueue:
 
     @property
     def waited_for(self) -> bool:
-        """Whether requests have no answer yet."""
+        """Return whether requests have no answer yet."""
         return bool(self._open)
 
     def open(self, request: int, nbytes: int, rank: int = 0) -> None:
-        """A request is answered now or later; nbytes: what it holds until then. rank: from 0; a tensor that
-        answers it goes after those of a lower one.
+        """Note a request that is answered now or later.
 
-        Raise RoundError when there are too many, FrameError for a number that is in use.
+        Args:
+            request: its number.
+            nbytes: memory that it holds until then.
+            rank: from 0; a tensor that answers it goes after those of a lower one.
+
+        Raises:
+            RoundError: there are too many.
+            FrameError: the number is in use.
         """
         with self._changed:
             if len(self._open) >= self._open_limit or self._held + nbytes > self._open_bytes:
@@ -86,19 +94,19 @@ class SendQueue:
             self._changed.notify_all()
 
     def take(self) -> Answer | None:
-        """The next answer to send; None: there will be none."""
+        """Wait for the next answer to send, and return it; None: there will be none."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or bool(self._answers))
             return heapq.heappop(self._answers)[2] if self._answers else None
 
     def sent(self, answer: Answer) -> None:
-        """It has been sent, or cannot be."""
+        """Note that an answer has been sent, or cannot be."""
         with self._changed:
             self.unsent -= _cost(answer)
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Nothing is put any more that matters: `take` gives what is there, then None."""
+        """End the queue: `take` returns what is there, then None."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()

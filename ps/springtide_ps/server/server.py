@@ -55,7 +55,9 @@ _RANK_LIMIT: Final = 1 << 31
 
 
 @dataclass
-class _Client:
+class Connection:
+    """One client's connection: what is still to be sent to it, and the gradients that it had set aside."""
+
     stream: Stream
     name: str
     outgoing: SendQueue = field(default_factory=SendQueue)
@@ -106,7 +108,7 @@ class Server:
         self._listener.settimeout(min(_TICK_SECONDS, handshake / 4))
         self.port = int(self._listener.getsockname()[1])
         self._lock = threading.Lock()
-        self._clients: dict[int, _Client] = {}
+        self._clients: dict[int, Connection] = {}
         self._threads: set[threading.Thread] = set()
         self._closed = threading.Event()
         self._spawn(self._accept_for_ever, "springtide-ps-accept")
@@ -133,11 +135,18 @@ class Server:
                     raise TimeoutError(f"thread {thread.name} has not ended within {timeout:g} s")
 
     @property
+    def connections(self) -> list[Connection]:
+        """Return the connections of all clients, as of this moment."""
+        with self._lock:
+            return list(self._clients.values())
+
+    @property
     def clients(self) -> int:
+        """Return how many clients are connected."""
         return len(self._clients)
 
     def status(self) -> dict[str, int]:
-        """What it holds, for its clients by hand and for a job together."""
+        """Return how much the server holds, for its clients by hand and for a job together."""
         status, job = self.store.status(), self.sync_handler.store.holding
         return {
             **status,
@@ -149,7 +158,7 @@ class Server:
 
     @property
     def offered_bytes(self) -> int:
-        """Of gradients that were set aside (`gradient_stash`)."""
+        """Return the memory of the gradients that were set aside (`gradient_stash`)."""
         with self._lock:
             return sum(client.stash.nbytes for client in self._clients.values())
 
@@ -216,7 +225,7 @@ class Server:
             self._quiet.warn("%s is refused: %d clients are connected", name, self.clients)
             stream.close()
             return
-        client = _Client(stream, name)
+        client = Connection(stream, name)
         with self._lock:
             self._clients[id(client)] = client
         self._spawn(self._write_for_ever, f"springtide-ps-write-{name}", client)
@@ -236,7 +245,7 @@ class Server:
                 del self._clients[id(client)]
             client.outgoing.end()
 
-    def _write_for_ever(self, client: _Client) -> None:
+    def _write_for_ever(self, client: Connection) -> None:
         broken = False
         while (answer := client.outgoing.take()) is not None:
             try:
@@ -270,7 +279,7 @@ class Server:
 
     # ---- requests
 
-    def _read_for_ever(self, client: _Client) -> None:
+    def _read_for_ever(self, client: Connection) -> None:
         reply = client.outgoing.put
         while True:
             client.outgoing.wait_for_room()
@@ -304,7 +313,7 @@ class Server:
                     client.stream.skip(header.payload_bytes)
                 reply(Answer(_refusal(header.request, error)))
 
-    def _payload(self, client: _Client, nbytes: int) -> torch.Tensor:
+    def _payload(self, client: Connection, nbytes: int) -> torch.Tensor:
         if client.scratch.numel() < nbytes:
             client.scratch = torch.empty(nbytes, dtype=torch.uint8)
             client.scratch_memory = memory(client.scratch)
@@ -313,8 +322,8 @@ class Server:
             self.counters.bytes_in += nbytes
         return client.scratch if client.scratch.numel() == nbytes else client.scratch[:nbytes]
 
-    def _fill(self, client: _Client, own: torch.Tensor) -> torch.Tensor:
-        """A payload in memory that is not the client's."""
+    def _fill(self, client: Connection, own: torch.Tensor) -> torch.Tensor:
+        """Receive a payload into memory that is not the client's, and return it."""
         client.stream.receive_into(memory(own))
         self.counters.bytes_in += own.nbytes
         return own
@@ -349,12 +358,12 @@ def _refusal(request: int, error: Exception) -> Frame:
 
 
 def _held_by(header: Header) -> int:
-    """What a request keeps of its payload until it is answered; others have used theirs up."""
+    """Return the bytes of its payload that a request keeps until it is answered."""
     return header.payload_bytes if header.kind is Kind.ROWS else 0
 
 
 def _rank_in(meta: dict[str, Any]) -> int:
-    """How many values the client needs before those that it asks for."""
+    """Return how many values the client needs before those that it asks for."""
     rank = meta.get("rank", 0)
     if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < _RANK_LIMIT:
         raise FrameError(f"{rank!r} is no rank of a request")

@@ -1,4 +1,4 @@
-"""What a parameter server reads from its environment."""
+"""Settings of a parameter server, from its environment."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ from springtide_ps.server.speculation import (
     apply,
     intermediate_values,
     is_wanted,
-    make_early,
     not_expected,
+    speculate,
 )
 from springtide_ps.server.speculative_copy import SpeculativeCopy
 from springtide_ps.server.step_protocol import Effect, RoundError, Rounds, StaleError, Token
@@ -207,7 +207,7 @@ class ShardStore:
         """
         shard = self._shards.get(key)
         if shard is None or shard.chunk is None:
-            raise self.lost.of(key)
+            raise self.lost.error_for(key)
         return shard
 
     def piece(self, key: str) -> Chunk | Slice:
@@ -680,7 +680,7 @@ class ShardStore:
         for done in refused:
             done(None, not_expected(step))
 
-    def fetch_early(self, token: Token, step: int, key: str, done: Done) -> None:
+    def fetch_speculative(self, token: Token, step: int, key: str, done: Done) -> None:
         """`done` gets the chunk's values after `step`, made as it is expected to be, or as it was decided."""
         with self._lock:
             self._rounds.may_fetch(token, step)
@@ -706,7 +706,7 @@ class ShardStore:
             if shard is None or recipe is None or shard.closed != (step, 0):
                 return
         with shard.lock:
-            if not make_early(shard, key, step, recipe):
+            if not speculate(shard, key, step, recipe):
                 return
             early = shard.speculative.chunk if shard.speculative.holds(step, recipe) else None
         with self._lock:

@@ -33,10 +33,19 @@ Part = tuple[dict[str, Any], torch.Tensor, int]
 
 @dataclass(slots=True)
 class Snapshot:
-    """step: after which. keys: the chunks that are in it. readers: how many members will read. since: seconds
-    on a clock of the caller's, since it was made or read. kept: of chunks that have changed since, copies of
-    what was not read. told: what is said of each chunk (`describe`). begun: how many bytes of a chunk were
-    read. given: chunks that were read.
+    """The chunks of a server as they were after one step, as far as they are not read yet.
+
+    Attributes:
+        name: how the members call it.
+        step: after which the chunks are.
+        keys: the chunks that are in it.
+        readers: how many members will read it.
+        since: when it was made, or last asked for, in seconds on the keeper's clock.
+        kept: of chunks that have changed since, copies of what was not read.
+        told: the description of each chunk (`describe`).
+        begun: how many bytes of a chunk were read.
+        given: chunks that were read whole.
+        done: members that need it no more.
     """
 
     name: str
@@ -52,14 +61,20 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Of copies."""
+        """Return the memory of the copies."""
         return sum(kept.block.nbytes for kept in self.kept.values())
 
 
 class SnapshotKeeper:
-    """At most one snapshot. A chunk is given with the lock that keeps it from changing held by the caller.
+    """Keep at most one snapshot, and what is read of chunks by themselves.
 
-    readings: of chunks by themselves, which see the same changes.
+    The caller holds the lock that keeps a chunk from changing when it hands it in.
+
+    Args:
+        clock: seconds, to forget a snapshot that nobody comes for.
+
+    Attributes:
+        readings: of chunks by themselves, which see the same changes.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -70,14 +85,21 @@ class SnapshotKeeper:
 
     @property
     def nbytes(self) -> int:
-        """Memory that copies take."""
+        """Return the memory of the snapshot's copies."""
         with self._lock:
             return self._snapshot.nbytes if self._snapshot is not None else 0
 
     def take(self, name: str, step: int, readers: int, versions: Iterable[tuple[str, int]]) -> None:
-        """A member wants the chunks as they are after `step`. versions: of all chunks here.
+        """Keep the chunks as they are after `step`, unless the snapshot of that name does so already.
 
-        Raise RoundError when one of them is past that.
+        Args:
+            name: of the snapshot.
+            step: after which the chunks are wanted, which some may not have made yet.
+            readers: how many members will read.
+            versions: key and version of all chunks here.
+
+        Raises:
+            RoundError: one of the chunks is past that step.
         """
         with self._lock:
             if self._snapshot is not None and self._snapshot.name == name:
@@ -89,12 +111,12 @@ class SnapshotKeeper:
             self._snapshot = Snapshot(name, step, keys, readers, self._clock())
 
     def has(self, name: str) -> bool:
-        """Whether this is the snapshot."""
+        """Return whether the snapshot of that name is kept."""
         with self._lock:
             return self._snapshot is not None and self._snapshot.name == name
 
     def release(self, name: str, member: str) -> None:
-        """A member needs the snapshot no more."""
+        """Note that a member needs the snapshot no more; forget it after the last one."""
         with self._lock:
             if self._snapshot is not None and self._snapshot.name == name:
                 self._snapshot.done.add(member)
@@ -102,7 +124,11 @@ class SnapshotKeeper:
                     self._snapshot = None
 
     def find(self, name: str) -> Snapshot:
-        """Raise RoundError when there is no such snapshot any more."""
+        """Return the snapshot of that name; it is kept for longer since it is asked for.
+
+        Raises:
+            RoundError: it is not kept any more.
+        """
         with self._lock:
             if self._snapshot is None or self._snapshot.name != name:
                 raise RoundError(f"the state {name} is not kept here any more")
@@ -110,7 +136,7 @@ class SnapshotKeeper:
             return self._snapshot
 
     def before(self, key: str, chunk: Chunk | Slice, version: int) -> None:
-        """The chunk is about to change, or to go."""
+        """Copy what is not read yet of a chunk that is about to change, or to go."""
         self.readings.before(key, chunk)
         with self._lock:
             snapshot = self._snapshot
@@ -129,7 +155,7 @@ class SnapshotKeeper:
 
 
 def tell(snapshot: Snapshot, key: str, chunk: Chunk | Slice | None, version: int) -> dict[str, Any] | None:
-    """Return what is said of the chunk as it is in the snapshot; None: it has not come that far.
+    """Return the description of the chunk as it is in the snapshot; None: it has not come that far.
 
     Raises:
         RoundError: the chunk is not kept as it was.
@@ -185,8 +211,11 @@ def give(
 
 
 def describe(chunk: Chunk | Slice) -> dict[str, Any]:
-    """state: of a chunk's optimizer: [name, dtype, whether it is one number, which pieces have it]. about,
-    bytes: of a slice's dump.
+    """Return what a reader has to know of a chunk before it reads it.
+
+    Returns:
+        Of a chunk "state", its optimizer's: [name, dtype, whether it is one number, which pieces have it]. Of
+        a slice "about" and "bytes", those of its dump.
     """
     if isinstance(chunk, Chunk):
         return {"state": chunk.state_fields()}

@@ -25,7 +25,7 @@ READINGS_LIMIT: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class CopyOnWriteBlock:
-    """Memory of a chunk's dump, from byte `first` on. about: its JSON."""
+    """Hold a copy of a chunk's dump from byte `first` on; `about` is the dump's JSON."""
 
     about: dict[str, Any]
     block: torch.Tensor
@@ -33,15 +33,16 @@ class CopyOnWriteBlock:
 
     @property
     def total(self) -> int:
-        """Bytes of the whole dump."""
+        """Return the bytes of the whole dump."""
         return self.first + self.block.nbytes
 
     def part(self, start: int, stop: int) -> torch.Tensor:
+        """Return the dump's bytes from `start` to `stop`, which are not before `first`."""
         return self.block[start - self.first : stop - self.first]
 
 
 def keep(chunk: Chunk | Slice, first: int = 0) -> CopyOnWriteBlock:
-    """A copy of a chunk's dump from byte `first` on."""
+    """Return a copy of a chunk's dump from byte `first` on."""
     if isinstance(chunk, Slice):
         return CopyOnWriteBlock(chunk.about(), chunk.memory(first, chunk.dumped_bytes), first)
     about, block = chunk.dump()
@@ -49,9 +50,18 @@ def keep(chunk: Chunk | Slice, first: int = 0) -> CopyOnWriteBlock:
 
 
 def part_of(chunk: Chunk | Slice, start: int, most: int | None) -> tuple[dict[str, Any], torch.Tensor, int]:
-    """(JSON, at most so many bytes from `start` on, bytes of all) of a chunk's dump; None: all that follow.
+    """Return a part of a chunk's dump.
 
-    Raise RoundError for a start beyond it, and for more than fits an answer.
+    Args:
+        chunk: the chunk or slice.
+        start: number of the first byte.
+        most: bytes at most; None: all that follow.
+
+    Returns:
+        The dump's JSON, the bytes, and how many bytes the whole dump has.
+
+    Raises:
+        RoundError: the dump ends before `start`, or more is asked for than fits an answer.
     """
     if not isinstance(chunk, Slice):
         kept = keep(chunk)
@@ -63,7 +73,7 @@ def part_of(chunk: Chunk | Slice, start: int, most: int | None) -> tuple[dict[st
 def part_of_kept(
     kept: CopyOnWriteBlock, start: int, most: int | None
 ) -> tuple[dict[str, Any], torch.Tensor, int]:
-    """As `part_of`."""
+    """Return a part of a dump that was copied; arguments, result and errors are those of `part_of`."""
     return kept.about, kept.part(start, _stop(start, most, kept.total)), kept.total
 
 
@@ -77,7 +87,13 @@ def _stop(start: int, most: int | None, total: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Moment:
-    """What a chunk was at a moment. since: seconds on a clock. read: by reading, how many bytes it has."""
+    """Keep what a chunk was at one moment, for the readings that began then.
+
+    Attributes:
+        since: when it was last read, in seconds on the reader's clock.
+        read: by reading, how many bytes it has.
+        kept: the copy; None while the chunk has not changed.
+    """
 
     since: float
     read: dict[int, int] = field(default_factory=dict)
@@ -85,7 +101,13 @@ class _Moment:
 
 
 class SnapshotReader:
-    """A chunk is given with the lock that keeps it from changing held by the caller."""
+    """Read chunks in parts, each as it was when its reading began.
+
+    The caller holds the lock that keeps a chunk from changing when it hands it in.
+
+    Args:
+        clock: seconds, to forget readings that nobody goes on with.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -95,13 +117,17 @@ class SnapshotReader:
 
     @property
     def nbytes(self) -> int:
-        """Memory that copies take."""
+        """Return the memory of all copies."""
         with self._lock:
             every = [moment for moments in self._moments.values() for moment in moments]
         return sum(moment.kept.block.nbytes for moment in every if moment.kept is not None)
 
     def begin(self, key: str) -> int:
-        """A chunk is read from now on. The reading's number; raise RoundError for too many."""
+        """Begin to read a chunk as it is now, and return the reading's number.
+
+        Raises:
+            RoundError: there are too many readings.
+        """
         with self._lock:
             self._forget_old()
             if sum(len(m.read) for moments in self._moments.values() for m in moments) >= READINGS_LIMIT:
@@ -115,9 +141,20 @@ class SnapshotReader:
     def take(
         self, number: int, key: str, chunk: Chunk | Slice | None, at: int, most: int
     ) -> tuple[dict[str, Any], torch.Tensor, int]:
-        """As `part_of`, of the chunk as it was; after its last part the reading is over.
+        """Return the next part of the chunk as it was; after the last one the reading is over.
 
-        chunk: as it is now. Raise RoundError for a reading that is not kept, or that has not come to `at`.
+        Args:
+            number: of the reading.
+            key: of the chunk.
+            chunk: as it is now; None: it is not here any more.
+            at: number of the first byte, which the reading must have come to.
+            most: bytes at most.
+
+        Returns:
+            The dump's JSON, the bytes, and how many bytes the whole dump has.
+
+        Raises:
+            RoundError: the reading is not kept, or has not come to `at`.
         """
         with self._lock:
             moment = next((m for m in self._moments.get(key, []) if number in m.read), None)
@@ -139,7 +176,7 @@ class SnapshotReader:
         return found
 
     def before(self, key: str, chunk: Chunk | Slice) -> None:
-        """The chunk is about to change, or to go."""
+        """Copy what its readings lack of a chunk that is about to change, or to go."""
         with self._lock:
             self._forget_old()
             moments = self._moments.get(key)
@@ -149,7 +186,7 @@ class SnapshotReader:
         newest.kept = keep(chunk, first)
 
     def end(self, number: int) -> None:
-        """Nobody reads on."""
+        """End a reading, and forget its copy if no other one needs it."""
         with self._lock:
             for moments in self._moments.values():
                 for moment in moments:
@@ -157,7 +194,7 @@ class SnapshotReader:
             self._forget_old()
 
     def clear(self) -> None:
-        """Nobody reads any more."""
+        """End all readings."""
         with self._lock:
             self._moments = {}
 

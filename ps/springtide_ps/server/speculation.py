@@ -38,7 +38,7 @@ class ExpectedStep:
 
 
 class Speculator:
-    """What the members have said of the step that is not decided: how it will be made, which parts are."""
+    """Remember how the members expect the undecided step to be made, and which parts of it they have made."""
 
     def __init__(self) -> None:
         self._expected = ExpectedStep(-1, None)
@@ -90,7 +90,7 @@ def is_wanted(shard: Shard, step: int) -> bool:
     return shard.closed == (step, 0) and bool(shard.speculative.waiting)
 
 
-def make_early(shard: Shard, key: str, step: int, recipe: Recipe) -> bool:
+def speculate(shard: Shard, key: str, step: int, recipe: Recipe) -> bool:
     """Make a step of a chunk on its second copy (in the shard's lock).
 
     Returns:

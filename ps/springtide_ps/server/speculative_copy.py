@@ -22,7 +22,7 @@ from springtide_ps.server.row_gather import Done
 
 @dataclass(slots=True)
 class SpeculativeCopy:
-    """What a chunk becomes with a step, or with the first parts of one, that is not decided.
+    """The second copy of a chunk, with a step that is not decided or the first parts of one.
 
     Attributes:
         chunk: the second copy; None: none was needed yet.

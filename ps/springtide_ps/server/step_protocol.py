@@ -46,7 +46,7 @@ class StaleError(RoundError):
 
 
 class Effect(Enum):
-    """What to do with tensors."""
+    """An instruction to the store: a change to the shards that follows from a request."""
 
     FENCE = auto()  # refuse whoever waits: its generation is over
     DROP = auto()  # forget the staged step

@@ -55,6 +55,12 @@ class SyncHandler:
         memory_limit: bytes that the server may hold; 0: as many as there are.
         counters: of the server.
         part_bytes: a slice of more goes to another server in parts of so many.
+
+    Attributes:
+        memory_limit: as given.
+        others: returns the bytes that the server holds beside the shards.
+        store: the shards.
+        entered: called when a generation has begun.
     """
 
     def __init__(
@@ -64,15 +70,13 @@ class SyncHandler:
         counters: Counters | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
-        self._connect, self._memory_limit = connect, memory_limit
+        self._connect, self.memory_limit = connect, memory_limit
         self._counters = counters or Counters()
         self.others: Callable[[], int] = lambda: 0
-        """Bytes that the server holds beside these chunks."""
         self._peers: dict[str, ServerClient] = {}
         self._lock = threading.Lock()
         self.store = ShardStore(self._forward, self._fill, part_bytes)
         self.entered: Callable[[Token], None] = lambda token: None
-        """Called when a generation has begun."""
 
     def close(self) -> None:
         self.store.close()
@@ -116,14 +120,14 @@ class SyncHandler:
     def check_room(self, what: str, nbytes: int, besides: int = 0) -> None:
         """Raise NoRoomError when so many more bytes are too many. besides: held beside the chunks."""
         taken = self.store.held_bytes + besides + self.others()
-        if self._memory_limit and taken + nbytes > self._memory_limit:
+        if self.memory_limit and taken + nbytes > self.memory_limit:
             raise NoRoomError(
-                f"{what} ({nbytes} bytes) does not fit: {taken} of {self._memory_limit} bytes are taken"
+                f"{what} ({nbytes} bytes) does not fit: {taken} of {self.memory_limit} bytes are taken"
             )
 
     def _has_no_second_copy(self) -> bool:
         taken = self.store.held_bytes + self.store.dense_bytes + self.others()
-        return bool(self._memory_limit) and taken > self._memory_limit
+        return bool(self.memory_limit) and taken > self.memory_limit
 
     def _besides_slice(self, own: int) -> int:
         """Bytes of everything but a slice that has so many. Without a lock: it asks in its own."""
@@ -132,7 +136,7 @@ class SyncHandler:
     def has_room_twice(self, besides: int = 0) -> bool:
         """Whether second copies of the chunks fit as well. besides: as in `check_room`."""
         taken = 2 * self.store.held_bytes + besides + self.others()
-        return not self._memory_limit or taken <= self._memory_limit
+        return not self.memory_limit or taken <= self.memory_limit
 
     def spare_for(self, header: Header, meta: dict[str, Any]) -> torch.Tensor | None:
         """Where the gradient of a checked request may come, and become the sum itself (uint8), if any."""
@@ -167,7 +171,7 @@ class SyncHandler:
                 done(Frame(Kind.DONE, number))
             case Kind.LOAD if "of" in meta:
                 at, total = number_in(meta, "at"), number_in(meta, "of")
-                begin = partial(Slice.begin, meta, total, self._memory_limit, self._besides_slice)
+                begin = partial(Slice.begin, meta, total, self.memory_limit, self._besides_slice)
                 store.load_part(token, key_in(meta), _step(meta), begin, at, total, payload)
                 done(Frame(Kind.DONE, number))
             case Kind.LOAD:
@@ -185,7 +189,7 @@ class SyncHandler:
                 self._stage(header.kind, token, meta, payload, own)
             case Kind.STAGE_EARLY:
                 self._stage(header.kind, token, meta, payload, own)
-                store.fetch_early(token, _step(meta), key_in(meta), _values_later(number, reply))
+                store.fetch_speculative(token, _step(meta), key_in(meta), _values_later(number, reply))
                 self._counters.pulls += 1
             case Kind.STAGE_ROWS:
                 slices, start, me = _slices(meta), 0, str(meta.get("me"))
@@ -232,7 +236,7 @@ class SyncHandler:
             case Kind.FETCH:
                 store.fetch(token, _step(meta), key_in(meta), _values_later(number, reply))
                 self._counters.pulls += 1
-            case Kind.FORESEE:
+            case Kind.EXPECT:
                 if self._has_no_second_copy():
                     raise RoundError(f"{NO_ROOM} for a second copy of the chunks")
                 recipe = Recipe.from_json(meta.get("recipe"))
@@ -255,21 +259,24 @@ class SyncHandler:
                 version, part, reading = store.dump(token, key_in(meta), *_part_in(meta), reading)
                 about = {"version": version, **({"reading": reading} if reading else {})}
                 done(*_part(number, part, about))
-            case Kind.FREEZE:
+            case Kind.SNAPSHOT:
                 readers = number_in(meta, "readers")
                 if not 0 < readers <= MEMBERS_LIMIT:
-                    raise FrameError("a cut has at least one reader")
-                store.take_snapshot(token, _cut_in(meta), _step(meta), readers)
+                    raise FrameError("a snapshot has at least one reader")
+                store.take_snapshot(token, _snapshot_in(meta), _step(meta), readers)
                 done(Frame(Kind.DONE, number))
-            case Kind.FROZEN if "k" in meta:
-                done(*_part(number, store.read_snapshot(_cut_in(meta), key_in(meta), *_part_in(meta)), {}))
-            case Kind.FROZEN:
+            case Kind.READ_SNAPSHOT if "k" in meta:
+                done(
+                    *_part(number, store.read_snapshot(_snapshot_in(meta), key_in(meta), *_part_in(meta)), {})
+                )
+            case Kind.READ_SNAPSHOT:
                 text = torch.frombuffer(
-                    bytearray(json.dumps(store.describe_snapshot(_cut_in(meta))).encode()), dtype=torch.uint8
+                    bytearray(json.dumps(store.describe_snapshot(_snapshot_in(meta))).encode()),
+                    dtype=torch.uint8,
                 )
                 done(Frame(Kind.VALUES, number, {}, text.nbytes), memory(text))
-            case Kind.THAW:
-                store.snapshots.release(_cut_in(meta), str(meta.get("me")))
+            case Kind.RELEASE_SNAPSHOT:
+                store.snapshots.release(_snapshot_in(meta), str(meta.get("me")))
                 done(Frame(Kind.DONE, number))
             case _:
                 raise FrameError(f"{header.kind.name} is no request of a step")
@@ -289,7 +296,7 @@ class SyncHandler:
 
     def _loaded(self, meta: dict[str, Any], payload: torch.Tensor) -> Chunk | Slice:
         if "table" in meta:
-            return Slice.load(meta, payload, self._memory_limit, self._besides_slice)
+            return Slice.load(meta, payload, self.memory_limit, self._besides_slice)
         chunk = Chunk.load(meta, payload)
         check_recipe(chunk.optimizer_name, meta["groups"])
         return chunk
@@ -435,10 +442,10 @@ def _part(number: int, part: Part, about: dict[str, Any]) -> tuple[Frame, memory
     return Frame(Kind.VALUES, number, {**said, **about, "of": total}, block.nbytes), memory(block)
 
 
-def _cut_in(meta: dict[str, Any]) -> str:
+def _snapshot_in(meta: dict[str, Any]) -> str:
     name = meta.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= KEY_LIMIT:
-        raise FrameError(f"a cut is named by 1 to {KEY_LIMIT} characters")
+        raise FrameError(f"a snapshot is named by 1 to {KEY_LIMIT} characters")
     return name
 
 

@@ -1,1 +1,1 @@
-"""What goes over a connection to a server, from a worker or another server: frames, streams, clients."""
+"""Connections to a server, from a worker or another server: frames, streams, clients."""

@@ -1,4 +1,4 @@
-"""Who may talk: both sides prove that they know the job's token, without sending it. PURE.
+"""Proofs that both sides of a connection know the job's token, which is not sent. PURE.
 
 Challenge and response with HMAC-SHA256 over both nonces, so that neither side can be played an old answer.
 """
@@ -26,7 +26,7 @@ def nonce_in(given: object) -> str | None:
 
 
 def proof(token: str, role: str, server_nonce: str, client_nonce: str) -> str:
-    """What `role` ("client" or "server") answers."""
+    """Return the answer of `role` ("client" or "server") to a challenge."""
     text = f"springtide-ps/{role}/{server_nonce}/{client_nonce}".encode()
     return hmac.new(token.encode(), text, hashlib.sha256).hexdigest()
 

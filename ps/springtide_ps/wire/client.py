@@ -340,7 +340,7 @@ class ServerClient:
         self._make_room()
 
     def _make_room(self) -> None:
-        """Whoever waits for room goes on: its request has failed."""
+        """Let all go on that wait for room: their requests have failed."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._outbox.get_nowait()
@@ -438,12 +438,12 @@ class ServerClient:
 def _staged(
     token: tuple[int, int, int], step: int, member: str, key: str, gradient: torch.Tensor | SparseGradient
 ) -> tuple[dict[str, Any], torch.Tensor]:
-    """What a gradient's frame says, and brings."""
+    """Return the JSON and the payload of a gradient's frame."""
     dense = gradient.values if isinstance(gradient, SparseGradient) else gradient
     about = {"t": list(token), "s": step, "me": member, "k": key, "d": DTYPE_NAMES[dense.dtype]}
     return about, pack(gradient) if isinstance(gradient, SparseGradient) else gradient
 
 
 def in_round(number: int) -> dict[str, Any]:
-    """What a request about round `number` of a step says of it."""
+    """Return how a request names round `number` of a step: not at all if it is the first."""
     return {"round": number} if number else {}

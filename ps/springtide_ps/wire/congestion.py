@@ -22,7 +22,7 @@ _UNKNOWN: Final = 0xFFFFFFFF
 
 
 def instead_of(current: str, round_trip: float | None) -> tuple[str, ...]:
-    """What to ask the kernel for, the best first; none: it stays. PURE.
+    """Return the algorithms to ask the kernel for, the best first; none: it stays as it is. PURE.
 
     current: what the connection has. round_trip: the shortest one so far, in seconds; None: not known.
     """

@@ -36,7 +36,7 @@ DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Kind(IntEnum):
-    """What a frame asks or answers."""
+    """The kind of a frame: a request or an answer, with its JSON and its payload."""
 
     CHALLENGE = 1  # server -> client: {"nonce"}
     PROOF = 2  # client -> server: {"nonce", "proof", "pulse"}
@@ -70,9 +70,9 @@ class Kind(IntEnum):
     TRY = 51  # {"t", "s", "me"}: it has committed step s and needs the values, though not all have
     FETCH = 47  # {"t", "s", "k"}; answered with the values after step s
     # As STAGE, with "sel" as STAGE_SELECTED; answered as FETCH, before the step is decided: with the values
-    # after it if it is made as foreseen.
+    # after it if it is made as expected.
     STAGE_EARLY = 57
-    FORESEE = 52  # {"t", "s", "me", "recipe"}: how the member expects the step to be made
+    EXPECT = 52  # {"t", "s", "me", "recipe"}: how the member expects the step to be made
     FETCH_EARLY = 53  # {"t", "s", "k", "parts"}; answered with the values after so many parts of step s
     WITHIN = 63  # {"t", "s", "me", "recipe"}: the parts of the step that the member has made so far
     SUM = 48  # {"t", "s", "k"} + sum of all gradients, from the chunk's first server to the others
@@ -82,11 +82,11 @@ class Kind(IntEnum):
     # of one moment, whatever changes.
     DUMP = 49
     # A snapshot: the chunks as they are after step s, while training goes on; read in any generation.
-    FREEZE = 67  # {"t", "s", "name", "readers"}: before the member's own word on the next step
+    SNAPSHOT = 67  # {"t", "s", "name", "readers"}: before the member's own word on the next step
     # {"t", "name", "me"}: JSON about each chunk; with "k" what DUMP answers of that, once; "at" and
     # "most" as there.
-    FROZEN = 68
-    THAW = 69  # {"t", "name", "me"}: the member needs the cut no more
+    READ_SNAPSHOT = 68
+    RELEASE_SNAPSHOT = 69  # {"t", "name", "me"}: the member needs the snapshot no more
 
     # Embedding tables in steps: table "k", slices "p" with so many ids "n" each.
     # Answered with their rows after step s; with "parts" as FETCH_EARLY.

@@ -18,33 +18,36 @@ SILENT_SECONDS: Final = 10.0
 
 
 class Waits(Protocol):
-    """What is known of one client's connection."""
+    """A client's connection, as far as it decides about pulses."""
 
     @property
     def waited_for(self) -> bool:
-        """Whether it has asked what is not answered yet."""
+        """Return whether it has asked what is not answered yet."""
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that are on their way."""
+        """Return the bytes of answers that are on their way."""
 
 
 class Keepalive:
-    """Of one client. The reader of its requests says what it does; another thread asks whether one is due."""
+    """Decide when one client is to hear that the server lives.
+
+    The thread that reads its requests says what it does; another thread asks whether a pulse is due.
+    """
 
     def __init__(self) -> None:
         self._reading = self._read = False
 
     def begin(self) -> None:
-        """The head of a request is here."""
+        """Note that the head of a request is here."""
         self._reading = self._read = True
 
     def end(self) -> None:
-        """It was answered, or will be by another thread."""
+        """Note that the request was answered, or will be by another thread."""
         self._reading = False
 
     def due(self, client: Waits) -> bool:
-        """Whether the client is to be told; asked once in PULSE_SECONDS.
+        """Return whether the client is to be told; called once in PULSE_SECONDS.
 
         Not while answers are on their way, which say the same and are not to be overtaken by any number of
         pulses where the client reads slowly.

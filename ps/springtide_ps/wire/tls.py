@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class TlsSocket:
-    """What a stream needs of a socket, after the handshake. One thread may send while another receives."""
+    """A socket after the handshake, as a stream uses it: one thread may send while another receives."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._timeout = sock.gettimeout()

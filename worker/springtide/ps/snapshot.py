@@ -74,7 +74,7 @@ class Snapshot:
         for server, client in self._clients.items():
             about = {**self._about, "s": step, "readers": readers}
             try:
-                self._frozen.append((server, client.ask_step(Kind.FREEZE, token, about)))
+                self._frozen.append((server, client.ask_step(Kind.SNAPSHOT, token, about)))
             except ConnectionError as error:
                 self._frozen.append((server, error))
 
@@ -86,7 +86,7 @@ class Snapshot:
             self._result(asked, server)
         told: dict[str, Any] = {}
         for server in self._clients:
-            answer = self._result(self._ask(server, Kind.FROZEN, {}, any_size=True), server)
+            answer = self._result(self._ask(server, Kind.READ_SNAPSHOT, {}, any_size=True), server)
             assert answer.payload is not None
             said = json.loads(answer.payload.numpy().tobytes())
             told |= {key: about for key, about in said.items() if self._plan.homes.get(key) == server}
@@ -98,7 +98,7 @@ class Snapshot:
         """Let the servers forget what they kept; nothing is waited for."""
         for server in self._clients:
             try:
-                self._ask(server, Kind.THAW, {})
+                self._ask(server, Kind.RELEASE_SNAPSHOT, {})
             except GoneError:
                 continue
 
@@ -132,12 +132,12 @@ class Snapshot:
         """Ask for all of a chunk; of a slice the bytes come right to where they belong, in parts."""
         server = self._plan.homes[key]
         if key not in self._slices:
-            yield self._ask(server, Kind.FROZEN, {"k": key}, any_size=True)
+            yield self._ask(server, Kind.READ_SNAPSHOT, {"k": key}, any_size=True)
             return
         for _, memory in into:
             for at, size in spans(0, len(memory), self._part_bytes):
                 about = {"k": key, "at": at, "most": size}
-                yield self._ask(server, Kind.FROZEN, about, out=memory[at : at + size])
+                yield self._ask(server, Kind.READ_SNAPSHOT, about, out=memory[at : at + size])
 
     def _take(
         self, key: str, future: Future[Answer], into: Mapping[str, list[tuple[Place, torch.Tensor]]]

@@ -37,7 +37,7 @@ Options = Callable[[], tuple[dict[str, Any], ...]]
 class SpeculativeValues:
     """Of one worker. values: flat memory of the parameters by bucket, of which this has a second one.
 
-    After a step that was made otherwise than foreseen (a batch of another size, a scheduler that moves in
+    After a step that was made otherwise than expected (a batch of another size, a scheduler that moves in
     between), nothing is asked for in the next 1, 3, 7 ... 63 steps.
     """
 
@@ -91,7 +91,7 @@ class SpeculativeValues:
         """
         if server not in self._told:
             self._told.add(server)
-            ask(server, Kind.FORESEE, {"s": self._step, "me": me, "recipe": recipe.to_json()})
+            ask(server, Kind.EXPECT, {"s": self._step, "me": me, "recipe": recipe.to_json()})
 
     def commit(self, step: int, made: Recipe) -> dict[str, Asked]:
         """The step is committed, made like this: the values by chunk, here or under way, and their server."""

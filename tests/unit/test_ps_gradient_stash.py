@@ -156,7 +156,7 @@ def client_of(server: Server, me: str = "a", size: int = 2) -> Iterator[Client]:
         client.close()
 
 
-def test_an_offer_changes_nothing_until_its_push_which_brings_no_gradient(server: Server) -> None:
+def test_offer_changes_nothing_until_its_push_without_gradient(server: Server) -> None:
     with client_of(server) as client:
         client.enter().load().offer(1, [1.0, 2.0])
         assert client.pull() == [0.0, 0.0]
@@ -188,7 +188,7 @@ def test_a_push_is_told_to_bring_what_is_not_there(server: Server) -> None:
         assert client.push(4, 1, SECOND)[0] == [-2.0, -2.0]
 
 
-def test_a_range_that_the_chunk_has_is_not_applied_again_and_its_offer_is_gone(server: Server) -> None:
+def test_range_that_the_chunk_has_only_uses_up_its_offer(server: Server) -> None:
     with client_of(server) as client:
         client.enter().load().offer(1, [1.0, 0.0])
         client.push(1, 0)
@@ -209,7 +209,7 @@ def test_a_worker_that_is_gone_leaves_nothing_behind(server: Server) -> None:
         assert steady.pull() == [0.0, 0.0]
 
 
-def test_there_is_one_offer_for_each_chunk_of_a_client_and_none_beyond_the_memory() -> None:
+def test_client_has_one_offer_per_chunk_within_the_memory() -> None:
     # 64 bytes are what a chunk of 32 takes on its way, with its table of pieces.
     with servers(1, memory_limit=64) as (server,), client_of(server, size=8) as client:
         client.enter().load()
@@ -274,7 +274,7 @@ VALID: dict[Kind, dict[str, Any]] = {
 RUBBISH: list[Any] = [None, -1, 1 << 70, 0.5, "x", "", [], [1], {}, {"k": 1}, True, [[[]]], "k" * 5000]
 
 
-def test_random_frames_of_ranges_hold_up_nobody_and_leave_nothing(server: Server) -> None:
+def test_random_frames_of_ranges_delay_nobody_and_leave_nothing(server: Server) -> None:
     """Words that lack something, or have something else; with tensors of any size."""
     random = Random(7)
     with client_of(server) as steady:
@@ -315,7 +315,7 @@ def pair() -> Iterator[tuple[Client, Client]]:
         yield first, copy
 
 
-def test_a_copy_has_the_offer_before_the_push_and_the_same_values_after_it(
+def test_copy_has_the_offer_before_and_the_values_after_the_push(
     pair: tuple[Client, Client],
 ) -> None:
     first, copy = pair
@@ -333,12 +333,12 @@ def test_a_copy_has_the_offer_before_the_push_and_the_same_values_after_it(
 
 
 def all_heard(server: Server) -> bool:
-    clients = list(server._clients.values())
-    held = [offer for client in clients for offer in list(client.stash._held.values())]
+    clients = server.connections
+    held = [offer for client in clients for offer in list(client.stash.offers.values())]
     return all(answer.done() for offer in held for answer in offer.passed.values())
 
 
-def test_a_copy_that_has_not_said_that_it_has_the_offer_gets_the_gradient(
+def test_copy_that_has_not_confirmed_the_offer_gets_the_gradient(
     pair: tuple[Client, Client],
 ) -> None:
     first, copy = pair
@@ -369,7 +369,7 @@ def test_offers_of_several_workers_lie_side_by_side_at_a_copy(pair: tuple[Client
         assert copy.server.counters.bytes_in == received
 
 
-def test_a_copy_without_room_for_offers_gets_the_gradients_with_the_pushes() -> None:
+def test_copy_without_room_for_offers_gets_gradients_in_pushes() -> None:
     with contextlib.ExitStack() as stack:
         [one], [small] = (stack.enter_context(servers(1, limit)) for limit in (0, 96))
         first, copy = (stack.enter_context(client_of(server, size=16)) for server in (one, small))
@@ -382,7 +382,7 @@ def test_a_copy_without_room_for_offers_gets_the_gradients_with_the_pushes() -> 
         assert first.push(1, 0)[0] == copy.pull() == [-1.0] * 16
 
 
-def test_a_copy_that_is_made_between_offer_and_push_has_the_update() -> None:
+def test_copy_made_between_offer_and_push_has_the_update() -> None:
     with servers(2) as running, client_of(running[0]) as first, client_of(running[1]) as copy:
         for client in (first, copy):
             client.enter()

@@ -40,7 +40,7 @@ def test_a_pulse_is_due_while_the_server_owes_an_answer() -> None:
     assert pulse.due(Waits(waited_for=True))
 
 
-def test_a_pulse_is_due_while_a_request_is_read_and_once_after_it() -> None:
+def test_pulse_is_due_while_a_request_is_read_and_once_after() -> None:
     pulse = Keepalive()
     pulse.begin()
     assert pulse.due(Waits())
@@ -188,7 +188,7 @@ def test_a_request_that_takes_the_server_long_is_no_silence(
     assert asked.result(30).meta["created"]
 
 
-def test_a_server_of_an_older_version_that_sends_none_is_waited_for(
+def test_older_server_that_sends_no_pulse_is_waited_for(
     line: tuple[CutProxy, Make], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, make = line

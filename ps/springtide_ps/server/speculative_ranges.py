@@ -1,4 +1,4 @@
-"""What a chunk is with one range more, before the range is pushed.
+"""Ranges that are made before they are pushed: the values of a chunk with one range more.
 
 A worker that does not step together with others offers a chunk's gradient during backward and says how its
 push will count it. The range is made on the chunk's second copy (`speculative_copy`), whose values the worker
@@ -21,16 +21,26 @@ from springtide_ps.server.shard import LockedShard
 log = logging.getLogger("springtide.ps")
 
 
-def make_early(
+def speculate(
     locked: LockedShard, offer: int, of_range: int, recipe: Recipe, gradient: Callable[[Chunk], torch.Tensor]
 ) -> tuple[Book, torch.Tensor] | None:
-    """(book, values) that the chunk would have with this range; the values are a copy. None: it cannot be
-    said, or the range is in the chunk already.
+    """Make a range on the chunk's second copy.
 
-    offer: its number on this server, above 0. gradient: flat, like the values; its memory stays as it is.
-    Raise ChunkError for a recipe of another optimizer.
+    Args:
+        locked: the shard.
+        offer: number of the gradient among those whose values are wanted early on this server, above 0.
+        of_range: number of the range.
+        recipe: how the push will apply it.
+        gradient: returns it flat, like the values; its memory stays as it is.
+
+    Returns:
+        The book and a copy of the values that the chunk would have. None: these cannot be known, or the range
+        is in the chunk already.
+
+    Raises:
+        ChunkError: the recipe is of another optimizer.
     """
-    chunk, early = locked.chunk, locked.shard.speculative
+    chunk, copy = locked.chunk, locked.shard.speculative
     if not isinstance(chunk, Chunk):
         return None
     chunk.check(recipe)
@@ -38,25 +48,32 @@ def make_early(
     before = book.applied
     if not book.enter(of_range, recipe.skip):
         return None
-    early.offer = 0
+    copy.offer = 0
     try:
-        made = early.make(chunk, gradient(chunk), before, recipe)
+        made = copy.make(chunk, gradient(chunk), before, recipe)
     except RuntimeError as error:  # the push itself will say what is wrong
         log.warning("range %d cannot be made early: %r", of_range, error)
         return None
-    early.offer = offer
+    copy.offer = offer
     return book, made.values.clone()
 
 
 def apply(locked: LockedShard, offer: int, before: int, recipe: Recipe, gradient: torch.Tensor) -> None:
-    """Make a range, which the chunk's book has, on the chunk. before: how many were applied until then.
+    """Make a range, which the chunk's book has already, on the chunk.
 
-    offer: number of what was offered of it with its recipe; 0: nothing was. The gradient is used up. Raise as
-    `Chunk.apply`.
+    Args:
+        locked: the shard.
+        offer: as `speculate` got it for this range and recipe; 0: it did not.
+        before: how many ranges were applied until then.
+        recipe: how the range is applied.
+        gradient: flat, like the values; it is used up.
+
+    Raises:
+        ChunkError: as of `Chunk.apply`.
     """
-    chunk, early = locked.chunk, locked.shard.speculative
-    if isinstance(chunk, Chunk) and offer and early.offer == offer and early.holds(before, recipe):
-        now = early.swap(chunk)
+    chunk, copy = locked.chunk, locked.shard.speculative
+    if isinstance(chunk, Chunk) and offer and copy.offer == offer and copy.holds(before, recipe):
+        now = copy.swap(chunk)
         now.book, locked.shard.chunk = chunk.book, now
         return
     chunk.apply(gradient, recipe)

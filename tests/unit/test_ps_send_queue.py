@@ -36,7 +36,7 @@ def answer(request: int, nbytes: int = 0) -> Answer:
     )
 )
 @settings(deadline=None, max_examples=60)
-def test_answers_go_by_rank_and_in_their_order_and_what_waits_is_counted(
+def test_answers_go_by_rank_then_order_and_waiting_is_counted(
     steps: list[tuple[int, int | None, bool]],
 ) -> None:
     outgoing, waiting = SendQueue(), list[tuple[int, int, Answer]]()
@@ -101,7 +101,7 @@ def test_requests_without_an_answer_are_bounded() -> None:
 
 def waiting_bytes(server: Server) -> int:
     """Of the client for whom the most is waiting."""
-    return max((client.outgoing.unsent for client in list(server._clients.values())), default=0)
+    return max((client.outgoing.unsent for client in server.connections), default=0)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_server_ends_while_a_client_does_not_read() -> None:
     bad.close()
 
 
-def test_a_member_that_asks_again_has_its_first_question_answered() -> None:
+def test_member_that_asks_again_gets_its_first_answer_too() -> None:
     with servers(1) as running:
         client = ServerClient(parse_address(names(running)[0]), TOKEN)
         client.ask_step(Kind.ENTER, FIRST, {"me": "a", "members": ["a"], "s": 0, "lineage": "one"}).result(60)
