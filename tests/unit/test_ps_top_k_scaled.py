@@ -11,7 +11,7 @@ from ps_servers import TOKEN, names, servers
 from torch.nn import functional as F
 from worker_ranks import Rank, on_ranks, seeded
 
-from springtide.ps.compression import Wire
+from springtide.ps.compression import GradientCompression
 from springtide.ps.sharding import PlannedChunk
 from springtide_ps.selected import Selected
 
@@ -47,7 +47,7 @@ def train(
         scaler = torch.amp.GradScaler("cpu", scale or 1.0, growth_interval=3, enabled=bool(scale))
         rank.distribute(model, optimizer, scaler=scaler, clip_norm=0.5)
         rank.enter_servers(names(running), store)
-        wire = rank.trainer.servers.wire  # type: ignore[union-attr]
+        wire = rank.trainer.servers.compression  # type: ignore[union-attr]
         for batch in rank.batches(data[keep], batch_size=BATCH, seed=0, shuffle=False):
             ids = batch.data
             with rank.step():
@@ -110,7 +110,7 @@ def test_a_step_that_overflows_leaves_what_is_owed_as_it_was(size: int, consiste
 def test_what_16_bits_leave_out_is_kept_in_more() -> None:
     """Without its scale, a small residual would be nothing in float16."""
     chunk = PlannedChunk("0.0", 0, 0, 64, 128, ((0, 0, 0, 64),))
-    wire = Wire("TopK", 1 / 64)
+    wire = GradientCompression("TopK", 1 / 64)
     scale = [2.0**15]
     wire.loss_scale = lambda: scale[0]
     small = torch.full((64,), 2.0**-24, dtype=torch.float16)
