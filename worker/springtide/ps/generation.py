@@ -103,12 +103,17 @@ class GenerationLeader:
 
     def __init__(
         self,
-        links: Connections,
+        connections: Connections,
         place: GenerationStart,
         replication: int,
         rescue: Rescue | None = None,
     ) -> None:
-        self._links, self._place, self._replication, self._rescue = links, place, replication, rescue
+        self._connections, self._place, self._replication, self._rescue = (
+            connections,
+            place,
+            replication,
+            rescue,
+        )
         self._awaited: dict[str, set[str]] = {}
         self._asked: dict[str, Future[Answer]] | None = None
         self._ask_again = 0.0
@@ -154,14 +159,14 @@ class GenerationLeader:
         """Who can serve each chunk."""
         holders: dict[str, list[str]] = {key: [] for key in sizes}
         for server, future in self._inventory(self._place.servers).items():
-            answer = self._links.answer(future, server, "what it holds")
+            answer = self._connections.answer(future, server, "what it holds")
             for key in _names_in(answer) & set(sizes):
                 holders[key].append(server)
-            where = f"at parameter server {self._links[server].address}"
+            where = f"at parameter server {self._connections[server].address}"
             self.failed += [(key, f"{text} {where}") for key, text in answer.meta.get("lost", {}).items()]
         if self._rescue is None:
             return holders
-        holders = with_newest(holders, self._links, self._place.token)
+        holders = with_newest(holders, self._connections, self._place.token)
         loads = {
             server: sum(sizes[key] for key, names in holders.items() if server in names)
             for server in self._place.servers
@@ -198,7 +203,7 @@ class GenerationLeader:
 
     def _inventory(self, servers: Iterable[str]) -> dict[str, Future[Answer]]:
         token = self._place.token
-        return {s: self._links.ask(s, Kind.INVENTORY, token, {}, any_size=True) for s in servers}
+        return {s: self._connections.ask(s, Kind.INVENTORY, token, {}, any_size=True) for s in servers}
 
     def _create(
         self,
@@ -212,7 +217,7 @@ class GenerationLeader:
         def wait_for_one() -> int:
             server, future, nbytes = waiting.popleft()
             try:
-                self._links.answer(future, server, "the initial values")
+                self._connections.answer(future, server, "the initial values")
             except ServerError as error:
                 said = future.exception() if future.done() else None
                 if isinstance(said, RefusedError) and said.error == NoRoomError.__name__:
@@ -221,12 +226,12 @@ class GenerationLeader:
             return nbytes
 
         for planned in chunks:
-            for meta, payload in loads(make(planned), self._links.part_bytes):
+            for meta, payload in loads(make(planned), self._connections.part_bytes):
                 about = {**meta, "k": planned.key, "s": self._place.step}
                 for server in arrangement.homes[planned.key]:
-                    while unanswered > _UNANSWERED_PARTS * self._links.part_bytes:
+                    while unanswered > _UNANSWERED_PARTS * self._connections.part_bytes:
                         unanswered -= wait_for_one()
-                    asked = self._links.ask(server, Kind.LOAD, self._place.token, about, payload)
+                    asked = self._connections.ask(server, Kind.LOAD, self._place.token, about, payload)
                     waiting.append((server, asked, payload.nbytes))
                     unanswered += payload.nbytes
         while waiting:
@@ -247,12 +252,12 @@ class GenerationLeader:
 
     def _all(self, requests: Mapping[str, list[dict[str, Any]]], kind: Kind, what: str) -> None:
         asked = [
-            (server, self._links.ask(server, kind, self._place.token, meta))
+            (server, self._connections.ask(server, kind, self._place.token, meta))
             for server, metas in requests.items()
             for meta in metas
         ]
         for server, future in asked:
-            self._links.answer(future, server, what)
+            self._connections.answer(future, server, what)
 
 
 class Generation:
