@@ -256,7 +256,7 @@ class Recovery:
         in_ranges = None if consistencies is None else consistencies.enter(message.consistency)
         known = [*message.servers, *message.leaving_servers]
         generation = begin.generation
-        place = GenerationStart(
+        start = GenerationStart(
             (generation.incarnation, generation.restart, generation.number),
             tuple(member.id for member in message.members),
             {server.id: server.address for server in known},
@@ -271,7 +271,7 @@ class Recovery:
         leader = min(rank for rank in range(group.size) if rank not in lacking)
         assert isinstance(begin.store, StreamStore)
         servers.begin_generation(
-            place,
+            start,
             group,
             begin.store,
             holds=group.rank not in lacking,

@@ -40,7 +40,7 @@ _MOST_KEYS = 500
 
 @dataclass(frozen=True, slots=True)
 class GenerationStart:
-    """Where a generation's chunks are. token: its name. members: ids. servers: address by id, also of those
+    """Where a generation on servers begins. token: its name. members: ids. servers: address by id, also of those
     that leave. step: after which it begins. bound: where members do not step together, how many steps the
     fastest may be ahead of the slowest; None: any number. skipped: steps before `step` that changed nothing.
     in_ranges: whether they do not step together; None: as in the generation before.
@@ -104,13 +104,13 @@ class GenerationLeader:
     def __init__(
         self,
         connections: Connections,
-        place: GenerationStart,
+        start: GenerationStart,
         replication: int,
         rescue: Rescue | None = None,
     ) -> None:
-        self._connections, self._place, self._replication, self._rescue = (
+        self._connections, self._start, self._replication, self._rescue = (
             connections,
-            place,
+            start,
             replication,
             rescue,
         )
@@ -131,20 +131,20 @@ class GenerationLeader:
 
         Raise LackError when a chunk is held by no server, SpringtideError when a new one has no room.
         """
-        place = self._place
-        about = {"me": member, "members": list(place.members), "s": place.step, "lineage": lineage}
+        start = self._start
+        about = {"me": member, "members": list(start.members), "s": start.step, "lineage": lineage}
         if self._rescue is not None:
-            about |= {"books": True, "skipped": place.skipped}
-        self._all({server: [about] for server in place.servers}, Kind.ENTER, "a generation begins")
+            about |= {"books": True, "skipped": start.skipped}
+        self._all({server: [about] for server in start.servers}, Kind.ENTER, "a generation begins")
         sizes = {chunk.key: chunk.nbytes for chunk in chunks}
-        staying = [server for server in place.servers if server not in place.leaving]
+        staying = [server for server in start.servers if server not in start.leaving]
         if make is not None:
             arrangement = place_fresh(sizes, staying, self._replication)
             self._create(chunks, arrangement, make)
         else:
             holders = self._holders(sizes)
             try:
-                arrangement = arrange(sizes, staying, holders, self._replication, place.leaving)
+                arrangement = arrange(sizes, staying, holders, self._replication, start.leaving)
             except LackError as error:
                 self.failed = [(key, told) for key, told in self.failed if not holders.get(key)]
                 raise LackError("; ".join([str(error), *(told for _, told in self.failed)])) from None
@@ -158,7 +158,7 @@ class GenerationLeader:
     def _holders(self, sizes: Mapping[str, int]) -> dict[str, list[str]]:
         """Who can serve each chunk."""
         holders: dict[str, list[str]] = {key: [] for key in sizes}
-        for server, future in self._inventory(self._place.servers).items():
+        for server, future in self._inventory(self._start.servers).items():
             answer = self._connections.answer(future, server, "what it holds")
             for key in _names_in(answer) & set(sizes):
                 holders[key].append(server)
@@ -166,11 +166,11 @@ class GenerationLeader:
             self.failed += [(key, f"{text} {where}") for key, text in answer.meta.get("lost", {}).items()]
         if self._rescue is None:
             return holders
-        holders = with_newest(holders, self._connections, self._place.token)
+        holders = with_newest(holders, self._connections, self._start.token)
         loads = {
             server: sum(sizes[key] for key, names in holders.items() if server in names)
-            for server in self._place.servers
-            if server not in self._place.leaving
+            for server in self._start.servers
+            if server not in self._start.leaving
         }
         for key, server in self._rescue([key for key in sizes if not holders[key]], loads).items():
             holders[key] = [server]
@@ -202,7 +202,7 @@ class GenerationLeader:
         return not self._awaited
 
     def _inventory(self, servers: Iterable[str]) -> dict[str, Future[Answer]]:
-        token = self._place.token
+        token = self._start.token
         return {s: self._connections.ask(s, Kind.INVENTORY, token, {}, any_size=True) for s in servers}
 
     def _create(
@@ -227,11 +227,11 @@ class GenerationLeader:
 
         for planned in chunks:
             for meta, payload in loads(make(planned), self._connections.part_bytes):
-                about = {**meta, "k": planned.key, "s": self._place.step}
+                about = {**meta, "k": planned.key, "s": self._start.step}
                 for server in arrangement.homes[planned.key]:
                     while unanswered > _UNANSWERED_PARTS * self._connections.part_bytes:
                         unanswered -= wait_for_one()
-                    asked = self._connections.ask(server, Kind.LOAD, self._place.token, about, payload)
+                    asked = self._connections.ask(server, Kind.LOAD, self._start.token, about, payload)
                     waiting.append((server, asked, payload.nbytes))
                     unanswered += payload.nbytes
         while waiting:
@@ -239,7 +239,7 @@ class GenerationLeader:
 
     def _tell(self, arrangement: Arrangement) -> None:
         """Tell each server whom to send copies to."""
-        address = self._place.servers
+        address = self._start.servers
         orders: dict[str, dict[str, Any]] = {s: {"forward": {}, "fill": {}, "drop": []} for s in address}
         for key, (first, *others) in arrangement.homes.items():
             if others:
@@ -252,7 +252,7 @@ class GenerationLeader:
 
     def _all(self, requests: Mapping[str, list[dict[str, Any]]], kind: Kind, what: str) -> None:
         asked = [
-            (server, self._connections.ask(server, kind, self._place.token, meta))
+            (server, self._connections.ask(server, kind, self._start.token, meta))
             for server, metas in requests.items()
             for meta in metas
         ]
