@@ -59,7 +59,7 @@ class Recovery:
         self._unformed = 0  # generations in a row that this process could not enter
         self._lacking = ""
         self._no_way_back = ""
-        self._setbacks = StepFailures()
+        self._step_failures = StepFailures()
         self._awaited: tuple[int, dict[str, object], State] | None = None
 
     def stand(self, stage: int) -> None:
@@ -165,7 +165,7 @@ class Recovery:
                 self._step_failed(error.failed, lost=True)
         except NoWayBackError as error:
             step = runtime.position.cursor.step
-            if failed := self._setbacks.last(step):
+            if failed := self._step_failures.last(step):
                 raise ServerStepError(told(failed, step)) from None
             self._no_way_back = f"StateLost: {error}"
             runtime.group.shut()
@@ -183,7 +183,7 @@ class Recovery:
     def _step_failed(self, failed: str, *, lost: bool) -> None:
         """Raise ServerStepError when it is not to be tried again. failed: where and why."""
         step = self._runtime.position.cursor.step
-        if self._setbacks.failed(step, failed, lost=lost, can_go_back=self._membership.storage):
+        if self._step_failures.failed(step, failed, lost=lost, can_go_back=self._membership.storage):
             self._runtime.group.shut()
             raise ServerStepError(told(failed, step))
 
