@@ -30,7 +30,7 @@ class RelayChain:
 
     def __init__(self, team: Group) -> None:
         self._team = team
-        self._thread = ThreadPoolExecutor(1, "springtide-team")
+        self._thread = ThreadPoolExecutor(1, "springtide-relay")
         self._running: list[Future[Any]] = []
 
     @property

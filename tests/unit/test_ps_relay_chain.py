@@ -56,9 +56,9 @@ def chain(size: int, steps: int, pieces: int, fetch: Callable[[int, int], None])
     try:
         return together([lambda rank=rank: member(rank) for rank in range(size)])
     finally:
-        for passing, group in zip(passings, groups, strict=True):
-            passing.end()
-            assert passing.ended
+        for chain, group in zip(passings, groups, strict=True):
+            chain.end()
+            assert chain.ended
             group.release()
 
 
@@ -91,9 +91,9 @@ def in_parts(size: int, parts: list[str], fetch: Callable[[str], None]) -> list[
     try:
         return together([lambda rank=rank: member(rank) for rank in range(size)])
     finally:
-        for passing, group in zip(passings, groups, strict=True):
-            passing.end()
-            assert passing.ended
+        for chain, group in zip(passings, groups, strict=True):
+            chain.end()
+            assert chain.ended
             group.release()
 
 
@@ -151,8 +151,8 @@ def test_what_the_first_has_not_chosen_does_not_come() -> None:
             [[-1, -1], [1, 1], [-1, -1], [3, 3]]
         ] * 3
     finally:
-        for passing, group in zip(passings, groups, strict=True):
-            passing.end()
+        for chain, group in zip(passings, groups, strict=True):
+            chain.end()
             group.release()
 
 
