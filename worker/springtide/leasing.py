@@ -1,4 +1,4 @@
-"""A training loop in which workers do not step together: each, or each team of them, takes whole global
+"""A training loop in which workers do not step together: each, or each group of them, takes whole global
 batches (ranges) in turn.
 
 Servers give the ranges of the running epoch out and know which are finished (`springtide_ps.leases`); the
@@ -51,7 +51,7 @@ class Leasing:
         self._runtime, self._servers = runtime, servers
         self._schedules = Schedules(tracked)
         self._scalers = [item for item in tracked.values() if isinstance(item, torch.amp.GradScaler)]
-        self._team: Group | None = None  # whose members have equal scales
+        self._worker_group: Group | None = None  # whose members have equal scales
         self.stops_at_the_end = False
         self._samples = 0  # that this worker has computed in the epoch
         self._told: StateName | None = None
@@ -74,8 +74,9 @@ class Leasing:
         self._servers.interrupt()
 
     def deal(self, trainer: Trainer, plan: LoopPlan, cursor: Cursor, stage: int) -> list[Deal]:
-        """The next body: one range, or this member's part of its team's. None when the loop has to look first
-        where it stands.
+        """Return the next body: one range, or this member's part of its group's.
+
+        Nothing when the loop has to look first where it stands.
         """
         runtime = self._runtime
         first = cursor.step - cursor.position // plan.batch_size
@@ -92,7 +93,7 @@ class Leasing:
                 # Others went on: a bound on staleness is one on the values that a step is computed with.
                 self._servers.refresh()
                 trainer.pending.expect()
-            team = self._agreed_team()
+            group = self._agreed_group()
         except RuntimeError as error:
             if not isinstance(error, ServerError):
                 self._await_word(trainer, error)
@@ -107,8 +108,8 @@ class Leasing:
             self._schedules.begin_once()
         self._schedules.go_to(number)
         own = Cursor(stage, cursor.epoch, (number - first) * plan.batch_size, number)
-        batch = plan.batch(own, team.rank, team.size)
-        return [Deal(batch, team, number + 1, plan.seed, stage, cursor.epoch, team.rank)]
+        batch = plan.batch(own, group.rank, group.size)
+        return [Deal(batch, group, number + 1, plan.seed, stage, cursor.epoch, group.rank)]
 
     def _await_word(self, trainer: Trainer, error: RuntimeError) -> None:
         """A peer has gone: return when the coordinator has asked this member to stop, too, or has ended the
@@ -126,15 +127,15 @@ class Leasing:
         if not self._asked.wait(_WORD_SECONDS):
             log.warning("the coordinator does not say why a peer has gone")
 
-    def _agreed_team(self) -> Group:
+    def _agreed_group(self) -> Group:
         """Who works on a range together; in a new one scales may differ. Raise RuntimeError."""
-        team = self._servers.group
-        if team is None:
+        group = self._servers.group
+        if group is None:
             return Group(None, 0, 1, self._runtime.settings.collective_seconds)
-        if team is not self._team:
-            agree(self._scalers, team)
-            self._team = team
-        return team
+        if group is not self._worker_group:
+            agree(self._scalers, group)
+            self._worker_group = group
+        return group
 
     def commit(self, trainer: Trainer, body: Body) -> None:
         """The body's gradients are on their way."""

@@ -40,10 +40,12 @@ _MOST_KEYS = 500
 
 @dataclass(frozen=True, slots=True)
 class GenerationStart:
-    """Where a generation on servers begins. token: its name. members: ids. servers: address by id, also of those
-    that leave. step: after which it begins. bound: where members do not step together, how many steps the
-    fastest may be ahead of the slowest; None: any number. skipped: steps before `step` that changed nothing.
-    in_ranges: whether they do not step together; None: as in the generation before.
+    """Where a generation on servers begins.
+
+    token: its name. members: ids. servers: address by id, also of those that leave. step: after which it
+    begins. bound: where members do not step together, how many steps the fastest may be ahead of the
+    slowest; None: any number. skipped: steps before `step` that changed nothing. in_ranges: whether they
+    do not step together; None: as in the generation before.
     """
 
     token: tuple[int, int, int]
