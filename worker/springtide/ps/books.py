@@ -19,7 +19,7 @@ Rescue = Callable[[list[str], dict[str, int]], dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class NewestPull:
     """What a worker has of a chunk: its newest pull, with what was in it then. torn: newer values may have
     come in half.
     """
@@ -54,8 +54,8 @@ def rescue(
 ) -> dict[str, tuple[int, str]]:
     """By chunk: the member whose pull is the newest, and the server that gets it. PURE.
 
-    offers: ranks of `Offer` by member and chunk. loads: bytes by server. Chunks that nobody offers are left
-    out.
+    offers: ranks of `NewestPull` by member and chunk. loads: bytes by server. Chunks that nobody offers are
+    left out.
     """
     chosen, load = {}, dict(loads)
     for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
