@@ -62,7 +62,7 @@ def test_the_first_that_fails_ends_the_wait_for_the_others(connections: Connecti
 
 
 def test_there_is_one_limit_for_all(connections: Connections) -> None:
-    connections._answer_seconds = 0.05
+    connections.answer_seconds = 0.05
     requests = asked()
     requests[0][1].set_result(Answer(0, {}))
     with pytest.raises(
