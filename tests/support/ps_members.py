@@ -84,7 +84,7 @@ class Member:
         self, number: int, members: list[str], running: list[Server], store: StreamStore, **how: Any
     ) -> None:
         group = Group(None, members.index(self.name), len(members), 10.0)
-        place = GenerationStart(
+        start = GenerationStart(
             (1, 0, number),
             tuple(members),
             {f"s{server.port}": f"127.0.0.1:{server.port}" for server in running},
@@ -93,14 +93,14 @@ class Member:
             how.get("bound"),
         )
         self.exchange.begin_generation(
-            place,
+            start,
             group,
             store,
             holds=how.get("holds", True),
             leader=how.get("leader", 0),
             fresh=how.get("fresh", False),
         )
-        self.step = place.step
+        self.step = start.step
 
     def push(self, part: int, parts: int) -> float | None:
         self.send(part, parts)

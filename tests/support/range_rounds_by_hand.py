@@ -37,7 +37,7 @@ def gradients_of(model: Net, step: int, part: int, parts: int) -> None:
 
 
 class Loose:
-    """A worker by hand, perhaps of a team, whose members have equal parts of the gradients. Its bodies step
+    """A worker by hand, perhaps of a group, whose members have equal parts of the gradients. Its bodies step
     the table first, or the layer, see that, and step the other one.
     """
 

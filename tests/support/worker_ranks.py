@@ -107,10 +107,10 @@ class Rank:
         assert servers is not None
         store.set(f"id/{group.rank}", self.runtime.settings.process_id.encode())
         members = tuple(store.get(f"id/{rank}").decode() for rank in range(group.size))
-        place = GenerationStart(
+        start = GenerationStart(
             (1, 0, 1), members, dict(zip(addresses, addresses, strict=True)), frozenset(), 0
         )
-        servers.begin_generation(place, group, store, holds=group.rank == 0, leader=0, fresh=True)
+        servers.begin_generation(start, group, store, holds=group.rank == 0, leader=0, fresh=True)
         self._ready.wait(120)
         servers.resolve()
 

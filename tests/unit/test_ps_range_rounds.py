@@ -107,7 +107,7 @@ def running_chunks(game: Game) -> set[str]:
         other = Game()
         rank.distribute(other.models, [other.adagrad, other.sgd])
         servers_of: Any = rank.trainer.servers
-        rank_free["keys"] = set(servers_of._keys_in_order())
+        rank_free["keys"] = set(servers_of.async_backend.keys_in_order())
 
     on_ranks(1, script, consistency="Asynchronous", **HOW)
     return rank_free["keys"]

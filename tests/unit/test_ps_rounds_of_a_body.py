@@ -293,7 +293,7 @@ def test_a_body_says_when_it_needs_common_steps(body: Body, group_size: int, cal
         rank.distribute(game.models, [game.adam, game.sgd])
         rank.enter_servers(names(running), store)
         servers_of: Any = rank.trainer.servers
-        servers_of.on_within = said.append
+        servers_of.call_when_bound_to_steps(said.append)
         for batch in rank.batches(IDS, batch_size=BATCH, epochs=1, seed=0):
             with rank.step():
                 body(game, batch.data, lambda optimizer: None)

@@ -111,9 +111,9 @@ def train(
                 (model(ids, x) - y).square().sum(1).mean().backward()
                 optimizer.step()
             if not first:
-                assert exchange.recipe is not None
+                assert exchange.sync_backend.recipe is not None
                 first = {"rows": model.table(torch.arange(12)).detach().clone()}
-                scale = exchange.recipe.scale
+                scale = exchange.sync_backend.recipe.scale
             exchange.stage_rows = stage  # type: ignore[method-assign]
         return {
             "dense": torch.cat([p.detach().reshape(-1) for p in model.dense.parameters()]),

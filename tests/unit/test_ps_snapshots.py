@@ -332,7 +332,7 @@ def test_tables_are_in_the_cut(strategy: str, part_bytes: int) -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         rank.distribute(model, optimizer)
         assert rank.trainer.servers is not None
-        rank.trainer.servers.links.part_bytes = part_bytes
+        rank.trainer.servers.connections.part_bytes = part_bytes
         rank.enter_servers(names(running), store)
         assert all(map(torch.equal, table.export(), before))
         wanted: Any = None

@@ -235,7 +235,7 @@ def offered(running: list[Server]) -> set[str]:
 
 def offers(loose: Loose) -> set[str]:
     """Those of which the open body has sent some."""
-    return set(loose.batches.offering.keys)
+    return set(loose.batches.early_push.keys)
 
 
 def half(loose: Loose, other_half: Callable[[], None]) -> None:

@@ -189,9 +189,11 @@ def train(size: int, consistency: str, taken: bool = False) -> list[tuple[torch.
                 optimizer.zero_grad()
             if owed is None:
                 rank.runtime.settle(None)
-                assert servers_here.wire.residuals is not None
+                assert servers_here.compression.residuals is not None
                 owed = {
-                    c.key for c in servers_here.chunks if servers_here.wire.residuals.kept(c.key) is not None
+                    c.key
+                    for c in servers_here.chunks
+                    if servers_here.compression.residuals.kept(c.key) is not None
                 }
         rank.runtime.settle(None)
         flat = torch.cat([item.detach().reshape(-1) for item in model.parameters()]).clone()

@@ -47,7 +47,7 @@ def train(
         scaler = torch.amp.GradScaler("cpu", scale or 1.0, growth_interval=3, enabled=bool(scale))
         rank.distribute(model, optimizer, scaler=scaler, clip_norm=0.5)
         rank.enter_servers(names(running), store)
-        wire = rank.trainer.servers.wire  # type: ignore[union-attr]
+        wire = rank.trainer.servers.compression  # type: ignore[union-attr]
         for batch in rank.batches(data[keep], batch_size=BATCH, seed=0, shuffle=False):
             ids = batch.data
             with rank.step():

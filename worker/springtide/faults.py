@@ -24,8 +24,8 @@ parameter servers are asked for).
 At a generation's end: asked (the coordinator wants all to stop; on the stream's thread, before the script's
 learns of it; with the step after the newest that this member knows of). Where workers do not step together:
 pushing (half of what a range's push is made of has been sent), leasing (a range is asked for, before the
-answer is awaited, or its team's first member; with the epoch's first step) and meeting (all of an epoch is
-done, before the others are met; with the step after its last one).
+answer is awaited, or its worker group's first member; with the epoch's first step) and meeting (all of
+an epoch is done, before the others are met; with the step after its last one).
 """
 
 from __future__ import annotations

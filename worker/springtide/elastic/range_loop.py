@@ -73,7 +73,7 @@ class RangeLoop:
         self._collective_seconds, self._servers = parts.collective_seconds, servers
         self._schedules = Schedules(tracked)
         self._scalers = [item for item in tracked.values() if isinstance(item, torch.amp.GradScaler)]
-        self._team: Group | None = None  # whose members have equal scales
+        self._worker_group: Group | None = None  # whose members have equal scales
         self.stops_at_the_end = False
         self._samples = 0  # that this worker has computed in the epoch
         self._reported: StateName | None = None
@@ -124,7 +124,7 @@ class RangeLoop:
                 # Others went on: a bound on staleness is one on the values that a step is computed with.
                 self._servers.refresh()
                 trainer.pending.expect()
-            team = self._agreed_team()
+            team = self._agreed_group()
         except RuntimeError as error:
             if not isinstance(error, ServerError):
                 self._await_reason(trainer, error)
@@ -160,14 +160,14 @@ class RangeLoop:
         if not self._asked.wait(_REASON_SECONDS):
             log.warning("the coordinator does not say why a peer has gone")
 
-    def _agreed_team(self) -> Group:
+    def _agreed_group(self) -> Group:
         """Return the workers that share a range; in a new group they agree on scales. Raise RuntimeError."""
         team = self._servers.group
         if team is None:
             return Group(None, 0, 1, self._collective_seconds)
-        if team is not self._team:
+        if team is not self._worker_group:
             agree(self._scalers, team)
-            self._team = team
+            self._worker_group = team
         return team
 
     def commit(self, trainer: Trainer, body: Body) -> None:

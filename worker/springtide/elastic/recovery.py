@@ -81,7 +81,7 @@ class Recovery:
         self._unformed = 0  # generations in a row that this process could not enter
         self._lacking = ""
         self._no_way_back = ""
-        self._setbacks = StepFailures()
+        self._step_failures = StepFailures()
         self._awaited: tuple[int, dict[str, object], State] | None = None
 
     def stand(self, stage: int) -> None:
@@ -189,7 +189,7 @@ class Recovery:
                 self._step_failed(error.failed, lost=True)
         except NoWayBackError as error:
             step = state.position.cursor.step
-            if failed := self._setbacks.last(step):
+            if failed := self._step_failures.last(step):
                 raise ServerStepError(told(failed, step)) from None
             self._no_way_back = f"StateLost: {error}"
             state.group.shut()
@@ -212,7 +212,7 @@ class Recovery:
             lost: its values are gone.
         """
         step = self._state.position.cursor.step
-        if self._setbacks.failed(step, failed, lost=lost, can_go_back=self._membership.storage):
+        if self._step_failures.failed(step, failed, lost=lost, can_go_back=self._membership.storage):
             self._state.group.shut()
             raise ServerStepError(told(failed, step))
 
@@ -299,7 +299,7 @@ class Recovery:
         leader = min(rank for rank in range(group.size) if rank not in lacking)
         assert isinstance(start.store, StreamStore)
         servers.begin_generation(
-            place,
+            start,
             group,
             start.store,
             holds=group.rank not in lacking,

@@ -40,15 +40,15 @@ from springtide.ps.books import books_of
 from springtide.ps.compression import Pushed
 from springtide.ps.connections import ServerError
 from springtide.ps.context import PsContext
-from springtide.ps.early_push import Offering, Outgoing
+from springtide.ps.early_push import EarlyPush, Outgoing
 from springtide.ps.generation import GenerationLeader, GenerationStart, Meeting, Planned
 from springtide.ps.lease import Audit, Lease
 from springtide.ps.row_gradients import Rows, cut_rows, slices_by_table
 from springtide.ps.row_reads import Result
 from springtide.ps.shard_rescue import ShardRescue
 from springtide.ps.sharding import PlannedChunk
-from springtide.ps.speculative_offer import SpeculativeOffers
 from springtide.ps.speculative_pull import SpeculativeValues
+from springtide.ps.speculative_push import SpeculativePush
 from springtide.ps.step_fetches import Asked
 from springtide.ps.worker_groups import GradientRoute
 from springtide_ps.params.applied import Book, RangeSet
@@ -82,9 +82,9 @@ class AsyncBackend:
     ) -> None:
         self._context, self._route = context, route
         self._sharing: BatchSharing = sharing or OwnBatches(context)
-        self.speculative: SpeculativeOffers | None = None
+        self.speculative: SpeculativePush | None = None
         if speculative is not None:
-            self.speculative = SpeculativeOffers(context, speculative)
+            self.speculative = SpeculativePush(context, speculative)
         self._slices = {planned.key: planned for planned in context.tables.slices}
         self._slices_of = slices_by_table(context.tables)
         # ---- of the generation
@@ -102,7 +102,7 @@ class AsyncBackend:
         self._done: list[int] = []
         self._behind: list[int] = []
         # ---- of the body
-        self.offering = Offering(context.settings.me)
+        self.early_push = EarlyPush(context.settings.me)
         self._pushed = 0
         self._recipe = Recipe(1.0, True, ())
         self._skipping: frozenset[int] = frozenset()
@@ -136,7 +136,7 @@ class AsyncBackend:
         self._stop, self._next_lease, self._behind = Future(), None, []
         self._meeting = meeting
         context.memory.drop()
-        self.offering.forget()
+        self.early_push.forget()
         self._restored, self._skipped = start.step, start.skipped
         context.connections.connect(start.servers)
         self._late += self._fetches.items()
@@ -426,7 +426,7 @@ class AsyncBackend:
             # What is seen within a body is pushed then.
             self.speculative.begin_step(None if self._saw_ahead or bound is not None else self._recipe)
         self._route.begin_pass()
-        self.offering.begin()
+        self.early_push.begin()
 
     def begin_round(self) -> None:
         """Begin another backward pass of the body: what is staged takes the gradients of the last one.
@@ -443,7 +443,7 @@ class AsyncBackend:
         self._push_staged()
         self._context.compression.begin_update_pass()
         self._pushed = 0
-        self.offering.begin()
+        self.early_push.begin()
         self._route.begin_pass()
 
     def stage(
@@ -541,13 +541,13 @@ class AsyncBackend:
             outgoing = context.compression.outgoing(chunk, gradient)
             self._gradients[chunk.key], self._outgoing[chunk.key] = gradient, outgoing
             speculative, count = self.speculative, partial(self._counting, chunk.key)
-            if speculative is None or not speculative.offer(chunk, outgoing, self.offering, count):
+            if speculative is None or not speculative.offer(chunk, outgoing, self.early_push, count):
                 self._offer(chunk.key, outgoing)
 
     def _offer(self, key: str, gradient: Outgoing) -> None:
         generation = self._context.generation
         client = self._context.connections[generation.homes[key][0]]
-        self.offering.offer(client, generation.start.token, key, gradient)
+        self.early_push.offer(client, generation.start.token, key, gradient)
 
     def _counting(self, key: str, recipe: Recipe) -> dict[str, Any]:
         """Say how a chunk's push is going to count its gradient."""
@@ -759,7 +759,7 @@ class AsyncBackend:
         token = context.generation.start.token
         for key in keys:
             number = self._leased if self._sent is None else self._sent
-            form, gradient = self.offering.push(key, self._outgoing[key])
+            form, gradient = self.early_push.push(key, self._outgoing[key])
             recipe = self._own(self._recipe, key).to_json()
             about = {"k": key, "r": number, "recipe": recipe, **form, **self._wanted(key)}
             if key in pulled and key not in self._fetches:
@@ -797,7 +797,7 @@ class AsyncBackend:
             if not answer.meta.get("whole"):
                 break
             # The server had no room for what was offered.
-            self.offering.forget([key])
+            self.early_push.forget([key])
             self._send([key])
         self._take(key, answer)
         del self._fetches[key]

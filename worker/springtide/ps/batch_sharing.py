@@ -484,7 +484,7 @@ class GroupBatches:
                 continue
             try:
                 self._context.connections.result(
-                    arrived, lambda: "the rows of this worker's team", to_the_end
+                    arrived, lambda: "the rows of this worker's group", to_the_end
                 )
             except RuntimeError as error:
                 if not to_the_end:
@@ -516,7 +516,7 @@ class GroupBatches:
         def fetch(name: str) -> None:
             for needed in markers.get(name, [name]):
                 if name not in markers or needed in landed:
-                    connections.result(landed[needed], lambda: "an answer to this worker's team")
+                    connections.result(landed[needed], lambda: "an answer to this worker's group")
 
         return fetch
 

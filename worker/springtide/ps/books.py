@@ -19,7 +19,7 @@ Rescue = Callable[[list[str], dict[str, int]], dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class NewestPull:
     """What a worker has of a chunk: its newest pull, with what was in it then. torn: newer values may have
     come in half.
     """
@@ -54,8 +54,8 @@ def rescue(
 ) -> dict[str, tuple[int, str]]:
     """By chunk: the member whose pull is the newest, and the server that gets it. PURE.
 
-    offers: ranks of `Offer` by member and chunk. loads: bytes by server. Chunks that nobody offers are left
-    out.
+    offers: ranks of `NewestPull` by member and chunk. loads: bytes by server. Chunks that nobody offers are
+    left out.
     """
     chosen, load = {}, dict(loads)
     for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
@@ -68,24 +68,26 @@ def rescue(
     return chosen
 
 
-def ask_books(links: Connections, server: str, token: tuple[int, int, int]) -> dict[str, Book]:
+def ask_books(connections: Connections, server: str, token: tuple[int, int, int]) -> dict[str, Book]:
     """Of all chunks of a server. Raise ServerError."""
-    answer = links.answer(links.ask(server, Kind.BOOKS, token, {}, any_size=True), server, "its books")
+    answer = connections.answer(
+        connections.ask(server, Kind.BOOKS, token, {}, any_size=True), server, "its books"
+    )
     payload = b"{}" if answer.payload is None else answer.payload.numpy().tobytes()
     try:
         return {key: Book.from_json(book) for key, book in json.loads(payload).items()}
     except (RangeError, ValueError, AttributeError) as error:
-        raise ServerError(f"the books of parameter server {links[server].address}: {error}") from None
+        raise ServerError(f"the books of parameter server {connections[server].address}: {error}") from None
 
 
 def with_newest(
-    holders: Mapping[str, list[str]], links: Connections, token: tuple[int, int, int]
+    holders: Mapping[str, list[str]], connections: Connections, token: tuple[int, int, int]
 ) -> dict[str, list[str]]:
     """Return by chunk the servers that hold everything any of them has.
 
     Args:
         holders: Servers by chunk.
-        links: Connections to them.
+        connections: Connections to them.
         token: The generation's.
 
     Returns:
@@ -95,12 +97,16 @@ def with_newest(
         ServerError: A server does not tell.
     """
     servers = {server for names in holders.values() for server in names}
-    return newest_copies(holders, {server: ask_books(links, server, token) for server in sorted(servers)})
+    return newest_copies(
+        holders, {server: ask_books(connections, server, token) for server in sorted(servers)}
+    )
 
 
-def books_of(links: Connections, token: tuple[int, int, int], homes: Mapping[str, str]) -> dict[str, Book]:
+def books_of(
+    connections: Connections, token: tuple[int, int, int], homes: Mapping[str, str]
+) -> dict[str, Book]:
     """By chunk, from the server that it is at. Raise ServerError."""
-    books = {server: ask_books(links, server, token) for server in sorted(set(homes.values()))}
+    books = {server: ask_books(connections, server, token) for server in sorted(set(homes.values()))}
     try:
         return {key: books[server][key] for key, server in homes.items()}
     except KeyError as error:

@@ -24,7 +24,7 @@ Ask = Callable[[dict[str, Any], torch.Tensor], Future[Answer]]
 """(what, what travels): a request."""
 
 
-class Offering:
+class EarlyPush:
     """What one worker has offered in the running body. me: its name."""
 
     def __init__(self, me: str) -> None:
@@ -55,7 +55,9 @@ class Offering:
         client.offer(token, self._me, key, self._number, form, tensor)
         self._keys.add(key)
 
-    def ask_early(self, ask: Ask, key: str, gradient: Outgoing, count: Mapping[str, Any]) -> Future[Answer]:
+    def send_speculatively(
+        self, ask: Ask, key: str, gradient: Outgoing, count: Mapping[str, Any]
+    ) -> Future[Answer]:
         """As `offer`, for an answer. count: how the push will have it. Raise what `ask` does."""
         form, tensor = travelling(gradient)
         answer = ask({"k": key, "me": self._me, "o": self._number, **form, **count}, tensor)

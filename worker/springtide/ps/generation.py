@@ -40,10 +40,12 @@ _MOST_KEYS = 500
 
 @dataclass(frozen=True, slots=True)
 class GenerationStart:
-    """Where a generation's chunks are. token: its name. members: ids. servers: address by id, also of those
-    that leave. step: after which it begins. bound: where members do not step together, how many steps the
-    fastest may be ahead of the slowest; None: any number. skipped: steps before `step` that changed nothing.
-    in_ranges: whether they do not step together; None: as in the generation before.
+    """Where a generation on servers begins.
+
+    token: its name. members: ids. servers: address by id, also of those that leave. step: after which it
+    begins. bound: where members do not step together, how many steps the fastest may be ahead of the
+    slowest; None: any number. skipped: steps before `step` that changed nothing. in_ranges: whether they
+    do not step together; None: as in the generation before.
     """
 
     token: tuple[int, int, int]
@@ -103,12 +105,17 @@ class GenerationLeader:
 
     def __init__(
         self,
-        links: Connections,
-        place: GenerationStart,
+        connections: Connections,
+        start: GenerationStart,
         replication: int,
         rescue: Rescue | None = None,
     ) -> None:
-        self._links, self._place, self._replication, self._rescue = links, place, replication, rescue
+        self._connections, self._start, self._replication, self._rescue = (
+            connections,
+            start,
+            replication,
+            rescue,
+        )
         self._awaited: dict[str, set[str]] = {}
         self._asked: dict[str, Future[Answer]] | None = None
         self._ask_again = 0.0
@@ -126,20 +133,20 @@ class GenerationLeader:
 
         Raise LackError when a chunk is held by no server, SpringtideError when a new one has no room.
         """
-        place = self._place
-        about = {"me": member, "members": list(place.members), "s": place.step, "lineage": lineage}
+        start = self._start
+        about = {"me": member, "members": list(start.members), "s": start.step, "lineage": lineage}
         if self._rescue is not None:
-            about |= {"books": True, "skipped": place.skipped}
-        self._all({server: [about] for server in place.servers}, Kind.ENTER, "a generation begins")
+            about |= {"books": True, "skipped": start.skipped}
+        self._all({server: [about] for server in start.servers}, Kind.ENTER, "a generation begins")
         sizes = {chunk.key: chunk.nbytes for chunk in chunks}
-        staying = [server for server in place.servers if server not in place.leaving]
+        staying = [server for server in start.servers if server not in start.leaving]
         if make is not None:
             arrangement = place_fresh(sizes, staying, self._replication)
             self._create(chunks, arrangement, make)
         else:
             holders = self._holders(sizes)
             try:
-                arrangement = arrange(sizes, staying, holders, self._replication, place.leaving)
+                arrangement = arrange(sizes, staying, holders, self._replication, start.leaving)
             except LackError as error:
                 self.failed = [(key, told) for key, told in self.failed if not holders.get(key)]
                 raise LackError("; ".join([str(error), *(told for _, told in self.failed)])) from None
@@ -153,19 +160,19 @@ class GenerationLeader:
     def _holders(self, sizes: Mapping[str, int]) -> dict[str, list[str]]:
         """Who can serve each chunk."""
         holders: dict[str, list[str]] = {key: [] for key in sizes}
-        for server, future in self._inventory(self._place.servers).items():
-            answer = self._links.answer(future, server, "what it holds")
+        for server, future in self._inventory(self._start.servers).items():
+            answer = self._connections.answer(future, server, "what it holds")
             for key in _names_in(answer) & set(sizes):
                 holders[key].append(server)
-            where = f"at parameter server {self._links[server].address}"
+            where = f"at parameter server {self._connections[server].address}"
             self.failed += [(key, f"{text} {where}") for key, text in answer.meta.get("lost", {}).items()]
         if self._rescue is None:
             return holders
-        holders = with_newest(holders, self._links, self._place.token)
+        holders = with_newest(holders, self._connections, self._start.token)
         loads = {
             server: sum(sizes[key] for key, names in holders.items() if server in names)
-            for server in self._place.servers
-            if server not in self._place.leaving
+            for server in self._start.servers
+            if server not in self._start.leaving
         }
         for key, server in self._rescue([key for key in sizes if not holders[key]], loads).items():
             holders[key] = [server]
@@ -197,8 +204,8 @@ class GenerationLeader:
         return not self._awaited
 
     def _inventory(self, servers: Iterable[str]) -> dict[str, Future[Answer]]:
-        token = self._place.token
-        return {s: self._links.ask(s, Kind.INVENTORY, token, {}, any_size=True) for s in servers}
+        token = self._start.token
+        return {s: self._connections.ask(s, Kind.INVENTORY, token, {}, any_size=True) for s in servers}
 
     def _create(
         self,
@@ -212,7 +219,7 @@ class GenerationLeader:
         def wait_for_one() -> int:
             server, future, nbytes = waiting.popleft()
             try:
-                self._links.answer(future, server, "the initial values")
+                self._connections.answer(future, server, "the initial values")
             except ServerError as error:
                 said = future.exception() if future.done() else None
                 if isinstance(said, RefusedError) and said.error == NoRoomError.__name__:
@@ -221,12 +228,12 @@ class GenerationLeader:
             return nbytes
 
         for planned in chunks:
-            for meta, payload in loads(make(planned), self._links.part_bytes):
-                about = {**meta, "k": planned.key, "s": self._place.step}
+            for meta, payload in loads(make(planned), self._connections.part_bytes):
+                about = {**meta, "k": planned.key, "s": self._start.step}
                 for server in arrangement.homes[planned.key]:
-                    while unanswered > _UNANSWERED_PARTS * self._links.part_bytes:
+                    while unanswered > _UNANSWERED_PARTS * self._connections.part_bytes:
                         unanswered -= wait_for_one()
-                    asked = self._links.ask(server, Kind.LOAD, self._place.token, about, payload)
+                    asked = self._connections.ask(server, Kind.LOAD, self._start.token, about, payload)
                     waiting.append((server, asked, payload.nbytes))
                     unanswered += payload.nbytes
         while waiting:
@@ -234,7 +241,7 @@ class GenerationLeader:
 
     def _tell(self, arrangement: Arrangement) -> None:
         """Tell each server whom to send copies to."""
-        address = self._place.servers
+        address = self._start.servers
         orders: dict[str, dict[str, Any]] = {s: {"forward": {}, "fill": {}, "drop": []} for s in address}
         for key, (first, *others) in arrangement.homes.items():
             if others:
@@ -247,12 +254,12 @@ class GenerationLeader:
 
     def _all(self, requests: Mapping[str, list[dict[str, Any]]], kind: Kind, what: str) -> None:
         asked = [
-            (server, self._links.ask(server, kind, self._place.token, meta))
+            (server, self._connections.ask(server, kind, self._start.token, meta))
             for server, metas in requests.items()
             for meta in metas
         ]
         for server, future in asked:
-            self._links.answer(future, server, what)
+            self._connections.answer(future, server, what)
 
 
 class Generation:

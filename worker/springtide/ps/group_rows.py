@@ -1,4 +1,4 @@
-"""Gradients of tables' rows within a team: the first member gets what the others have, and pushes all."""
+"""Gradients of tables' rows within a group: the first member gets what the others have, and pushes all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rows = tuple[torch.Tensor, torch.Tensor]
 """ids int64 [n], each once, or heads [n, 2]; sums float32 [n, dim]."""
 
 
-def gather(team: Group, own: Mapping[int, Rows], tables: Mapping[int, Handle]) -> dict[int, list[Rows]]:
+def gather(group: Group, own: Mapping[int, Rows], tables: Mapping[int, Handle]) -> dict[int, list[Rows]]:
     """By table, at the first member: what each member has put in, in the order of ranks; elsewhere nothing.
 
     own: of this member, of every table. All members call this at the same place of a body, and nobody else
@@ -22,26 +22,26 @@ def gather(team: Group, own: Mapping[int, Rows], tables: Mapping[int, Handle]) -
     indices = sorted(tables)
     if not indices:
         return {}
-    if team.size == 1:
+    if group.size == 1:
         return {index: [own[index]] for index in indices}
-    counts = torch.zeros(team.size, len(indices), dtype=torch.float64)
-    counts[team.rank] = torch.tensor([len(own[index][0]) for index in indices], dtype=torch.float64)
-    team.start_sum(counts).wait()
-    if team.rank:
+    counts = torch.zeros(group.size, len(indices), dtype=torch.float64)
+    counts[group.rank] = torch.tensor([len(own[index][0]) for index in indices], dtype=torch.float64)
+    group.start_sum(counts).wait()
+    if group.rank:
         for index in indices:
             ids, sums = own[index]
             if len(ids):
-                team.start_send(ids.contiguous(), 0).wait()
-                team.start_send(sums.contiguous(), 0).wait()
+                group.start_send(ids.contiguous(), 0).wait()
+                group.start_send(sums.contiguous(), 0).wait()
         return {}
     found = {index: [own[index]] for index in indices}
-    for rank in range(1, team.size):
+    for rank in range(1, group.size):
         for place, index in enumerate(indices):
             if count := int(counts[rank, place]):
                 shape = (count, 2) if tables[index].counted else (count,)
                 ids = torch.empty(shape, dtype=torch.int64)
                 sums = torch.empty(count, tables[index].dim)
-                team.start_receive(ids, rank).wait()
-                team.start_receive(sums, rank).wait()
+                group.start_receive(ids, rank).wait()
+                group.start_receive(sums, rank).wait()
                 found[index].append((ids, sums))
     return found

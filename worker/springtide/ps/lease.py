@@ -1,6 +1,6 @@
 """What an exchange without common steps tells of ranges: which one to work on, and what became of all.
 
-Where workers are in teams, the first member of a team asks, and tells the others in a sum to which they add
+Where workers are in groups, the first member of a group asks, and tells the others in a sum to which they add
 nothing. PURE.
 """
 
@@ -44,13 +44,13 @@ def nothing_told() -> torch.Tensor:
 
 
 def told(lease: Lease, clock: int) -> torch.Tensor:
-    """float64: the lease, and how many steps the team has made; numbers below 2**53 stay what they are."""
+    """float64: the lease, and how many steps the group has made; numbers below 2**53 stay what they are."""
     number = 0 if lease.number is None else lease.number + 1
     fields = (number, lease.over, lease.finished, lease.waited, clock)
     return torch.tensor(fields, dtype=torch.float64)
 
 
 def heard(total: torch.Tensor) -> tuple[Lease, int]:
-    """(lease, steps of the team) in the sum over a team in which one member has told."""
+    """(lease, steps of the group) in the sum over a group in which one member has told."""
     number, over, finished, waited, clock = (int(field) for field in total.tolist())
     return Lease(number - 1 if number else None, bool(over), finished, bool(waited)), clock

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from springtide.ps.books import Offer, rescue
+from springtide.ps.books import NewestPull, rescue
 from springtide.ps.context import PsContext
 from springtide.ps.generation import Meeting
 from springtide_ps.params.applied import Book, RangeSet
@@ -26,7 +26,7 @@ class ShardRescue:
 
     def __init__(self, context: PsContext) -> None:
         self._context = context
-        self.pulled: dict[str, Offer] = {}
+        self.pulled: dict[str, NewestPull] = {}
         """By chunk: the newest values that are here."""
 
     def note(self, key: str, said: Mapping[str, Any]) -> None:
@@ -37,7 +37,7 @@ class ShardRescue:
             said: What the server says of them.
         """
         skipped = int(said.get("skipped", 0))
-        self.pulled[key] = Offer(int(said["applied"]), said["ranges"], skipped=skipped)
+        self.pulled[key] = NewestPull(int(said["applied"]), said["ranges"], skipped=skipped)
 
     def tear(self, key: str) -> None:
         """Note that newer values of a chunk may have come in half."""

@@ -1,7 +1,7 @@
-"""Values of a step within a team: its first member fetches them, and each passes on what it has to the next.
+"""Values of a step within a group: its first member fetches them, and each passes on what it has to the next.
 
 A chain, as the state of a joiner passes along one (pieces flow while later ones still come), so that no
-member sends more than one copy, and servers send one for a whole team.
+member sends more than one copy, and servers send one for a whole group.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import torch
 from springtide.exchange.groups import Group, Work
 
 _IN_FLIGHT = 2
-"""In each direction. When a team is shut, each message under way may cost a quarter of a second."""
+"""In each direction. When a group is shut, each message under way may cost a quarter of a second."""
 _END_SECONDS = 10.0
 
 
 class RelayChain:
-    """One member's part in the chain of its team. All members begin the same steps in the same order.
+    """One member's part in the chain of its group. All members begin the same steps in the same order.
 
-    team: nobody else sends messages in it. Steps are carried out by a thread of its own.
+    group: nobody else sends messages in it. Steps are carried out by a thread of its own.
     """
 
-    def __init__(self, team: Group) -> None:
-        self._team = team
-        self._thread = ThreadPoolExecutor(1, "springtide-team")
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._thread = ThreadPoolExecutor(1, "springtide-relay")
         self._running: list[Future[Any]] = []
 
     @property
     def receives(self) -> bool:
         """Whether the values come from the member before this one."""
-        return self._team.rank > 0
+        return self._group.rank > 0
 
     def begin(
         self,
@@ -84,11 +84,11 @@ class RelayChain:
                 arrived[key].set_result(False)
         except Exception as error:
             # Whatever it is: nobody is to wait for what does not come.
-            self._team.shut()
+            self._group.shut()
             _end(*coming, *sent)
             for future in arrived.values():
                 if not future.done():
-                    future.set_exception(RuntimeError(f"a team passes values on: {error}"))
+                    future.set_exception(RuntimeError(f"a group passes values on: {error}"))
 
     def _pass_all(
         self,
@@ -99,20 +99,20 @@ class RelayChain:
         sent: deque[Work],
         coming: deque[Work],
     ) -> None:
-        team = self._team
+        group = self._group
         for number, key in enumerate(keys):
-            if team.rank == 0:
+            if group.rank == 0:
                 fetch(key)
             else:
                 for later in keys[number + len(coming) : number + _IN_FLIGHT]:
-                    coming.append(team.start_receive(pieces[later], team.rank - 1))
+                    coming.append(group.start_receive(pieces[later], group.rank - 1))
                 coming[0].wait()
                 coming.popleft()
-            if team.rank + 1 < team.size:
+            if group.rank + 1 < group.size:
                 if len(sent) >= _IN_FLIGHT:
                     sent[0].wait()
                     sent.popleft()
-                sent.append(team.start_send(pieces[key], team.rank + 1))
+                sent.append(group.start_send(pieces[key], group.rank + 1))
             arrived[key].set_result(True)
         while sent:
             sent[0].wait()
@@ -120,11 +120,11 @@ class RelayChain:
 
     def _choose(self, keys: Sequence[str], chosen: Collection[str], sent: deque[Work]) -> list[str]:
         """Those of the keys that the first member has chosen, which goes along the chain, too."""
-        team, mask = self._team, torch.tensor([key in chosen for key in keys], dtype=torch.uint8)
-        if team.rank:
-            team.start_receive(mask, team.rank - 1).wait()
-        if team.rank + 1 < team.size:
-            sent.append(team.start_send(mask, team.rank + 1))
+        group, mask = self._group, torch.tensor([key in chosen for key in keys], dtype=torch.uint8)
+        if group.rank:
+            group.start_receive(mask, group.rank - 1).wait()
+        if group.rank + 1 < group.size:
+            sent.append(group.start_send(mask, group.rank + 1))
         return [key for key, wanted in zip(keys, mask.tolist(), strict=True) if wanted]
 
     def finish(self) -> None:
@@ -132,8 +132,8 @@ class RelayChain:
         wait_for(self._running, _END_SECONDS)
 
     def end(self) -> None:
-        """Shut the team, and return when nothing of it is under way any more."""
-        self._team.shut()
+        """Shut the group, and return when nothing of it is under way any more."""
+        self._group.shut()
         self._thread.shutdown(wait=False)
         wait_for(self._running, _END_SECONDS)
 

@@ -292,7 +292,7 @@ class GroupRoute:
     def leave(self) -> None:
         """End what the group has under way; it is over."""
         if self._chain is not None:
-            self._context.connections.over("this worker's team is over")
+            self._context.connections.over("this worker's group is over")
             self._chain.end()
         if self._group is not None:
             if not self._group.release() or (self._chain is not None and not self._chain.ended):
@@ -446,7 +446,7 @@ class GroupRoute:
         by_key = self._context.sharding.by_key
         try:
             comes = self._context.connections.result(
-                arrived, lambda: "the step's values from this worker's team"
+                arrived, lambda: "the step's values from this worker's group"
             )
         except RuntimeError as error:
             if not to_the_end:

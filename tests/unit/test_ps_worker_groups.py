@@ -1,4 +1,4 @@
-"""Workers in teams: who is in one, and who sends to the servers."""
+"""Workers in groups: who is in one, and who sends to the servers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from springtide.ps.worker_groups import GroupRoute, group_of
 
 
 @pytest.mark.parametrize(
-    ("size", "world", "teams"),
+    ("size", "world", "groups"),
     [(1, 3, [[0], [1], [2]]), (2, 5, [[0, 1], [2, 3], [4]]), (4, 4, [[0, 1, 2, 3]]), (8, 3, [[0, 1, 2]])],
 )
-def test_groups_are_runs_of_ranks(size: int, world: int, teams: list[list[int]]) -> None:
+def test_groups_are_runs_of_ranks(size: int, world: int, groups: list[list[int]]) -> None:
     for rank in range(world):
-        assert [rank in team for team in teams] == [
-            list(group_of(rank, size, world)) == team for team in teams
+        assert [rank in group for group in groups] == [
+            list(group_of(rank, size, world)) == group for group in groups
         ]
 
 
@@ -45,7 +45,7 @@ class Sum:
         return self._done
 
 
-class Team:
+class GroupMember:
     def __init__(self, rank: int, at_once: bool) -> None:
         self.rank, self.size, self.at_once, self.released = rank, 2, at_once, False
 
@@ -89,12 +89,12 @@ def test_only_the_first_of_a_group_sends_and_only_sums(
         sent.append(float(gradients[0]))
         return Pushed(gradients.nbytes)
 
-    teams: list[Team] = []
+    groups: list[GroupMember] = []
 
-    def form(store: Any, own: int, size: int, address: str, **_: float) -> Team:
+    def form(store: Any, own: int, size: int, address: str, **_: float) -> GroupMember:
         assert (store, own, size, address) == ("team/4/", rank, 2, "127.0.0.1")
-        teams.append(Team(own, at_once))
-        return teams[-1]
+        groups.append(GroupMember(own, at_once))
+        return groups[-1]
 
     class Store:
         def within(self, prefix: str) -> str:
@@ -120,7 +120,7 @@ def test_only_the_first_of_a_group_sends_and_only_sums(
     for _ in range(2):
         route.leave()
         route.form(start, Meeting(generation, store, 0, True, False))
-    assert [team.released for team in teams] == [True, False]
+    assert [group.released for group in groups] == [True, False]
     assert generation.calls == 2
     assert route.follows is (rank == 1)
     for value in (1.0, 2.0):

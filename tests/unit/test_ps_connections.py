@@ -33,7 +33,7 @@ def test_the_server_that_an_error_is_about(text: str, wanted: list[str]) -> None
 
 
 @pytest.fixture
-def links() -> Iterator[Connections]:
+def connections() -> Iterator[Connections]:
     """To the servers "a" and "b"."""
     with servers(2) as running:
         made = Connections(TOKEN, 10.0, 60.0)
@@ -46,32 +46,34 @@ def asked() -> list[tuple[str, Future[Answer]]]:
     return [("a", Future()), ("b", Future())]
 
 
-def test_all_answers_come_in_the_order_of_the_requests(links: Connections) -> None:
+def test_all_answers_come_in_the_order_of_the_requests(connections: Connections) -> None:
     requests = asked()
     for number, (_, future) in reversed(list(enumerate(requests))):
         future.set_result(Answer(number, {}))
-    assert [answer.version for answer in links.answers(requests, "it")] == [0, 1]
+    assert [answer.version for answer in connections.answers(requests, "it")] == [0, 1]
 
 
-def test_the_first_that_fails_ends_the_wait_for_the_others(links: Connections) -> None:
+def test_the_first_that_fails_ends_the_wait_for_the_others(connections: Connections) -> None:
     """The first server waits for the second one's copy; what is wrong is known of the second."""
     requests = asked()
     requests[1][1].set_exception(ServerLostError("it is gone"))
-    with pytest.raises(ServerError, match=rf"it at parameter server {links['b'].address}: it is gone"):
-        links.answers(requests, "it")
+    with pytest.raises(ServerError, match=rf"it at parameter server {connections['b'].address}: it is gone"):
+        connections.answers(requests, "it")
 
 
-def test_there_is_one_limit_for_all(links: Connections) -> None:
-    links._answer_seconds = 0.05
+def test_there_is_one_limit_for_all(connections: Connections) -> None:
+    connections.answer_seconds = 0.05
     requests = asked()
     requests[0][1].set_result(Answer(0, {}))
-    with pytest.raises(ServerError, match=rf"at parameter server {links['b'].address}: no answer in 0.05 s"):
-        links.answers(requests, "it")
+    with pytest.raises(
+        ServerError, match=rf"at parameter server {connections['b'].address}: no answer in 0.05 s"
+    ):
+        connections.answers(requests, "it")
 
 
-def test_the_end_of_the_generation_ends_the_wait(links: Connections) -> None:
+def test_the_end_of_the_generation_ends_the_wait(connections: Connections) -> None:
     requests: list[Any] = asked()
     requests[0][1].set_result(Answer(0, {}))
-    links.over("the generation is over")
-    with pytest.raises(ServerError, match=rf"{links['b'].address}: the generation is over"):
-        links.answers(requests, "it")
+    connections.over("the generation is over")
+    with pytest.raises(ServerError, match=rf"{connections['b'].address}: the generation is over"):
+        connections.answers(requests, "it")

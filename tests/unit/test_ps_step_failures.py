@@ -6,38 +6,38 @@ from springtide.ps.step_failures import StepFailures
 
 
 def test_what_fails_again_before_anybody_got_further_ends_the_worker() -> None:
-    setbacks = StepFailures()
-    assert not setbacks.failed(15, "first", lost=True)
-    assert setbacks.last(12) == "first"
-    assert setbacks.failed(15, "second", lost=True)
-    assert setbacks.last(15) == "second"
+    failures = StepFailures()
+    assert not failures.failed(15, "first", lost=True)
+    assert failures.last(12) == "first"
+    assert failures.failed(15, "second", lost=True)
+    assert failures.last(15) == "second"
 
 
 def test_it_may_fail_somewhat_earlier_the_second_time() -> None:
-    setbacks = StepFailures()
-    assert not setbacks.failed(15, "no memory", lost=True)
-    assert setbacks.failed(13, "no memory", lost=False)
+    failures = StepFailures()
+    assert not failures.failed(15, "no memory", lost=True)
+    assert failures.failed(13, "no memory", lost=False)
 
 
 def test_whoever_got_further_begins_to_count_anew() -> None:
-    setbacks = StepFailures()
+    failures = StepFailures()
     for step in (15, 16, 20, 300):
-        assert setbacks.last(step) == ""
-        assert not setbacks.failed(step, "no memory", lost=True)
+        assert failures.last(step) == ""
+        assert not failures.failed(step, "no memory", lost=True)
 
 
 def test_a_refusal_and_the_loss_that_is_found_out_after_it_are_one_failure() -> None:
-    setbacks = StepFailures()
-    assert not setbacks.failed(15, "refused", lost=False)
-    assert not setbacks.failed(15, "lost", lost=True)
-    assert setbacks.failed(15, "refused", lost=False)
+    failures = StepFailures()
+    assert not failures.failed(15, "refused", lost=False)
+    assert not failures.failed(15, "lost", lost=True)
+    assert failures.failed(15, "refused", lost=False)
 
 
 def test_two_refusals_are_two_failures() -> None:
     """Without common steps a push is sent again, and nothing is lost."""
-    setbacks = StepFailures()
-    assert not setbacks.failed(15, "refused", lost=False)
-    assert setbacks.failed(15, "refused", lost=False)
+    failures = StepFailures()
+    assert not failures.failed(15, "refused", lost=False)
+    assert failures.failed(15, "refused", lost=False)
 
 
 def test_a_state_that_is_on_no_storage_either_is_not_tried_again() -> None:

@@ -1,4 +1,4 @@
-"""Several backward passes and steps in a body of a team that takes ranges: its numbers are those of one
+"""Several backward passes and steps in a body of a group that takes ranges: its numbers are those of one
 process, and each range is once in each chunk and slice, whoever looks at what the steps have made, and dies.
 """
 
@@ -88,7 +88,7 @@ def one_looks(who: int, game: Game, ids: torch.Tensor, clip: Clip) -> None:
         (partial(one_looks, 2), 3, None),
     ],
 )
-def test_one_team_makes_the_numbers_of_plain_torch(body: Body, size: int, clip_norm: float | None) -> None:
+def test_one_group_makes_the_numbers_of_plain_torch(body: Body, size: int, clip_norm: float | None) -> None:
     store = Store()
     with servers(2) as running:
         results = on_ranks(
@@ -115,7 +115,7 @@ def test_one_team_makes_the_numbers_of_plain_torch(body: Body, size: int, clip_n
     assert pushed % (EPOCHS * SAMPLES // BATCH) == 0
 
 
-def test_ranges_of_two_teams_are_once_in_all() -> None:
+def test_ranges_of_two_groups_are_once_in_all() -> None:
     store = Store()
     with servers(2) as running:
         results = on_ranks(
@@ -136,7 +136,7 @@ def test_ranges_of_two_teams_are_once_in_all() -> None:
 
 
 class Trio:
-    """Three workers in teams of two, on two servers."""
+    """Three workers in groups of two, on two servers."""
 
     def __init__(self, running: list[Server], table_first: bool) -> None:
         self.running = running
@@ -147,7 +147,7 @@ class Trio:
         self.all = {name: member(name, address) for name, address in zip("abc", addresses(3), strict=True)}
 
     def begin(self, names: str) -> list[Loose]:
-        """The next generation. Return who is in its first team."""
+        """The next generation. Return who is in its first group."""
         store, chosen = Store(), [self.all[name] for name in names]
         together(*(lambda m=m: m.begin(self.running, tuple(names), store) for m in chosen))
         together(*(member.exchange.resolve for member in chosen))
@@ -162,7 +162,7 @@ def alone(request: pytest.FixtureRequest) -> tuple[bool, list[torch.Tensor]]:
 
 @pytest.mark.parametrize("next_team", ["ab", "ba", "bc", "ca"])
 @pytest.mark.parametrize("seen", ["", "a", "ab"])
-def test_a_body_that_is_left_between_two_steps_is_completed_by_the_next_team(
+def test_a_body_that_is_left_between_two_steps_is_completed_by_the_next_group(
     alone: tuple[bool, list[torch.Tensor]], seen: str, next_team: str
 ) -> None:
     """Its members may have died, or be others; the first one has pushed what it, or both, have looked at."""
@@ -173,17 +173,17 @@ def test_a_body_that_is_left_between_two_steps_is_completed_by_the_next_team(
         together(*(lambda n=n: trio.all[n].half(0, see=n in seen) for n in "ab"))
         for name in set("ab") - set(next_team):
             trio.all[name].exchange.close()
-        team = trio.begin(next_team)
+        group = trio.begin(next_team)
         for number in range(3):
-            together(*(lambda m=m, n=number: m.half(n) for m in team))
-            together(*(member.rest for member in team))
-        found = together(*(member.values for member in team))
+            together(*(lambda m=m, n=number: m.half(n) for m in group))
+            together(*(member.rest for member in group))
+        found = together(*(member.values for member in group))
         assert_equal(found[0], wanted)
         assert_equal(found[1], found[0])
-        assert team[0].books() == {(0, 3)}
-        keys = team[0].batches.keys_in_order()
+        assert group[0].books() == {(0, 3)}
+        keys = group[0].batches.keys_in_order()
         assert sum(server.counters.ranges for server in running) == 3 * len(keys)
-        there = len(team[0].first_keys) if seen else 0
+        there = len(group[0].first_keys) if seen else 0
         assert sum(server.counters.repeated for server in running) == there
         for member in trio.all.values():
             member.exchange.close()
@@ -200,15 +200,15 @@ def test_who_waits_for_what_the_first_member_pushes_hears_of_its_death() -> None
 
         def waits() -> None:
             trio.all["b"].half(0, see=False)
-            with pytest.raises(ServerError, match="team"):
+            with pytest.raises(ServerError, match="group"):
                 trio.all["b"].exchange.settle()
 
         together(dies, waits)
-        team = trio.begin("bc")
-        together(*(lambda m=m: m.half(0) for m in team))
-        together(*(member.rest for member in team))
-        together(*(member.values for member in team))
-        assert team[0].books() == {(0, 1)}
+        group = trio.begin("bc")
+        together(*(lambda m=m: m.half(0) for m in group))
+        together(*(member.rest for member in group))
+        together(*(member.values for member in group))
+        assert group[0].books() == {(0, 1)}
         assert sum(server.counters.repeated for server in running) == 0
         for member in trio.all.values():
             member.exchange.close()

@@ -56,9 +56,9 @@ def chain(size: int, steps: int, pieces: int, fetch: Callable[[int, int], None])
     try:
         return together([lambda rank=rank: member(rank) for rank in range(size)])
     finally:
-        for passing, group in zip(passings, groups, strict=True):
-            passing.end()
-            assert passing.ended
+        for chain, group in zip(passings, groups, strict=True):
+            chain.end()
+            assert chain.ended
             group.release()
 
 
@@ -91,9 +91,9 @@ def in_parts(size: int, parts: list[str], fetch: Callable[[str], None]) -> list[
     try:
         return together([lambda rank=rank: member(rank) for rank in range(size)])
     finally:
-        for passing, group in zip(passings, groups, strict=True):
-            passing.end()
-            assert passing.ended
+        for chain, group in zip(passings, groups, strict=True):
+            chain.end()
+            assert chain.ended
             group.release()
 
 
@@ -109,7 +109,7 @@ def test_when_a_later_part_cannot_be_fetched_all_hear_of_it() -> None:
             raise RuntimeError("the server is lost")
 
     for found in in_parts(3, ["ab", "cd"], fetch):
-        assert "a team passes values on" in found["d"]
+        assert "a group passes values on" in found["d"]
 
 
 def test_when_the_first_cannot_fetch_all_hear_of_it() -> None:
@@ -121,7 +121,7 @@ def test_when_the_first_cannot_fetch_all_hear_of_it() -> None:
         failed = [value for value in values[0] if isinstance(value, str)]
         # What had gone on before may have come to the others, or been cut off.
         assert values[0][-1] in failed
-        assert all("a team passes values on" in value for value in failed)
+        assert all("a group passes values on" in value for value in failed)
         assert all(value == [float(key)] * 3 for key, value in enumerate(values[0]) if value not in failed)
 
 
@@ -151,8 +151,8 @@ def test_what_the_first_has_not_chosen_does_not_come() -> None:
             [[-1, -1], [1, 1], [-1, -1], [3, 3]]
         ] * 3
     finally:
-        for passing, group in zip(passings, groups, strict=True):
-            passing.end()
+        for chain, group in zip(passings, groups, strict=True):
+            chain.end()
             group.release()
 
 
@@ -188,7 +188,7 @@ def train(size: int, group_size: int) -> tuple[torch.Tensor, int]:
     return results[0], sum(server.counters.bytes_out for server in running)
 
 
-def test_servers_send_one_copy_for_a_team() -> None:
+def test_servers_send_one_copy_for_a_group() -> None:
     alone, each = train(4, 1)
     found: dict[int, int] = {}
     for size in (2, 4):
@@ -203,8 +203,8 @@ def test_servers_send_one_copy_for_a_team() -> None:
 
 
 @pytest.mark.parametrize("reader", [0, 1])
-def test_who_has_committed_gets_the_values_although_its_team_is_over(reader: int) -> None:
-    """A body reads what its step has made, when the other member of its team does not commit that step."""
+def test_who_has_committed_gets_the_values_although_its_group_is_over(reader: int) -> None:
+    """A body reads what its step has made, when the other member of its group does not commit that step."""
     has_read, store = threading.Event(), Store()
 
     def script(rank: Rank) -> torch.Tensor:

@@ -66,7 +66,7 @@ def train(
         optimizer = torch.optim.SGD(own, lr=0.1, momentum=0.0 if tables else 0.9)
         others = [torch.optim.Adam(rest, lr=0.01)] if two else []
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
-        # Of each rank its own, until the members of a team agree.
+        # Of each rank its own, until the members of a group agree.
         scaler = torch.amp.GradScaler("cpu", 2.0 ** (8 + rank.rank), growth_interval=9, enabled=scaled)
         all_of_them = [optimizer, *others] if two else optimizer
         rank.distribute(
@@ -105,7 +105,7 @@ def alone(request: pytest.FixtureRequest) -> tuple[bool, list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize(("size", "scaled"), [(1, False), (2, True), (3, False)])
-def test_one_team_makes_the_numbers_of_a_single_process(
+def test_one_group_makes_the_numbers_of_a_single_process(
     alone: tuple[bool, list[torch.Tensor]], size: int, scaled: bool
 ) -> None:
     """The last batch of an epoch has two samples, so that some of three have none of it."""
@@ -117,7 +117,7 @@ def test_one_team_makes_the_numbers_of_a_single_process(
             torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_team_makes_the_steps_of_two_optimizers() -> None:
+def test_a_group_makes_the_steps_of_two_optimizers() -> None:
     [expected], _ = train(1, two=True)
     found, _ = train(2, two=True, scaled=True, group_size=2)
     for values in found:
@@ -142,7 +142,7 @@ def test_a_server_without_room_for_offers_gets_each_sum_whole(
 
 
 @pytest.mark.parametrize("tables", [False, True])
-def test_each_range_is_worked_on_by_one_team_and_pushed_once(
+def test_each_range_is_worked_on_by_one_group_and_pushed_once(
     tables: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed: list[tuple[str, int]] = []
@@ -164,7 +164,7 @@ def test_each_range_is_worked_on_by_one_team_and_pushed_once(
 
 
 @pytest.mark.parametrize("reader", [0, 1])
-def test_who_has_committed_reads_the_new_values_although_its_team_is_over(reader: int) -> None:
+def test_who_has_committed_reads_the_new_values_although_its_group_is_over(reader: int) -> None:
     store, sent, has_read = Store(), threading.Event(), threading.Event()
 
     def script(rank: Rank) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Teams that take ranges, by hand: what becomes of a range whose team loses the member that pushes it."""
+"""Teams that take ranges, by hand: what becomes of a range whose group loses the member that pushes it."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Device:
         target.copy_(source)
 
 
-class Team(Member):
-    """A member of teams of two. What it may wait for ends with the test."""
+class GroupMember(Member):
+    """A member of groups of two. What it may wait for ends with the test."""
 
     def __init__(self, name: str, address: str, compression: str, device: Device | None = None) -> None:
         super().__init__(
@@ -72,13 +72,13 @@ class Team(Member):
         return batches_of(self)
 
     def body(self) -> int:
-        """Take a range with the others of the team, and have its part of the gradients on their way."""
+        """Take a range with the others of the group, and have its part of the gradients on their way."""
         lease = self.own.lease(0, 100)
         assert lease.number is not None
         self.step = lease.number
-        team = self.own.group
-        assert team is not None
-        self.push(team.rank, team.size)
+        group = self.own.group
+        assert group is not None
+        self.push(group.rank, group.size)
         return lease.number
 
 
@@ -90,7 +90,8 @@ class Job:
         # Of each its own, or one would take another's listening socket for its own.
         places = zip("abc", addresses(3), strict=True)
         self.members = {
-            name: Team(name, address, compression, Device() if device else None) for name, address in places
+            name: GroupMember(name, address, compression, Device() if device else None)
+            for name, address in places
         }
 
     def begin(self, *names: str, bound: int | None = None) -> None:
@@ -173,7 +174,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.002)
 
 
-def test_who_pushes_dies_between_its_pushes_and_another_team_completes_the_range() -> None:
+def test_who_pushes_dies_between_its_pushes_and_another_group_completes_the_range() -> None:
     with job() as one:
         one.begin("a", "b", "c")
         assert one.bodies("a", "b") == {0}
@@ -253,7 +254,7 @@ def test_the_word_of_the_first_member_ends_what_the_others_wait_for() -> None:
         b.part()
 
 
-def test_a_team_with_a_device_makes_the_numbers_of_one_without() -> None:
+def test_a_group_with_a_device_makes_the_numbers_of_one_without() -> None:
     found = []
     for device in (False, True):
         with job(device=device) as one:
@@ -267,13 +268,13 @@ def test_a_team_with_a_device_makes_the_numbers_of_one_without() -> None:
     assert all(torch.equal(values, found[0]) for values in found)
 
 
-def owed(member: Team) -> dict[str, torch.Tensor]:
+def owed(member: GroupMember) -> dict[str, torch.Tensor]:
     residuals = member.exchange.compression.residuals
     assert residuals is not None
     return {key: rest.clone() for key, rest in residuals._kept.items()}
 
 
-def test_what_a_member_owes_goes_with_the_sum_of_a_team_in_which_another_one_pushes() -> None:
+def test_what_a_member_owes_goes_with_the_sum_of_a_group_in_which_another_one_pushes() -> None:
     with job("TopK") as one:
         a, b = one.members["a"], one.members["b"]
         one.begin("a", "b")
@@ -313,7 +314,7 @@ def nothing(model: torch.nn.Module, *where: int) -> None:
 
 
 @pytest.mark.parametrize("who", ["a", "b"])
-def test_a_script_that_has_changed_its_values_gets_the_servers_and_so_does_its_team(who: str) -> None:
+def test_a_script_that_has_changed_its_values_gets_the_servers_and_so_does_its_group(who: str) -> None:
     with job() as one:
         one.begin("a", "b")
         a, b = one.members["a"].own, one.members["b"].own
@@ -335,7 +336,7 @@ def test_a_script_that_has_changed_its_values_gets_the_servers_and_so_does_its_t
         assert not torch.equal(one.values("a"), before)
 
 
-def test_a_team_waits_for_the_slowest_team() -> None:
+def test_a_group_waits_for_the_slowest_group() -> None:
     with job() as one:
         one.begin("a", "b", "c", bound=1)
         c = one.members["c"]
@@ -352,7 +353,7 @@ def test_a_team_waits_for_the_slowest_team() -> None:
             lease = asked.result(60)
         assert (lease.number, lease.waited) == (3, True)
         one.bodies("a", "b")
-        # Both go on from there, should they come to be in other teams.
+        # Both go on from there, should they come to be in other groups.
         assert [one.members[name].own.clock for name in "abc"] == [1, 1, 1]
 
 
@@ -365,7 +366,7 @@ def test_a_team_waits_for_the_slowest_team() -> None:
         ([2, 1, 0, 3, 9], 3, {0: 0, 3: 3}),
     ],
 )
-def test_a_team_is_as_far_as_its_last_member(
+def test_a_group_is_as_far_as_its_last_member(
     reported: list[int | None], size: int, expected: dict[int, int | None]
 ) -> None:
     assert clocks_of_groups(reported, size) == expected
@@ -412,7 +413,7 @@ def test_the_first_member_gets_the_rows_of_all() -> None:
     assert torch.cat([sums for _, sums in found[0][3]])[:, 1].tolist() == [1.0, 4.0]
 
 
-def test_a_team_has_the_scale_of_its_first_member() -> None:
+def test_a_group_has_the_scale_of_its_first_member() -> None:
     scalers = [torch.amp.GradScaler("cpu", scale, growth_interval=9) for scale in (64.0, 2.0**-20, 8.0)]
     for count, scaler in enumerate(scalers):
         scaler.scale(torch.ones(1))

@@ -19,7 +19,7 @@ from typing import Any
 
 from springtide.ps.connections import ServerError
 from springtide.ps.context import PsContext
-from springtide.ps.early_push import Offering, Outgoing
+from springtide.ps.early_push import EarlyPush, Outgoing
 from springtide.ps.sharding import PlannedChunk
 from springtide.ps.speculative_pull import SpeculativeValues
 from springtide_ps.params.chunk import Recipe
@@ -27,7 +27,7 @@ from springtide_ps.wire.client import Answer, RefusedError
 from springtide_ps.wire.frames import Kind
 
 
-class SpeculativeOffers:
+class SpeculativePush:
     """Offers that bring values back. values: where they land, and when they may."""
 
     def __init__(self, context: PsContext, values: SpeculativeValues) -> None:
@@ -66,7 +66,7 @@ class SpeculativeOffers:
         self,
         chunk: PlannedChunk,
         gradient: Outgoing,
-        offering: Offering,
+        early_push: EarlyPush,
         count: Callable[[Recipe], dict[str, Any]],
     ) -> bool:
         """Offer a chunk's gradient, and ask for its values with it.
@@ -74,7 +74,7 @@ class SpeculativeOffers:
         Args:
             chunk: Whose.
             gradient: What travels of it.
-            offering: Of the running body.
+            early_push: Of the running body.
             count: Says how the push will count it.
 
         Returns:
@@ -89,7 +89,7 @@ class SpeculativeOffers:
         recipe, out = expected
         context = self._context
         server, token = context.generation.homes[chunk.key][0], context.generation.start.token
-        answer = offering.ask_early(
+        answer = early_push.send_speculatively(
             lambda about, payload: context.connections.ask(
                 server, Kind.OFFER_EARLY, token, about, payload, out
             ),

@@ -1,4 +1,4 @@
-"""Jobs whose workers are in teams that do not wait for each other: ranges that count once, whoever dies."""
+"""Jobs whose workers are in groups that do not wait for each other: ranges that count once, whoever dies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def since(size: int, worker: Worker) -> str:
 
 
 def knows(log: str) -> bool:
-    """That all stop now: from the coordinator, or from the one that speaks for its team."""
+    """That all stop now: from the coordinator, or from the one that speaks for its group."""
     return "asked to stop" in log or "waiting for the next generation" in log
 
 
@@ -60,26 +60,26 @@ def put(held: Path) -> None:
     new.rename(held)
 
 
-def test_two_teams_share_the_ranges_out(
+def test_two_groups_share_the_ranges_out(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
     cluster, halt = make_cluster(FREE, model="norm", scaler=True, infinite=77), Halt(tmp_path)
     a, b, c, d = cluster.start(4, faults={1: halt.at("committed:*")})
-    cluster.until(lambda: halt.reached() and len(c.commits()) > 2, "ranges of both teams")
+    cluster.until(lambda: halt.reached() and len(c.commits()) > 2, "ranges of both groups")
     halt.go()
     cluster.until_done()
     check_as_good(cluster, [a, b, c, d], reference, OPTIONS, "norm")
     assert steps(a) == steps(b)
     assert steps(c) == steps(d)
     assert sorted(steps(a) + steps(c)) == list(range(1, STEPS + 1))
-    # Two of one team see alike that a gradient is not finite, and it counts once.
+    # Two of one group see alike that a gradient is not finite, and it counts once.
     assert [result["audit"]["skipped"] for worker in (a, c) if (result := worker.result())] == [2, 2]
 
 
 def test_members_are_killed_at_every_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
-    """Also those that speak for their team, and with what they had been told by another one."""
+    """Also those that speak for their group, and with what they had been told by another one."""
     points = ["leasing", "backward", "reduced", "stepped", "committed", "meeting"]
     cluster = make_cluster(CLOSE, scaler=True, infinite=77, environment={"SPRINGTIDE_COMPRESSION": "BF16"})
     # The bound keeps the others from getting to the end before all of them are gone.
@@ -91,26 +91,26 @@ def test_members_are_killed_at_every_point_of_a_step(
 
 
 @pytest.mark.parametrize("replication", [1, 2])
-def test_who_speaks_for_a_team_is_killed_between_its_pushes(
+def test_who_speaks_for_a_group_is_killed_between_its_pushes(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, replication: int
 ) -> None:
-    """Some chunks have its range; another team takes it, and these count it no second time."""
+    """Some chunks have its range; another group takes it, and these count it no second time."""
     cluster = make_cluster(CLOSE, replication)
     a, b, c, d = cluster.start(4, faults={2: "pushing:*:kill"})
     cluster.until_done()
     assert [worker.code for worker in (a, b, c, d)] == [0, 0, -9, 0], cluster.logs()
     check_as_good(cluster, [a, b, d], reference, OPTIONS)
-    # Its team-mate may have written that range down, and so have those that did it again.
+    # Its group's other member may have written that range down, and so have those that did it again.
     assert set(steps(a)) | set(steps(d)) == set(range(1, STEPS + 1))
 
 
-def test_no_team_is_further_ahead_than_the_bound(
+def test_no_group_is_further_ahead_than_the_bound(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
-    """One worker stands in its first range, and so does its team."""
+    """One worker stands in its first range, and so does its group."""
     cluster, halt = make_cluster(CLOSE), Halt(tmp_path)
     a, b, c, d = cluster.start(4, faults={3: halt.at("backward:*")})
-    cluster.until(lambda: halt.reached() and bool(a.commits()), "the other team's step", slowly=False)
+    cluster.until(lambda: halt.reached() and bool(a.commits()), "the other group's step", slowly=False)
     halt.go()
     cluster.until_done()
     check_as_good(cluster, [a, b, c, d], reference, OPTIONS)
@@ -147,7 +147,7 @@ def test_workers_come_and_go(
     assert set(commits(cluster)) == set(range(1, STEPS + 1))
 
 
-def test_other_teams_go_on_from_a_checkpoint_of_an_epochs_end(
+def test_other_groups_go_on_from_a_checkpoint_of_an_epochs_end(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
     """All of four are killed in the fourth epoch, and three go on."""
