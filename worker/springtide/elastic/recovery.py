@@ -284,7 +284,7 @@ class Recovery:
         in_ranges = consistencies.enter(message.consistency)
         known = [*message.servers, *message.leaving_servers]
         generation = start.generation
-        place = GenerationStart(
+        begin = GenerationStart(
             generation.key,
             tuple(member.id for member in message.members),
             {server.id: server.address for server in known},
@@ -299,7 +299,7 @@ class Recovery:
         leader = min(rank for rank in range(group.size) if rank not in lacking)
         assert isinstance(start.store, StreamStore)
         servers.begin_generation(
-            start,
+            begin,
             group,
             start.store,
             holds=group.rank not in lacking,
