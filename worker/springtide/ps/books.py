@@ -20,8 +20,9 @@ Rescue = Callable[[list[str], dict[str, int]], dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class NewestPull:
-    """What a worker has of a chunk: its newest pull, with what was in it then. torn: newer values may have
-    come in half.
+    """Newest values of a chunk that a worker has pulled, with the batches in them.
+
+    torn: newer values may have come in half.
     """
 
     applied: int
@@ -30,14 +31,14 @@ class NewestPull:
     skipped: int = 0
 
     def rank(self) -> tuple[bool, int]:
-        """The greater, the better."""
+        """Return a rank: the greater, the better."""
         return (not self.torn, self.applied)
 
 
 def newest_copies(
     holders: Mapping[str, list[str]], books: Mapping[str, Mapping[str, Book]]
 ) -> dict[str, list[str]]:
-    """Who of the holders has everything that any of them has. PURE.
+    """Return the holders of each chunk that have everything any of them has. PURE.
 
     A copy gets each update from the chunk's first server before that is answered, so the one with the most
     has all.
@@ -69,7 +70,7 @@ def rescue(
 
 
 def ask_books(connections: Connections, server: str, token: tuple[int, int, int]) -> dict[str, Book]:
-    """Of all chunks of a server. Raise ServerError."""
+    """Return the books of all chunks of a server. Raise ServerError."""
     answer = connections.answer(
         connections.ask(server, Kind.BOOKS, token, {}, any_size=True), server, "its books"
     )
@@ -105,7 +106,7 @@ def with_newest(
 def books_of(
     connections: Connections, token: tuple[int, int, int], homes: Mapping[str, str]
 ) -> dict[str, Book]:
-    """By chunk, from the server that it is at. Raise ServerError."""
+    """Return by chunk the book that its server has. Raise ServerError."""
     books = {server: ask_books(connections, server, token) for server in sorted(set(homes.values()))}
     try:
         return {key: books[server][key] for key, server in homes.items()}

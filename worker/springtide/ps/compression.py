@@ -58,7 +58,7 @@ class Residuals:
         ] = {}  # owed after the rounds before it of the running body
 
     def begin(self, made: Made) -> None:
-        """A body begins that would make this state."""
+        """Begin a body that would make this state."""
         self._next_made, self._next, self._since = made, {}, {}
 
     def begin_round(self, parts: Parts) -> None:
@@ -67,20 +67,20 @@ class Residuals:
         self._next = {}
 
     def owed(self, key: str, gradient: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        """The gradient with what was left out before; memory of its own. scale: as in `scaled`."""
+        """Return the gradient with what was left out before, in memory of its own. scale: see `scaled`."""
         kept = self.kept(key)
         return gradient.clone() if kept is None else gradient + scaled(kept, scale, gradient.dtype)
 
     def kept(self, key: str) -> torch.Tensor | None:
-        """What was left out before."""
+        """Return what was left out before."""
         return self._since[key] if key in self._since else self._kept.get(key)
 
     def leave_out(self, key: str, rest: torch.Tensor | None) -> None:
-        """What is not sent of it (None: nothing); the memory is kept."""
+        """Note what is not sent of a chunk (None: nothing); the memory is kept."""
         self._next[key] = rest
 
     def stand_at(self, made: Made | None, parts: Parts, skip: bool) -> None:
-        """The worker holds this state now, whoever committed it.
+        """Note that the worker holds this state now, whatever worker committed it.
 
         parts: of its last step, those that have taken the last round's sums. skip: the step changed nothing.
         """
@@ -94,7 +94,7 @@ class Residuals:
         self._made, self._next_made, self._next, self._since = made, None, {}, {}
 
     def stand_anywhere(self) -> None:
-        """What is owed stays owed, whatever state the worker holds: the kind of exchange changes."""
+        """Keep what is owed, whatever state the worker holds: the strategy changes."""
         self._made = self._next_made = None
         self._next, self._since = {}, {}
 
@@ -106,7 +106,7 @@ class Residuals:
                 self._keep(key, _left(self.kept(key), rest, [unused]))
 
     def _after(self, parts: Parts) -> dict[str, torch.Tensor | None]:
-        """What is owed when these parts have taken the sums of the running round."""
+        """Return what is owed when these parts have taken the sums of the running round."""
         found = {}
         for key, rest in self._next.items():
             if own := [part[key] for part in parts if key in part]:
@@ -122,7 +122,7 @@ class Residuals:
 def _left(
     before: torch.Tensor | None, rest: torch.Tensor | None, parts: Sequence[Spans]
 ) -> torch.Tensor | None:
-    """What is owed of a chunk after parts that take the same sums. None is nothing.
+    """Return what is owed of a chunk after parts that take the same sums; None is nothing.
 
     before: owed when the gradient was sent, which it was added to. rest: left out of both. parts: the
     elements that each did not take. What two have taken is owed once: the gradient that makes up for it is
@@ -142,12 +142,12 @@ def _left(
 
 
 def scaled(kept: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """What is owed, in the units of gradients of this type that are `scale` times what they stand for."""
+    """Return what is owed in units of gradients that are `scale` times what they stand for."""
     return kept if scale == 1.0 else (kept * scale).to(dtype)
 
 
 def unscaled(rest: torch.Tensor, scale: float) -> torch.Tensor:
-    """The inverse of `scaled`; in float32 at least, since in 16 bits nothing may be left of it."""
+    """Invert `scaled`, in float32 at least, since in 16 bits nothing may be left of it."""
     if scale == 1.0:
         return rest
     return rest.to(torch.promote_types(rest.dtype, torch.float32)).div_(scale)
@@ -176,7 +176,7 @@ class GradientCompression:
         self._handed: dict[str, torch.Tensor] = {}
 
     def begin(self, made: Made) -> None:
-        """A body begins that would make this state."""
+        """Begin a body that would make this state."""
         self._begin_body()
         if self.residuals is not None:
             self.residuals.begin(made)
@@ -211,7 +211,7 @@ class GradientCompression:
             self.residuals.stand_anywhere()
 
     def reopen(self) -> None:
-        """A generation begins, whose last step is not known."""
+        """Begin a generation, whose last step is not known."""
         self.closing = self._sends_all = False
 
     def _begin_body(self) -> None:
@@ -233,24 +233,24 @@ class GradientCompression:
             self._scale = self.loss_scale()
 
     def shrunk(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient in the type in which it travels; also those of rows."""
+        """Return the gradient, also of rows, in the type in which it travels."""
         smaller = self._dtype is not None and gradient.element_size() > self._dtype.itemsize
         return gradient.to(self._dtype) if smaller else gradient
 
     def nbytes(self, elements: int, dtype: torch.dtype) -> int:
-        """How much a gradient of so many elements is on its way."""
+        """Return how many bytes a gradient of so many elements is on its way."""
         count = 0 if self.residuals is None else self._selected(elements, dtype)
         if count:
             return count * (INDEX_BYTES + dtype.itemsize)
         return elements * min(dtype.itemsize, (self._dtype or dtype).itemsize)
 
     def _selected(self, elements: int, dtype: torch.dtype) -> int:
-        """How many elements are selected; 0: all travel as they are."""
+        """Return how many elements are selected; 0: all travel as they are."""
         count = math.ceil(elements * self._ratio)
         return 0 if self._sends_all or not worth_it(count, dtype, elements) else count
 
     def outgoing(self, chunk: PlannedChunk, gradient: torch.Tensor) -> torch.Tensor | SparseGradient:
-        """What travels of a chunk's gradient (flat)."""
+        """Return what travels of a chunk's gradient (flat)."""
         if self.residuals is None:
             return self.shrunk(gradient)
         self._chunks[chunk.key] = chunk
@@ -267,7 +267,7 @@ class GradientCompression:
         return SparseGradient(indices.to(torch.int32), values)
 
     def hand_over(self, chunks: Collection[PlannedChunk], gradients: torch.Tensor) -> None:
-        """Another worker sends the bucket's gradients (flat): what this one owes goes with them, in place."""
+        """Add what this worker owes to a bucket's gradients (flat), in place: another one sends them."""
         if self.residuals is None:
             return
         for chunk in chunks:
@@ -280,11 +280,11 @@ class GradientCompression:
                 self.residuals.leave_out(chunk.key, None)
 
     def handed_over(self, key: str) -> torch.Tensor | None:
-        """What the last `hand_over` of this backward pass has added to a chunk's gradient."""
+        """Return what the last `hand_over` of this backward pass has added to a chunk's gradient."""
         return self._handed.get(key)
 
     def stand_at(self, made: Made | None, parts: Sequence[tuple[int, Collection[int]]], skip: bool) -> None:
-        """The worker holds this state now.
+        """Note that the worker holds this state now.
 
         parts: of its last step's optimizer steps, the number of the backward pass, and the parameters that
         had no part in it. skip: the step changed nothing.
@@ -306,7 +306,7 @@ class GradientCompression:
         return [(start, stop) for index, _, start, stop in self._chunks[key].pieces if index in unused]
 
     def ends(self, wanted: bool) -> bool:
-        """All members agree whether to stop: whether this step is the last one.
+        """Agree whether to stop: return whether this step is the last one.
 
         With residuals it is the next one, in which they are sent.
         """
@@ -317,7 +317,7 @@ class GradientCompression:
 
 
 def _clear_padding(flat: torch.Tensor, chunk: PlannedChunk) -> None:
-    """What belongs to no parameter of the optimizer would be left out for ever."""
+    """Clear what belongs to no parameter of the optimizer: it would be left out for ever."""
     end = 0
     for _, _, start, stop in chunk.pieces:
         flat[end:start] = 0.0

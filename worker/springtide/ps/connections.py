@@ -60,7 +60,7 @@ class Connections:
         return self._clients[server]
 
     def __iter__(self) -> Iterator[str]:
-        """Those whom this generation's steps need."""
+        """Iterate over the servers that this generation's steps need."""
         return iter(self._needed)
 
     def connect(self, servers: Mapping[str, str]) -> None:
@@ -90,16 +90,16 @@ class Connections:
         self._needed = list(self._clients)
 
     def rely_on(self, servers: Collection[str]) -> None:
-        """Whom this generation's steps need: others may end, but a checkpoint may still be read from them."""
+        """Need these servers only; others may end, but a checkpoint may still be read from them."""
         self._needed = [server for server in self._clients if server in servers]
 
     def over(self, reason: str) -> None:
-        """The generation is over: every wait ends."""
+        """End every wait: the generation is over."""
         if not self._over.done():
             self._over.set_result(reason)
 
     def result(self, future: Future[Result], what: Callable[[], str], to_the_end: bool = False) -> Result:
-        """What the server answers. Raise ServerError when it does not, or when the generation is over.
+        """Return what the server answers. Raise ServerError when it does not, or when the generation is over.
 
         what: says what is being waited for. to_the_end: wait also when the generation is over, for an answer
         that does not need the other members.
@@ -159,14 +159,15 @@ class Connections:
             raise ServerError(str(error)) from None
 
     def answer(self, future: Future[Answer], server: str, what: str, to_the_end: bool = False) -> Answer:
-        """As `result`, with the server's name."""
+        """Return what `result` does, with the server's name in its messages. Raise ServerError."""
         return self.result(
             future, lambda: f"{what} at parameter server {self._clients[server].address}", to_the_end
         )
 
     def answers(self, asked: Sequence[tuple[str, Future[Answer]]], what: str) -> list[Answer]:
-        """As `answer`, of each (server, request). The first that fails ends the wait for the others, which
-        may wait for what failed.
+        """Return the answer to each (server, request).
+
+        The first that fails ends the wait for the others, which may wait for what failed. Raise ServerError.
         """
         servers = {future: server for server, future in asked}
         left: set[Future[Any]] = set(servers)

@@ -25,7 +25,7 @@ Ask = Callable[[dict[str, Any], torch.Tensor], Future[Answer]]
 
 
 class EarlyPush:
-    """What one worker has offered in the running body. me: its name."""
+    """Gradients that one worker has sent in the running body before their pushes. me: its name."""
 
     def __init__(self, me: str) -> None:
         self._me = me
@@ -38,12 +38,12 @@ class EarlyPush:
         return self._keys
 
     def begin(self) -> None:
-        """A body begins: what was offered in another one is of no use."""
+        """Begin a body: what was sent in another one is of no use."""
         self._number += 1
         self._keys = set()
 
     def forget(self, keys: Collection[str] | None = None) -> None:
-        """Servers do not have these (None: all) any more."""
+        """Note that servers do not have these (None: all) any more."""
         self._keys = set() if keys is None else self._keys - set(keys)
 
     def offer(self, client: ServerClient, token: Token, key: str, gradient: Outgoing) -> None:
@@ -58,21 +58,31 @@ class EarlyPush:
     def send_speculatively(
         self, ask: Ask, key: str, gradient: Outgoing, count: Mapping[str, Any]
     ) -> Future[Answer]:
-        """As `offer`, for an answer. count: how the push will have it. Raise what `ask` does."""
+        """Send a gradient for an answer.
+
+        Args:
+            ask: Makes the request.
+            key: The chunk's.
+            gradient: What travels; it must not change before its push is answered.
+            count: How the push will have it.
+
+        Returns:
+            The answer to come.
+        """
         form, tensor = travelling(gradient)
         answer = ask({"k": key, "me": self._me, "o": self._number, **form, **count}, tensor)
         self._keys.add(key)
         return answer
 
     def push(self, key: str, gradient: Outgoing) -> tuple[dict[str, Any], torch.Tensor | None]:
-        """What the push of a chunk says of its gradient, and what it brings: None where that was offered."""
+        """Return what a chunk's push says of its gradient, and what it brings: None where that was sent."""
         if key in self._keys:
             return {"o": self._number, "me": self._me}, None
         return travelling(gradient)
 
 
 def travelling(gradient: Outgoing) -> tuple[dict[str, Any], torch.Tensor]:
-    """(form, tensor) of a gradient on its way."""
+    """Return (form, tensor) of a gradient on its way."""
     if isinstance(gradient, Rows):
         return {"d": gradient.dtype}, gradient.records()
     if isinstance(gradient, SparseGradient):

@@ -1,5 +1,6 @@
-"""A forward pass waits layer by layer for the values that are on their way from the servers (whoever looks at
-a parameter otherwise: `springtide.pending`).
+"""A forward pass waits layer by layer for the values that are on their way from the servers.
+
+Other looks at a parameter wait by `springtide.pending`.
 
 A module's own parameters are waited for when its forward begins. The first forward shows which modules have
 one: the parameters of those that have none (a projection that its parent uses directly) are waited for by the
@@ -67,7 +68,7 @@ class ForwardWaits:
 
 
 def assign_waits(own: Mapping[str, list[int]], called: Collection[str]) -> dict[str, list[int]]:
-    """Which parameters each module waits for: its own, and those of modules in it whose forward never runs.
+    """Return what each module waits for: its own, and parameters of modules in it that never run.
 
     own: numbers of parameters by module name ("" is the model). PURE.
     """

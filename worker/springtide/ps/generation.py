@@ -35,7 +35,7 @@ _ASK_SECONDS = 0.2
 _UNANSWERED_PARTS = 4
 """How many bytes may be on their way to servers: as many as in so many parts of a slice."""
 _MOST_KEYS = 500
-"""In one order: its JSON must fit a frame."""
+"""Keys in one order: its JSON must fit a frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ _ROOM_REMEDY = (
 
 
 class GenerationLeader:
-    """For one generation. All calls raise ServerError when a server does not do its part.
+    """Speaks to the servers for all members of one generation. All calls raise ServerError.
 
     rescue: of chunks with books (`books.Rescue`), where members do not step together; called once for each
     generation that is not fresh, also when nothing is lost.
@@ -158,7 +158,7 @@ class GenerationLeader:
         return arrangement
 
     def _holders(self, sizes: Mapping[str, int]) -> dict[str, list[str]]:
-        """Who can serve each chunk."""
+        """Return the servers that can serve each chunk."""
         holders: dict[str, list[str]] = {key: [] for key in sizes}
         for server, future in self._inventory(self._start.servers).items():
             answer = self._connections.answer(future, server, "what it holds")
@@ -385,7 +385,7 @@ def _names_in(answer: Answer) -> set[str]:
 
 
 def _cut(order: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The order in parts that fit a frame."""
+    """Cut an order into parts that fit a frame."""
     parts: list[dict[str, Any]] = []
     for name in ("forward", "fill"):
         items = list(order[name].items())

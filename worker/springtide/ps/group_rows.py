@@ -14,7 +14,7 @@ Rows = tuple[torch.Tensor, torch.Tensor]
 
 
 def gather(group: Group, own: Mapping[int, Rows], tables: Mapping[int, Handle]) -> dict[int, list[Rows]]:
-    """By table, at the first member: what each member has put in, in the order of ranks; elsewhere nothing.
+    """Return by table, at the first member, what each member has put in, by rank; elsewhere nothing.
 
     own: of this member, of every table. All members call this at the same place of a body, and nobody else
     sends messages to the first one. Raise RuntimeError.

@@ -1,4 +1,4 @@
-"""What an exchange without common steps tells of ranges: which one to work on, and what became of all.
+"""Leases of batches, where workers do not step together: which one to work on, and what became of all.
 
 Where workers are in groups, the first member of a group asks, and tells the others in a sum to which they add
 nothing. PURE.
@@ -39,7 +39,7 @@ class Audit:
 
 
 def nothing_told() -> torch.Tensor:
-    """What those who only listen put into the sum: float64, as long as what is told."""
+    """Return what members that only listen put into the sum: float64, as long as what is told."""
     return torch.zeros(_FIELDS, dtype=torch.float64)
 
 

@@ -1,4 +1,4 @@
-"""The optimizer's state on its way to servers."""
+"""Cutting the optimizer's state into what servers hold of it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Rows:
 
 
 def slices_by_table(book: TableBook) -> dict[int, list[str]]:
-    """Keys of the slices of each table, in their order."""
+    """Return the keys of the slices of each table, in their order."""
     found: dict[int, list[str]] = {index: [] for index in book.handles}
     for planned in book.slices:
         found[planned.parameter].append(planned.key)
@@ -53,7 +53,7 @@ def slices_by_table(book: TableBook) -> dict[int, list[str]]:
 
 
 def cut_rows(book: TableBook, index: int, ids: torch.Tensor, sums: torch.Tensor) -> Mapping[str, Rows]:
-    """What of a table's gradients goes to each slice, all of them. ids: int64 [n], each once. sums: [n, dim].
+    """Return by slice what of a table's gradients goes there. ids: int64 [n], each once. sums: [n, dim].
 
     Raise UsageError for more than fits a request.
     """

@@ -54,7 +54,7 @@ def read(
     result: Result,
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> torch.Tensor:
-    """Rows float32 [n, dim] of ids int64 [n], each once. more: of the request. Raise ServerError."""
+    """Return rows float32 [n, dim] of ids int64 [n], each once. more: of the request. Raise ServerError."""
     found = torch.empty(len(ids), book.handles[index].dim)
     asked = []
     for part in book.cut(index, ids, homes, empty=False):
@@ -71,7 +71,9 @@ def read(
 def read_all(
     book: TableBook, index: int, homes: Homes, step: int, ask: Ask, result: Result, part_bytes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids int64 [n] in order, rows float32 [n, dim]) that the table's slices hold. Raise ServerError.
+    """Return (ids int64 [n] in order, rows float32 [n, dim]) that the table's slices hold.
+
+    Raise ServerError.
 
     part_bytes: so many of a slice are read at a time.
     """
@@ -93,7 +95,7 @@ def read_slices(
     result: Result,
     part_bytes: int,
 ) -> Iterator[tuple[PlannedSlice, Slice]]:
-    """The slices of these tables, with the optimizer's state, as they are after the step.
+    """Yield the slices of these tables, with the optimizer's state, as they are after the step.
 
     Raise ServerError.
     """
@@ -112,7 +114,7 @@ def read_slices(
 
 
 def _read_slice(key: str, server: str, ask: Ask, result: Result, part_bytes: int) -> Slice:
-    """The server keeps the slice as it is when the first part is asked for."""
+    """Read a slice in parts, as it is when the first of them is asked for."""
 
     def part(at: int, more: Mapping[str, Any]) -> Future[Answer]:
         about = {"k": key, "at": at, "most": part_bytes, **more}

@@ -86,7 +86,7 @@ class ShardRescue:
         return {key: server for key, (_, server) in chosen.items()}
 
     def follow(self, meeting: Meeting) -> None:
-        """As another member than the leader: give what is asked of this one's pulls. Raise RuntimeError."""
+        """Give what the leader asks of this member's pulls. Raise RuntimeError."""
         lost = json.loads(meeting.store.get(f"lost/{meeting.leader}"))
         if not lost:
             return

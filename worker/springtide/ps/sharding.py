@@ -1,4 +1,4 @@
-"""Which part of the parameters is which chunk, and which server has it. PURE."""
+"""Sharding: which part of the parameters is which chunk, and which server has it. PURE."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class PlannedChunk:
 
     @property
     def span(self) -> tuple[int, int, int]:
-        """Where it is: bucket, first element, element after the last."""
+        """Its bucket, its first element, and the element after its last."""
         return self.bucket, self.start, self.stop
 
 
 def bucket_bytes(total: int) -> int:
-    """How many bytes of gradients are pushed together, of `total`.
+    """Return how many bytes of gradients are pushed together, of `total`.
 
     The last bucket of a backward pass and the first one of a forward pass are waited for, so they are a small
     part of the model; beyond that each costs time of its own.
@@ -120,13 +120,13 @@ class Sharding:
 
 
 def described(chunk: PlannedChunk, names: Sequence[str]) -> str:
-    """Which parameters a chunk is of. names: of all parameters. PURE."""
+    """Return which parameters a chunk is of. names: of all parameters. PURE."""
     own = [names[piece[0]] for piece in chunk.pieces]
     return own[0] if len(own) == 1 else f"{own[0]} to {own[-1]}"
 
 
 def cut(first: int, end: int, itemsize: int, before: int, chunk_bytes: int) -> list[int]:
-    """Where the chunks of elements first to end begin, the last one first. before: bytes needed earlier."""
+    """Return where the chunks of these elements begin, the last first. before: bytes needed earlier."""
     starts = []
     while end > first:
         limit = min(chunk_bytes, max(_SMALLEST_CHUNK, before // 4))
@@ -195,7 +195,7 @@ def arrange(
 
 
 def place_fresh(sizes: Mapping[str, int], servers: Sequence[str], replication: int) -> Arrangement:
-    """Where chunks go that nobody holds yet. Raise ValueError without a server."""
+    """Return where chunks go that nobody holds yet. Raise ValueError without a server."""
     if not servers:
         raise ValueError("no parameter server to place anything on")
     return Arrangement(

@@ -1,4 +1,4 @@
-"""What lives on servers, for a checkpoint: frozen there at a step, and read by the writing thread while
+"""A checkpoint of what lives on servers: frozen there at a step, and read by the writing thread while
 training goes on. Each member reads and writes its own part of the chunks.
 """
 
@@ -79,7 +79,7 @@ class Snapshot:
                 self._frozen.append((server, error))
 
     def collect(self, index: int, count: int) -> Collected:
-        """Part `index` of `count` of what the servers hold. Raise GoneError."""
+        """Return part `index` of `count` of what the servers hold. Raise GoneError."""
         for server, asked in self._frozen:
             if isinstance(asked, ConnectionError):
                 raise GoneError(f"parameter server {self._clients[server].address}: {asked}")
@@ -219,7 +219,7 @@ def outline(plan: Plan, told: Told) -> tuple[dict[str, Any], list[Place]]:
 
 
 def parts(plan: Plan, told: Told, count: int) -> list[list[str]]:
-    """The chunks that each of `count` members reads, in order, about equally many bytes each. PURE."""
+    """Return the chunks that each of `count` members reads, in order, about equally many bytes each. PURE."""
     sizes = [(planned.key, planned.nbytes) for planned in plan.chunks]
     sizes += [(piece.key, int(told[piece.key]["bytes"])) for piece in plan.slices]
     total, before = max(1, sum(size for _, size in sizes)), 0

@@ -22,8 +22,10 @@ def states_of(
     servers: PsBackend | None,
     dense_here: bool,
 ) -> tuple[State, State]:
-    """(what members hand over to each other, what a checkpoint has of them: it looks as one of a job without
-    servers). dense_here: trained parameters are in this process, all but the rows of tables.
+    """Return what members hand over to each other, and what a checkpoint has of them.
+
+    A checkpoint looks as one of a job without servers. dense_here: trained parameters are in this process,
+    all but the rows of tables.
     """
     named, saved_as = dict(model.named_parameters()), names_in_state_dict(model)
     if servers is None:

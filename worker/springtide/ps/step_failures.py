@@ -14,7 +14,7 @@ MOST: Final = 2
 
 
 class StepFailures:
-    """Of one worker."""
+    """Counts one worker's failures without progress."""
 
     def __init__(self) -> None:
         self._furthest = -1
@@ -23,7 +23,8 @@ class StepFailures:
         self._last = ""
 
     def failed(self, step: int, what: str, *, lost: bool, can_go_back: bool = True) -> bool:
-        """Whether to give up. step: the last one that this worker has committed. what: failed, where and why.
+        """Return whether to give up. step: the last one that this worker has committed. what: failed, where
+        and why.
 
         lost: no server holds the chunk any more, which is found out a generation after its server has refused
         to give it, if somebody asked. can_go_back: there may be a checkpoint.
@@ -36,12 +37,12 @@ class StepFailures:
         return self._count >= MOST or (lost and not can_go_back)
 
     def last(self, step: int) -> str:
-        """What failed last; empty when the worker has got past it. step: as for `failed`."""
+        """Return what failed last; empty when the worker has got past it. step: as for `failed`."""
         return self._last if step <= self._furthest else ""
 
 
 def told(failed: str, step: int) -> str:
-    """What a worker says that gives up. failed: which steps have failed, where and why."""
+    """Return what a worker says that gives up. failed: which steps have failed, where and why."""
     return (
         f"after step {step} the parameter servers could not make the optimizer's step: {failed}. If that is"
         " memory, raise the limit in parameterServers.template, take more servers, or set"

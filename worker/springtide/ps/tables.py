@@ -69,7 +69,7 @@ class TableBook:
             ]
 
     def describe(self) -> str:
-        """What all workers have to agree on."""
+        """Return what all workers have to agree on."""
         return " ".join(
             f"{index}:{h.dim}/{len(h.local.slices)}/{h.local.spec.max_rows}/{h.local.spec.max_age}"
             f"/{h.local.spec.max_norm}/{h.local.spec.norm_type}/{h.counted}"
@@ -77,11 +77,11 @@ class TableBook:
         )
 
     def name(self, index: int) -> str:
-        """The table's parameter, as the script calls it."""
+        """Return the name of the table's parameter, as the script calls it."""
         return self._names[index]
 
     def make(self, planned: PlannedSlice) -> Slice:
-        """What a server begins to hold: the slice as it is in this process; ranges are not known of it."""
+        """Return what a server begins to hold: the slice as it is in this process, without a book."""
         handle = self.handles[planned.parameter]
         piece = handle.local.slices[planned.number]
         piece.parameter = planned.parameter
@@ -91,7 +91,7 @@ class TableBook:
         return piece
 
     def cut(self, index: int, ids: torch.Tensor, homes: Homes, *, empty: bool) -> Iterator[Part]:
-        """What of the ids (or heads) goes to which server; empty: slices without ids are named too.
+        """Yield what of the ids (or heads) goes to which server; empty: slices without ids are named too.
 
         Raise UsageError for more than fits a request.
         """
@@ -119,5 +119,5 @@ class TableBook:
 
 
 def table_name(index: int) -> str:
-    """How servers call the table of parameter `index`; its slices are this, a dot and their number."""
+    """Return the servers' name of the table of parameter `index`; a slice's has a dot and its number."""
     return f"t{index}"
