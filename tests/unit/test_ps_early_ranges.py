@@ -227,7 +227,7 @@ def test_who_looks_for_room_holds_no_chunk_that_others_wait_for() -> None:
 
         def look_at_all() -> None:
             for key in shards.keys:
-                with shards.borrowed(token, key):
+                with shards.locked(token, key):
                     pass
 
         def while_another_one_looks(besides: int) -> bool:

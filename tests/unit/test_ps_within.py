@@ -162,11 +162,11 @@ def test_parts_of_a_step_wait_until_the_one_before_is_made() -> None:
     stopped, go = threading.Event(), threading.Event()
 
     class Slow(ShardStore):
-        def _bring(self, key: str, version: int, trying: bool) -> None:
+        def make_steps(self, key: str, version: int, trying: bool) -> None:
             if version == 1:
                 stopped.set()
                 assert go.wait(60)
-            super()._bring(key, version, trying)
+            super().make_steps(key, version, trying)
 
     def done(name: str) -> Any:
         return lambda result, error: told.append((name, result if error is None else str(error)))
