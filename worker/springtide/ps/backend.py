@@ -24,7 +24,7 @@ from springtide.ps.context import GroupSettings, PsContext, PsSettings
 from springtide.ps.generation import GenerationStart, Meeting
 from springtide.ps.host_memory import Copier
 from springtide.ps.sharding import PlannedChunk
-from springtide.ps.snapshot import Plan, Snapshot
+from springtide.ps.snapshot import Plan, Reader, Snapshot
 from springtide.ps.speculative_pull import SpeculativeValues
 from springtide.ps.step_spec import ServerOptimizers
 from springtide.ps.sync_backend import SyncBackend
@@ -347,8 +347,8 @@ class PsBackend:
         homes = {key: home[0] for key, home in generation.homes.items()}
         clients = {server: context.connections[server] for server in sorted(set(homes.values()))}
         plan = Plan(context.layout, context.sharding.chunks, context.tables.slices, homes, positions)
-        token, part_bytes = generation.start.token, context.connections.part_bytes
-        return Snapshot(clients, plan, token, generation.step, name, context.settings.me, readers, part_bytes)
+        reader = Reader(name, context.settings.me, readers, context.connections.part_bytes)
+        return Snapshot(clients, plan, generation.start.token, generation.step, reader)
 
     # ---- a step
 

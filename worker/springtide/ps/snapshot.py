@@ -46,11 +46,24 @@ class Plan:
     positions: Mapping[int, int]
 
 
-class Snapshot:
-    """Frozen when it is made; then for one other thread, which collects and closes.
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One of those that read a snapshot.
 
-    clients: by server. name: the same at all readers; readers: how many there are, this one is `me`.
-    part_bytes: so many of a slice of a table are read at a time.
+    name: of the snapshot, the same at all readers. me: this one. readers: how many there are. part_bytes: so
+    many of a slice of a table are read at a time.
+    """
+
+    name: str
+    me: str
+    readers: int
+    part_bytes: int = PART_BYTES
+
+
+class Snapshot:
+    """Freezes, when it is made, what servers hold after a step; then for one other thread.
+
+    clients: by server. token: the generation's. step: the last committed one.
     """
 
     kind = "servers"
@@ -61,18 +74,15 @@ class Snapshot:
         plan: Plan,
         token: tuple[int, int, int],
         step: int,
-        name: str,
-        me: str,
-        readers: int,
-        part_bytes: int = PART_BYTES,
+        reader: Reader,
     ) -> None:
-        self._part_bytes = part_bytes
+        self._part_bytes = reader.part_bytes
         self._slices = {piece.key for piece in plan.slices}
         self._plan, self._token, self._clients = plan, token, dict(clients)
-        self._about = {"name": name, "me": me}
+        self._about = {"name": reader.name, "me": reader.me}
         self._frozen: list[tuple[str, Future[Answer] | ConnectionError]] = []
         for server, client in self._clients.items():
-            about = {**self._about, "s": step, "readers": readers}
+            about = {**self._about, "s": step, "readers": reader.readers}
             try:
                 self._frozen.append((server, client.ask_step(Kind.SNAPSHOT, token, about)))
             except ConnectionError as error:
