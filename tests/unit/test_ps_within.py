@@ -182,8 +182,8 @@ def test_parts_of_a_step_wait_until_the_one_before_is_made() -> None:
             if step == 1:
                 shards.commit(FIRST, 1, "a", recipe(0, lr=1.0), done("committed"))
         assert stopped.wait(60)
-        shards.within(FIRST, 2, "a", recipe(0, lr=1.0))
-        shards.fetch_within(FIRST, 2, "k", 1, done("values"))
+        shards.add_parts(FIRST, 2, "a", recipe(0, lr=1.0))
+        shards.fetch_intermediate(FIRST, 2, "k", 1, done("values"))
         assert [name for name, _ in told] == ["prepared", "committed", "prepared"]
         go.set()
         deadline = time.monotonic() + 60
@@ -193,7 +193,7 @@ def test_parts_of_a_step_wait_until_the_one_before_is_made() -> None:
         assert told[3][0] == "values"
         assert told[3][1].tolist() == [0.5, 0.5]
         with pytest.raises(RoundError, match="after step 3 are asked for"):
-            shards.fetch_within(FIRST, 3, "k", 1, done("never"))
+            shards.fetch_intermediate(FIRST, 3, "k", 1, done("never"))
     finally:
         go.set()
         shards.close()
