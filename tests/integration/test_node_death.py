@@ -55,7 +55,7 @@ def test_job_goes_on_before_kubernetes_misses_the_node(tmp_path: Path) -> None:
         ready = next(c for c in found["status"]["conditions"] if c["type"] == "Ready")
         assert ready["status"] == "True", "it was not Kubernetes' word that helped"
         assert job.nodes("coordinator") - {node}, "the successor is elsewhere"
-        assert job.status()["coordinator"]["incarnation"] == before.incarnation + 1
+        assert job.status()["coordinator"]["incarnation"] == before.incarnation.number + 1
         assert {pod["metadata"]["uid"] for pod in job.pods("worker")} >= stay, "no worker was killed for it"
         node_death.until(
             30, "status to say that it trains", lambda: job.status()["state"] in ("Running", "Rescaling")
