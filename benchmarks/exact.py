@@ -46,8 +46,8 @@ def train(model_name: str, steps: int, coordinators: list[str]) -> None:
     from benchmarks.steady_state import build
     from springtide import api
     from springtide.elastic.runtime import Runtime
-    from springtide.environment import read_settings
     from springtide.exact.settings import prepare
+    from springtide.settings import read_settings
 
     settings = read_settings()
     torch.set_num_threads(1)

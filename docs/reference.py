@@ -31,7 +31,7 @@ _MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "springtide.elastic.retry:RetryAttempt",
         ),
     ),
-    ("springtide.kv", "springtide.kv", ("springtide.kv_table:Lookup", "springtide.kv_table:Push")),
+    ("springtide.kv", "springtide.kv", ("springtide.kv.table:Lookup", "springtide.kv.table:Push")),
 )
 # Called by the library and by torch, not by scripts.
 _INNER = {"Evaluation.report", "shut", "extra_repr", "get_extra_state", "set_extra_state"}

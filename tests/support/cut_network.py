@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from worker_groups import form_groups
 
-from springtide.exchange.groups import Group
+from springtide.comm.process_group import Group
 
 COLLECTIVE_SECONDS = 600.0
 CONNECT_SECONDS = 2.0

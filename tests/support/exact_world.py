@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from springtide.comm.layout import Field, Layout, plan_layout
+from springtide.comm.process_group import Group, Work
 from springtide.exact.buckets import ExactBuckets
 from springtide.exact.rounding import BLOCK
-from springtide.exchange.groups import Group, Work
-from springtide.exchange.layout import Field, Layout, plan_layout
 
 SHAPES = [(3, 100), (700,), (1,), (2, BLOCK)]
 

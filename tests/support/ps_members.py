@@ -11,9 +11,9 @@ import torch
 from ps_servers import TOKEN
 from torch.nn import functional as F
 
-from springtide.exchange.groups import Group
-from springtide.exchange.layout import Field, plan_layout
-from springtide.exchange.store import StreamStore
+from springtide.comm.layout import Field, plan_layout
+from springtide.comm.process_group import Group
+from springtide.comm.store import StreamStore
 from springtide.ps.backend import PsBackend
 from springtide.ps.context import GroupSettings, PsContext, PsSettings
 from springtide.ps.generation import GenerationStart

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from springtide import codec
 from springtide.checkpoint.shares import missing
 from springtide.checkpoint.staging import Collected
+from springtide.comm import codec
 
 _names = count()
 

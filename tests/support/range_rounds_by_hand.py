@@ -12,8 +12,8 @@ from ps_servers import servers
 from worker_ranks import seeded
 
 import springtide
+from springtide.embedding.local import merged
 from springtide.ps.context import GroupSettings
-from springtide.tables.local import merged
 from springtide_ps.server.server import Server
 
 

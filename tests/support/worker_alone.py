@@ -11,7 +11,7 @@ import torch
 import springtide
 from springtide import api
 from springtide.elastic.runtime import Runtime
-from springtide.environment import Settings
+from springtide.settings import Settings
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from springtide.exchange.groups import Group, form
-from springtide.exchange.store import StreamStore
+from springtide.comm.process_group import Group, form
+from springtide.comm.store import StreamStore
 
 _numbers = itertools.count(1)
 

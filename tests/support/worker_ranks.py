@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from worker_groups import form_groups, together
 
+from springtide.comm.process_group import Group
+from springtide.comm.store import StreamStore
 from springtide.data.loop import plan_loop
-from springtide.declared import declare
 from springtide.elastic.range_loop import RangeLoop
 from springtide.elastic.runtime import Runtime
-from springtide.environment import Settings
-from springtide.exchange.groups import Group
-from springtide.exchange.store import StreamStore
 from springtide.ps.backend import backend_for
 from springtide.ps.forward_waits import wait_for_values
 from springtide.ps.generation import GenerationStart
 from springtide.ps.host_memory import Copier
-from springtide.training import Trainer
+from springtide.settings import Settings
+from springtide.train_step.trainer import Trainer
+from springtide.train_step.validation import declare
 
 _seeding = threading.Lock()
 

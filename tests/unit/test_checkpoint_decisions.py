@@ -13,7 +13,7 @@ from springtide.checkpoint import names, schedule, shares
 from springtide.checkpoint.keep import expendable
 from springtide.checkpoint.manifest import CorruptError, File, Manifest, Part, parse, parse_receipt
 from springtide.checkpoint.waiting import GRACE_SECONDS, PATIENCE_SECONDS, give_up
-from springtide.codec import TensorSpec
+from springtide.comm.codec import TensorSpec
 from springtide_protocol.names import GenerationName, StateName
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.bool, torch.complex64]

@@ -14,7 +14,7 @@ from checkpoint_members import FOLDER, Members, equal, state, tree
 from springtide.checkpoint import names, restore
 from springtide.checkpoint.manifest import MAX_FILES, CorruptError, parse
 from springtide.checkpoint.storage import Storage
-from springtide.codec import MAX_TENSORS, specs
+from springtide.comm.codec import MAX_TENSORS, specs
 
 
 def saved(root: Path) -> Path:

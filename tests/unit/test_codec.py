@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide import codec
+from springtide.comm import codec
 
 LIMIT = 1 << 30
 

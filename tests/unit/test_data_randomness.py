@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from springtide.randomness import isolated, seed_part
+from springtide.train_step.randomness import isolated, seed_part
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,9 @@ from make_believe_device import DEVICE, Accelerator, There
 from worker_groups import wired_stores
 from worker_ranks import Rank, on_ranks, seeded
 
+from springtide.comm.cuda_streams import Writers
+from springtide.comm.nccl import DeviceSums, form_nccl, tame_nccl
+from springtide.comm.process_group import Group
 from springtide.data.ledger import Contribution
 from springtide.errors import UsageError
 from springtide.exact import exponents as scale
@@ -28,9 +31,6 @@ from springtide.exact.on_device import DEVICE_PIECE, DeviceRounder
 from springtide.exact.parts import Kept
 from springtide.exact.rounding import BLOCK
 from springtide.exact.settings import CUBLAS_WORKSPACE, OnGpu, check_gpu, describe
-from springtide.exchange.device import DeviceSums, form_nccl, tame_nccl
-from springtide.exchange.groups import Group
-from springtide.exchange.streams import Writers
 
 
 def moved(accelerator: Accelerator, made: list[list[Any]]) -> list[list[Any]]:
@@ -236,7 +236,7 @@ def test_whole_steps_on_a_device_give_the_bits_of_the_cpu(
 ) -> None:
     (expected,) = on_ranks(1, lambda rank: train(rank, torch.device("cpu"), scaled), logical_workers=5)
     # The make-believe device is of a type that is refused otherwise.
-    monkeypatch.setattr("springtide.declared._check_parameters", lambda *_, **__: None)
+    monkeypatch.setattr("springtide.train_step.validation._check_parameters", lambda *_, **__: None)
     for size in (1, 3):
         found = on_ranks(size, lambda rank: train(rank, DEVICE, scaled), logical_workers=5)
         assert all(tensors == expected for tensors in found), f"{size} workers"

@@ -7,9 +7,9 @@ from typing import Any
 import celpy
 import pytest
 
-from springtide.environment import read_settings
 from springtide.errors import SpringtideError
 from springtide.exact.settings import CUBLAS_WORKSPACE, MKL_CBWR, MOST_PARTS, prepare
+from springtide.settings import read_settings
 from springtide_operator.api import crd, names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests.errors import TemplateError

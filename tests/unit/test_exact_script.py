@@ -11,7 +11,7 @@ from worker_alone import Script, library
 import springtide
 from springtide.elastic.runtime import Runtime
 from springtide.errors import Dropped, PartDone, UsageError
-from springtide.transaction import Phase, Transaction
+from springtide.train_step.transaction import Phase, Transaction
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from exact_world import SHAPES, World, bits, gradients, grouping, layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from springtide.comm.layout import Field, plan_layout
+from springtide.comm.process_group import Group
 from springtide.errors import UsageError
 from springtide.exact import exponents as scale
 from springtide.exact.buckets import ExactBuckets, plan_runs
 from springtide.exact.rounding import BLOCK
-from springtide.exchange.groups import Group
-from springtide.exchange.layout import Field, plan_layout
 
 
 @settings(max_examples=40, deadline=None)

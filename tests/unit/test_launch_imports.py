@@ -19,7 +19,7 @@ def test_no_part_of_the_launcher_imports_torch() -> None:
         for module in pkgutil.iter_modules(springtide.launch.__path__, "springtide.launch.")
         if not module.name.endswith("__main__")
     ]
-    assert "springtide.launch.crew" in names
+    assert "springtide.launch.script_launcher" in names
     code = f"import sys, {', '.join(names)}; print(*({{'torch', 'numpy'}} & set(sys.modules)))"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("operator", "worker"))}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from springtide.comm.nccl import take_gpu
 from springtide.coordination.outcome import Left, to_json
 from springtide.errors import SpringtideError, UsageError
-from springtide.exchange.device import take_gpu
 from springtide.launch import cgroup, cpus, devices
-from springtide.launch.board import merged, read_port
 from springtide.launch.main import agreed
+from springtide.launch.metrics_proxy import merged, read_port
 from springtide.launch.options import parse
 from springtide.launch.output import Lines
-from springtide.launch.surroundings import Folder, environment
+from springtide.launch.process_env import Folder, environment
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

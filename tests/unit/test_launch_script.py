@@ -12,12 +12,12 @@ from coordinator_room import Room, info
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.environment import read_settings
 from springtide.errors import SpringtideError, UsageError
 from springtide.launch.gang import Gang
 from springtide.launch.options import parse
 from springtide.launch.script import Attempts, Failure, Round, culprit, variables
 from springtide.launch.supervision import Action, End, Policy, Signal, Spawn
+from springtide.settings import read_settings
 from springtide_coordinator.membership.messages import Boundary, Leave, ParkReason
 from springtide_coordinator.stall import Motion
 from springtide_operator.plan.observation import Report

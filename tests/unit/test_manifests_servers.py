@@ -11,7 +11,7 @@ import pytest
 from chart_podsecurity import restricted_violations
 from operator_world import job_object
 
-from springtide.environment import read_settings
+from springtide.settings import read_settings
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import kueue

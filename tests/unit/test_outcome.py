@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide import codec
+from springtide.comm import codec
 from springtide.coordination import outcome
 from springtide.coordination.outcome import Failed, Finished, Left
 

@@ -16,11 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ps_members import Store, build, gradients_of, members, together
 from ps_servers import TOKEN, servers
 
-from springtide.declared import declare
-from springtide.environment import read_settings
 from springtide.errors import UsageError
 from springtide.ps.compression import GradientCompression, Made
 from springtide.ps.sharding import PlannedChunk
+from springtide.settings import read_settings
+from springtide.train_step.validation import declare
 from springtide_operator.api.crd import custom_resource_definition
 from springtide_ps.params.chunk import Chunk, ChunkError
 from springtide_ps.params.sparse_gradient import (

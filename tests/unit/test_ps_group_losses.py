@@ -25,7 +25,7 @@ from springtide.ps.connections import ServerError
 from springtide.ps.context import GroupSettings
 from springtide.ps.group_rows import gather
 from springtide.ps.lease import Lease, heard, nothing_told, told
-from springtide.scaling import agree
+from springtide.train_step.grad_scaler import agree
 from springtide_ps.params.sparse_gradient import SparseGradient
 from springtide_ps.server.server import Server
 

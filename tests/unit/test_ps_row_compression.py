@@ -15,9 +15,9 @@ from ps_servers import TOKEN, names, servers
 from worker_ranks import Rank, on_ranks, seeded
 
 import springtide
-from springtide.declared import declare
-from springtide.environment import read_settings
 from springtide.errors import SpringtideError, UsageError
+from springtide.settings import read_settings
+from springtide.train_step.validation import declare
 from springtide_operator.api.job import Job
 from springtide_operator.manifests.worker import worker_pod
 from springtide_ps.params.embedding import TableSpec

@@ -15,13 +15,13 @@ from ps_snapshots import joined
 from torch.optim.swa_utils import AveragedModel
 from worker_ranks import Rank, on_ranks, seeded
 
+from springtide.comm.layout import Field, plan_layout
 from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
-from springtide.declared import declare
 from springtide.errors import UsageError
-from springtide.exchange.layout import Field, plan_layout
 from springtide.ps.sharding import plan_chunks
 from springtide.ps.step_spec import ServerOptimizers
+from springtide.train_step.validation import declare
 from springtide_ps.params.chunk import Chunk, ChunkError, Recipe
 
 SAMPLES, BATCH, EPOCHS = 24, 8, 3

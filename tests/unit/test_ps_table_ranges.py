@@ -17,13 +17,13 @@ from ps_servers import TOKEN, names, servers
 from worker_ranks import Rank, on_ranks, seeded
 
 import springtide
-from springtide.declared import declare
+from springtide.embedding.local import merged
 from springtide.errors import UsageError
 from springtide.ps.compression import GradientCompression
 from springtide.ps.connections import ServerError
 from springtide.ps.generation import ServersLackState
 from springtide.ps.row_gradients import slices_by_table
-from springtide.tables.local import merged
+from springtide.train_step.validation import declare
 from springtide_ps.server.server import Server
 from springtide_ps.wire.frames import Kind
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ps_servers import TOKEN
 
-from springtide.exchange.layout import Field, plan_layout
+from springtide.comm.layout import Field, plan_layout
 from springtide.ps import worker_groups
 from springtide.ps.compression import GradientCompression, Pushed
 from springtide.ps.context import GroupSettings, PsContext, PsSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from coordinator_room import state
 
-from springtide.reported import ReportedNames
+from springtide.coordination.report_limits import ReportedNames
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.reported import MAX_KEPT_NAMES, Latest, Names

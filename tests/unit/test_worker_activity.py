@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from worker_alone import library
 
+from springtide.comm.transfer_progress import Progress
 from springtide.coordination.activity import Activity, main_thread_place
 from springtide.coordination.waiting import ReductionWarnings, TransferReports
 from springtide.elastic.current_activity import ActivitySources, current_activity
-from springtide.exchange.progress import Progress
-from springtide.timing import Timing
-from springtide.transaction import Phase
+from springtide.train_step.timing import Timing
+from springtide.train_step.transaction import Phase
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.names import GenerationName
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from springtide.comm.buckets import Buckets
+from springtide.comm.layout import Field, plan_layout
 from springtide.errors import UsageError
-from springtide.exchange.buckets import Buckets
-from springtide.exchange.layout import Field, plan_layout
 
 
 class Recorder:

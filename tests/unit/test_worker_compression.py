@@ -9,10 +9,10 @@ import torch
 from worker_ranks import Rank, on_ranks, seeded
 
 import springtide
-from springtide.environment import read_settings
+from springtide.comm.compression import LowRankBuckets, plan_matrix
+from springtide.comm.layout import Field, plan_layout
 from springtide.errors import SpringtideError
-from springtide.exchange.compression import LowRankBuckets, plan_matrix
-from springtide.exchange.layout import Field, plan_layout
+from springtide.settings import read_settings
 
 SAMPLES, INPUTS, BATCH = 64, 24, 16
 X = torch.randn(SAMPLES, INPUTS, generator=torch.Generator().manual_seed(1))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from springtide.comm.process_group import Group
 from springtide.elastic.consistency import Consistencies, staleness_bound
 from springtide.elastic.training_state import TrainingState
-from springtide.environment import Settings
 from springtide.errors import UsageError
-from springtide.exchange.groups import Group
+from springtide.settings import Settings
 from springtide_protocol import coordinator_pb2 as pb
 
 

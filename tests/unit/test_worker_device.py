@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from worker_groups import together, wired_stores
 
+from springtide.comm.buckets import Buckets
+from springtide.comm.cuda_streams import Writers
+from springtide.comm.layout import Field, plan_layout
+from springtide.comm.nccl import DeviceSums, choose_backend, form_nccl, tame_nccl
+from springtide.comm.process_group import Group, form
 from springtide.errors import UsageError
-from springtide.exchange.buckets import Buckets
-from springtide.exchange.device import DeviceSums, choose_backend, form_nccl, tame_nccl
-from springtide.exchange.groups import Group, form
-from springtide.exchange.layout import Field, plan_layout
-from springtide.exchange.streams import Writers
 
 
 class FakeWork:

@@ -9,11 +9,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from springtide.comm.process_group import Group
 from springtide.coordination import outcome
 from springtide.elastic.exit import ExitParts, ProcessExit
 from springtide.elastic.training_state import TrainingState
-from springtide.environment import Settings
-from springtide.exchange.groups import Group
+from springtide.settings import Settings
 
 
 def test_exit_leaves_memory_to_the_system_at_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

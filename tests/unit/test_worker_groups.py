@@ -16,11 +16,11 @@ import pytest
 import torch
 from worker_groups import addresses, form_groups, together, wired_stores
 
-from springtide.exchange import groups as groups_module
-from springtide.exchange.combine import pack, unpack
-from springtide.exchange.groups import Group, form, peers_in
-from springtide.exchange.messages import Collective
-from springtide.exchange.store import FormationCancelled, StreamStore
+from springtide.comm import process_group as groups_module
+from springtide.comm.combine import pack, unpack
+from springtide.comm.process_group import Group, form, peers_in
+from springtide.comm.store import FormationCancelled, StreamStore
+from springtide.comm.work import Collective
 from springtide_ps.wire import congestion
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from springtide.hyperparameters import Hyperparameters, hashes
+from springtide.train_step.hyperparameters import Hyperparameters, hashes
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -7,12 +7,12 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from springtide.comm.process_group import Group
 from springtide.coordination.park_reply import Leave
 from springtide.elastic.recovery import Recovery, RecoveryParts
 from springtide.elastic.training_state import TrainingState
-from springtide.environment import Settings
-from springtide.exchange.groups import Group
-from springtide.transaction import Phase, Transaction
+from springtide.settings import Settings
+from springtide.train_step.transaction import Phase, Transaction
 
 
 class Left(Exception):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.exchange.layout import Field, layout_hash, plan_layout
+from springtide.comm.layout import Field, layout_hash, plan_layout
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), min_size=1, max_size=12)
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])

@@ -16,8 +16,8 @@ from worker_alone import Script, library
 import springtide
 from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
-from springtide.loading import Loader, Wanted, make_loader
-from springtide.rows import is_rows, join_rows, take_rows
+from springtide.loading.prefetch import Loader, Wanted, make_loader
+from springtide.loading.rows import is_rows, join_rows, take_rows
 
 X = torch.arange(60, dtype=torch.float32)
 

@@ -10,8 +10,8 @@ import pytest
 
 from springtide.coordination.membership import Membership
 from springtide.coordination.park_reply import Leave, Start
-from springtide.environment import Settings
 from springtide.errors import SpringtideError
+from springtide.settings import Settings
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import generation_from_proto, generation_to_proto, state_from_proto
 from springtide_protocol.names import GenerationName, StateName

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from springtide.errors import Dropped
-from springtide.pending import Awaited, Pending
+from springtide.ps.lazy_values import Awaited, Pending
 
 
 def expected(model: torch.nn.Module) -> tuple[Pending, list[list[int]]]:

@@ -27,8 +27,8 @@ from linear_game import (
 )
 from worker_ranks import Rank, on_ranks
 
+from springtide.comm.compression import LowRankBuckets
 from springtide.errors import UsageError
-from springtide.exchange.compression import LowRankBuckets
 
 torch.set_num_threads(1)
 Run = tuple[torch.Tensor, torch.Tensor]

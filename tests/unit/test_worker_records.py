@@ -12,8 +12,8 @@ from prometheus_client import generate_latest
 from springtide import faults
 from springtide.coordination.metrics import Metrics
 from springtide.coordination.progress import MAX_COMMITS, Commit, CommitLog, StepLog
-from springtide.environment import read_settings
 from springtide.errors import SpringtideError
+from springtide.settings import read_settings
 from springtide_protocol.names import GenerationName, StateName
 
 

@@ -15,15 +15,15 @@ from worker_alone import Script, library
 from worker_groups import addresses, together, wired_stores
 
 import springtide
+from springtide.comm.process_group import Group, form
+from springtide.comm.torch_group import Handle
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.retry_position import RetryPosition, RetryVerdict, agree
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
-from springtide.environment import Settings
 from springtide.errors import UsageError
-from springtide.exchange.groups import Group, form
-from springtide.exchange.handle import Handle
+from springtide.settings import Settings
 
 FIRST, SECOND = (0, 5, 0), (0, 5, 1)
 

@@ -20,10 +20,10 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from springtide.counted import count_of, count_steps
 from springtide.errors import UsageError
 from springtide.ps.books import newest_copies, rescue
-from springtide.schedules import Schedules
+from springtide.train_step.lr_schedulers import Schedules
+from springtide.train_step.scheduler_count import count_of, count_steps
 from springtide_ps.params.applied import Book, RangeSet
 
 KINDS: dict[str, Callable[[torch.optim.Optimizer], LRScheduler]] = {

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from worker_ranks import Rank, on_ranks, seeded
 
 import springtide
-from springtide import codec
+from springtide.comm import codec
 from springtide.data.loop import plan_loop
-from springtide.state import Position
+from springtide.train_step.state import Position
 
 SAMPLES, BATCH, EPOCHS = 24, 8, 2
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.exchange import side
+from springtide.comm import commit_vote as side
 
 
 def part(**changes: object) -> side.Contribution:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from springtide import codec
-from springtide.buffers import Buffers
+from springtide.comm import codec
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.errors import SpringtideError
-from springtide.state import Position, State
+from springtide.train_step.buffers import Buffers
+from springtide.train_step.state import Position, State
 
 POSITION = Position(Cursor(1, 2, 3, 4), Ledger(stage=1, epoch=2, expected=10, count=3), 1.5)
 

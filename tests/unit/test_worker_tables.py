@@ -13,8 +13,8 @@ from torch.optim.swa_utils import AveragedModel
 from worker_alone import library
 
 import springtide
-from springtide.declared import declare
 from springtide.errors import UsageError
+from springtide.train_step.validation import declare
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from springtide import termination
+from springtide.elastic import termination
 
 IN_JOB = {"SPRINGTIDE_COORDINATOR": "127.0.0.1:1"}
 

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from springtide.coordination.metrics import Metrics
-from springtide.timing import Timing
+from springtide.train_step.timing import Timing
 
 
 class Clock:

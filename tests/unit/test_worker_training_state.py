@@ -8,13 +8,13 @@ import time
 import pytest
 import torch
 
+from springtide.comm.process_group import Group
 from springtide.coordination import outcome
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.data.loop import LoopPlan, plan_loop
 from springtide.elastic.training_state import TrainingState
-from springtide.exchange.groups import Group
-from springtide.state import Position
+from springtide.train_step.state import Position
 
 ALONE = Group(None, 0, 1, 1.0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from springtide.errors import Dropped, UsageError
-from springtide.transaction import Phase, Transaction
+from springtide.train_step.transaction import Phase, Transaction
 
 
 def opened() -> Transaction:

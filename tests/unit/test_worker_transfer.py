@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker_groups import form_groups, together
 
-from springtide import codec
-from springtide.exchange import groups as groups_module
-from springtide.exchange import pieces, transfer
-from springtide.exchange.groups import Group
-from springtide.exchange.messages import Message, Waiter
-from springtide.exchange.pieces import Incoming, Outgoing, piece_size
-from springtide.exchange.progress import Progress
-from springtide.exchange.transfer import Route, receive_state, route, send_state
+from springtide.comm import codec
+from springtide.comm import process_group as groups_module
+from springtide.comm import state_pieces as pieces
+from springtide.comm import state_transfer as transfer
+from springtide.comm.process_group import Group
+from springtide.comm.state_pieces import Incoming, Outgoing, piece_size
+from springtide.comm.state_transfer import Route, receive_state, route, send_state
+from springtide.comm.transfer_progress import Progress
+from springtide.comm.work import Message, Waiter
 
 LIMIT = 1 << 20
 PIECES = 25

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from springtide.buffers import Buffers
 from springtide.errors import UsageError
-from springtide.undo import Snapshot, Undo
+from springtide.train_step.buffers import Buffers
+from springtide.train_step.rollback import Snapshot, Undo
 
 
 class Average:

@@ -17,7 +17,7 @@ from springtide.data.loop import plan_loop
 from springtide.elastic.loop import TrainingLoops
 from springtide.elastic.runtime import Runtime
 from springtide.elastic.warm_up import WarmUp
-from springtide.undo import Snapshot
+from springtide.train_step.rollback import Snapshot
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from springtide.elastic.termination import catch_early
 from springtide.errors import GenerationChanged, SpringtideError, UsageError
-from springtide.termination import catch_early
 
 if TYPE_CHECKING:
     from springtide.api import (
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
         step,
         world_size,
     )
-    from springtide.ranks import on_ranks, rank_zero_only
-    from springtide.tables.modules import Embedding, EmbeddingBag
+    from springtide.elastic.ranks import on_ranks, rank_zero_only
+    from springtide.embedding.modules import Embedding, EmbeddingBag
 
 __version__ = "0.1.0"
 
@@ -79,9 +79,9 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module 'springtide' has no attribute {name!r}")
         home = "springtide.api"
         if name in ("on_ranks", "rank_zero_only"):
-            home = "springtide.ranks"
+            home = "springtide.elastic.ranks"
         elif name.startswith("Embedding"):
-            home = "springtide.tables.modules"
+            home = "springtide.embedding.modules"
         value = getattr(importlib.import_module(home), name)
         globals()[name] = value
         return value

@@ -14,23 +14,23 @@ import torch
 import torch.distributed as dist
 
 from springtide import faults
-from springtide.counted import count_steps
+from springtide.comm.nccl import take_gpu, tame_nccl
 from springtide.data.batch import Batch
 from springtide.data.loop import plan_loop
 from springtide.data.source import make_source
-from springtide.declared import declare
 from springtide.elastic.evaluation import Evaluation
 from springtide.elastic.retry import RetryAttempt
 from springtide.elastic.runtime import Runtime
 from springtide.elastic.warm_up import MAX_BODIES
-from springtide.environment import read_settings
 from springtide.errors import UsageError
 from springtide.exact.settings import check_gpu, on_gpu, prepare
-from springtide.exchange.device import take_gpu, tame_nccl
-from springtide.loading import make_loader
+from springtide.loading.prefetch import make_loader
 from springtide.ps.backend import backend_for
 from springtide.ps.sharding import bucket_bytes
-from springtide.training import Trainer
+from springtide.settings import read_settings
+from springtide.train_step.scheduler_count import count_steps
+from springtide.train_step.trainer import Trainer
+from springtide.train_step.validation import declare
 
 Models = TypeVar("Models", bound=torch.nn.Module | Sequence[torch.nn.Module])
 Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])

@@ -15,7 +15,7 @@ import torch
 
 from springtide.checkpoint.manifest import CorruptError, File
 from springtide.checkpoint.shares import Piece, parse_key
-from springtide.codec import TensorSpec
+from springtide.comm.codec import TensorSpec
 
 CHUNK_BYTES = 16 << 20
 _HEADER_LIMIT_BYTES = 100 << 20

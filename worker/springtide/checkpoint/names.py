@@ -42,5 +42,5 @@ def receipt_file(share: str) -> str:
 
 
 def header_file(attempt: str, kind: str = "workers") -> str:
-    """The description of the tree (`springtide.codec`), without its tensors."""
+    """The description of the tree (`springtide.comm.codec`), without its tensors."""
     return f"{kind}{attempt}.json"

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from springtide import codec
 from springtide.checkpoint import files, names, shares
 from springtide.checkpoint.manifest import CorruptError, File, Manifest, Part, parse
 from springtide.checkpoint.storage import Storage
+from springtide.comm import codec
 
 log = logging.getLogger("springtide")
 

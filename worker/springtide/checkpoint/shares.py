@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     # The launcher reads of shares, too, and imports no torch.
-    from springtide.codec import TensorSpec
+    from springtide.comm.codec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
-from springtide import codec
 from springtide.checkpoint import shares
 from springtide.checkpoint.shares import Piece, Share
+from springtide.comm import codec
 from springtide_protocol.names import StateName
 
 

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from springtide.checkpoint.shares import Share
+from springtide.comm.store_entries import Entries, Publish
 from springtide.coordination.park_reply import Leave, ParkReply, Save, Start
-from springtide.environment import Settings
 from springtide.errors import SpringtideError
-from springtide.exchange.entries import Entries, Publish
+from springtide.settings import Settings
 from springtide_protocol import PROTOCOL_VERSION
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from springtide.checkpoint.shares import Share
-from springtide.exchange.entries import Entries
+from springtide.comm.store_entries import Entries
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.names import GenerationName, StateName
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from springtide import faults
+from springtide.comm.store import StreamStore
 from springtide.coordination.activity import Activity, Now, main_thread_place
 from springtide.coordination.membership import Membership
 from springtide.coordination.outcome import Failed, Left, Outcome
@@ -18,12 +19,11 @@ from springtide.coordination.progress import CommitLog, data_message
 from springtide.coordination.questions import Questions
 from springtide.coordination.waiting import ReductionWarnings, TransferReports
 from springtide.elastic.state_transfer import StateTransfer
+from springtide.elastic.termination import UNHEARD_SECONDS, end_by
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
-from springtide.environment import Settings
-from springtide.exchange.store import StreamStore
-from springtide.termination import UNHEARD_SECONDS, end_by
-from springtide.timing import Timing
+from springtide.settings import Settings
+from springtide.train_step.timing import Timing
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.session_client import SessionClient, SessionClosedError
 

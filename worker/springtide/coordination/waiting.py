@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from springtide.exchange.progress import Progress
+from springtide.comm.transfer_progress import Progress
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import generation_to_proto
 from springtide_protocol.names import GenerationName

@@ -6,11 +6,11 @@ import contextlib
 import math
 import time
 
-from springtide.body import Body
 from springtide.coordination.metrics import Metrics
 from springtide.coordination.progress import Commit, CommitLog, StepLog
-from springtide.environment import Settings
-from springtide.timing import Timing
+from springtide.settings import Settings
+from springtide.train_step.context import Body
+from springtide.train_step.timing import Timing
 from springtide_protocol.names import StateName
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from springtide.coordination.membership import Membership
 from springtide.elastic.range_loop import RangeLoop, RangeLoopParts
 from springtide.elastic.training_state import TrainingState
-from springtide.environment import Settings
 from springtide.errors import UsageError
 from springtide.ps.backend import PsBackend
+from springtide.settings import Settings
 from springtide_protocol import coordinator_pb2 as pb
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.state_transfer import StateTransfer
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
-from springtide.timing import Timing
-from springtide.transaction import Phase
+from springtide.train_step.timing import Timing
+from springtide.train_step.transaction import Phase
 from springtide_protocol import coordinator_pb2 as pb
 
 

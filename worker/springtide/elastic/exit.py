@@ -21,10 +21,10 @@ from springtide.coordination.membership import generation_of
 from springtide.coordination.park_reply import Leave
 from springtide.coordination.session import Session
 from springtide.elastic.evaluation import Evaluations
+from springtide.elastic.termination import end_as_child, end_by, is_ours_or_default
 from springtide.elastic.training_state import TrainingState
-from springtide.environment import Settings
 from springtide.errors import ServerStepError, UsageError
-from springtide.termination import end_as_child, end_by, is_ours_or_default
+from springtide.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from springtide import faults
-from springtide.body import Deal
 from springtide.coordination.membership import Membership
 from springtide.data.batch import Batch
 from springtide.data.cursor import Cursor
@@ -24,9 +23,10 @@ from springtide.elastic.training_state import TrainingState
 from springtide.elastic.warm_up import WarmUp
 from springtide.errors import UsageError
 from springtide.exact import parts as exact_parts
-from springtide.loading import Loader
-from springtide.timing import Timing
-from springtide.transaction import Phase
+from springtide.loading.prefetch import Loader
+from springtide.train_step.context import Deal
+from springtide.train_step.timing import Timing
+from springtide.train_step.transaction import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

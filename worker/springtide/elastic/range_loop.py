@@ -17,7 +17,8 @@ from typing import Any, Final
 import torch
 
 from springtide import faults
-from springtide.body import Body, Deal, Failure
+from springtide.comm.combine import pack, unpack
+from springtide.comm.process_group import Group, peers_in
 from springtide.coordination.membership import Membership, generation_of
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
@@ -25,13 +26,12 @@ from springtide.data.loop import LoopPlan
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.training_state import TrainingState
-from springtide.exchange.combine import pack, unpack
-from springtide.exchange.groups import Group, peers_in
 from springtide.ps.async_backend import AsyncBackend
 from springtide.ps.connections import ServerError, servers_in
-from springtide.scaling import agree
-from springtide.schedules import Schedules
-from springtide.training import Trainer
+from springtide.train_step.context import Body, Deal, Failure
+from springtide.train_step.grad_scaler import agree
+from springtide.train_step.lr_schedulers import Schedules
+from springtide.train_step.trainer import Trainer
 from springtide_protocol.names import StateName
 
 log = logging.getLogger(__name__)

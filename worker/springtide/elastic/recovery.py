@@ -15,6 +15,8 @@ from functools import partial
 import torch
 
 from springtide import faults
+from springtide.comm.process_group import Group, form
+from springtide.comm.store import StreamStore
 from springtide.coordination.membership import Membership
 from springtide.coordination.park_reply import Leave, Save, Start
 from springtide.data.loop import LoopPlan
@@ -26,16 +28,14 @@ from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.state_transfer import StateTransfer
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
-from springtide.environment import Settings
 from springtide.errors import ServerStepError, SpringtideError
-from springtide.exchange.groups import Group, form
-from springtide.exchange.store import StreamStore
 from springtide.ps.backend import PsBackend
 from springtide.ps.connections import servers_in
 from springtide.ps.generation import GenerationStart, ServersLackState
 from springtide.ps.step_failures import StepFailures, told
-from springtide.state import Position, State
-from springtide.training import Trainer
+from springtide.settings import Settings
+from springtide.train_step.state import Position, State
+from springtide.train_step.trainer import Trainer
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import required_state, state_to_proto
 

@@ -9,16 +9,16 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from springtide.body import Failure
+from springtide.comm.process_group import Group, peers_in
+from springtide.comm.torch_group import Handle
 from springtide.coordination.membership import Membership
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.retry_position import RetryKey, RetryPosition, agree
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
-from springtide.environment import Settings
 from springtide.errors import GenerationChanged, SpringtideError, UsageError
-from springtide.exchange.groups import Group, peers_in
-from springtide.exchange.handle import Handle
+from springtide.settings import Settings
+from springtide.train_step.context import Failure
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from springtide.comm.process_group import Group
 from springtide.coordination.activity import Now
 from springtide.coordination.membership import Membership
 from springtide.coordination.outcome import Failed
 from springtide.coordination.progress import as_numbers
+from springtide.coordination.report_limits import ReportedNames
 from springtide.coordination.session import Session, SessionSources
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.consistency import Consistencies, declare_consistencies
@@ -29,12 +31,10 @@ from springtide.elastic.step_runner import StepParts, StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.elastic.warm_up import WarmUp
-from springtide.environment import Settings
-from springtide.exchange.groups import Group
 from springtide.ps.forward_waits import wait_for_values
-from springtide.reported import ReportedNames
-from springtide.state import Position
-from springtide.training import Trainer
+from springtide.settings import Settings
+from springtide.train_step.state import Position
+from springtide.train_step.trainer import Trainer
 
 
 class Runtime:

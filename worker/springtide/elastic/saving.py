@@ -13,7 +13,7 @@ from springtide.coordination.membership import Membership, generation_of
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
-from springtide.environment import Settings
+from springtide.settings import Settings
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import state_to_proto
 from springtide_protocol.names import StateName

@@ -11,7 +11,7 @@ from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import SpringtideError
 from springtide.ps.backend import PsBackend
-from springtide.training import Trainer
+from springtide.train_step.trainer import Trainer
 
 _Found = TypeVar("_Found")
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from springtide import faults
+from springtide.comm.process_group import Group
+from springtide.comm.state_pieces import Incoming
+from springtide.comm.state_transfer import Route, receive_state, route, send_state
+from springtide.comm.transfer_progress import Progress, in_words
 from springtide.coordination.metrics import Metrics
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
-from springtide.exchange.groups import Group
-from springtide.exchange.pieces import Incoming
-from springtide.exchange.progress import Progress, in_words
-from springtide.exchange.transfer import Route, receive_state, route, send_state
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import required_state
 from springtide_protocol.names import StateName

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from springtide import faults
-from springtide.body import Body, Deal
 from springtide.coordination.membership import Membership, generation_of
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.consistency import Consistencies
@@ -17,8 +16,9 @@ from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import Dropped, SpringtideError, UsageError
-from springtide.training import Trainer
-from springtide.transaction import Phase
+from springtide.train_step.context import Body, Deal
+from springtide.train_step.trainer import Trainer
+from springtide.train_step.transaction import Phase
 from springtide_protocol.names import StateName
 
 log = logging.getLogger(__name__)

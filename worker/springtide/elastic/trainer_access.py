@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from springtide.errors import UsageError
-from springtide.training import Trainer
-from springtide.transaction import Phase
+from springtide.train_step.trainer import Trainer
+from springtide.train_step.transaction import Phase
 
 
 class TrainerAccess:

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
+from springtide.comm.process_group import Group
 from springtide.coordination.outcome import Outcome
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.data.loop import LoopPlan
-from springtide.exchange.groups import Group
-from springtide.state import Position
+from springtide.train_step.state import Position
 
 
 class TrainingState:

@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 import torch
 
-from springtide.body import Deal
+from springtide.comm.process_group import Group, Work
 from springtide.data.batch import Batch
 from springtide.data.loop import LoopPlan
 from springtide.elastic.step_runner import StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
-from springtide.environment import Settings
-from springtide.exchange.groups import Group, Work
-from springtide.randomness import isolated
+from springtide.settings import Settings
+from springtide.train_step.context import Deal
+from springtide.train_step.randomness import isolated
 from springtide_protocol.names import GenerationName
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Gradients on their way into an exact sum: like `exchange.buckets`, with integers on the wire.
+"""Gradients on their way into an exact sum: like `comm.buckets`, with integers on the wire.
 
 Each part's gradient is rounded into an int32 sum as backward makes it. Buckets leave during the backward of
 this worker's last part; the same number of bytes travels as with float32. All of it lies where the gradients
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import torch
 
+from springtide.comm.buckets import Buckets
+from springtide.comm.layout import Layout
+from springtide.comm.process_group import Work
 from springtide.errors import UsageError
 from springtide.exact import exponents as scale
 from springtide.exact.on_device import DEVICE_PIECE, DeviceRounder
 from springtide.exact.rounding import BLOCK, Rounder, Rounding, restore
-from springtide.exchange.buckets import Buckets
-from springtide.exchange.groups import Work
-from springtide.exchange.layout import Layout
 
 _SMALL = 1 << 16
 _MOST_TOGETHER = 1 << 17

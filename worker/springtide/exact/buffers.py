@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from springtide.comm.combine import flat_view, is_floating, join_halves, shaped_like, split_halves
 from springtide.exact.parts import Kept
-from springtide.exchange.combine import flat_view, is_floating, join_halves, shaped_like, split_halves
 
 
 def pack_parts(

@@ -14,7 +14,7 @@ from springtide.data.cursor import Cursor
 from springtide.data.ledger import Contribution
 from springtide.data.loop import LoopPlan
 from springtide.data.partition import Part, partition
-from springtide.randomness import isolated
+from springtide.train_step.randomness import isolated
 
 
 @dataclass(frozen=True, slots=True)

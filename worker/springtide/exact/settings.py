@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from springtide.environment import Settings
 from springtide.errors import SpringtideError, UsageError
+from springtide.settings import Settings
 
 MOST_PARTS = 1000
 CUBLAS_WORKSPACE = ":4096:8"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from springtide.comm.process_group import Group, Work
 from springtide.exact.buckets import ExactBuckets
 from springtide.exact.buffers import pack_parts, unpack_parts
 from springtide.exact.parts import Kept, weights_by_part
-from springtide.exchange.groups import Group, Work
 
 
 class ExactStep:

@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from springtide.environment import Settings, read_settings
 from springtide.errors import SpringtideError, UsageError
 from springtide.launch import devices
 from springtide.launch.options import PROCESSES_VARIABLE, Options, parse
 from springtide.launch.pod import Pod
 from springtide.launch.solo import Solo
+from springtide.settings import Settings, read_settings
 
 log = logging.getLogger("springtide")
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _crew(options: Options, settings: Settings, count: int, environ: Mapping[str, str]) -> int:
-    from springtide.launch.crew import Crew
+    from springtide.launch.script_launcher import Crew
 
     return Crew(options, settings, count, environ, settings.job_uid or settings.job).run()
 

@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 
 from springtide.coordination import outcome
 from springtide.coordination.outcome import Failed, Left, Outcome
-from springtide.environment import Settings
 from springtide.launch import cgroup, cpus
-from springtide.launch.board import Board
+from springtide.launch.metrics_proxy import Board
 from springtide.launch.options import Options
+from springtide.launch.process_env import Folder, environment
 from springtide.launch.processes import CannotStart, Child, reap, spawn
 from springtide.launch.series import LauncherSeries
 from springtide.launch.signals import ENDING, Signals
 from springtide.launch.supervision import Action, End, Phase, Policy, Spawn, Supervisor
-from springtide.launch.surroundings import Folder, environment
 from springtide.launch.verdict import merged
+from springtide.settings import Settings
 
 log = logging.getLogger("springtide")
 

@@ -32,8 +32,8 @@ from typing import Any, Final
 import torch
 
 from springtide import faults
+from springtide.comm.process_group import Group
 from springtide.errors import UsageError
-from springtide.exchange.groups import Group
 from springtide.ps import row_access
 from springtide.ps.batch_sharing import BatchSharing, OwnBatches
 from springtide.ps.books import books_of

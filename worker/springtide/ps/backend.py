@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
-from springtide.environment import Settings
-from springtide.exchange.groups import Group
-from springtide.exchange.layout import Layout
-from springtide.exchange.store import StreamStore
+from springtide.comm.layout import Layout
+from springtide.comm.process_group import Group
+from springtide.comm.store import StreamStore
 from springtide.ps.async_backend import AsyncBackend
 from springtide.ps.batch_sharing import BatchSharing, GroupBatches
 from springtide.ps.compression import GradientCompression
@@ -30,6 +29,7 @@ from springtide.ps.step_spec import ServerOptimizers
 from springtide.ps.sync_backend import SyncBackend
 from springtide.ps.tables import TableBook
 from springtide.ps.worker_groups import DirectRoute, GradientRoute, GroupRoute
+from springtide.settings import Settings
 
 log = logging.getLogger("springtide")
 

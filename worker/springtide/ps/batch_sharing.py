@@ -29,7 +29,8 @@ from typing import Protocol
 import torch
 
 from springtide import faults
-from springtide.exchange.groups import Group
+from springtide.comm.process_group import Group
+from springtide.embedding.local import merged
 from springtide.ps.connections import ServerError
 from springtide.ps.context import PsContext
 from springtide.ps.generation import Meeting
@@ -37,7 +38,6 @@ from springtide.ps.group_rows import gather
 from springtide.ps.lease import Lease, heard, nothing_told, told
 from springtide.ps.tables import table_name
 from springtide.ps.worker_groups import GroupRoute, group_of
-from springtide.tables.local import merged
 from springtide_ps.server.lease_table import starting_clocks
 from springtide_ps.wire.client import Answer
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from springtide.exchange.layout import Layout
+from springtide.comm.layout import Layout
+from springtide.embedding.handle import tables_among
 from springtide.ps.compression import GradientCompression
 from springtide.ps.connections import Connections
 from springtide.ps.generation import Generation, GenerationStart, Meeting, Planned
@@ -24,7 +25,6 @@ from springtide.ps.optimizer_state import cut_states
 from springtide.ps.sharding import Sharding, plan_chunks
 from springtide.ps.step_spec import ServerOptimizers
 from springtide.ps.tables import PlannedSlice, TableBook
-from springtide.tables.handle import tables_among
 from springtide_ps.params.chunk import Chunk
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.wire.client import Answer

@@ -1,6 +1,6 @@
 """A forward pass waits layer by layer for the values that are on their way from the servers.
 
-Other looks at a parameter wait by `springtide.pending`.
+Other looks at a parameter wait by `springtide.ps.lazy_values`.
 
 A module's own parameters are waited for when its forward begins. The first forward shows which modules have
 one: the parameters of those that have none (a projection that its parent uses directly) are waited for by the
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
-from springtide.hooks import Hook
-from springtide.pending import Pending
+from springtide.ps.lazy_values import Pending
+from springtide.train_step.hooks import Hook
 
 Wait = Callable[[Collection[int] | None], None]
 
@@ -41,7 +41,7 @@ class ForwardWaits:
         model.register_state_dict_pre_hook(Hook(lambda *_: wait(None)))  # type: ignore[no-untyped-call]
 
     def _before(self, name: str, own: torch.nn.Module) -> Callable[[torch.nn.Module, Any], None]:
-        # Where compiled code begins elsewhere it waits as it looks; not at these (`springtide.pending`).
+        # Where compiled code begins elsewhere it waits as it looks; not at these (`ps.lazy_values`).
         looked_at = all(type(item) is torch.nn.Parameter for item in own.parameters(recurse=False))
         begins = not name or not looked_at
 

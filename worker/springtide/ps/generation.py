@@ -14,9 +14,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
+from springtide.comm.process_group import Group
+from springtide.comm.store import StreamStore
 from springtide.errors import SpringtideError
-from springtide.exchange.groups import Group
-from springtide.exchange.store import StreamStore
 from springtide.ps.books import Rescue, with_newest
 from springtide.ps.connections import Connections, ServerError
 from springtide.ps.sharding import Arrangement, LackError, PlannedChunk, Sharding, arrange, place_fresh

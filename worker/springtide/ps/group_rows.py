@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from springtide.exchange.groups import Group
-from springtide.tables.handle import Handle
+from springtide.comm.process_group import Group
+from springtide.embedding.handle import Handle
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 """ids int64 [n], each once, or heads [n, 2]; sums float32 [n, dim]."""

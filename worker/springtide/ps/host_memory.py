@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from springtide.exchange.layout import Layout
+from springtide.comm.layout import Layout
 
 
 class Done(Protocol):

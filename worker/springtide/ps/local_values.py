@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import torch
 
 from springtide.errors import UsageError
-from springtide.pending import looking
 from springtide.ps.host_memory import HostMemory
+from springtide.ps.lazy_values import looking
 from springtide.ps.sharding import PlannedChunk, Sharding
 
 

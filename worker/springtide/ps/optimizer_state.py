@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from springtide.exchange.layout import Layout
+from springtide.comm.layout import Layout
 from springtide.ps.sharding import PlannedChunk
 from springtide_ps.params.chunk import Chunk
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from springtide.embedding.local import by_slice
 from springtide.errors import UsageError
 from springtide.ps.tables import TableBook, table_name
-from springtide.tables.local import by_slice
 from springtide_ps.params.embedding_shard import record_bytes, records
 from springtide_ps.params.frequencies import divided
 from springtide_ps.wire.frames import DTYPE_NAMES, PAYLOAD_LIMIT

@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from springtide.embedding.local import cut_anew
 from springtide.errors import SpringtideError
 from springtide.ps.tables import Homes, PlannedSlice, TableBook, table_name
-from springtide.tables.local import cut_anew
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.load_parts import spans
 from springtide_ps.wire.client import Answer

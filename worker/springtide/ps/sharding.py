@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from springtide.exchange.layout import Layout
+from springtide.comm.layout import Layout
 from springtide_ps.params.placement import CHUNK_BYTES
 
 _SMALLEST_BUCKET: Final = 1 << 20

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import torch
 
-from springtide import codec
 from springtide.checkpoint.shares import Piece
 from springtide.checkpoint.staging import Collected, GoneError, specs_of
-from springtide.exchange.layout import Layout
+from springtide.comm import codec
+from springtide.comm.layout import Layout
 from springtide.ps.sharding import PlannedChunk
 from springtide.ps.tables import PlannedSlice
 from springtide_ps.params.chunk import Chunk

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from springtide.buffers import Buffers
 from springtide.checkpoint.names import TABLES
 from springtide.ps.backend import PsBackend
 from springtide.ps.row_reads import TableState
-from springtide.state import State, names_in_state_dict
+from springtide.train_step.buffers import Buffers
+from springtide.train_step.state import State, names_in_state_dict
 
 
 def states_of(

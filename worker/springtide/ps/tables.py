@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from springtide.embedding.handle import Handle
+from springtide.embedding.local import by_slice
+from springtide.embedding.sparse_optimizers import group_among, sparse_rule
 from springtide.errors import UsageError
 from springtide.ps.step_spec import group_options
-from springtide.tables.handle import Handle
-from springtide.tables.local import by_slice
-from springtide.tables.rules import group_among, sparse_rule
 from springtide_ps.params.embedding_shard import ID_WORDS, Slice, records
 from springtide_ps.params.placement import CHUNK_BYTES
 from springtide_ps.wire.frames import PAYLOAD_LIMIT

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from springtide.exchange.groups import Group, Work
+from springtide.comm.process_group import Group, Work
 
 _IN_FLIGHT = 2
 """In each direction. When a group is shut, each message under way may cost a quarter of a second."""

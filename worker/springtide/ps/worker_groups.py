@@ -26,7 +26,7 @@ from typing import Protocol
 
 import torch
 
-from springtide.exchange.groups import Group, Work, form
+from springtide.comm.process_group import Group, Work, form
 from springtide.ps.compression import Pushed
 from springtide.ps.connections import ServerError
 from springtide.ps.context import GroupSettings, PsContext

@@ -1,0 +1,205 @@
+"""Gradients on their way into the sum: weighted into flat buffers as backward makes them, sent bucket by
+bucket.
+
+A bucket is sent when its last gradient is there and all buckets before it have been sent, so that all members
+send in the same order and sending overlaps the rest of backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import torch
+
+from springtide.comm.cuda_streams import Writers, current_stream_of
+from springtide.comm.layout import Layout
+from springtide.comm.process_group import Work
+from springtide.errors import UsageError
+
+StartSum = Callable[[torch.Tensor], Work]
+
+
+class Buckets:
+    """The flat gradient buffers of one model. One step at a time: `begin`, `put`..., `flush`, `wait`."""
+
+    def __init__(self, layout: Layout, device: torch.device | None = None) -> None:
+        self.layout = layout
+        self._device = device
+        self._writers = Writers(current_stream_of(device))
+        self._names = [field.name for field in layout.fields]
+        self._flats: list[torch.Tensor] = []
+        self.views: list[torch.Tensor] = []
+        self.allocate()
+        self.begin(lambda tensor: _unbound())
+
+    def allocate(self) -> None:
+        """New buffers: a collective of a dead group may still write into the old ones."""
+        layout = self.layout
+        self._flats = [
+            torch.zeros(size, dtype=dtype, device=self._device)
+            for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)
+        ]
+        self.views = [
+            self._flats[slot.bucket].narrow(0, slot.offset, field.numel).view(field.shape)
+            for field, slot in zip(layout.fields, layout.slots, strict=True)
+        ]
+
+    def begin(self, start_sum: StartSum) -> None:
+        """Start a step whose buckets go through start_sum."""
+        self._start_sum = start_sum
+        self._writers.begin()
+        self._round = [-1] * len(self._names)
+        self._carried: set[int] = set()
+        self._missing = [len(indices) for indices in self.layout.members]
+        self._versions = [flat._version for flat in self._flats]
+        self._works: list[Work] = []
+
+    def begin_round(self, start_sum: StartSum, left: Collection[int]) -> None:
+        """Another backward pass of the step begins. left: parameters whose last sums are added to."""
+        self.begin(start_sum)
+
+    @property
+    def used(self) -> list[bool]:
+        """By parameter: whether a gradient was put in during this step."""
+        return [number >= 0 or index in self._carried for index, number in enumerate(self._round)]
+
+    def has(self, index: int, micro: int) -> bool:
+        """Whether micro-batch number `micro` has put in a gradient for parameter `index`."""
+        return self._round[index] == micro
+
+    @property
+    def bytes(self) -> int:
+        return sum(flat.numel() * flat.element_size() for flat in self._flats)
+
+    def carry(self, index: int, gradient: torch.Tensor) -> None:
+        """Begin with what an earlier backward pass has left for parameter `index`, weighted already."""
+        bucket = self.layout.slots[index].bucket
+        self._check(bucket)
+        self._writers.write(bucket, onto=False)
+        self.views[index].copy_(gradient)
+        self._versions[bucket] = self._flats[bucket]._version
+        self._carried.add(index)
+
+    def put(self, index: int, gradient: torch.Tensor, scale: float, micro: int, last: bool) -> torch.Tensor:
+        """Add scale * gradient of micro-batch number `micro` to parameter `index`; return the view it lies
+        in.
+
+        scale 0 puts zeros in, whatever the gradient (0 x NaN is NaN). last: nothing more comes for it in this
+        step.
+        """
+        self._check_new(index, gradient, micro)
+        bucket = self.layout.slots[index].bucket
+        self._check(bucket)
+        view = self.views[index]
+        first = self._round[index] < 0 and index not in self._carried
+        self._writers.write(bucket, onto=not first)
+        if scale == 0.0:
+            if first:
+                view.zero_()
+        elif not first:
+            view.add_(gradient, alpha=scale)
+        elif scale == 1.0:
+            view.copy_(gradient)
+        else:
+            torch.mul(gradient, scale, out=view)
+        self._versions[bucket] = self._flats[bucket]._version
+        self._round[index] = micro
+        if last:
+            self._missing[bucket] -= 1
+            self._send_complete()
+        return view
+
+    def flush(self) -> None:
+        """Send what has not been sent; parameters without a gradient count as zero."""
+        for bucket, missing in enumerate(self._missing):
+            if missing and bucket >= len(self._works):
+                for index in self.layout.members[bucket]:
+                    if self._round[index] < 0 and index not in self._carried:
+                        self._check(bucket)
+                        self._writers.write(bucket, onto=False)
+                        self.views[index].zero_()
+                        self._versions[bucket] = self._flats[bucket]._version
+            self._missing[bucket] = 0
+        self._send_complete()
+
+    def wait(self) -> None:
+        """Wait until all sums are there.
+
+        Raise RuntimeError of the group's, UsageError if a gradient was changed meanwhile.
+        """
+        for work in self._works:
+            work.wait()
+        self.check_untouched()
+
+    def check_untouched(self) -> None:
+        """Raise UsageError when somebody else has changed a gradient."""
+        for bucket in range(len(self._flats)):
+            self._check(bucket)
+
+    def scale(self, factor: float) -> None:
+        for flat in self._flats:
+            flat.mul_(factor)
+
+    def square_norm(self, indices: Sequence[int]) -> torch.Tensor:
+        """Sum of squares over the gradients of these parameters, float64 scalar."""
+        if not indices:
+            return torch.zeros((), dtype=torch.float64)
+        norms = torch._foreach_norm([self.views[index] for index in indices])
+        return torch.stack(norms).to(torch.float64).square().sum()
+
+    def settle(self, last: bool) -> None:
+        """After the side reduction of the step. last: all members stop after it.
+
+        Raise RuntimeError of the group's.
+        """
+
+    closing = False
+    """Whether the next body is to be the last one before all members stop."""
+
+    def ends(self, wanted: bool) -> bool:
+        """All members agree whether to stop: whether this body is the last one, and not the next."""
+        return wanted
+
+    def reopen(self) -> None:
+        """Members have stopped: another generation begins."""
+
+    def take(self, indices: Iterable[int]) -> None:
+        """An optimizer's step takes the sums of these parameters."""
+
+    def committed(self) -> None:
+        """The step cannot be dropped any more."""
+
+    def _outgoing(self, bucket: int) -> torch.Tensor:
+        """What is summed over the members."""
+        return self._flats[bucket]
+
+    def _send_complete(self) -> None:
+        while len(self._works) < len(self._missing) and self._missing[len(self._works)] == 0:
+            bucket = len(self._works)
+            self._writers.join(bucket)
+            self._works.append(self._start_sum(self._outgoing(bucket)))
+
+    def _check_new(self, index: int, gradient: torch.Tensor, micro: int) -> None:
+        if self._round[index] == micro:
+            raise UsageError(
+                f"two gradients for {self._names[index]} in one micro-batch: call backward() once per "
+                "micro-batch (add the losses up first, or use batch.split()), and use checkpoint(..., "
+                "use_reentrant=False)"
+            )
+        if gradient.layout != torch.strided:
+            raise UsageError(
+                f"the gradient of {self._names[index]} is sparse, which is not supported: make the "
+                "embedding with sparse=False"
+            )
+
+    def _check(self, bucket: int) -> None:
+        if self._flats[bucket]._version != self._versions[bucket]:
+            raise UsageError(
+                "a gradient was changed between backward() and optimizer.step(): it is already on its way "
+                "to the other workers. Give distribute(..., clip_norm=) for clipping, and scale the loss "
+                "instead of the gradients"
+            )
+
+
+def _unbound() -> Work:
+    raise RuntimeError("begin() comes first")

@@ -1,0 +1,397 @@
+"""One generation's process group: formed through a store of ours, ended by shutting its sockets.
+
+Dropping a gloo group with a stuck collective blocks for the collective's whole timeout. Shutting down
+duplicates of its connected sockets makes the collective fail within milliseconds on both ends, and the group
+can be freed at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from springtide.comm.nccl import DeviceSums, form_nccl
+from springtide.comm.store import FormationCancelled, StreamStore
+from springtide.comm.work import Collective, Message, Waiter
+from springtide_ps.wire import congestion
+
+log = logging.getLogger("springtide")
+
+_LISTENER_KEY = "listener"
+_RELEASE_SECONDS = 1.0
+_CANCEL_SECONDS = 0.01
+_PEER = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
+
+_Gloo: Any = dist.ProcessGroupGloo  # its type stubs lack the operations
+
+
+def _keep_for_ever(*items: object) -> None:
+    """Groups with collectives that did not end after the shutdown: freeing them, also when the interpreter
+    ends, would block for their timeout. So a reference is left that nobody gives back.
+    """
+    for item in items:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
+
+
+class Work(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> object: ...
+
+    def is_completed(self) -> bool: ...
+
+
+class _Done:
+    def wait(self) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+_DONE = _Done()
+
+
+class Group:
+    """The collectives of one generation. Started works must be started in the same order by all members;
+    messages may be another thread's.
+
+    CPU tensors go through gloo, those of a device through `device` (NCCL, or gloo by way of the host).
+
+    Every failure is a RuntimeError of the backend's. `shut` may be called from any thread, `release` by the
+    owner when no call is under way in it.
+    """
+
+    def __init__(
+        self,
+        backend: Any | None,
+        rank: int,
+        size: int,
+        timeout_seconds: float,
+        device: DeviceSums | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self._backend = backend
+        self._store: StreamStore | None = None
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._shut = False
+        self._works: list[Work] = []
+        self._waiter = Waiter(self._timeout, lambda: self._shut)
+        self._device = device
+        self._on_shut: list[Callable[[], None]] = []
+
+    def on_shut(self, call: Callable[[], None]) -> None:
+        """Have `call` made when the group is shut, by the thread that shuts it; at once if it is."""
+        with self._lock:
+            if not self._shut:
+                self._on_shut.append(call)
+                return
+        call()
+
+    def start_sum(self, tensor: torch.Tensor) -> Work:
+        """Begin to replace `tensor` (contiguous) by its sum over the members."""
+        return self._start_reduce(tensor, dist.ReduceOp.SUM)
+
+    def start_max(self, tensor: torch.Tensor) -> Work:
+        """As `start_sum`, with the maximum by element."""
+        return self._start_reduce(tensor, dist.ReduceOp.MAX)
+
+    def _start_reduce(self, tensor: torch.Tensor, operation: Any) -> Work:
+        if self.size == 1:
+            return _DONE
+        if tensor.device.type != "cpu":
+            if self._device is None:
+                self._device = DeviceSums(self._alive(), self._timeout, None)
+            return self._device.start(tensor, operation)
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = operation
+        options.timeout = self._timeout
+        return self._track(Collective(self._alive().allreduce([tensor], options), lambda: self._shut))
+
+    def start_send(self, tensor: torch.Tensor, receiver: int) -> Work:
+        return self._track(Message(self._alive().send([tensor], receiver, 0), tensor, self._waiter))
+
+    def start_receive(self, tensor: torch.Tensor, sender: int) -> Work:
+        return self._track(Message(self._alive().recv([tensor], sender, 0), tensor, self._waiter))
+
+    @property
+    def backend(self) -> Any | None:
+        """The CPU's backend of torch; None for a group of one. Raise RuntimeError when it was released."""
+        return None if self.size == 1 else self._alive()
+
+    def _alive(self) -> Any:
+        if self._backend is None:
+            raise RuntimeError(
+                "a group of one has no peers" if self.size == 1 else "the group has been released"
+            )
+        return self._backend
+
+    def _track(self, work: Work) -> Work:
+        with self._lock:
+            if len(self._works) > 64:
+                self._works = [other for other in self._works if not other.is_completed()]
+            self._works.append(work)
+        return work
+
+    @property
+    def is_shut(self) -> bool:
+        return self._shut
+
+    def shut(self) -> None:
+        """Fail everything that is under way or comes later, here and at the peers that wait for us.
+
+        Idempotent.
+        """
+        with self._lock:
+            if self._shut:
+                return
+            self._shut = True
+            for connection in self._sockets:
+                # The peer may have gone first.
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+                connection.close()
+            self._sockets.clear()
+            calls, self._on_shut = self._on_shut, []
+        if self._device is not None:
+            self._device.shut()
+        for call in calls:
+            call()
+
+    def use_device(self, sums: DeviceSums) -> None:
+        """Take over the communicator of a device; a group shut in the meantime shuts it at once."""
+        with self._lock:
+            self._device = sums
+            if not self._shut:
+                return
+        sums.shut()
+
+    def release(self) -> bool:
+        """Shut and free the group.
+
+        False: a collective is still stuck, so that its buffers must not be used again.
+        """
+        self.shut()
+        clean = True
+        if self._device is not None:
+            clean, self._device = self._device.release(), None
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while pending := [work for work in self._works if not work.is_completed()]:
+            lost = all(isinstance(work, Message | Collective) and work.lost for work in pending)
+            if lost or time.monotonic() > deadline:
+                _keep_for_ever(self._backend, self._store, *self._works)
+                self._backend, self._works = None, []
+                return False
+            time.sleep(0.001)
+        self._waiter.close()
+        self._works = []
+        self._backend = None
+        self._store = None
+        return clean
+
+    def adopt(self, store: StreamStore, sockets: Sequence[socket.socket]) -> None:
+        """Take over what the group needs as long as it lives; a group shut in the meantime shuts them at
+        once.
+        """
+        with self._lock:
+            self._store = store
+            if not self._shut:
+                self._sockets.extend(sockets)
+                return
+        for connection in sockets:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+
+def form(
+    store: StreamStore,
+    rank: int,
+    size: int,
+    address: str,
+    *,
+    connect_seconds: float,
+    collective_seconds: float,
+    nccl_device: torch.device | None = None,
+) -> Group:
+    """Form the group of a generation; blocks until all members are connected.
+
+    address: IP of this process, to which the group's listener is bound. connect_seconds: limit for connecting
+    to peers once their addresses are known, and of the silence of a peer's machine. collective_seconds: limit
+    of a collective, above any time after which the coordinator acts. nccl_device: where sums of CUDA tensors
+    go through NCCL; None: through gloo.
+    Raise FormationCancelled, TimeoutError or RuntimeError.
+    """
+    if size == 1:
+        return Group(None, 0, 1, collective_seconds)
+    before = _sockets()
+    options = _Gloo._Options()
+    options._devices = [_Gloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=connect_seconds)
+    listener = _listener(before, address)
+    store.set(f"{_LISTENER_KEY}/{rank}", listener.encode())
+    backend = _built(store, lambda: _Gloo(store, rank, size, options))
+    group = Group(backend, rank, size, collective_seconds)
+    peers = {store.get(f"{_LISTENER_KEY}/{other}").decode() for other in range(size) if other != rank}
+    connections = _connections(before, listener, peers)
+    if len(connections) != size - 1:
+        log.warning(
+            "found %d connections of a group of %d; a collective that gets stuck may block longer",
+            len(connections),
+            size,
+        )
+    for connection in connections:
+        _notice_silence(connection, connect_seconds)
+        congestion.choose(connection)
+    group.adopt(store, connections)
+    if nccl_device is not None:
+        group.use_device(form_nccl(store, rank, size, nccl_device, collective_seconds))
+    return group
+
+
+def _notice_silence(connection: socket.socket, seconds: float) -> None:
+    """Have the connection fail when the peer's machine acknowledges nothing for so long.
+
+    It takes the kernel a quarter of an hour otherwise, or for ever where this side only waits. The peer's
+    kernel answers for a process that computes or is stopped: what that means the coordinator knows.
+    """
+    whole = max(1, int(seconds))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, max(1, whole // 2)),
+        (socket.TCP_KEEPINTVL, max(1, whole // 5)),
+        (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, 1000 * whole),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _built(store: StreamStore, build: Callable[[], Any]) -> Any:
+    """What `build` returns or raises; FormationCancelled as soon as the store is cancelled.
+
+    The backend connects to its peers without looking at the store, and tries a peer that has died again and
+    again (measured: 50 s). Then it is left to a thread that nobody waits for.
+    """
+    done = threading.Event()
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            built, error = build(), None
+        except Exception as raised:  # goes to the caller below, if it still waits
+            built, error = None, raised
+        if store.cancelled is None:
+            outcome.extend((built, error))
+        done.set()
+
+    threading.Thread(target=run, name="springtide-formation", daemon=True).start()
+    while not done.wait(_CANCEL_SECONDS):
+        if store.cancelled is not None:
+            raise FormationCancelled(store.cancelled)
+    if not outcome:
+        raise FormationCancelled(store.cancelled)
+    built, error = outcome
+    if error is not None:
+        raise error
+    return built
+
+
+def peers_in(error: BaseException) -> list[str]:
+    """IP addresses of the peers that a backend's error names, without repetition."""
+    return list(dict.fromkeys(_PEER.findall(str(error))))
+
+
+def _sockets() -> dict[str, list[int]]:
+    """Descriptors by inode: numbers of descriptors are used again as soon as an old group is freed.
+
+    All of them, since one may be a duplicate that another thread closes the next moment.
+    """
+    found: dict[str, list[int]] = {}
+    for entry in os.listdir("/proc/self/fd"):
+        if (inode := _inode(int(entry))) is not None:
+            found.setdefault(inode, []).append(int(entry))
+    return found
+
+
+def _inode(descriptor: int) -> str | None:
+    """`socket:[N]`; None for what is no socket, or closed by now."""
+    try:
+        target = os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return None
+    return target if target.startswith("socket:") else None
+
+
+def _new_sockets(before: Collection[str]) -> Iterator[socket.socket]:
+    """Duplicates, each for one turn of the loop, of the process's IP sockets that were not there before."""
+    for inode, descriptors in sorted(_sockets().items()):
+        duplicate = None if inode in before else _duplicate(inode, descriptors)
+        if duplicate is not None:
+            with duplicate:
+                if duplicate.family in (socket.AF_INET, socket.AF_INET6):
+                    yield duplicate
+
+
+def _duplicate(inode: str, descriptors: Sequence[int]) -> socket.socket | None:
+    """Of the socket; None when it is closed by now."""
+    for descriptor in descriptors:
+        try:
+            copied = os.dup(descriptor)
+        except OSError:
+            continue  # closed since
+        if _inode(copied) != inode:  # the descriptor is another's by now
+            os.close(copied)
+            continue
+        return socket.socket(fileno=copied)
+    return None
+
+
+def _listens(candidate: socket.socket) -> bool:
+    return bool(candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _listener(before: Collection[str], address: str) -> str:
+    """`host:port` of the new socket that listens on the address."""
+    for candidate in _new_sockets(before):
+        if _listens(candidate):
+            bound = candidate.getsockname()
+            if ipaddress.ip_address(bound[0]) == ipaddress.ip_address(address):
+                return _endpoint(bound)
+    raise RuntimeError("the backend opened no listening socket; this version of torch is not supported")
+
+
+def _connections(before: Collection[str], listener: str, peers: set[str]) -> list[socket.socket]:
+    """Duplicates of this group's connected sockets; other threads may have opened some of their own."""
+    found = []
+    for candidate in _new_sockets(before):
+        if _listens(candidate):
+            continue
+        try:
+            ours, theirs = _endpoint(candidate.getsockname()), _endpoint(candidate.getpeername())
+        except OSError:
+            continue  # not connected
+        if ours == listener or theirs in peers:
+            # Not candidate.dup(): it sets the mode of the shared file description to blocking, and the
+            # backend's one thread then hangs in a read.
+            found.append(socket.socket(fileno=os.dup(candidate.fileno())))
+    return found
+
+
+def _endpoint(address: tuple[object, ...]) -> str:
+    return f"{address[0]}:{address[1]}"

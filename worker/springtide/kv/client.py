@@ -1,0 +1,277 @@
+"""Named tensors on parameter servers, for those who want the raw thing: init, push, pull.
+
+    store = springtide.kv.connect(["10.0.0.7:7080", "10.0.0.8:7080"], token=token)
+    store.set_update("sgd", lr=0.1, momentum=0.9)
+    store.init("w", torch.zeros(1000, 1000))
+    store.push("w", gradient)  # returns at once
+    store.pull("w", out=w)  # waits until w holds the values
+    store.push_pull("w", gradient, out=w)  # both in one round
+
+The verbs are those of MXNet's KVStore. A push is applied when it arrives; large tensors are cut into chunks
+that are spread over the servers, so a pull beside other workers' pushes may mix versions of different chunks,
+never inside of one.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from springtide.kv.table import Table, settle
+from springtide_ps.params.embedding import TableError, TableSpec
+from springtide_ps.params.placement import CHUNK_BYTES, Chunk, cut, spread
+from springtide_ps.wire.client import Answer, RefusedError, ServerClient, ServerLostError
+from springtide_ps.wire.frames import DTYPE_NAMES
+from springtide_ps.wire.stream import RejectedError, addresses
+
+__all__ = [
+    "Handle",
+    "KVStore",
+    "RefusedError",
+    "RejectedError",
+    "ServerLostError",
+    "Table",
+    "TableError",
+    "connect",
+]
+
+_SEND_SECONDS = 60.0
+
+
+class Handle:
+    """A request under way. The tensors that were given to it must not change before it is done."""
+
+    def __init__(self, what: str, parts: Sequence[tuple[Future[Answer], str]]) -> None:
+        self._what, self._parts = what, parts
+
+    def done(self) -> bool:
+        """Whether every server has answered, or can answer no more."""
+        return all(future.done() for future, _ in self._parts)
+
+    def wait(self, timeout: float = 60.0) -> None:
+        """Wait for the servers' answers.
+
+        Raises TimeoutError that names the servers that did not answer, ServerLostError for a connection that
+        broke (a push may have been applied there or not), RefusedError for what a server cannot do.
+        """
+        settle(self._what, self._parts, timeout)
+
+
+class KVStore:
+    """Tensors by name over a fixed list of servers; the order of the list is part of the agreement.
+
+    Every process must name the same servers in the same order. Tensors may be on any device and of any
+    layout of strides; those that are not contiguous on the CPU are copied. Methods may be called from any
+    thread. They raise ServerLostError when a server's connection is broken, or is that of a process from
+    which this one was forked: connect anew.
+    """
+
+    def __init__(self, clients: Sequence[ServerClient], chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._clients = list(clients)
+        self._chunk_bytes = chunk_bytes
+        self._chunks: dict[str, list[tuple[Chunk, ServerClient]]] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    def __enter__(self) -> KVStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connections; requests without an answer fail with ServerLostError."""
+        for client in self._clients:
+            client.close()
+
+    def set_update(self, name: str, *, timeout: float = 60.0, **options: Any) -> None:
+        """Choose what later pushes do, on all servers: "assign" (at first), "sum", "sgd", "adam", "adamw",
+        "adagrad", "rmsprop", with the options of torch's optimizer of that name. Raises RefusedError.
+        """
+        parts = [(client.update(name, **options), client.address) for client in self._clients]
+        Handle(f"set_update({name!r})", parts).wait(timeout)
+
+    def init(self, key: str | int, value: torch.Tensor, *, timeout: float = 60.0) -> bool:
+        """Make a key; False when another process made it first, whose values then stand.
+
+        Raises RefusedError when the key is there with another shape or dtype, or a server has no room.
+        """
+        name = str(key)
+        flat = self._flat(value)
+        placed = self._place(name, flat)
+        parts = [
+            (client.init(chunk.name, flat[chunk.start : chunk.stop], value.shape), client.address)
+            for chunk, client in placed
+        ]
+        Handle(f"init({name!r})", parts).wait(timeout)
+        self._dtypes[name], self._chunks[name] = flat.dtype, placed
+        return all(bool(future.result().meta.get("created")) for future, _ in parts)
+
+    def push(self, key: str | int, value: torch.Tensor) -> Handle:
+        """Send `value` (the key's shape and dtype) and return at once.
+
+        Raises KeyError for a key that this process did not init(), ValueError for another size or dtype,
+        TypeError for what is no tensor, TimeoutError that names the server when 4096 requests wait to be sent
+        there and none has left for a minute.
+        """
+        flat = self._flat(value)
+        return self._each("push", key, flat, lambda c, chunk, part: c.push(chunk, part))
+
+    def pull(self, key: str | int, out: torch.Tensor, *, timeout: float = 60.0) -> torch.Tensor:
+        """Fill `out` with the key's values, and return it."""
+        self.start_pull(key, out).wait(timeout)
+        return out
+
+    def start_pull(self, key: str | int, out: torch.Tensor) -> Handle:
+        """Let the values land in `out` (contiguous, on the CPU); use it after `wait()`."""
+        flat = self._target(out)
+        return self._each("pull", key, flat, lambda c, chunk, part: c.pull(chunk, part))
+
+    def push_pull(self, key: str | int, value: torch.Tensor, out: torch.Tensor) -> Handle:
+        """Push `value`, and let the values that this push made land in `out` (contiguous, on the CPU)."""
+        flat, target = self._flat(value), self._target(out)
+        self._placed("push_pull", key, target)
+        handle = []
+        for chunk, client in self._placed("push_pull", key, flat):
+            parts = flat[chunk.start : chunk.stop], target[chunk.start : chunk.stop]
+            handle.append((client.push_pull(chunk.name, *parts), client.address))
+        return Handle(f"push_pull({str(key)!r})", handle)
+
+    def table(
+        self,
+        name: str,
+        dim: int,
+        *,
+        optimizer: str = "sgd",
+        init: str = "normal",
+        scale: float = 1.0,
+        seed: int = 0,
+        max_rows: int = 0,
+        max_age: int = 0,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        timeout: float = 60.0,
+        **options: Any,
+    ) -> Table:
+        """Make an embedding table, or find the one that another process made.
+
+        optimizer: "sgd", "adagrad" or "adam", with `lr` and the other options of torch's. init, scale, seed:
+        the first values of a row ("normal", "uniform" or "zeros"), the same on any number of servers.
+        max_rows (of all servers together), max_age (in pushes): rows that were touched longest ago go; 0
+        keeps all. max_norm, norm_type: rows that are looked up have at most this norm, as those of torch's
+        Embedding. scale_grad_by_freq: a push divides a row's gradient by how often it names the row; each
+        push is a step of its own, so other workers' pushes are not counted. Raises TableError for what
+        cannot be, RefusedError when the table is there as another.
+        """
+        per_server = -(-max_rows // len(self._clients))
+        spec = TableSpec(
+            dim,
+            optimizer,
+            options,
+            init,
+            scale,
+            seed,
+            per_server,
+            max_age,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            by_frequency=scale_grad_by_freq,
+        )
+        parts = [(client.table(name, spec), client.address) for client in self._clients]
+        settle(f"table({name!r})", parts, timeout)
+        return Table(name, spec, self._clients)
+
+    def status(self, timeout: float = 10.0) -> list[dict[str, Any]]:
+        """What each server says of itself: keys, bytes, updates, clients."""
+        parts = [(client.status(), client.address) for client in self._clients]
+        Handle("status", parts).wait(timeout)
+        return [{"server": server, **future.result().meta} for future, server in parts]
+
+    # ---- parts
+
+    def _each(self, what: str, key: str | int, flat: torch.Tensor, ask: Any) -> Handle:
+        parts = [
+            (ask(client, chunk.name, flat[chunk.start : chunk.stop]), client.address)
+            for chunk, client in self._placed(what, key, flat)
+        ]
+        return Handle(f"{what}({str(key)!r})", parts)
+
+    def _placed(self, what: str, key: str | int, flat: torch.Tensor) -> list[tuple[Chunk, ServerClient]]:
+        placed = self._chunks.get(str(key))
+        if placed is None:
+            raise KeyError(
+                f"{what}: this process did not init({key!r}); every process calls it, one makes it"
+            )
+        if placed[-1][0].stop != flat.numel():
+            raise ValueError(
+                f"{what}: {key!r} has {placed[-1][0].stop} elements, this tensor has {flat.numel()}"
+            )
+        dtype = self._dtypes[str(key)]
+        if flat.dtype is not dtype:
+            raise ValueError(f"{what}: {key!r} is of {dtype}, this tensor of {flat.dtype}: convert it first")
+        return placed
+
+    def _place(self, name: str, flat: torch.Tensor) -> list[tuple[Chunk, ServerClient]]:
+        chunks = cut(name, flat.numel(), flat.element_size(), self._chunk_bytes)
+        return [
+            (c, self._clients[s]) for c, s in zip(chunks, spread(chunks, len(self._clients)), strict=True)
+        ]
+
+    @staticmethod
+    def _flat(value: torch.Tensor) -> torch.Tensor:
+        _check_tensor(value)
+        if value.layout is not torch.strided or value.dtype not in DTYPE_NAMES:
+            raise ValueError(f"a {value.dtype} tensor of layout {value.layout} cannot be sent")
+        return value.detach().to("cpu").contiguous().reshape(-1)
+
+    @staticmethod
+    def _target(out: torch.Tensor) -> torch.Tensor:
+        _check_tensor(out)
+        if out.device.type != "cpu" or not out.is_contiguous():
+            raise ValueError(
+                "out must be contiguous and on the CPU: values land in its memory as they arrive"
+            )
+        return out.detach().reshape(-1)
+
+
+def _check_tensor(value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"springtide.kv takes and fills torch tensors, not a {type(value).__name__}")
+
+
+def connect(
+    servers: Sequence[str],
+    token: str,
+    *,
+    timeout: float = 10.0,
+    chunk_bytes: int = CHUNK_BYTES,
+    tls: ssl.SSLContext | None = None,
+) -> KVStore:
+    """Connect to every server of the list ("host:port").
+
+    Raises ValueError for a bad list, RejectedError for a wrong token, OSError that names the server that
+    cannot be reached within `timeout` seconds.
+    """
+    clients: list[ServerClient] = []
+    try:
+        for address in addresses(servers):
+            try:
+                clients.append(ServerClient(address, token, timeout, tls, patience=_SEND_SECONDS))
+            except RejectedError:
+                raise
+            except OSError as error:
+                raise ConnectionError(
+                    f"parameter server {address[0]}:{address[1]} cannot be reached: {error}"
+                ) from error
+    except BaseException:
+        for client in clients:
+            client.close()
+        raise
+    return KVStore(clients, chunk_bytes)

@@ -1,0 +1,192 @@
+"""The launcher of scripts that know nothing of the library, in a job: one seat for each process."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Mapping
+
+from springtide.coordination import outcome
+from springtide.coordination.outcome import Failed, Finished, Left, Outcome
+from springtide.elastic.termination import UNHEARD_SECONDS
+from springtide.launch import cgroup
+from springtide.launch.metrics_proxy import Board
+from springtide.launch.options import Options
+from springtide.launch.pod import machine
+from springtide.launch.processes import Child, reap, spawn
+from springtide.launch.script import Attempts
+from springtide.launch.script_member import Seat
+from springtide.launch.series import LauncherSeries
+from springtide.launch.signals import ENDING, Signals
+from springtide.launch.supervision import End
+from springtide.launch.verdict import failure
+from springtide.settings import Settings
+
+log = logging.getLogger("springtide")
+
+_WAIT_SECONDS = 1.0
+
+
+class Crew:
+    """Runs `count` seats to their common end."""
+
+    def __init__(
+        self, options: Options, settings: Settings, count: int, environ: Mapping[str, str], run_id: str
+    ) -> None:
+        self._options, self._settings, self._count = options, settings, count
+        self._prefixed = count > 1 if options.prefix is None else options.prefix
+        self._lock = threading.Lock()
+        self._children: dict[int, Child] = {}
+        self._starts = [0] * count
+        self._attempts = Attempts(options.restarts)
+        self._oom_kills = cgroup.out_of_memory_kills()
+        threads, self._cpus = machine(count, options.numa)
+        environment = dict(environ)
+        environment.setdefault("PYTHONUNBUFFERED", "1")
+        if threads is not None:
+            environment.setdefault("OMP_NUM_THREADS", str(threads))
+        self._series = LauncherSeries(settings.job, settings.namespace, count, lambda: len(self._children))
+        grace = options.grace if options.grace is not None else 10.0
+        self._seats = [
+            Seat(rank, settings, environment, self, run_id=run_id, grace=grace) for rank in range(count)
+        ]
+        self._gave_up = ""
+        self._signals: Signals | None = None
+
+    # ---- from the seats' threads
+
+    def spawn(self, rank: int, environment: Mapping[str, str]) -> Child:
+        """Start the script of one seat. Raise CannotStart."""
+        # Under the lock, so that its end is not noticed before it is known.
+        with self._lock:
+            child = spawn(
+                rank,
+                self._options.command,
+                environment,
+                prefix=f"[{environment['RANK']}] " if self._prefixed else "",
+                relayed=True,
+                cpus=self._cpus[rank],
+            )
+            self._children[child.pid] = child
+            if self._starts[rank]:
+                self._series.restarted(rank)
+            self._starts[rank] += 1
+        return child
+
+    def one_too_many(self) -> bool:
+        with self._lock:
+            return self._attempts.failed(time.monotonic())
+
+    def describe(self, rank: int, end: End) -> Failed:
+        """What to say of the end of a script."""
+        with self._lock:
+            restarts = sum(self._starts) - self._count
+        said = failure(rank, end, max(2, self._count), restarts)
+        assert said is not None  # that is for a single process whose output nobody reads
+        return said
+
+    # ---- the launcher's thread
+
+    def run(self) -> int:
+        """Return the exit code; the outcome is in the termination message."""
+        board = Board({}, self._series.registry, self._health)
+        threads = [
+            threading.Thread(target=self._sit, args=(seat,), name=f"springtide-seat-{seat.rank}", daemon=True)
+            for seat in self._seats
+        ]
+        try:
+            port = board.start(self._settings.bind, self._settings.metrics_port)
+            log.info("metrics and health on port %d", port)
+            with Signals() as signals:
+                self._signals = signals
+                for thread in threads:
+                    thread.start()
+                while any(thread.is_alive() for thread in threads):
+                    for number in signals.wait(_WAIT_SECONDS):
+                        self._signalled(number)
+                    self._bury()
+                    self._check_seats()
+        finally:
+            with self._lock:
+                for child in self._children.values():
+                    child.signal(signal.SIGKILL)
+            board.close()
+        said = self._merged()
+        try:
+            outcome.write(said, self._settings.termination_log)
+        except OSError as error:
+            log.error("cannot write the outcome to %s: %s", self._settings.termination_log, error)
+        return 1 if isinstance(said, Failed) else 0
+
+    def _sit(self, seat: Seat) -> None:
+        seat.run()
+        if self._signals is not None:
+            self._signals.wake()
+
+    def _signalled(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if number not in ENDING:
+            with self._lock:
+                for child in self._children.values():
+                    child.signal(number)
+            return
+        for seat in self._seats:
+            if seat.term_at is None:
+                seat.leave(name)
+            else:
+                seat.stop(f"{name} again")
+
+    def _bury(self) -> None:
+        with self._lock:
+            ended = [(self._children.pop(pid), code) for pid, code in reap() if pid in self._children]
+        for child, code in ended:
+            tail = child.bury(code)
+            end = End(code, None, self._starved(code), tail)
+            level = logging.INFO if code == 0 else logging.WARNING
+            log.log(level, "process %d (pid %d) ended with code %d", child.rank, child.pid, end.exit_code)
+            self._seats[child.rank].ended(end)
+
+    def _starved(self, code: int) -> bool:
+        if code != -signal.SIGKILL:
+            return False
+        kills = cgroup.out_of_memory_kills()
+        before, self._oom_kills = self._oom_kills, kills
+        return kills is not None and before is not None and kills > before
+
+    def _check_seats(self) -> None:
+        """One seat that failed ends the pod; so does SIGTERM when no coordinator is there to leave from."""
+        failed = next((seat for seat in self._seats if isinstance(seat.outcome, Failed)), None)
+        if failed is not None and not self._gave_up:
+            self._gave_up = f"process {failed.rank} failed"
+            for seat in self._seats:
+                seat.stop(self._gave_up)
+        now = time.monotonic()
+        for seat in self._seats:
+            waited = now - seat.term_at if seat.term_at is not None else 0.0
+            if waited > UNHEARD_SECONDS and not seat.connected and seat.outcome is None:
+                seat.stop("SIGTERM, and no coordinator to leave from")
+
+    def _merged(self) -> Outcome:
+        said = [seat.outcome for seat in self._seats]
+        finished = [one for one in said if isinstance(one, Finished)]
+        if finished:
+            return max(finished, key=lambda f: (f.incarnation, f.generation))
+        failed = next((one for one in said if isinstance(one, Failed)), None)
+        left = next((one for one in said if isinstance(one, Left)), None)
+        return failed or left or Left("asked")
+
+    def _health(self) -> tuple[bool, Mapping[str, object]]:
+        with self._lock:
+            pids = {child.rank: child.pid for child in self._children.values()}
+        seats = [
+            {
+                "localRank": seat.rank,
+                "connected": seat.connected,
+                "pid": pids.get(seat.rank),
+                "generations": seat.generations,
+            }
+            for seat in self._seats
+        ]
+        return not self._gave_up, {"processes": seats, "ending": self._gave_up}

@@ -1,0 +1,1 @@
+"""Read batches ahead of the step that trains them, in processes of torch's DataLoader."""

@@ -1,0 +1,195 @@
+"""What the pod's environment says; the only place that reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from springtide.checkpoint.place import Place
+from springtide.errors import SpringtideError
+
+PREFIX = "SPRINGTIDE_"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Names as in the environment without the prefix; coordinator "": the script trains alone."""
+
+    job: str = ""
+    namespace: str = ""
+    job_uid: str = ""
+    coordinator: str = ""
+    token: str = ""
+    pod_name: str = ""
+    pod_uid: str = ""
+    pod_ip: str = "127.0.0.1"
+    authority: str = dataclasses.field(default="", repr=False)
+    """The coordinator's certificate in PEM; empty: no TLS."""
+    bind: str = ""
+    slot: int = 0
+    attempt: int = 0
+    local_rank: int = 0
+    local_world_size: int = 1
+    bucket_mib: float = 25.0
+    backend: str = "Auto"
+    compression: str = "None"
+    """How gradients travel: as one of `comm.compression.KINDS`, or of `ps.compression.KINDS` to servers."""
+    rows_compression: str = "None"
+    """With Hybrid: how the gradients of rows travel to servers, while `compression` is of the dense ones."""
+    top_k_ratio: float = 0.01
+    """With compression TopK: which part of a gradient's elements."""
+    strategy: str = "AllReduce"
+    replication: int = 1
+    consistency: str = "Synchronous"
+    staleness: int = 4
+    """With BoundedStaleness: how many steps the fastest worker may be ahead of the slowest."""
+    group_size: int = 1
+    early_values: bool = True
+    """With Synchronous: whether servers send values before a step is decided, where they can."""
+    termination_log: str = "/dev/termination-log"
+    metrics_port: int = 9400
+    metrics_file: str = ""
+    """Where the launcher of several processes looks for the port of this one's metrics; "": there is none."""
+    step_log: str = ""
+    fault: str = ""
+    connect_seconds: float = 10.0
+    """Also how long a parameter server that owes an answer may give no sign of life."""
+    collective_seconds: float = 1800.0
+    """Above any hang limit: a collective that takes long proves nothing, the coordinator's word does."""
+    formation_seconds: float = 60.0
+    threads: int = 0
+    logical_workers: int = 0
+    """Parts that the global batch is cut into for exact sums; 0: sums are not exact."""
+    mkl_cbwr: str = ""
+    cublas_workspace: str = ""
+    checkpoint: Place = dataclasses.field(default_factory=Place)
+    process_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether workers do not step together."""
+        return self.strategy == "ParameterServer" and self.consistency != "Synchronous"
+
+    @property
+    def sum_compression(self) -> str:
+        """How gradients travel that the workers sum among themselves."""
+        return "None" if self.strategy == "ParameterServer" else self.compression
+
+    @property
+    def push_compression(self) -> str:
+        """How gradients travel to servers."""
+        return self.rows_compression if self.strategy == "Hybrid" else self.compression
+
+    @property
+    def alone(self) -> bool:
+        return not self.coordinator
+
+
+def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Raise SpringtideError that names the variable, its value and what it should be."""
+
+    def number(name: str, default: float, minimum: float) -> float:
+        text = environ.get(name, "")
+        if not text:
+            return default
+        try:
+            # OMP_NUM_THREADS may be a list by nesting level, of which the first counts here.
+            value = float(text.partition(",")[0])
+        except ValueError:
+            value = float("nan")
+        if not value >= minimum:
+            raise SpringtideError(
+                f"environment variable {name} must be a number >= {minimum:g}, got {text!r}"
+            )
+        return value
+
+    def text(name: str, default: str = "") -> str:
+        return environ.get(PREFIX + name, "") or default
+
+    def choice(name: str, allowed: tuple[str, ...]) -> str:
+        value = text(name, allowed[0])
+        if value not in allowed:
+            raise SpringtideError(
+                f"environment variable {PREFIX}{name} must be one of {', '.join(allowed)}, got {value!r}"
+            )
+        return value
+
+    if text("LAUNCHER") == "torchrun":
+        raise SpringtideError(
+            "this process was started by `springtide launch --torchrun-env`, which is for scripts that do not"
+            " use springtide: leave --torchrun-env out, or springtide.init()"
+        )
+    coordinator, authority = text("COORDINATOR"), ""
+    if coordinator:
+        host, _, port = coordinator.rpartition(":")
+        if not host or not port.isdigit():
+            raise SpringtideError(
+                f"environment variable SPRINGTIDE_COORDINATOR must be host:port, got {coordinator!r}"
+            )
+        for name in ("TOKEN", "POD_UID", "POD_NAME", "POD_IP"):
+            if not text(name):
+                raise SpringtideError(
+                    f"environment variable SPRINGTIDE_{name} is missing, but SPRINGTIDE_COORDINATOR is set: "
+                    "the operator sets both; unset SPRINGTIDE_COORDINATOR to train alone"
+                )
+        try:
+            ipaddress.ip_address(text("POD_IP"))
+        except ValueError:
+            raise SpringtideError(
+                f"environment variable SPRINGTIDE_POD_IP must be an IP address, got {text('POD_IP')!r}"
+            ) from None
+        from springtide_protocol.tls import read_authority  # gRPC is of no use to a process alone
+
+        try:
+            authority = read_authority(environ)
+        except ValueError as error:
+            raise SpringtideError(f"environment variable {error}") from error
+    return Settings(
+        job=text("JOB"),
+        namespace=text("NAMESPACE"),
+        job_uid=text("JOB_UID"),
+        coordinator=coordinator,
+        token=text("TOKEN"),
+        authority=authority,
+        pod_name=text("POD_NAME"),
+        pod_uid=text("POD_UID"),
+        pod_ip=text("POD_IP", "127.0.0.1"),
+        bind=text("BIND"),
+        slot=int(number("SPRINGTIDE_SLOT", 0, 0)),
+        attempt=int(number("SPRINGTIDE_ATTEMPT", 0, 0)),
+        local_rank=int(number("LOCAL_RANK", 0, 0)),
+        local_world_size=int(number("LOCAL_WORLD_SIZE", 1, 1)),
+        backend=choice("BACKEND", ("Auto", "Gloo", "NCCL")),
+        compression=choice("COMPRESSION", ("None", "BF16", "FP16", "PowerSGD", "TopK")),
+        rows_compression=choice("ROWS_COMPRESSION", ("None", "BF16", "FP16")),
+        top_k_ratio=min(number("SPRINGTIDE_TOP_K_RATIO", 0.01, 1e-6), 1.0),
+        strategy=choice("STRATEGY", ("AllReduce", "ParameterServer", "Hybrid")),
+        replication=int(number("SPRINGTIDE_REPLICATION", 1, 1)),
+        consistency=choice("CONSISTENCY", ("Synchronous", "BoundedStaleness", "Asynchronous")),
+        staleness=int(number("SPRINGTIDE_STALENESS", 4, 1)),
+        group_size=int(number("SPRINGTIDE_GROUP_SIZE", 1, 1)),
+        early_values=number("SPRINGTIDE_EARLY_VALUES", 1, 0) > 0,
+        bucket_mib=number("SPRINGTIDE_BUCKET_MIB", 25.0, 0.001),
+        termination_log=text("TERMINATION_LOG", "/dev/termination-log"),
+        metrics_port=int(number("SPRINGTIDE_METRICS_PORT", 9400, 0)),
+        metrics_file=text("METRICS_FILE"),
+        step_log=text("STEP_LOG"),
+        fault=text("FAULT"),
+        connect_seconds=number("SPRINGTIDE_CONNECT_SECONDS", 10.0, 1.0),
+        collective_seconds=number("SPRINGTIDE_COLLECTIVE_SECONDS", 1800.0, 1.0),
+        threads=int(number("OMP_NUM_THREADS", 0, 0)),
+        logical_workers=int(number("SPRINGTIDE_LOGICAL_WORKERS", 0, 0)),
+        mkl_cbwr=environ.get("MKL_CBWR", ""),
+        cublas_workspace=environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
+        checkpoint=Place(
+            uri=text("CHECKPOINT_URI"),
+            folder=f"{text('NAMESPACE', 'default')}-{text('JOB', 'job')}-{text('JOB_UID', 'alone')[:8]}",
+            interval=number("SPRINGTIDE_CHECKPOINT_SECONDS", 60.0, 0),
+            keep=int(number("SPRINGTIDE_CHECKPOINT_KEEP", 3, 1)),
+            restore_from=text("RESTORE_FROM"),
+        ),
+    )

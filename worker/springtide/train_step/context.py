@@ -1,0 +1,140 @@
+"""What one body of `with springtide.step()` works on, and the account that is kept of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from springtide.comm import commit_vote as side
+from springtide.comm.process_group import Group
+from springtide.data.batch import Batch
+from springtide.errors import SpringtideError, UsageError
+from springtide.train_step.transaction import Phase
+
+
+@dataclass(slots=True)
+class Deal:
+    """What a body works on. number: the step that it would commit, from 1. stage, epoch: of its samples.
+
+    part: whose random numbers it draws. first, last: of the bodies that this worker runs for the step (more
+    than one in exact mode only). rehearsal: it is dropped at optimizer.step.
+    """
+
+    batch: Batch
+    group: Group
+    number: int
+    seed: int
+    stage: int
+    epoch: int
+    part: int
+    first: bool = True
+    last: bool = True
+    rehearsal: bool = False
+
+
+@dataclass(slots=True)
+class Body:
+    """Account of the running body; times in seconds.
+
+    round: of backward and reductions, from 0; more than one only where several optimizer steps were declared.
+    reduced: the round's reductions are complete and its gradients are in place. result: of the last side
+    reduction. zeros: parameters that have zeros for a gradient, without any backward. change: a member wants
+    a new generation after this step. weight: with which this worker's loss counted. steps: optimizer steps
+    begun. told: reported values that a reduction has taken along.
+    """
+
+    deal: Deal
+    began: float
+    reports: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    round: int = 0
+    reduced: bool = False
+    result: side.Result | None = None
+    zeros: Sequence[int] = ()
+    change: bool = False
+    weight: float = 0.0
+    steps: int = 0
+    told: int = 0
+    skipped: bool = False
+    exposed_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    sums_began: float = 0.0
+    communication_seconds: float = 0.0  # from the first reduction's begin to the last one's end
+    reduced_bytes: int = 0
+    gradients: int = 0
+    samples: int = 0
+
+    def note(self, values: Mapping[str, float], weight: float) -> None:
+        """Values are reported. Raise UsageError for too many."""
+        for name, value in values.items():
+            self.reports.setdefault(name, []).append((float(value), weight))
+        if len(self.reports) > side.MOST_VALUES:
+            raise UsageError(
+                f"report(): at most {side.MOST_VALUES} different values in a step, got {sorted(self.reports)}"
+            )
+
+    @property
+    def entries(self) -> int:
+        """How many values have been reported."""
+        return sum(len(entries) for entries in self.reports.values())
+
+    def check_told(self) -> None:
+        """At the body's end: raise UsageError for reported values that no reduction has taken along."""
+        if self.entries != self.told:
+            raise UsageError(
+                "report() after the last optimizer.step() of the body comes too late, because values travel "
+                "with the gradients: call report() before optimizer.step(), or after the body"
+            )
+
+    def values(self) -> dict[str, float]:
+        """By name: the mean of what was reported, by weight."""
+        return {name: _mean(entries) for name, entries in self.reports.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why this member's reductions failed. suspects: IP addresses of peers that the error names."""
+
+    detail: str
+    suspects: list[str]
+
+
+def _mean(entries: list[tuple[float, float]]) -> float:
+    total = math.fsum(weight for _, weight in entries)
+    return math.fsum(value * weight for value, weight in entries) / total if total else 0.0
+
+
+def check_whole(body: Body, used: bool) -> None:
+    """Before sums: raise UsageError unless all samples have had their backward. used: there is a gradient."""
+    batch = body.deal.batch
+    missing = batch.micro.remaining_samples
+    if missing or (batch.standin and not used):
+        raise UsageError(
+            f"optimizer.step() before backward() of all samples of the batch ({missing} "
+            "are missing): call loss.backward() for the batch, or for each micro-batch of batch.split()"
+        )
+
+
+def check_ended(body: Body, phase: Phase, used: bool) -> None:
+    """The script's code of the body is over: raise UsageError unless it was one whole step.
+
+    used: whether there was a gradient. Raise SpringtideError for a step that is half made.
+    """
+    if phase in (Phase.OPEN, Phase.DROPPED):
+        missing = (
+            "without backward() and optimizer.step()"
+            if not used
+            else "without optimizer.step() after its last backward()"
+            if body.round
+            else "without optimizer.step()"
+        )
+        raise UsageError(
+            f"the body of step {body.deal.number} ended {missing}: a body holds one whole step on every "
+            "worker. Do not skip batches with `continue` or `if`; accumulate gradients over "
+            "batch.split(m), not over bodies"
+        )
+    if phase is Phase.STEPPING:
+        raise SpringtideError(
+            f"optimizer.step() of step {body.deal.number} raised an exception that the script caught: "
+            "the parameters may be half updated; let the exception end the process"
+        )

@@ -1,0 +1,304 @@
+"""The gradients of a model's parameters: which are the library's own, and the averages put in their place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+
+import torch
+
+from springtide.comm.buckets import Buckets
+from springtide.errors import UsageError
+from springtide.ps.lazy_values import only_looks
+
+
+class Gradients:
+    """named: all parameters of the model by name; those that required no gradient then must stay so."""
+
+    def __init__(
+        self, named: Mapping[str, torch.nn.Parameter], buckets: Buckets, clip_norm: float | None
+    ) -> None:
+        trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        self._frozen = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
+        self.named = trained
+        self.names = list(trained)
+        self.parameters = list(trained.values())
+        self._buckets = buckets
+        self._clip_norm = clip_norm
+        self._used: list[bool] = []
+        self._index = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        self._aside: dict[int, torch.Tensor] = {}
+        self._shown: dict[int, tuple[torch.Tensor, int]] = {}
+        self._factors: dict[int, float] = {}
+        # What the library has left in .grad between two bodies, by parameter.
+        self._given: dict[int, torch.Tensor] = {}
+        self._empty: dict[int, torch.Tensor] = {}
+        self._begun: list[int] = []
+        self._forgotten: list[int] | None = None
+        self._left_of: tuple[list[torch.Tensor], bool] | None = None
+        self._left: list[torch.Tensor] = []
+
+    @only_looks
+    def begin(self) -> None:
+        """A body begins, in which gradients that the last one has left stand for zeros: the script may take
+        them away, and those that are left count (`check_ours`).
+        """
+        self._aside, self._shown, self._begun = {}, {}, []
+        for index, parameter in enumerate(self.parameters):
+            if parameter.grad is None:
+                continue
+            if parameter.numel():
+                parameter.grad = self._nothing(index)
+                self._begun.append(index)
+            else:
+                parameter.grad = None  # it stands for the rows of a table
+
+    @only_looks
+    def put_back(self) -> None:
+        """After `Undo.put_back`: what stood for zeros when the body began does so again."""
+        for index in self._begun:
+            self.parameters[index].grad = self._nothing(index)
+
+    def _nothing(self, index: int) -> torch.Tensor:
+        """Zeros that take no memory, and that backward adds to without writing into them."""
+        found = self._empty.get(index)
+        if found is None:
+            like = self.parameters[index]
+            found = torch.zeros_like(like, layout=torch.sparse_coo, requires_grad=False)
+            self._empty[index] = found
+        return found
+
+    @only_looks
+    def check_gone(self) -> None:
+        """At a body's begin: raise UsageError when the script holds gradients that would be lost."""
+        for index, parameter in enumerate(self.parameters):
+            gradient = parameter.grad
+            if gradient is None or gradient is self._given.get(index):
+                continue
+            if gradient is not self._empty.get(index):
+                raise UsageError(
+                    f"{self.names[index]} has a gradient from outside of the step, which would be lost: "
+                    "call optimizer.zero_grad() before `with springtide.step():`"
+                )
+
+    def check_frozen(self) -> None:
+        """Raise UsageError when a parameter is trained that nothing has been prepared for."""
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise UsageError(
+                    f"parameter {name} was frozen when distribute() was called and requires a gradient now: "
+                    "let everything that will ever be trained require gradients when calling distribute()"
+                )
+
+    @only_looks
+    def check_ours(self, last_round: int) -> list[int]:
+        """Before the sums are waited for: raise UsageError when the script replaced a gradient.
+
+        last_round: number of the last micro-batch. Return which parameters have zeros without any backward,
+        as the script has zeroed an earlier body's gradient and not taken it away.
+        """
+        zeros = []
+        for index, parameter in enumerate(self.parameters):
+            expected = self._buckets.views[index] if self._buckets.has(index, last_round) else None
+            if parameter.grad is expected:
+                continue
+            if expected is None and parameter.grad is self._empty.get(index):
+                zeros.append(index)
+            else:
+                raise UsageError(
+                    f"the gradient of {self.names[index]} was replaced between backward() and "
+                    "optimizer.step(): call optimizer.zero_grad() after optimizer.step(), and give "
+                    "distribute(..., clip_norm=) for clipping"
+                )
+        return zeros
+
+    def present(self, parameters: Iterable[torch.Tensor]) -> list[int]:
+        """Numbers of those of the parameters that have a gradient."""
+        found = (self._index.get(id(item)) for item in parameters if item.grad is not None)
+        return [index for index in found if index is not None]
+
+    def set_aside(self) -> Collection[int]:
+        """Another backward begins in the same body: keep what the script has not zeroed, to be added to.
+
+        Return which parameters' it is.
+        """
+        for index, parameter in enumerate(self.parameters):
+            if parameter.grad is not None:
+                ours = parameter.grad is self._buckets.views[index]
+                self._aside[index] = parameter.grad.clone() if ours else parameter.grad
+                parameter.grad = None
+        return self._aside.keys()
+
+    def place(self, used: list[bool], correction: float) -> None:
+        """The sums are complete: make them the parameters' gradients, multiplied by the correction.
+
+        used: by parameter, whether any member has a gradient for it; the others keep none.
+        """
+        if correction != 1.0:
+            self._buckets.scale(correction)
+        self._used = used
+        self._shown = {}
+        for index, parameter in enumerate(self.parameters):
+            view = self._buckets.views[index]
+            if used[index] and not parameter.numel():
+                # It stands for the rows of a table; of a version of its own, which tells when it is zeroed.
+                view = view.data
+                self._shown[index] = view, view._version
+            parameter.grad = view if used[index] else None
+            self._given[index] = view
+        for index, earlier in self._aside.items():
+            if index in self._shown:
+                continue
+            view = self._buckets.views[index]
+            self.parameters[index].grad = view.add_(earlier) if used[index] else view.copy_(earlier)
+        self._aside = {}
+
+    def stands(self, index: int) -> bool:
+        """Whether the gradient of a parameter that stands for a table's rows is as it was placed."""
+        shown, gradient = self._shown.get(index), self.parameters[index].grad
+        return shown is not None and gradient is shown[0] and gradient._version == shown[1]
+
+    def show_zeros(self, indices: Iterable[int]) -> None:
+        """The sums are elsewhere: zeros without any backward are like all other gradients from here on."""
+        for index in indices:
+            self.parameters[index].grad = self._buckets.views[index]
+
+    @only_looks
+    def show(self, used: list[bool], copied: bool = False) -> None:
+        """The sums are elsewhere: let the script see what this worker has put into them, and take it away.
+
+        used: as for `place`. copied: in memory of its own.
+        """
+        self._shown, self._factors = {}, {}
+        for index, parameter in enumerate(self.parameters):
+            # Of a version of its own: to zero it is no change of what is on its way.
+            own = self._buckets.views[index].data if used[index] else None
+            if own is not None and copied:
+                own = own.clone()
+            parameter.grad = own
+            if own is not None:
+                self._shown[index] = own, own._version
+
+    @only_looks
+    def hide(self, indices: Iterable[int]) -> set[int]:
+        """Before an optimizer's step that is made elsewhere: have it find no gradients.
+
+        Return which of the parameters have none, as the script has taken it away. Raise UsageError when it
+        has changed one.
+        """
+        gone = set()
+        for index in indices:
+            shown, parameter = self._shown.get(index), self.parameters[index]
+            if parameter.grad is None:
+                gone.add(index)
+            elif shown is None or parameter.grad is not shown[0] or shown[0]._version != shown[1]:
+                raise UsageError(
+                    f"the gradient of {self.names[index]} was changed between backward() and "
+                    "optimizer.step(): the sum is on the parameter servers already. Give "
+                    "distribute(..., clip_norm=) for clipping, and scale the loss instead of the gradients"
+                )
+            else:
+                parameter.grad = None
+        return gone
+
+    @only_looks
+    def show_again(self, indices: Iterable[int], factor: float) -> None:
+        """After that step. factor: what it and earlier ones have multiplied these gradients by."""
+        for index in indices:
+            if (shown := self._shown.get(index)) is not None:
+                self.parameters[index].grad = shown[0]
+                self._factors[index] = factor
+
+    def factor(self, index: int) -> float:
+        """What steps of this round have multiplied the parameter's gradient by."""
+        return self._factors.get(index, 1.0)
+
+    @only_looks
+    def left(self) -> dict[int, torch.Tensor]:
+        """Another backward begins in the same body: what the script has not taken away, by parameter.
+
+        Raise UsageError for what is not of `show`.
+        """
+        kept = {}
+        for index, parameter in enumerate(self.parameters):
+            if parameter.grad is None:
+                continue
+            if (shown := self._shown.get(index)) is None or parameter.grad is not shown[0]:
+                raise UsageError(
+                    f"the gradient of {self.names[index]} was replaced between two backward() of the body: "
+                    "call optimizer.zero_grad() instead"
+                )
+            if parameter.numel() or parameter.grad._version == shown[1]:
+                kept[index] = parameter.grad * self.factor(index)
+            # Otherwise it stands for the rows of a table, and was zeroed.
+            parameter.grad = None
+        return kept
+
+    @only_looks
+    def forget(self) -> None:
+        """Nothing is left for an optimizer of this process."""
+        self._forgotten = [
+            index for index, parameter in enumerate(self.parameters) if parameter.grad is not None
+        ]
+        for index in self._forgotten:
+            self.parameters[index].grad = None
+
+    @only_looks
+    def leave(self, used: list[bool], needed: bool) -> None:
+        """After the one step of a body: where gradients were forgotten for it, the script sees again what it
+        may zero or take away, as in one process.
+
+        used: as for `place`. needed: this worker's gradients may still have to leave, so zeros are shown that
+        take no memory; otherwise the script sees what this worker has put in.
+        """
+        if self._forgotten is None:
+            return
+        self._forgotten = None
+        views = self._buckets.views
+        if self._left_of is None or self._left_of[0] is not views or self._left_of[1] != needed:
+            left = [view.new_zeros(()).expand(view.shape) if needed else view.data for view in views]
+            self._left_of, self._left = (views, needed), left
+        for index, parameter in enumerate(self.parameters):
+            if used[index] and parameter.numel():
+                parameter.grad = self._given[index] = self._left[index]
+
+    @only_looks
+    def leave_zeros(self) -> None:
+        """After a body that may have had several steps: what the script has left of forgotten gradients are
+        zeros in the next body.
+        """
+        for index in self._forgotten or ():
+            if self.parameters[index].numel():
+                self.parameters[index].grad = self._nothing(index)
+        self._forgotten = None
+
+    def norm(self) -> float:
+        """Of all placed gradients."""
+        indices = [index for index, is_used in enumerate(self._used) if is_used]
+        return math.sqrt(float(self._buckets.square_norm(indices)))
+
+    def clip(
+        self, optimizers_own: Iterable[torch.Tensor] | None, scale: float = 1.0, elsewhere: float = 0.0
+    ) -> float:
+        """Clip the placed gradients to the global norm that was asked for, if any.
+
+        optimizers_own: the parameters whose gradients are meant; None: all. scale: they are still multiplied
+        by it. elsewhere: norm of gradients that belong to them and are not here. Return the factor that all
+        of them are multiplied by.
+        """
+        if self._clip_norm is None:
+            return 1.0
+        if optimizers_own is None:
+            indices = [index for index, is_used in enumerate(self._used) if is_used]
+        else:
+            own = (self._index.get(id(item)) for item in optimizers_own)
+            indices = [i for i in own if i is not None and self.parameters[i].grad is self._buckets.views[i]]
+        norm = math.hypot(math.sqrt(float(self._buckets.square_norm(indices))), elsewhere) / scale
+        coefficient = self._clip_norm / (norm + 1e-6)
+        if coefficient >= 1.0:
+            return 1.0
+        if optimizers_own is None:
+            self._buckets.scale(coefficient)
+        elif indices:
+            torch._foreach_mul_([self._buckets.views[index] for index in indices], coefficient)
+        return coefficient

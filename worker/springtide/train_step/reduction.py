@@ -1,0 +1,381 @@
+"""All sums of a step over the members of its group: gradients, the side reduction, buffers; and what follows
+when one fails."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from springtide import faults
+from springtide.comm import commit_vote as side
+from springtide.comm.buckets import Buckets
+from springtide.comm.combine import pack, unpack
+from springtide.comm.process_group import Group, Work, peers_in
+from springtide.data.ledger import contribution
+from springtide.embedding.handle import Handle
+from springtide.embedding.step import StepTables
+from springtide.errors import Dropped, SpringtideError, UsageError
+from springtide.exact.parts import Kept, total_ids
+from springtide.exact.step import ExactStep
+from springtide.ps.backend import ParameterBackend
+from springtide.ps.connections import servers_in
+from springtide.train_step.buffers import Buffers
+from springtide.train_step.context import Body, Deal, Failure
+from springtide.train_step.gradients import Gradients
+from springtide.train_step.hyperparameters import Hyperparameters
+from springtide.train_step.transaction import Phase, Transaction
+
+_MOST_ROUNDS = 64  # told apart in the side reduction's step number
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What all members know alike. correction: factor for the sums of gradients. combined: buffers by index,
+    to be written into the model."""
+
+    result: side.Result
+    correction: float
+    combined: dict[int, torch.Tensor]
+    norm: float | None = None
+    """Of the sums of gradients in the step's home (on servers, say), without the correction."""
+
+    @property
+    def norm_elsewhere(self) -> float:
+        """Of the gradients in the step's home, as they count."""
+        return 0.0 if self.norm is None else self.norm * abs(self.correction)
+
+
+def commit_on(
+    home: ParameterBackend,
+    reduced: Reduced,
+    gradients: Gradients,
+    clip_norm: float | None,
+    inverse: float = 1.0,
+    skip: bool = False,
+    held: float = 1.0,
+) -> None:
+    """The home makes its part of the step; the script's optimizer finds no gradients of that.
+
+    inverse: what a GradScaler multiplies them by. skip: a gradient is not finite, so nothing changes. held:
+    what the gradients in this process are still multiplied with.
+    """
+    scale = reduced.correction * inverse
+    if clip_norm is not None and reduced.norm is not None and not skip:
+        here = 0.0 if home.dense else gradients.norm() / held
+        coefficient = clip_norm / (math.hypot(reduced.norm_elsewhere * inverse, here) + 1e-6)
+        if not coefficient >= 1.0:
+            scale *= coefficient
+    home.commit(scale, [index for index, used in enumerate(reduced.result.used) if not used], skip)
+    if home.dense:
+        gradients.forget()
+
+
+def own_part(deal: Deal, buffers: Buffers, exact: bool) -> Kept:
+    """What the body that has worked on this puts in. exact: with the buffers that moved."""
+    ids = contribution(deal.batch.micro.contributed_ids, deal.stage, deal.epoch)
+    moved = [moved and not deal.batch.standin for moved in buffers.moved()]
+    values: dict[int, torch.Tensor] = {}
+    if exact:
+        values = buffers.copies([index for index, has_moved in enumerate(moved) if has_moved])
+    return Kept(deal.part, deal.batch.micro.contributed_weight, ids, moved, values)
+
+
+class Reduction:
+    """The sums of one model's steps. Used from the script's thread; `failure` and `waiting_since` are read by
+    others.
+
+    change_wanted: whether this member asks all to stop after the running step. waiting_since: monotonic time
+    since when a sum is being waited for. save_wish: what it puts in for a checkpoint, by the group's rank.
+    in_ranges: whether members make no steps in common; of those that work on a range together, the first
+    one's options count, and the others may have gone past other ranges than it.
+    """
+
+    def __init__(
+        self,
+        buckets: Buckets,
+        buffers: Buffers,
+        exact: ExactStep | None,
+        transaction: Transaction,
+        home: ParameterBackend | None = None,
+        tables: Mapping[int, Handle] | None = None,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
+        """home: of parameters that this process does not step itself. tables: by parameter's number.
+        optimizers: whose options members compare.
+        """
+        self._buckets = buckets
+        self._home = home
+        self._tables = None if home is None else StepTables(tables or {}, home)
+        self._buffers = buffers
+        self._exact = exact
+        self._transaction = transaction
+        self._body: Body | None = None
+        self._moving: tuple[Group | None, list[int]] = (None, [])
+        self.failure: Failure | None = None
+        self.waiting_since: float | None = None
+        self.change_wanted = False
+        self.save_wish: Callable[[int], float] = lambda rank: 0.0
+        self.in_ranges: Callable[[], bool] = lambda: False
+        self.newcomer = True
+        """It was given the state that the generation began from, and has made no step since."""
+        self._hyperparameters = Hyperparameters(optimizers)
+
+    def begin(self, body: Body) -> None:
+        """What is summed from here on belongs to this body."""
+        self._body = body
+        if self._home is not None:
+            self._home.begin_step()
+        if self._tables is not None:
+            self._tables.begin()
+
+    def begin_round(self, left: Mapping[int, float]) -> None:
+        """Another backward of the body begins; as `StepTables.begin_round`."""
+        if self._tables is not None:
+            self._tables.begin_round(left)
+
+    def start_sum(self, tensor: torch.Tensor) -> Work:
+        """Begin to replace the tensor by its sum over the members. Raise Dropped when the group is broken."""
+        body = self._running()
+        body.sums_began = body.sums_began or time.perf_counter()
+        body.reduced_bytes += tensor.nbytes
+        try:
+            return body.deal.group.start_sum(tensor)
+        except RuntimeError as error:
+            self._fail(error)
+
+    def start_gradients(self, tensor: torch.Tensor) -> Work:
+        """As `start_sum`, for the next bucket of gradients, which may go to the parameter servers instead."""
+        if self._home is None or not self._home.dense:
+            return self.start_sum(tensor)
+        body = self._running()
+        body.sums_began = body.sums_began or time.perf_counter()
+        try:
+            pushed = self._home.push(tensor)
+        except SpringtideError:
+            raise
+        except RuntimeError as error:
+            self._fail(error)
+        body.reduced_bytes += pushed.nbytes
+        return pushed
+
+    def put_rows(self, index: int, scale: float, last: bool, micro: int) -> None:
+        """A backward pass has reached a parameter that may stand for a table; as `StepTables.put`. Raise
+        Dropped.
+        """
+        if self._tables is None:
+            return
+        try:
+            self._tables.put(index, scale, last, micro)
+        except SpringtideError:
+            raise
+        except RuntimeError as error:
+            self._fail(error)
+
+    def ask(self, wait: Callable[[], object]) -> str | None:
+        """Wait for servers. In an open step, raise Dropped when it fails; return why between steps. After
+        optimizer.step() there is no way back: raise SpringtideError.
+        """
+        self._transaction.check_alive()
+        phase = self._transaction.phase
+        if phase is Phase.OPEN:
+            self._wait(wait)
+            return None
+        try:
+            wait()
+        except SpringtideError:
+            raise
+        except RuntimeError as error:
+            if phase is not Phase.IDLE:
+                raise SpringtideError(f"the values of a committed step cannot be had: {error}") from None
+            self.failure = Failure(str(error), servers_in(error))
+            return str(error)
+        return None
+
+    def complete(self, body: Body, parts: list[Kept]) -> Reduced:
+        """Wait for all sums of the round. parts: what this member's bodies have put in.
+
+        Raise Dropped when one fails or the step has to be done again, SpringtideError or UsageError when it
+        cannot be committed.
+        """
+        deal = body.deal
+        faults.reach_in(body.round, "gradients", deal.number)
+        started = time.perf_counter()
+        body.backward_seconds = started - body.began - body.exposed_seconds
+        self._buckets.flush()
+        part = self._contribution(body, parts)
+        fields = side.encode(part)
+        expected = self._expected_buffers(deal.group)
+        vector = torch.cat((fields, self._packed(expected, deal)))
+        norm = None
+        if self._home is not None:
+            # Before all gradients of all members are on the servers, nobody may learn that the step counts.
+            if self._home.dense:
+                self._wait(self._buckets.wait)
+            if self._tables is not None:
+                self._wait(self._tables.flush)
+            faults.reach_in(body.round, "pushed", deal.number)
+            norm = self._prepare(self._home)
+            faults.reach_in(body.round, "prepared", deal.number)
+        work = self.start_sum(vector)
+        self._wait(self._buckets.wait)
+        self._wait(work.wait)
+        result = side.decode(vector[: len(fields)], part, deal.group.size)
+        if not result.same_step:
+            raise SpringtideError(
+                f"this worker is at optimizer.step() number {body.round + 1} of step {deal.number} and "
+                "another member of its group is not: all workers have to make the same optimizer steps, "
+                "whatever their samples are"
+            )
+        if not result.options_fit and not self.in_ranges():
+            raise UsageError(
+                f"at step {deal.number} this worker's optimizer has other options than the other workers' "
+                f"({self._hyperparameters.described()}): replicas would drift apart. Set options from what "
+                "all workers have alike: a scheduler or a counter that distribute() was given by name (a "
+                "count of the script's own begins anew in a worker that joins), a mean over all workers "
+                "(not this worker's loss)"
+            )
+        self.newcomer = False
+        self._wait(lambda: self._buckets.settle(result.change))
+        weight = result.weight
+        if self._exact is not None:
+            if self._exact.misfit(result.extra):
+                self._do_again(self._exact, deal)
+            weight = self._exact.total_weight(result.extra)
+        try:
+            correction = deal.batch.micro.correction(weight)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        combined = self._combined(result, expected, vector[len(fields) :], deal)
+        ended = time.perf_counter()
+        body.exposed_seconds += ended - started
+        body.communication_seconds += ended - (body.sums_began or started)
+        body.sums_began = 0.0
+        body.weight, body.told = math.fsum(kept.weight for kept in parts), body.entries
+        ends = self._buckets.ends(result.change)
+        ends = ends if self._home is None else self._home.ends(ends)
+        body.result, body.change = result, body.change or ends
+        faults.reach_in(body.round, "reduced", deal.number)
+        return Reduced(result, correction, combined, norm)
+
+    def mean(self, value: float, body: Body) -> float:
+        """The mean over the samples of all members. Raise Dropped when that fails."""
+        weight = body.weight
+        sums = torch.tensor([value * weight if weight > 0 else 0.0, weight], dtype=torch.float64)
+        self._wait(self.start_sum(sums).wait)
+        return float(sums[0] / sums[1])
+
+    def mean_loss(self, loss: Any, body: Body) -> Any:
+        """As `mean`, for what a closure returns: a number, a tensor of one, or None."""
+        if loss is None:
+            return None
+        if not isinstance(loss, torch.Tensor):
+            return self.mean(float(loss), body)
+        return torch.full_like(loss.detach(), self.mean(float(loss.detach()), body))
+
+    def _combined(
+        self, result: side.Result, expected: list[int], riders: torch.Tensor, deal: Deal
+    ) -> dict[int, torch.Tensor]:
+        changed = [index for index, anywhere in enumerate(result.changed) if anywhere]
+        combined: dict[int, torch.Tensor] = {}
+        if changed and self._buffers_travel(deal.group):
+            totals = [(expected, riders)]
+            if late := [index for index in changed if index not in set(expected)]:
+                rest = self._packed(late, deal)
+                self._wait(self.start_sum(rest).wait)
+                totals.append((late, rest))
+            for indices, total in totals:
+                combined |= zip(indices, self._unpacked(indices, total, result), strict=True)
+        self._moving = (deal.group, changed)
+        return {index: combined[index] for index in changed} if combined else {}
+
+    def _contribution(self, body: Body, parts: list[Kept]) -> side.Contribution:
+        deal = body.deal
+        ids = total_ids(parts)
+        weight = math.fsum(part.weight for part in parts)
+        body.samples = ids.samples
+        used = [used and not deal.batch.standin for used in self._buckets.used]
+        for index in body.zeros:
+            used[index] = True
+        return side.Contribution(
+            step=deal.number * _MOST_ROUNDS + body.round % _MOST_ROUNDS,
+            weight=weight,
+            count=ids.samples,
+            hash_lo=ids.hash_lo,
+            hash_hi=ids.hash_hi,
+            change=self.change_wanted,
+            seconds=time.perf_counter() - body.began,
+            used=used,
+            changed=[any(flags) for flags in zip(*(part.moved for part in parts), strict=True)],
+            values=body.values(),
+            values_weight=weight,
+            save=self.save_wish(deal.group.rank),
+            options=self._hyperparameters.hashes(),
+            newcomer=self.newcomer,
+            extra=[] if self._exact is None else self._exact.extra(),
+        )
+
+    def _expected_buffers(self, group: Group) -> list[int]:
+        """The buffers that ride with the side reduction: those that moved in the group's last step, which all
+        members know alike. A buffer that moves for the first time takes a second round.
+        """
+        known, moved = self._moving
+        return moved if known is group and self._buffers_travel(group) else []
+
+    def _buffers_travel(self, group: Group) -> bool:
+        """Whether there are buffers to combine: those of other members, or of logical parts."""
+        return group.size > 1 or self._exact is not None
+
+    def _packed(self, indices: list[int], deal: Deal) -> torch.Tensor:
+        if self._exact is not None:
+            return self._exact.pack(indices, self._buffers.committed)
+        buffers = self._buffers.current()
+        return pack(
+            [buffers[index] for index in indices], deal.batch.micro.contributed_weight, deal.group.rank == 0
+        )
+
+    def _unpacked(self, indices: list[int], total: torch.Tensor, result: side.Result) -> list[torch.Tensor]:
+        if self._exact is not None:
+            return self._exact.unpack(total, indices, self._buffers.committed, result.extra)
+        buffers = self._buffers.current()
+        return unpack(total, [buffers[index] for index in indices], result.weight)
+
+    def _do_again(self, exact: ExactStep, deal: Deal) -> NoReturn:
+        """Agree on exponents that fit, and leave the body: its samples are dealt again."""
+        needed = exact.needed()
+        self._wait(lambda: deal.group.start_max(needed).wait())
+        exact.do_again(deal.group, deal.number, needed)
+        self._transaction.drop("a gradient did not fit its block's exponent; the step is done again")
+        raise Dropped(self._transaction.reason)
+
+    def _prepare(self, home: ParameterBackend) -> float | None:
+        found: list[float | None] = []
+        self._wait(lambda: found.append(home.prepare()))
+        return found[0]
+
+    def _wait(self, wait: Callable[[], object]) -> None:
+        self.waiting_since = time.monotonic()
+        try:
+            wait()
+        except SpringtideError:
+            raise
+        except RuntimeError as error:
+            self._fail(error)
+        finally:
+            self.waiting_since = None
+
+    def _fail(self, error: RuntimeError) -> NoReturn:
+        """A reduction failed: because the step was dropped, or else the step is dropped for it."""
+        if self._transaction.phase is not Phase.DROPPED:
+            self.failure = Failure(str(error), [*peers_in(error), *servers_in(error)])
+            self._transaction.drop("a reduction failed")
+        self._running().deal.group.shut()
+        raise Dropped(self._transaction.reason) from None
+
+    def _running(self) -> Body:
+        assert self._body is not None
+        return self._body

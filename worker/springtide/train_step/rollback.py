@@ -1,0 +1,172 @@
+"""Putting back what the body of a dropped step has moved: gradients, buffers, and the small state of
+optimizer and objects.
+
+Where a body makes one optimizer.step, parameters and the optimizer's tensors need no copy: they move only
+there, after which a step is never dropped. Large tensors of tracked objects (an average of the weights, say)
+may move only after optimizer.step, which is checked.
+
+Where it makes several, a step may be dropped until its body has ended. Then each optimizer's parameters and
+state are copied before its first step of a body, and tracked objects as a whole.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.amp import GradScaler
+
+from springtide.errors import UsageError
+from springtide.ps.lazy_values import looking
+from springtide.train_step.buffers import Buffers
+from springtide.train_step.grad_scaler import ScalerState
+from springtide.train_step.optimizers import parameters_of
+
+_SMALL_ELEMENTS = 1 << 16
+
+
+class Snapshot:
+    """A state_dict: plain values and small tensors copied, large tensors by reference with their version.
+
+    whole: large tensors are copied too.
+    """
+
+    def __init__(self, state: Any, whole: bool = False) -> None:
+        self._most = None if whole else _SMALL_ELEMENTS
+        self._large: list[tuple[str, torch.Tensor, int]] = []
+        self._state = self._copy(state, "")
+
+    def _copy(self, value: Any, path: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            if self._most is None or value.numel() <= self._most:
+                return value.detach().clone()
+            self._large.append((path, value, value._version))
+            return value
+        if isinstance(value, dict):
+            result = copy.copy(value)
+            for key, item in value.items():
+                result[key] = self._copy(item, f"{path}.{key}" if path else str(key))
+            return result
+        if isinstance(value, list):
+            return [self._copy(item, f"{path}[{number}]") for number, item in enumerate(value)]
+        if type(value) is tuple:
+            return tuple(self._copy(item, f"{path}[{number}]") for number, item in enumerate(value))
+        return copy.deepcopy(value)
+
+    def moved(self) -> list[str]:
+        """Large tensors that have changed since."""
+        return [path for path, tensor, version in self._large if tensor._version != version]
+
+    def state(self) -> Any:
+        """A copy to load."""
+        return Snapshot(self._state, self._most is None)._state
+
+
+class Kept:
+    """An optimizer's parameters and state before its first step of a body."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._parameters = parameters_of(optimizer)
+        self._values = [parameter.detach().clone() for parameter in self._parameters]
+        self._state = {key: Snapshot(value, whole=True) for key, value in optimizer.state.items()}
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(self._parameters, self._values, strict=True):
+                parameter.copy_(value)
+        self._optimizer.state.clear()
+        self._optimizer.state.update({key: snapshot.state() for key, snapshot in self._state.items()})
+
+
+class Undo:
+    """Takes the state at a body's begin, and restores it when the body is dropped.
+
+    several: bodies make more than one optimizer step, each announced by `keep`.
+    """
+
+    def __init__(
+        self,
+        parameters: list[torch.nn.Parameter],
+        buffers: Buffers,
+        optimizers: Sequence[torch.optim.Optimizer],
+        tracked: Mapping[str, Any],
+        several: bool = False,
+    ) -> None:
+        self._parameters = parameters
+        self._buffers = buffers
+        self._optimizers = optimizers
+        self._tracked = {name: item for name, item in tracked.items() if not isinstance(item, GradScaler)}
+        self._scalers = [ScalerState(item) for item in tracked.values() if isinstance(item, GradScaler)]
+        self._several = several
+        self._groups: list[list[Snapshot]] = []
+        self._objects: dict[str, Snapshot] = {}
+        self._versions: dict[int, int] = {}
+        self._kept: dict[int, Kept] = {}
+
+    def begin(self) -> None:
+        self._buffers.remember()
+        self._groups = [
+            [Snapshot(_hyperparameters(group)) for group in optimizer.param_groups]
+            for optimizer in self._optimizers
+        ]
+        self._objects = {
+            name: Snapshot(item.state_dict(), self._several) for name, item in self._tracked.items()
+        }
+        for scaler in self._scalers:
+            scaler.remember()
+        with looking():
+            self._versions = {index: parameter._version for index, parameter in enumerate(self._parameters)}
+        self._kept = {}
+
+    def keep(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer is about to step, and the step may still be dropped afterwards."""
+        if id(optimizer) in self._kept:
+            return
+        self._kept[id(optimizer)] = Kept(optimizer)
+        self.expect(optimizer)
+
+    def expect(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer steps elsewhere, from where its parameters are put back, too."""
+        own = {id(parameter) for parameter in parameters_of(optimizer)}
+        for index, parameter in enumerate(self._parameters):
+            if id(parameter) in own:
+                self._versions.pop(index, None)
+
+    def check_untouched(self) -> None:
+        """Before an optimizer step: raise UsageError if the body changed what cannot be put back."""
+        with looking():
+            touched = [i for i, version in self._versions.items() if self._parameters[i]._version != version]
+        if touched:
+            raise UsageError(
+                "a parameter was changed inside the step before optimizer.step(): change parameters after "
+                "optimizer.step(), or outside of the step"
+            )
+        for name, snapshot in self._objects.items():
+            if moved := snapshot.moved():
+                raise UsageError(
+                    f"the tracked object {name!r} changed {moved[0]} before optimizer.step(): update it "
+                    "after optimizer.step()"
+                )
+
+    def put_back(self) -> None:
+        """Restore the state at `begin`. Raise UsageError if that is impossible."""
+        self.check_untouched()
+        for parameter in self._parameters:
+            parameter.grad = None
+        for kept in reversed(self._kept.values()):
+            kept.put_back()
+        self._buffers.put_back()
+        for optimizer, snapshots in zip(self._optimizers, self._groups, strict=True):
+            for group, snapshot in zip(optimizer.param_groups, snapshots, strict=True):
+                group.update(snapshot.state())
+        for name, snapshot in self._objects.items():
+            self._tracked[name].load_state_dict(snapshot.state())
+        for scaler in self._scalers:
+            scaler.put_back(self._optimizers)
+
+
+def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}

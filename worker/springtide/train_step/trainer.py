@@ -1,0 +1,501 @@
+"""The instrumented model and optimizer: gradients into buckets, reductions before the step, or undo."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from springtide import faults
+from springtide.comm.buckets import Buckets
+from springtide.comm.compression import LowRankBuckets, make_buckets
+from springtide.comm.layout import field_of, layout_hash, plan_layout
+from springtide.comm.nccl import choose_backend
+from springtide.embedding.handle import tables_among
+from springtide.embedding.step import home_here
+from springtide.errors import PartDone, UsageError
+from springtide.exact.buckets import ExactBuckets
+from springtide.exact.rounding import BLOCK
+from springtide.exact.settings import describe
+from springtide.exact.step import ExactStep
+from springtide.ps.backend import MakeBackend, PsBackend
+from springtide.ps.lazy_values import Pending
+from springtide.ps.snapshot import Snapshot
+from springtide.ps.states import states_of
+from springtide.train_step.buffers import Buffers
+from springtide.train_step.context import Body, Deal, Failure, check_ended, check_whole
+from springtide.train_step.grad_scaler import Scalings, enabled_among
+from springtide.train_step.gradients import Gradients
+from springtide.train_step.hooks import Hook
+from springtide.train_step.multi_step import check_backward, check_closure
+from springtide.train_step.optimizers import closure_of, scale_of, with_closure
+from springtide.train_step.randomness import seed_part
+from springtide.train_step.reduction import Reduced, Reduction, commit_on, own_part
+from springtide.train_step.rollback import Undo
+from springtide.train_step.staged import HereSteps, StagedSteps
+from springtide.train_step.state import Position
+from springtide.train_step.transaction import Phase, Transaction
+from springtide.train_step.undeclared import DECLARE, Strangers
+
+
+class Trainer:
+    """The models of a script and their optimizers.
+
+    Hooks and calls of a body come from the script's thread, `drop` from any. several: a body may make more
+    than one optimizer step, and is committed when it ends. logical_workers: 0 unless sums are to be exact.
+    compression: of the gradients that workers sum among themselves.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        tracked: Mapping[str, Any],
+        *,
+        several: bool = False,
+        clip_norm: float | None,
+        bucket_bytes: int,
+        logical_workers: int = 0,
+        backend: str = "Auto",
+        compression: str = "None",
+        make_servers: MakeBackend | None = None,
+    ) -> None:
+        model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
+        named = dict(model.named_parameters())
+        trained = [field_of(name, item) for name, item in named.items() if item.requires_grad]
+        frozen = [field_of(name, item) for name, item in named.items() if not item.requires_grad]
+        layout = plan_layout(trained, bucket_bytes, BLOCK if logical_workers else 1)
+        self.device = next(item for item in named.values() if item.requires_grad).device
+        exchange = choose_backend(backend, self.device.type, dist.is_nccl_available())
+        self.nccl_device = self.device if exchange == "nccl" else None
+        self._exact: ExactStep | None = None
+        self._optimizers = optimizers
+        self._several = several
+        self._depth = 0
+        self.buffers = self._buffers = Buffers(model)
+        self.transaction = Transaction()
+        if logical_workers:
+            self.buckets: Buckets = (exact := ExactBuckets(layout, logical_workers, self.device))
+            self._exact = ExactStep(exact, logical_workers)
+        else:
+            self.buckets = make_buckets(compression, layout, self.device, several)
+        self._gradients = Gradients(named, self.buckets, clip_norm)
+        self.tables = tables_among(self._gradients.parameters)
+        self.servers: PsBackend | None = None
+        # Schedulers and scalers do not look at the parameters; an average of them does.
+        blind = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+        self._values_are_read = any(not isinstance(item, blind) for item in tracked.values())
+        if make_servers is not None:
+            with_norm = clip_norm is not None or bool(enabled_among(tracked))
+            self.servers = make_servers(self._gradients.named, layout, optimizers, with_norm)
+        on_servers = self.servers is not None and self.servers.dense
+        self.pending = Pending(self._gradients.parameters if on_servers else [])
+        self._home = self.servers or home_here(self.tables, self._gradients.names, optimizers)
+        self._here = HereSteps(self._home, self.tables, self._gradients, self.buckets)
+        self._dense_here = self._home is None or not self._home.dense
+        if not self._dense_here:
+            self.nccl_device = None  # its sums are the servers'
+        self._staged: StagedSteps | None = None
+        if several and on_servers and self.servers is not None:
+            self._staged = StagedSteps(self.servers, self._gradients, self.buckets, clip_norm)
+        self._undo = Undo(self._gradients.parameters, self._buffers, optimizers, tracked, several)
+        self._scalings = Scalings(
+            tracked.values(),
+            optimizers,
+            self._before_unscale,
+            self._after_skip,
+            self._broken_elsewhere,
+            self._dense_here,
+        )
+        if self.servers is not None:
+            self.servers.compression.loss_scale = self._scalings.scale
+        if logical_workers:
+            tracked = {**tracked, "exact mode": exact.exponents}
+        if isinstance(self.buckets, LowRankBuckets):
+            tracked = {**tracked, "compression": self.buckets}
+        self.state, self.whole_state = states_of(
+            model, self._buffers, optimizers, tracked, self.servers, self._dense_here
+        )
+        self._reduction = Reduction(
+            self.buckets, self._buffers, self._exact, self.transaction, self._home, self.tables, optimizers
+        )
+        self.reduction = self._reduction
+        self.reduction.in_ranges = lambda: self.servers is not None and self.servers.asynchronous
+        self._reduced: Reduced | None = None
+        self._clip_norm = clip_norm
+        place = "" if self.servers is None else f" on servers {self.servers.described}"
+        sums = describe(logical_workers, self.device)
+        settings = f"{sums} {self.device.type} {exchange}{place} {compression}"
+        kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
+        agreed = f"{kinds} {clip_norm} {settings}{' several' if several else ''}"
+        self.layout_hash = layout_hash(layout, [*frozen, *self._buffers.fields], agreed)
+        self._body: Body | None = None
+        self._earlier: Body | None = None
+        self._handles: list[Any] = []
+        for index, parameter in enumerate(self._gradients.parameters):
+            hook = partial(self._on_gradient, index)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+            if several:
+                self._handles.append(parameter.register_hook(self._before_gradient))  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._before_step)
+            optimizer.register_step_post_hook(self._after_step)
+        for part in models:
+            part.register_forward_pre_hook(Hook(lambda *_: self.transaction.check_alive()))
+        self._strangers = Strangers(optimizers, self._scalings.scalers, self.transaction)
+
+    def close(self) -> None:
+        """Take the hooks away that reach beyond the script's own objects."""
+        for handle in self._handles:
+            handle.remove()
+        self._strangers.close()
+        self.pending.close()
+        if self.servers is not None:
+            self.servers.close()
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why a reduction (or a collective of the script's own) failed since the generation began."""
+        return self._reduction.failure
+
+    @failure.setter
+    def failure(self, failure: Failure | None) -> None:
+        self._reduction.failure = failure
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Monotonic time since when a reduction is being waited for. Any thread."""
+        return self._reduction.waiting_since
+
+    def checkpoint_tree(self, position: Position, plan: Mapping[str, int]) -> dict[str, Any]:
+        """All of the state but what `freeze` is for. Raise RuntimeError when servers fail."""
+        if self.servers is not None:
+            self.servers.settle()
+        return self.whole_state.read(position, plan)
+
+    def freeze(self, name: str, readers: int) -> Snapshot | None:
+        """Have the servers keep what they hold for a checkpoint; None without servers. See `Snapshot`.
+
+        Raise RuntimeError when they fail.
+        """
+        if self.servers is None:
+            return None
+        positions = self.whole_state.positions(self._gradients.parameters)
+        return self.servers.snapshot(name, readers, positions)
+
+    def settle(self, parameters: Collection[int] | None) -> str | None:
+        """Wait for the values of these parameters (None: all) from the servers; as `ask`."""
+        return None if self.servers is None else self.ask(partial(self.take_values, parameters))
+
+    def take_values(self, parameters: Collection[int] | None) -> None:
+        """As `settle`, for `ask`."""
+        if self.servers is not None:
+            self.servers.settle(parameters, self.transaction.stepped)
+            self.pending.here(parameters)
+
+    def ask(self, wait: Callable[[], object]) -> str | None:
+        """Wait for servers; see `Reduction.ask`."""
+        return self._reduction.ask(wait)
+
+    # ---- the body
+
+    def begin(self, deal: Deal) -> None:
+        """Open a body. Raise UsageError when the step cannot be isolated."""
+        self._gradients.check_gone()
+        self._gradients.check_frozen()
+        self.transaction.begin()
+        self._undo.begin()
+        self._gradients.begin()
+        (self._staged or self._here).begin()
+        self._scalings.begin()
+        self._depth = 0
+        self._strangers.begin()
+        self._body = Body(deal, time.perf_counter())
+        if self._earlier is not None and not deal.first:
+            self._body.began, self._body.reports = self._earlier.began, self._earlier.reports
+        self._reduction.begin(self._body)
+        if self._exact is None:
+            self.buckets.begin(self._reduction.start_gradients)
+        else:
+            self._exact.begin(deal.group, deal.number, deal.first, deal.last, self._reduction.start_sum)
+        seed_part(deal.seed, deal.number, deal.part)
+        faults.reach("body", deal.number)
+
+    def report(self, values: Mapping[str, float]) -> None:
+        """Values of the current micro-batch, which count with its weight."""
+        if self.transaction.phase in (Phase.STEPPING, Phase.STEPPED):
+            raise UsageError(
+                "report() after optimizer.step() in the same body comes too late, because values travel "
+                "with the gradients: call report() before optimizer.step(), or after the body"
+            )
+        self.transaction.require_open("report()")
+        body = self._running()
+        body.note(values, body.deal.batch.micro.current_weight)
+
+    def want_change(self, wanted: bool) -> None:
+        """Whether this member asks all to stop after the running step; the next side reduction says so.
+
+        Any thread.
+        """
+        self._reduction.change_wanted = wanted
+
+    def on_save_wish(self, wish: Callable[[int], float]) -> None:
+        """What each side reduction asks, with the rank: this member's word on a checkpoint after the step."""
+        self._reduction.save_wish = wish
+
+    def finish(self) -> None:
+        """The script's code of the body has ended: the step cannot be dropped any more.
+
+        Only where several steps were declared; otherwise that is so since optimizer.step(). Raise Dropped if
+        it was dropped before, UsageError when something in it would be lost.
+        """
+        if not self._several or self.transaction.phase is not Phase.OPEN:
+            return
+        body = self._running()
+        if not body.reduced or not body.steps:
+            return  # end_stepped() tells
+        body.check_told()
+        self._cross(body)
+        self._gradients.leave_zeros()
+        self.pending.expect()
+        self.transaction.finish_stepping()
+
+    def end_dropped(self) -> None:
+        """Put back what the dropped body moved. Raise UsageError when it cannot be."""
+        self._undo.put_back()
+        self._gradients.put_back()
+        self._body = self._earlier = None
+        self._strangers.end()
+        self.transaction.end()
+
+    def end_part(self) -> None:
+        """The body of a part has ended, and its gradients are kept: put back the rest of what it moved.
+
+        Raise UsageError when it cannot be.
+        """
+        self._undo.put_back()
+        self._gradients.put_back()
+        self._body, self._earlier = None, self._body
+        self._strangers.end()
+        self.transaction.end()
+
+    def end_stepped(self) -> Body:
+        """The body has ended after its optimizer step; return its account.
+
+        Raise UsageError if it made no step.
+        """
+        body = self._running()
+        check_ended(body, self.transaction.phase, any(self.buckets.used))
+        body.skipped = self._scalings.found()
+        self._body = self._earlier = None
+        self._strangers.end()
+        return body
+
+    def drop(self, reason: str) -> bool:
+        return self.transaction.drop(reason)
+
+    # ---- hooks
+
+    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
+        if self.transaction.phase is Phase.IDLE:
+            return  # gradients outside of a step are the script's own affair
+        self.transaction.require_open("backward()")
+        body = self._running()
+        if body.reduced:
+            raise UsageError(
+                "backward() after the gradients were summed (by optimizer.step() or scaler.unscale_()): a "
+                f"body holds one optimizer step. {DECLARE}"
+            )
+        micro = body.deal.batch.micro
+        try:
+            micro.contribute()
+        except RuntimeError as error:
+            raise UsageError(str(error)) from None
+        gradient = parameter.grad
+        if gradient is None:
+            raise UsageError(
+                f"the gradient of {self._gradients.names[index]} was removed by another hook: remove "
+                "that hook"
+            )
+        last = micro.is_last
+        if body.gradients == 0:
+            self._make_way()
+        view = self.buckets.put(index, gradient, micro.scale, micro.index, last)
+        parameter.grad = view if last else None
+        self._reduction.put_rows(index, micro.scale, last, micro.index)
+        body.gradients += 1
+        if body.gradients == (len(self._gradients.parameters) + 1) // 2:
+            faults.reach("backward", body.deal.number)
+
+    def _before_gradient(self, gradient: torch.Tensor) -> None:
+        """Several steps in a body: the first gradient of the next backward is about to be accumulated."""
+        if self._body is not None and self._body.reduced and self.transaction.phase is Phase.OPEN:
+            check_backward(self._exact is not None)
+            (self._staged or self._here).begin_round(self._reduced_now, self._reduction)
+            self._body.round += 1
+            self._body.reduced = False
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        self.transaction.require_open("optimizer.step()")
+        body = self._running()
+        closure = closure_of(args, kwargs)
+        if self._staged is not None:
+            body.steps += 1
+            if closure is not None:
+                return with_closure(args, kwargs, partial(self._evaluate, optimizer, closure))
+            self._stage(optimizer, body)
+            return None
+        if not self._several:
+            if closure is not None:
+                raise UsageError(f"optimizer.step(closure) has to be declared. {DECLARE}")
+            self._complete(body)
+            self._cross(body)
+            if self._dense_here:
+                scale = scale_of(optimizer)
+                elsewhere = self._reduced_now.norm_elsewhere * self._scalings.inverse(optimizer) * scale
+                self._gradients.clip(None, scale, elsewhere)
+            return None
+        self._depth += 1
+        if self._depth > 1:  # an optimizer that uses another one
+            self._undo.keep(optimizer)
+            return None
+        if not body.reduced and (closure is None or any(self.buckets.used)):
+            self._complete(body)
+        self._undo.keep(optimizer)
+        body.steps += 1
+        if closure is None:
+            self._here.stage(optimizer, self._reduced_now, self._scalings)
+            return None
+        return with_closure(args, kwargs, partial(self._evaluate, optimizer, closure))
+
+    def _stage(self, optimizer: torch.optim.Optimizer, body: Body) -> None:
+        assert self._staged is not None
+        self._complete(body)
+        self._undo.expect(optimizer)
+        self._staged.stage(optimizer, self._reduced_now, self._scalings)
+
+    def _evaluate(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Any:
+        """The closure's loss, as the mean over all members, with the sums of its gradients in place."""
+        check_closure(self._exact is not None, isinstance(self.buckets, LowRankBuckets))
+        body = self._running()
+        loss = closure()
+        self._complete(body)
+        if self._staged is None:
+            self._here.stage(optimizer, self._reduced_now, self._scalings)
+        else:
+            self._stage(optimizer, body)
+        return self._reduction.mean_loss(loss, body)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._staged is not None:
+            self.pending.expect(self._staged.stepped(optimizer))
+        elif self._several:
+            self._depth -= 1
+        else:
+            self._end_step()
+        faults.reach_in(self._running().round, "stepped", self._running().deal.number)
+        if self._values_are_read:
+            self.settle(None)
+
+    def _before_unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        self.transaction.require_open("scaler.unscale_()")
+        body = self._running()
+        if not body.reduced:
+            self._complete(body)
+
+    def _broken_elsewhere(self, optimizer: torch.optim.Optimizer) -> bool | None:
+        """Whether a gradient of it is not finite in the step's home; None: there is none."""
+        return None if self._home is None else not math.isfinite(self._home.norm_of(optimizer))
+
+    def _after_skip(self, optimizer: torch.optim.Optimizer) -> None:
+        """A GradScaler has left the optimizer's step out, here and at all other members."""
+        body = self._running()
+        body.steps += 1
+        if not self._several:
+            self._cross(body)
+            self._end_step()
+        elif self._staged is not None:
+            self._staged.skip(optimizer)
+
+    def _complete(self, body: Body) -> None:
+        """Wait for the sums of what the body has put in, and make them the gradients."""
+        if body.reduced:
+            return
+        deal, micro = body.deal, body.deal.batch.micro
+        check_whole(body, any(self.buckets.used))
+        if deal.rehearsal:
+            self.transaction.drop("a rehearsal ends here")
+            self.transaction.check_alive()
+        self._undo.check_untouched()
+        body.zeros = self._gradients.check_ours(micro.index)
+        self._make_way()
+        own = own_part(deal, self._buffers, self._exact is not None)
+        parts = [own] if self._exact is None else self._exact.keep(own)
+        if not deal.last:
+            self._end_gradients()
+        reduced = self._reduction.complete(body, parts)
+        self._buffers.write(list(reduced.combined), reduced.combined)
+        if self._dense_here:
+            self._gradients.place(reduced.result.used, reduced.correction)
+        else:
+            self._gradients.show_zeros(body.zeros)
+        self._reduced = reduced
+        body.reduced = True
+        (self._staged or self._here).placed(reduced)
+        if self._several:
+            micro.begin_round()
+
+    def _make_way(self) -> None:
+        if self.servers is not None:
+            self.ask(self.servers.make_way)
+
+    def _cross(self, body: Body) -> None:
+        """From here on the step cannot be dropped. Raise Dropped if it has been."""
+        if not self._dense_here:
+            self.buckets.check_untouched()
+        self.transaction.start_stepping()
+        faults.reach("stepping", body.deal.number)
+        if self._exact is not None:
+            self._exact.commit(body.deal.number)
+        if not self._several:
+            self.buckets.take(index for index, used in enumerate(self._reduced_now.result.used) if used)
+        self.buckets.committed()
+        if self._home is not None:
+            inverse, held = self._scalings.inverse(self._optimizers[0]), scale_of(self._optimizers[0])
+            clip_norm, skip = self._clip_norm, self._scalings.found()
+            if self._several:  # each optimizer's step was staged with its own
+                inverse, held, clip_norm, skip = 1.0, 1.0, None, not self._home.any_staged
+            commit_on(self._home, self._reduced_now, self._gradients, clip_norm, inverse, skip, held)
+
+    def _end_step(self) -> None:
+        """The one step of the body is over."""
+        needed = self.servers is not None and self.servers.asynchronous
+        self._gradients.leave(self._reduced_now.result.used, needed)
+        self.pending.expect()
+        self.transaction.finish_stepping()
+
+    @property
+    def _reduced_now(self) -> Reduced:
+        assert self._reduced is not None
+        return self._reduced
+
+    # ---- parts
+
+    def _end_gradients(self) -> NoReturn:
+        """Leave the body of a part whose step goes on with another one."""
+        assert isinstance(self.buckets, ExactBuckets)
+        self.buckets.end_part()
+        self.transaction.set_aside()
+        raise PartDone
+
+    def _running(self) -> Body:
+        if self._body is None:
+            raise UsageError(
+                "outside of a step: put the training code of each batch into `with springtide.step():`"
+            )
+        return self._body

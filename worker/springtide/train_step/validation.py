@@ -1,0 +1,191 @@
+"""What a script gives to `distribute()`, checked; an error says what to do about what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from springtide.embedding.handle import handle_of
+from springtide.errors import UsageError
+from springtide.train_step.grad_scaler import enabled_among
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """several: a body may make more than one optimizer step, or step(closure)."""
+
+    models: list[torch.nn.Module]
+    optimizers: list[torch.optim.Optimizer]
+    several: bool
+
+    @property
+    def device(self) -> torch.device:
+        """Of what is trained."""
+        return next(item.device for item in _named(self.models).values() if item.requires_grad)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all parameters."""
+        return sum(item.nbytes for item in _named(self.models).values())
+
+
+def declare(
+    model: Any,
+    optimizer: Any,
+    clip_norm: Any,
+    tracked: Mapping[str, Any],
+    *,
+    in_job: bool,
+    exact: bool,
+    compression: str = "None",
+    strategy: str = "",
+    consistency: str = "Synchronous",
+) -> Declared:
+    """Check the arguments of `distribute()`; models and optimizers may be one or a list.
+
+    in_job: there are other workers. exact: sums are to be exact. compression: how dense gradients travel.
+    strategy, consistency: of the job; strategy is "" without one.
+    Raise UsageError.
+    """
+    models = list(model) if isinstance(model, list | tuple) else [model]
+    optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    _check_models(models)
+    _check_optimizers(optimizers, models)
+    _check_tracked(tracked, clip_norm)
+    _check_parameters(_named(models), in_job=in_job, exact=exact)
+    if exact and compression != "None":
+        raise UsageError(
+            f"distribute(): exact sums and compression {compression} exclude each other: set "
+            "strategy.allReduce.compression to None, or exact to false"
+        )
+    several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
+    _check_compression(compression, strategy, optimizers, tracked)
+    tables = _check_tables(models, strategy, exact)
+    if tables and strategy == "Hybrid" and consistency != "Synchronous":
+        raise UsageError(
+            "distribute(): strategy.type Hybrid sums dense gradients by all-reduce, in common steps: use "
+            "strategy.parameterServer.consistency Synchronous, or strategy.type ParameterServer"
+        )
+    return Declared(models, optimizers, several)
+
+
+def _named(models: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
+    return dict((models[0] if len(models) == 1 else torch.nn.ModuleList(models)).named_parameters())
+
+
+def _check_models(models: Sequence[Any]) -> None:
+    if not models:
+        raise UsageError("distribute(): the list of models is empty")
+    for model in models:
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(
+                f"distribute(): model must be a torch.nn.Module or a list of them, got {type(model).__name__}"
+            )
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise UsageError(
+                "distribute(): give the model itself, not DistributedDataParallel(model): springtide reduces "
+                "gradients"
+            )
+
+
+def _check_optimizers(optimizers: Sequence[Any], models: Sequence[torch.nn.Module]) -> None:
+    if not optimizers:
+        raise UsageError("distribute(): the list of optimizers is empty")
+    known = {id(parameter) for model in models for parameter in model.parameters()}
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                "distribute(): optimizer must be a torch.optim.Optimizer or a list of them, got "
+                f"{type(optimizer).__name__}"
+            )
+        for group in optimizer.param_groups:
+            if any(id(parameter) not in known for parameter in group["params"]):
+                raise UsageError(
+                    "distribute(): an optimizer holds a parameter that is not in the model, so its gradient "
+                    "would not be reduced; make it a parameter of the model, or give all models as a list"
+                )
+
+
+def _check_tracked(tracked: Mapping[str, Any], clip_norm: Any) -> None:
+    if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
+        raise UsageError(f"distribute(): clip_norm must be a positive number, got {clip_norm!r}")
+    for name, item in tracked.items():
+        if isinstance(item, torch.optim.Optimizer):
+            raise UsageError(
+                f"distribute(): {name} is another optimizer: give all of them as a list, "
+                "distribute(model, [optimizer, ...])"
+            )
+        if not (
+            callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None))
+        ):
+            raise UsageError(
+                f"distribute(): {name} has no state_dict() and load_state_dict(), so it cannot be put back "
+                "or transferred"
+            )
+
+
+def _check_parameters(parameters: Mapping[str, torch.nn.Parameter], *, in_job: bool, exact: bool) -> None:
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise UsageError("distribute(): no parameter of the model requires a gradient")
+    for name, parameter in parameters.items():
+        if type(parameter.data) is not torch.Tensor or parameter.layout != torch.strided:
+            raise UsageError(
+                f"distribute(): parameter {name} is a {type(parameter).__name__}, not a plain dense tensor"
+            )
+    devices = {parameter.device: name for name, parameter in parameters.items()}
+    if (in_job or exact) and (len(devices) > 1 or {device.type for device in devices} - {"cpu", "cuda"}):
+        places = ", ".join(f"{name} is on {device}" for device, name in devices.items())
+        raise UsageError(
+            f"distribute(): {places}: a model lies on one device, the CPU or a GPU, and each worker has one; "
+            "ask for one GPU for each worker"
+        )
+
+
+def _check_compression(
+    compression: str, strategy: str, optimizers: Sequence[Any], tracked: Mapping[str, Any]
+) -> None:
+    on_servers = strategy == "ParameterServer"
+    if compression == ("PowerSGD" if on_servers else "TopK"):
+        raise UsageError(
+            f"distribute(): compression {compression} is not for strategy.type {strategy or 'AllReduce'}: "
+            f"use BF16, FP16 or {'TopK' if on_servers else 'PowerSGD'}"
+        )
+    if compression not in ("PowerSGD", "TopK"):
+        return
+    if compression == "PowerSGD" and any(isinstance(item, torch.optim.LBFGS) for item in optimizers):
+        raise UsageError(
+            "distribute(): compression PowerSGD does not go with LBFGS, which compares a batch's gradients "
+            "with each other: use compression BF16"
+        )
+    scalers = enabled_among(tracked)
+    if compression == "PowerSGD" and scalers:
+        raise UsageError(
+            f"distribute(): {scalers[0]} is a GradScaler, whose scale PowerSGD's residuals cannot follow: "
+            "train in bfloat16 without it, or use compression FP16 or BF16"
+        )
+    if len(scalers) > 1:
+        raise UsageError(
+            f"distribute(): {' and '.join(scalers)} are GradScalers, and compression TopK takes one: it "
+            "keeps what is left out without its scale"
+        )
+
+
+def _check_tables(models: Sequence[torch.nn.Module], strategy: str, exact: bool) -> list[str]:
+    parameters = _named(models)
+    tables = [name for name, item in parameters.items() if handle_of(item) is not None and item.requires_grad]
+    if strategy == "Hybrid" and not tables:
+        raise UsageError(
+            "distribute(): strategy.type Hybrid keeps embedding tables on servers, and the model has none: "
+            "use springtide.Embedding or EmbeddingBag, or strategy.type AllReduce"
+        )
+    if not tables:
+        return tables
+    if strategy == "AllReduce" or exact:
+        raise UsageError(
+            f"distribute(): {tables[0]} is a table of springtide.Embedding, which lies on parameter servers: "
+            "use strategy.type Hybrid, or torch.nn.Embedding"
+        )
+    return tables
