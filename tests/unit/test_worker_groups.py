@@ -277,7 +277,7 @@ def test_a_process_ends_though_a_collective_of_its_never_will() -> None:
     """Freeing the group would wait for the collective, also at the interpreter's end."""
     script = """
 import time
-from springtide.exchange import groups
+from springtide.comm import process_group
 
 class Stuck:
     def __del__(self):
@@ -285,7 +285,7 @@ class Stuck:
     def is_completed(self):
         return False
 
-group = groups.Group(Stuck(), 0, 2, 600.0)
+group = process_group.Group(Stuck(), 0, 2, 600.0)
 group._works = [Stuck()]
 print(group.release())
 """
@@ -304,9 +304,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from springtide.exchange import groups
+from springtide.comm import process_group
 
-assert groups
+assert process_group
 gc.disable()
 cycle = [dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=10))]
 cycle.append(cycle)
