@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.data import Cursor, Ledger, contribution, join_halves, split_halves
-from springtide.data.ledger import expected_hash
+from springtide.data.ledger import DatasetSum, expected_hash
 from springtide.data.mixing import MASK_64, mix, mix_tensor
 
 N = 12
@@ -79,6 +79,20 @@ def test_the_expected_hash_is_the_same_when_it_is_summed_in_chunks(monkeypatch: 
     whole = contribution(torch.arange(1003), 0, 3)
     monkeypatch.setattr("springtide.data.ledger._CHUNK", 100)
     assert expected_hash(1003, 0, 3) == join_halves(whole.hash_lo, whole.hash_hi)
+
+
+@settings(deadline=None)
+@given(n=st.integers(1, 500), start=st.integers(0, 499), batch=st.integers(1, 60))
+def test_sum_of_a_dataset_is_whole_at_the_end_of_an_epoch(n: int, start: int, batch: int) -> None:
+    """Wherever a restored job begins, each step makes its share, and none makes all of it but the last."""
+    total, position = DatasetSum(n), min(start, n - 1)
+    while position < n:
+        before = total.done
+        total.advance(min(batch, n - position), n - position)
+        assert total.done - before <= -(-(n - before) * batch // (n - position))
+        position += batch
+    assert total.done == n
+    assert total.total() == int(mix_tensor(torch.arange(n)).sum()) & MASK_64
 
 
 def test_a_clean_epoch_closes_with_nothing_repeated_or_lost() -> None:

@@ -9,7 +9,7 @@ from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger, contribution, join_halves, split_halves
 from springtide.data.loop import LoopPlan, plan_loop
 from springtide.data.partition import Part, partition, pieces
-from springtide.data.permutation import permutation
+from springtide.data.permutation import shuffled
 from springtide.data.source import Source, make_source
 
 __all__ = [
@@ -24,8 +24,8 @@ __all__ = [
     "join_halves",
     "make_source",
     "partition",
-    "permutation",
     "pieces",
     "plan_loop",
+    "shuffled",
     "split_halves",
 ]

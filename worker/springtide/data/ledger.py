@@ -70,17 +70,47 @@ def contribution(ids: torch.Tensor, stage: int, epoch: int) -> Contribution:
     return Contribution(ids.numel(), lo, hi)
 
 
+class DatasetSum:
+    """The sum of mix(id) over the ids 0..n-1, made little by little.
+
+    An epoch of n samples needs it at its end; made there at once, it would hold up all workers (10 s for 10^9
+    samples). So each step makes a part of it that is in proportion to the step. Used by the script's thread.
+    """
+
+    def __init__(self, n: int) -> None:
+        """Args: n: ids of the dataset, at least 0."""
+        self._n = n
+        self._sum = 0
+        self.done = 0
+        """How many ids are in the sum so far."""
+
+    def advance(self, samples: int, left: int) -> None:
+        """Keep pace with an epoch that takes `samples` now, out of `left` that are still to come."""
+        missing = self._n - self.done
+        self._go_on(missing if samples >= left else -(-missing * samples // left))
+
+    def total(self) -> int:
+        """Return the whole sum mod 2^64; what is missing of it is made now (1 s for 10^8 ids)."""
+        self._go_on(self._n - self.done)
+        return self._sum
+
+    def _go_on(self, count: int) -> None:
+        stop = self.done + count
+        while self.done < stop:
+            end = min(stop, self.done + _CHUNK)
+            self._sum = (self._sum + _sum(torch.arange(self.done, end))) & MASK_64
+            self.done = end
+
+
 @lru_cache(maxsize=8)
-def _dataset_sum(n: int) -> int:
-    return sum(_sum(torch.arange(start, min(start + _CHUNK, n))) for start in range(0, n, _CHUNK)) & MASK_64
+def dataset_sum(n: int) -> DatasetSum:
+    """Return the sum for datasets of n samples: one object, which stages and epochs share."""
+    return DatasetSum(n)
 
 
 def expected_hash(n: int, stage: int, epoch: int) -> int:
-    """Hash of an epoch that takes each of the ids 0..n-1 once.
-
-    The first call for n takes time proportional to n (1 s per 10^8).
-    """
-    return (_dataset_sum(n) * _factor(stage, epoch)) & MASK_64
+    """Return the hash of an epoch that takes each of the ids 0..n-1 once; makes what `dataset_sum` lacks."""
+    return (dataset_sum(n).total() * _factor(stage, epoch)) & MASK_64
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +171,7 @@ class Ledger:
             total_seen=ledger.total_seen + int(count),
             skipped=ledger.skipped + skipped,
         )
+        dataset_sum(dataset_size).advance(int(count), dataset_size - before.position)
         if (after.stage, after.epoch) == (ledger.stage, ledger.epoch):
             return ledger
         return ledger._close(after)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from springtide.data.mixing import mix, signed
-from springtide.data.permutation import permutation
+from springtide.data.mixing import mix, mix_tensor, signed
+from springtide.data.permutation import TABLE_SIZE, shuffled
 
 
 class Weights:
@@ -37,10 +36,10 @@ class Order:
     def ids(self, seed: int, epoch: int, start: int, stop: int) -> torch.Tensor:
         """The samples at places start..stop-1 of the pass: int64."""
         if self.weights is not None:
-            return _drawn(self.weights, self.size, seed, epoch)[start:stop]
+            return _drawn(self.weights, seed, epoch, torch.arange(start, min(stop, self.size)))
         if not self.shuffle:
             return torch.arange(start, min(stop, self.size))
-        return permutation(self.samples, seed, epoch)[start : min(stop, self.size)]
+        return shuffled(self.samples, seed, epoch, start, min(stop, self.size))
 
     def account(self, ids: torch.Tensor, start: int) -> torch.Tensor:
         """The numbers that the ledger counts for `ids`, which begin at place `start`.
@@ -52,8 +51,10 @@ class Order:
         return torch.arange(start, start + ids.numel())
 
     def fingerprint(self) -> dict[str, int]:
-        """What has to be equal on all workers, besides the sizes; empty for a plain shuffled pass."""
+        """What has to be equal on all workers, besides the sizes; empty for a plain pass by a small table."""
         named: dict[str, int] = {}
+        if self.shuffle and self.weights is None and self.samples > TABLE_SIZE:
+            named["keyed_permutation"] = 1
         if not self.shuffle:
             named["shuffle"] = 0
         if self.size != self.samples:
@@ -85,10 +86,11 @@ def make_order(samples: int, batch_size: int, shuffle: Any, drop_last: Any, weig
     return Order(samples, size, True, Weights(values.contiguous()))
 
 
-@lru_cache(maxsize=2)
-def _drawn(weights: Weights, size: int, seed: int, epoch: int) -> torch.Tensor:
-    """`size` draws with replacement, the same on every worker; kept and shared: do not write into it."""
-    generator = torch.Generator(device="cpu")
-    generator.manual_seed(signed(mix(seed, epoch)))
-    chances = torch.rand(size, generator=generator, dtype=torch.float64) * weights.sums[-1]
+def _drawn(weights: Weights, seed: int, epoch: int, places: torch.Tensor) -> torch.Tensor:
+    """Return the samples drawn, with replacement, at these places of an epoch: the same on every worker.
+
+    Each place has a number of its own, evenly spread over 0..1 in steps of 2^-53, so any can be drawn alone.
+    """
+    mixed = mix_tensor(places ^ signed(mix(seed, epoch)))
+    chances = ((mixed >> 11) & ((1 << 53) - 1)).double() * 2.0**-53 * weights.sums[-1]
     return torch.searchsorted(weights.sums, chances, right=True).clamp(max=len(weights) - 1)
