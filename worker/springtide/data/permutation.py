@@ -88,7 +88,7 @@ def keyed(n: int, seed: int, epoch: int, places: torch.Tensor) -> torch.Tensor:
 
 
 def _network(values: torch.Tensor, rows: int, columns: int, keys: list[int]) -> torch.Tensor:
-    """Permute 0..rows * columns - 1. Adding to one half what is mixed of the other can be undone: no two meet."""
+    """Permute 0..rows * columns - 1: what is mixed of one half is added to the other, which can be undone."""
     left, right = values % rows, values // rows
     for number, key in enumerate(keys):
         if number % 2 == 0:
