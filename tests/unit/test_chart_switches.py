@@ -54,6 +54,7 @@ def test_job(objects: list[Object]) -> Object:
 test_job.__test__ = False  # type: ignore[attr-defined]
 
 TOLERATION = {"key": "a", "operator": "Exists"}
+LOST_NODES = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"]
 SPREAD = {"maxSkew": 2, "topologyKey": "z", "whenUnsatisfiable": "DoNotSchedule"}
 PEER = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
 DIGEST = "sha256:" + "2" * 64
@@ -155,7 +156,13 @@ CASES: list[Case] = [
         "b",
     ),
     ("nodeSelector", {"a": "b"}, lambda o: pod(o).get("nodeSelector"), None, {"a": "b"}),
-    ("tolerations", [TOLERATION], lambda o: pod(o).get("tolerations"), None, [TOLERATION]),
+    (
+        "tolerations",
+        [TOLERATION],
+        lambda o: [entry["key"] for entry in pod(o)["tolerations"]],
+        LOST_NODES,
+        ["a", *LOST_NODES],
+    ),
     ("affinity", {"podAffinity": {}}, lambda o: pod(o).get("affinity"), None, {"podAffinity": {}}),
     (
         "topologySpreadConstraints",
@@ -392,6 +399,31 @@ def test_value_has_its_effect_beside_another(case: Any) -> None:
     _, without, with_it, seen, before, after = case
     assert seen(render(without, api_versions=MONITORING)) == before
     assert seen(render(with_it, api_versions=MONITORING)) == after
+
+
+def test_operator_leaves_a_lost_node_after_half_a_minute(default: list[Object]) -> None:
+    """Kubernetes' own five minutes are for pods that keep something on their node."""
+    for entry in pod(default)["tolerations"]:
+        assert (entry["operator"], entry["effect"], entry["tolerationSeconds"]) == ("Exists", "NoExecute", 30)
+
+
+@pytest.mark.parametrize(
+    ("own", "keys"),
+    [
+        ({"key": LOST_NODES[1], "operator": "Exists"}, [LOST_NODES[1], LOST_NODES[0]]),
+        ({"operator": "Exists"}, [None]),
+    ],
+)
+def test_own_toleration_of_lost_nodes_is_the_one_that_counts(own: Object, keys: list[str | None]) -> None:
+    found = pod(render({"tolerations": [own]}, api_versions=MONITORING))["tolerations"]
+    assert [entry.get("key") for entry in found] == keys
+    assert found[0] == own
+
+
+def test_operator_s_pods_are_spread_by_revision(default: list[Object]) -> None:
+    """In a rollout the pods of the last revision count no more; else both new ones may share a node."""
+    for entry in pod(default)["topologySpreadConstraints"]:
+        assert entry["matchLabelKeys"] == ["pod-template-hash"]
 
 
 def leaves(values: Any, prefix: str = "") -> list[str]:

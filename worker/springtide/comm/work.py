@@ -49,9 +49,6 @@ class Collective:
     def is_completed(self) -> bool:
         return bool(self._work.is_completed())
 
-    def is_success(self) -> bool:
-        return bool(self._work.is_success())
-
     def exception(self) -> object:
         return self._work.exception()
 
