@@ -1,28 +1,36 @@
-"""Sums on a device: the logic against a make-believe backend, and the real ones where there is CUDA."""
+"""Sums on a device: the logic against a fake backend, and the real ones where there is CUDA."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
-from worker_groups import together, wired_stores
+from worker_groups import addresses, together, wired_stores
 
 from springtide.comm.buckets import Buckets
 from springtide.comm.cuda_streams import Writers
 from springtide.comm.layout import Field, plan_layout
 from springtide.comm.nccl import DeviceSums, choose_backend, form_nccl, tame_nccl
 from springtide.comm.process_group import Group, form
+from springtide.comm.store import FormationCancelled
 from springtide.errors import UsageError
 
 
 class FakeWork:
-    """A collective that ends when it is told to."""
+    """A work as ProcessGroupNCCL's: its calls, and what they raise, are those of WorkNCCL in torch's source.
+
+    `wait` only queues the current stream behind it. `is_success` throws in every version that is supported
+    (`C10_THROW_ERROR(NotImplementedError, ...)`). `exception` is None until the watchdog or a look finds
+    an error. After an abort it is completed, and `exception` says nothing.
+    """
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -35,23 +43,26 @@ class FakeWork:
         return self.ended.is_set()
 
     def is_success(self) -> bool:
-        return self.ended.is_set() and self.error is None
+        raise NotImplementedError("WorkNCCL::isSuccess() is deprecated")
 
-    def exception(self) -> str | None:
-        return self.error
+    def exception(self) -> Exception | None:
+        return None if self.error is None else RuntimeError(self.error)
 
 
 class FakeBackend:
-    """Like NCCL: an abort ends all that is under way, and nothing says that it ended badly."""
+    """A ProcessGroupNCCL: an abort ends all that is under way, and nothing says that it ended badly."""
 
     def __init__(self) -> None:
         self.works: list[FakeWork] = []
+        self.may_abort = threading.Event()
+        self.may_abort.set()
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> FakeWork:
         self.works.append(FakeWork())
         return self.works[-1]
 
     def abort(self) -> None:
+        self.may_abort.wait(30)
         for work in self.works:
             work.ended.set()
 
@@ -64,9 +75,15 @@ class FakeEvent:
         return self._work.ended.is_set()
 
 
-def _sums() -> tuple[DeviceSums, FakeBackend]:
+def _sums(abort_seconds: float = 20.0) -> tuple[DeviceSums, FakeBackend]:
     backend = FakeBackend()
-    sums = DeviceSums(backend, timedelta(seconds=1), backend.abort, lambda _: FakeEvent(backend.works[-1]))
+    sums = DeviceSums(
+        backend,
+        timedelta(seconds=1),
+        backend.abort,
+        record=lambda _: FakeEvent(backend.works[-1]),
+        abort_seconds=abort_seconds,
+    )
     return sums, backend
 
 
@@ -100,15 +117,160 @@ def test_an_abort_never_looks_like_a_sum() -> None:
         sums.start_sum(torch.ones(2))
 
 
-def test_a_failed_sum_raises_and_its_buffers_are_given_up() -> None:
+def test_failed_sum_raises_what_the_backend_says() -> None:
     sums, backend = _sums()
     work = sums.start_sum(torch.ones(2))
     backend.works[0].error = "ncclRemoteError"
     backend.works[0].ended.set()
     with pytest.raises(RuntimeError, match="ncclRemoteError"):
         work.wait()
+
+
+def test_buffers_are_used_again_after_the_abort_has_ended() -> None:
+    """Nothing writes any more: a second set of buffers, just after a failure, could be one too many."""
+    backend, waited = FakeBackend(), []
+    sums = DeviceSums(backend, timedelta(seconds=1), backend.abort, synchronize=waited.append)
+    sums.start_sum(torch.ones(2))
+    backend.may_abort.clear()
     sums.shut()
+    timer = _later(backend.may_abort.set)
+    began = time.monotonic()
+    assert sums.release()
+    assert time.monotonic() - began >= 0.04
+    assert waited == [torch.device("cpu")], "kernels may run a little longer than the abort"
+    timer.join()
+
+
+def test_buffers_under_an_abort_that_does_not_end_are_given_up() -> None:
+    sums, backend = _sums(abort_seconds=0.05)
+    tensor = torch.ones(2)
+    sums.start_sum(tensor)
+    backend.may_abort.clear()
+    sums.shut()
+    references = sys.getrefcount(tensor)
     assert not sums.release()
+    del sums
+    assert sys.getrefcount(tensor) >= references, "a late kernel may still write into it"
+    backend.may_abort.set()
+
+
+def test_idle_communicator_is_released_without_waiting() -> None:
+    """At a boundary all sums are over: the next generation does not wait for the abort."""
+    sums, backend = _sums()
+    sums.start_sum(torch.ones(2))
+    backend.works[0].ended.set()
+    backend.may_abort.clear()
+    sums.shut()
+    began = time.monotonic()
+    assert sums.release()
+    assert time.monotonic() - began < 10
+    backend.may_abort.set()
+
+
+def test_sums_that_have_ended_are_looked_at_once() -> None:
+    """Hundreds of buckets start ahead of the device: to look at all of them each time costs seconds."""
+    sums, backend = _sums()
+    looks = 0
+
+    class Counting(FakeWork):
+        def is_completed(self) -> bool:
+            nonlocal looks
+            looks += 1
+            return super().is_completed()
+
+    def allreduce(tensors: list[torch.Tensor], options: Any) -> FakeWork:
+        backend.works.append(Counting())
+        return backend.works[-1]
+
+    backend.allreduce = allreduce  # type: ignore[method-assign]
+    for _ in range(500):
+        sums.start_sum(torch.ones(1))
+    assert looks <= 500
+    for work in backend.works:
+        work.ended.set()
+    sums.start_sum(torch.ones(1))
+    assert looks <= 1002
+
+
+class FakeNCCL:
+    """ProcessGroupNCCL whose first collective holds the communicator's lock until all are connected.
+
+    `NCCLComm::getNcclComm` waits in it for up to TORCH_NCCL_NONBLOCKING_TIMEOUT, and `abort` needs it.
+    """
+
+    made: ClassVar[list[FakeNCCL]] = []
+
+    class Options:
+        def __init__(self) -> None:
+            self.config = types.SimpleNamespace(blocking=1)
+
+    def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+        assert options.config.blocking == 0
+        self._lock, self.connected, self.aborted = threading.Lock(), threading.Event(), threading.Event()
+        self.made.append(self)
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Begins to connect; does not wait."""
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> FakeWork:
+        with self._lock:
+            if not self.connected.wait(30):
+                raise RuntimeError("NCCL communicator initialization timed out")
+        work = FakeWork()
+        work.ended.set()
+        return work
+
+    def abort(self) -> None:
+        with self._lock:
+            self.aborted.set()
+
+
+def test_peer_that_dies_while_nccl_connects_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formation is cancelled at once; what is connected in the end, nobody needs: it is aborted."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNCCL, raising=False)
+    FakeNCCL.made.clear()
+    stores, places = wired_stores(2), addresses(2)
+    limits = {"connect_seconds": 30.0, "collective_seconds": 30.0}
+
+    def forms(rank: int) -> None:
+        timer = threading.Timer(0.5, lambda: stores[rank].cancel("worker-1 died"))
+        timer.start()
+        with pytest.raises(FormationCancelled, match="worker-1 died"):
+            form(stores[rank], rank, 2, places[rank], **limits, nccl_device=torch.device("cpu"))
+        timer.join()
+
+    began = time.monotonic()
+    together([lambda: forms(0), lambda: forms(1)])
+    assert time.monotonic() - began < 15
+    for backend in FakeNCCL.made:
+        backend.connected.set()
+    assert [backend.aborted.wait(20) for backend in FakeNCCL.made] == [True, True]
+
+
+def test_nccl_is_connected_when_the_group_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first collective is over before the script's first backward pass."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNCCL, raising=False)
+    FakeNCCL.made.clear()
+    timer = threading.Timer(0.3, lambda: [backend.connected.set() for backend in FakeNCCL.made])
+    stores, places = wired_stores(2), addresses(2)
+
+    def forms(rank: int) -> bool:
+        group = form(
+            stores[rank],
+            rank,
+            2,
+            places[rank],
+            connect_seconds=30,
+            collective_seconds=30,
+            nccl_device=torch.device("cpu"),
+        )
+        connected = all(backend.connected.is_set() for backend in FakeNCCL.made)
+        group.release()
+        return connected
+
+    timer.start()
+    assert together([lambda: forms(0), lambda: forms(1)]) == [True, True]
+    timer.join()
 
 
 def test_a_group_shuts_its_device_too() -> None:
@@ -148,7 +310,11 @@ def test_backend(wanted: str, device: str, nccl: bool, expected: str) -> None:
 def test_nccl_s_watchdog_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     environ: dict[str, str] = {}
     tame_nccl(environ)
-    assert environ == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+    assert environ == {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_NONBLOCKING_TIMEOUT": "60",
+    }
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
     with pytest.raises(UsageError, match="call springtide"):

@@ -286,7 +286,7 @@ class Stuck:
         return False
 
 group = process_group.Group(Stuck(), 0, 2, 600.0)
-group._works = [Stuck()]
+group._works.append(Stuck())
 print(group.release())
 """
     done = subprocess.run(

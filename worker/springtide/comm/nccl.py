@@ -7,9 +7,11 @@ the sum, and the generation was not shut before that.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, MutableMapping
 from datetime import timedelta
 from typing import Any, Literal, Protocol
@@ -17,12 +19,16 @@ from typing import Any, Literal, Protocol
 import torch
 import torch.distributed as dist
 
-from springtide.comm.work import Collective
+from springtide.comm.work import Collective, keep_for_ever
 from springtide.errors import SpringtideError, UsageError
 
 Backend = Literal["gloo", "nccl"]
 _FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two looks at an event
 _RELEASE_SECONDS = 1.0
+
+
+INITIALISE_SECONDS = 60
+"""The longest that a communicator may take to connect all members, as a generation's formation may."""
 
 
 class Event(Protocol):
@@ -76,10 +82,27 @@ def tame_nccl(environ: MutableMapping[str, str] = os.environ) -> None:
         )
     environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+    # While a communicator waits for a peer that has died, an abort waits for it: half an hour by default.
+    environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(INITIALISE_SECONDS))
+
+
+def end_of_device(device: torch.device) -> None:
+    """Wait until nothing that was queued on the device runs any more."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class _Past:
+    """A point in the order of the CPU's work, which is done when its call returns."""
+
+    def query(self) -> bool:
+        return True
 
 
 def record_event(device: torch.device) -> Event:
-    """A point in the device's current stream, behind all that is queued there now."""
+    """Return a point in the device's current stream, behind all that is queued there now."""
+    if device.type != "cuda":
+        return _Past()
     event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     torch.cuda.current_stream(device).record_event(event)
     point: Event = event
@@ -90,16 +113,20 @@ class DeviceSum:
     """A sum under way on a device. `wait` is called once, from the thread whose stream goes on."""
 
     def __init__(self, owner: DeviceSums, work: Any, tensor: torch.Tensor) -> None:
-        self._owner, self._work, self._tensor = owner, work, tensor
+        self._owner, self._work, self.tensor = owner, work, tensor
 
     def is_completed(self) -> bool:
         return bool(self._work.is_completed())
+
+    def ended_well(self) -> bool:
+        # Not `is_success()`, which raises NotImplementedError for every work of NCCL's.
+        return self.is_completed() and self._work.exception() is None
 
     def wait(self) -> object:
         """Raise RuntimeError when the group was shut or the collective failed."""
         # Queues the current stream behind the collective; for NCCL this does not wait.
         self._work.wait()
-        event = self._owner.record(self._tensor.device)
+        event = self._owner.record(self.tensor.device)
         pause = _FIRST_PAUSE
         while not event.query():
             self._owner.check(self._work)
@@ -113,7 +140,13 @@ class DeviceSum:
 class DeviceSums:
     """One generation's communicator of a device. `shut` may be called from any thread.
 
-    backend: a ProcessGroupNCCL, or a ProcessGroupGloo, which takes CUDA tensors through the host.
+    Args:
+        backend: a ProcessGroupNCCL, or a ProcessGroupGloo, which takes CUDA tensors through the host.
+        timeout: of a sum.
+        abort: ends what is under way on the device; None where the backend's sockets are shut instead.
+        record: makes an event behind all that is queued on a device.
+        synchronize: waits for all that is queued on a device.
+        abort_seconds: how long `release` waits for an abort. NCCL's kernels see it within a second or two.
     """
 
     def __init__(
@@ -122,11 +155,17 @@ class DeviceSums:
         timeout: timedelta,
         abort: Callable[[], None] | None,
         record: Callable[[torch.device], Event] = record_event,
+        synchronize: Callable[[torch.device], None] = end_of_device,
+        abort_seconds: float = 20.0,
     ) -> None:
         self._backend, self._timeout, self._abort, self.record = backend, timeout, abort, record
+        self._synchronize, self._abort_seconds = synchronize, abort_seconds
         self._lock = threading.Lock()
         self._shut = False
-        self._works: list[Any] = []
+        self._idle = False
+        """Whether nothing was under way when the group was shut."""
+        self._aborting: threading.Thread | None = None
+        self._sums: deque[DeviceSum] = deque()
 
     def start_sum(self, tensor: torch.Tensor) -> DeviceSum:
         """Begin to replace `tensor` (contiguous, on the device) by its sum over the members."""
@@ -141,8 +180,12 @@ class DeviceSums:
         work = self._backend.allreduce([tensor], options)
         if self._abort is None:
             work = Collective(work, lambda: self._shut)
-        self._works = [other for other in self._works if not other.is_completed()] + [work]
-        return DeviceSum(self, work, tensor)
+        started = DeviceSum(self, work, tensor)
+        # They end in the order in which they began: looking at all of them would be quadratic in buckets.
+        while self._sums and self._sums[0].is_completed():
+            self._sums.popleft()
+        self._sums.append(started)
+        return started
 
     def check(self, work: Any | None) -> None:
         """Raise RuntimeError when the group was shut, or `work` has failed."""
@@ -157,29 +200,43 @@ class DeviceSums:
             if self._shut:
                 return
             self._shut = True
+            self._idle = all(started.ended_well() for started in self._sums)
         if self._abort is not None:
             # It may take a while, and this may be the thread that listens to the coordinator.
-            threading.Thread(target=self._abort, name="springtide-nccl-abort", daemon=True).start()
+            self._aborting = threading.Thread(target=self._abort, name="springtide-nccl-abort", daemon=True)
+            self._aborting.start()
 
     def release(self) -> bool:
-        """After `shut`: forget the communicator. False: it was aborted under a sum, so that the buffers of
-        that sum must not be used again.
+        """Forget the communicator, after `shut`; where a sum was under way, wait for the abort to end.
+
+        Returns:
+            Whether nothing writes into the sums' buffers any more, so that they can be used again. Otherwise
+            they are kept for ever, and new ones have to be made.
         """
-        deadline = time.monotonic() + _RELEASE_SECONDS
-        clean = True
-        for work in self._works:
-            while not work.is_completed() and time.monotonic() < deadline:
+        sums, backend = self._sums, self._backend
+        self._sums, self._backend = deque(), None
+        if self._idle:
+            return True
+        if self._aborting is not None:
+            self._aborting.join(self._abort_seconds)
+            clean = not self._aborting.is_alive()
+            for device in {started.tensor.device for started in sums} if clean else ():
+                self._synchronize(device)
+        else:
+            deadline = time.monotonic() + _RELEASE_SECONDS
+            while not (clean := all(started.ended_well() for started in sums)):
+                if time.monotonic() > deadline or all(started.is_completed() for started in sums):
+                    break
                 time.sleep(0.001)
-            # Not `is_success()`, which raises NotImplementedError for every work of NCCL's.
-            clean = clean and work.is_completed() and work.exception() is None
-        self._works, self._backend = [], None
+        if not clean:
+            keep_for_ever(backend, *sums)
         return clean
 
 
 def form_nccl(store: Any, rank: int, size: int, device: torch.device, timeout_seconds: float) -> DeviceSums:
-    """The NCCL communicator of a generation; its address travels through `store` like gloo's.
+    """Form the NCCL communicator of a generation; its address travels through `store` like gloo's.
 
-    Raise RuntimeError of NCCL's.
+    Returns when all members are connected: at most `INITIALISE_SECONDS` later. Raises NCCL's RuntimeError.
     """
     distributed: Any = dist  # its type stubs lack what a build may lack
     nccl = distributed.ProcessGroupNCCL
@@ -188,5 +245,10 @@ def form_nccl(store: Any, rank: int, size: int, device: torch.device, timeout_se
     # A communicator that forms without blocking can be aborted while a peer is missing.
     options.config.blocking = 0
     backend = nccl(distributed.PrefixStore("nccl", store), rank, size, options)
-    backend.eager_connect_single_device(device)
-    return DeviceSums(backend, timedelta(seconds=timeout_seconds), backend.abort)
+    sums = DeviceSums(backend, timedelta(seconds=timeout_seconds), backend.abort)
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        backend.eager_connect_single_device(device)
+        # The first collective waits until all members are connected, with the lock that an abort needs. So
+        # it is made here, where somebody else may give up waiting, and not in the script's backward pass.
+        sums.start_sum(torch.zeros(1, device=device)).wait()
+    return sums

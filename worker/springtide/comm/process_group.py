@@ -8,7 +8,6 @@ can be freed at once.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import ipaddress
 import logging
@@ -17,6 +16,7 @@ import re
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from springtide.comm.nccl import DeviceSums, form_nccl
 from springtide.comm.store import FormationCancelled, StreamStore
-from springtide.comm.work import Collective, Message, Waiter
+from springtide.comm.work import Collective, Message, Waiter, keep_for_ever
 from springtide_ps.wire import congestion
 
 log = logging.getLogger("springtide")
@@ -43,14 +43,6 @@ _Gloo: Any = dist.ProcessGroupGloo  # its type stubs lack the operations
 # child hangs for ever, or aborts with "std::system_error: Invalid argument". So a child never collects what
 # was there before it.
 os.register_at_fork(after_in_child=gc.freeze)
-
-
-def _keep_for_ever(*items: object) -> None:
-    """Groups with collectives that did not end after the shutdown: freeing them, also when the interpreter
-    ends, would block for their timeout. So a reference is left that nobody gives back.
-    """
-    for item in items:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
 
 class Work(Protocol):
@@ -98,7 +90,7 @@ class Group:
         self._sockets: list[socket.socket] = []
         self._lock = threading.Lock()
         self._shut = False
-        self._works: list[Work] = []
+        self._works: deque[Work] = deque()
         self._waiter = Waiter(self._timeout, lambda: self._shut)
         self._device = device
         self._on_shut: list[Callable[[], None]] = []
@@ -123,13 +115,19 @@ class Group:
         if self.size == 1:
             return _DONE
         if tensor.device.type != "cpu":
-            if self._device is None:
-                self._device = DeviceSums(self._alive(), self._timeout, None)
-            return self._device.start(tensor, operation)
+            return self._sums_on_device().start(tensor, operation)
         options: Any = dist.AllreduceOptions()
         options.reduceOp = operation
         options.timeout = self._timeout
         return self._track(Collective(self._alive().allreduce([tensor], options), lambda: self._shut))
+
+    def _sums_on_device(self) -> DeviceSums:
+        with self._lock:  # `shut` may come in between, and must find it
+            if self._device is None:
+                self._device = DeviceSums(self._alive(), self._timeout, None)
+                if self._shut:
+                    self._device.shut()
+            return self._device
 
     def start_send(self, tensor: torch.Tensor, receiver: int) -> Work:
         return self._track(Message(self._alive().send([tensor], receiver, 0), tensor, self._waiter))
@@ -151,8 +149,9 @@ class Group:
 
     def _track(self, work: Work) -> Work:
         with self._lock:
-            if len(self._works) > 64:
-                self._works = [other for other in self._works if not other.is_completed()]
+            # They end about in the order in which they began: each is looked at a few times, not each time.
+            while self._works and self._works[0].is_completed():
+                self._works.popleft()
             self._works.append(work)
         return work
 
@@ -176,8 +175,9 @@ class Group:
                 connection.close()
             self._sockets.clear()
             calls, self._on_shut = self._on_shut, []
-        if self._device is not None:
-            self._device.shut()
+            device = self._device
+        if device is not None:
+            device.shut()
         for call in calls:
             call()
 
@@ -202,12 +202,12 @@ class Group:
         while pending := [work for work in self._works if not work.is_completed()]:
             lost = all(isinstance(work, Message | Collective) and work.lost for work in pending)
             if lost or time.monotonic() > deadline:
-                _keep_for_ever(self._backend, self._store, *self._works)
-                self._backend, self._works = None, []
+                keep_for_ever(self._backend, self._store, *self._works)
+                self._backend, self._works = None, deque()
                 return False
             time.sleep(0.001)
         self._waiter.close()
-        self._works = []
+        self._works = deque()
         self._backend = None
         self._store = None
         return clean
@@ -268,7 +268,17 @@ def form(
         congestion.choose(connection)
     group.adopt(store, connections)
     if nccl_device is not None:
-        group.use_device(form_nccl(store, rank, size, nccl_device, collective_seconds))
+        try:
+            group.use_device(
+                _built(
+                    store,
+                    lambda: form_nccl(store, rank, size, nccl_device, collective_seconds),
+                    abandon=DeviceSums.shut,
+                )
+            )
+        except BaseException:
+            group.release()
+            raise
     return group
 
 
@@ -289,13 +299,16 @@ def _notice_silence(connection: socket.socket, seconds: float) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _built(store: StreamStore, build: Callable[[], Any]) -> Any:
-    """What `build` returns or raises; FormationCancelled as soon as the store is cancelled.
+def _built(
+    store: StreamStore, build: Callable[[], Any], abandon: Callable[[Any], object] = lambda built: None
+) -> Any:
+    """Return what `build` returns, or raise what it raises; FormationCancelled once the store is cancelled.
 
     The backend connects to its peers without looking at the store, and tries a peer that has died again and
-    again (measured: 50 s). Then it is left to a thread that nobody waits for.
+    again (measured: 50 s). Then it is left to a thread that nobody waits for, and what it has built in the
+    end goes to `abandon`.
     """
-    done = threading.Event()
+    done, handing_over = threading.Event(), threading.Lock()
     outcome: list[Any] = []
 
     def run() -> None:
@@ -303,13 +316,20 @@ def _built(store: StreamStore, build: Callable[[], Any]) -> Any:
             built, error = build(), None
         except Exception as raised:  # goes to the caller below, if it still waits
             built, error = None, raised
-        if store.cancelled is None:
-            outcome.extend((built, error))
-        done.set()
+        with handing_over:
+            if store.cancelled is None:
+                outcome.extend((built, error))
+                built = None
+            done.set()
+        if built is not None:
+            abandon(built)
 
     threading.Thread(target=run, name="springtide-formation", daemon=True).start()
     while not done.wait(_CANCEL_SECONDS):
         if store.cancelled is not None:
+            with handing_over:
+                if outcome and outcome[0] is not None:
+                    abandon(outcome[0])
             raise FormationCancelled(store.cancelled)
     if not outcome:
         raise FormationCancelled(store.cancelled)

@@ -8,6 +8,7 @@ timeout, by threads of the group's.
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
 from collections.abc import Callable
@@ -20,6 +21,16 @@ _LOOK_SECONDS = 0.05
 _LOST_SECONDS = 0.25
 _TURN = timedelta(seconds=_LOST_SECONDS)
 """What has not failed so long after its group was shut is lost: others fail within milliseconds."""
+
+
+def keep_for_ever(*items: object) -> None:
+    """Leave a reference that nobody gives back.
+
+    Of groups with collectives that did not end after the shutdown: freeing them, also when the interpreter
+    ends, would block for their timeout. And of memory that such a collective may still write into.
+    """
+    for item in items:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
 
 class Collective:
