@@ -148,3 +148,180 @@ def test_a_state_that_does_not_say_of_which_optimizer_it_is_is_taken() -> None:
     tree = copy.deepcopy(travelled(state))
     del tree["optimizer"]["kinds"]
     assert state.check(tree) == POSITION
+
+
+def on_meta(capturable: bool) -> tuple[torch.optim.Optimizer, State]:
+    """A script whose model is on a device: one that holds no numbers, but says where tensors are."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).to("meta")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, capturable=capturable)
+    return optimizer, State(dict(model.named_parameters()), Buffers(model), [optimizer], {})
+
+
+@pytest.mark.parametrize(("capturable", "device"), [(True, "meta"), (False, "cpu")])
+def test_step_counts_of_a_joiner_are_where_torch_has_them(capturable: bool, device: str) -> None:
+    """Kernels of fused and capturable optimizers read them on the device; others on the CPU."""
+    model, optimizer, scheduler, _ = make(1)
+    train(model, optimizer, scheduler, 1)
+    for values in optimizer.state.values():
+        values["history"] = [torch.ones(3), {"of": torch.ones(2)}]
+    holder = State(dict(model.named_parameters()), Buffers(model), [optimizer], {})
+    other_optimizer, other = on_meta(capturable)
+    tree = travelled(holder)
+    for group in tree["optimizer"]["groups"]:
+        group["capturable"] = capturable
+    other.write(tree)
+    for values in other_optimizer.state.values():
+        assert values["step"].device.type == device
+        assert values["exp_avg"].device.type == "meta"
+        assert [values["history"][0].device.type, values["history"][1]["of"].device.type] == ["meta", "meta"]
+
+
+def test_state_that_a_holder_keeps_on_the_host_stays_there() -> None:
+    """On a device the holder says which it is, whatever the optimizer's options are."""
+    model, optimizer, scheduler, _ = make(1)
+    train(model, optimizer, scheduler, 1)
+    tree = travelled(State(dict(model.named_parameters()), Buffers(model), [optimizer], {}))
+    assert tree["optimizer"]["on_host"] is None
+    tree["optimizer"]["on_host"] = [["exp_avg"]]
+    other_optimizer, other = on_meta(capturable=True)
+    other.write(tree)
+    for values in other_optimizer.state.values():
+        assert (values["exp_avg"].device.type, values["exp_avg_sq"].device.type) == ("cpu", "meta")
+    assert other.read(POSITION, {})["optimizer"]["on_host"] == [["exp_avg"]]
+
+
+def convolution(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, State]:
+    torch.manual_seed(seed)
+    model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+    return model, optimizer, State(dict(model.named_parameters()), Buffers(model), [optimizer], {})
+
+
+def test_state_of_a_joiner_lies_as_its_parameters_do() -> None:
+    """Fused kernels walk through raw memory: other strides would pair other numbers with each other."""
+
+    def steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        torch.manual_seed(9)
+        for _ in range(3):
+            model(torch.randn(2, 3, 8, 8)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model, optimizer, state = convolution(1)
+    steps(model, optimizer)
+    other_model, other_optimizer, other = convolution(2)
+    other.write(travelled(state))
+    weight = next(other_model.parameters())
+    assert other_optimizer.state[weight]["exp_avg"].stride() == weight.stride() != (27, 9, 3, 1)
+    for members in ((model, optimizer), (other_model, other_optimizer)):
+        steps(*members)
+    for ours, theirs in zip(model.parameters(), other_model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+class Tracked:
+    """A script's object with a small tensor of its own."""
+
+    def __init__(self) -> None:
+        self.value = torch.zeros(4)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"list": [self.value], "pair": (self.value + 1, 2)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value, self.other = state["list"][0], state["pair"][0]
+
+
+def test_small_tensors_do_not_keep_the_transfer_buffer() -> None:
+    """A list in an optimizer's state, a learning rate, and what a tracked object takes."""
+    scripts = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(30, 40)
+        optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.5 / seed))
+        tracked = Tracked()
+        state = State(dict(model.named_parameters()), Buffers(model), [optimizer], {"mine": tracked})
+        scripts.append((model, optimizer, tracked, state))
+    model, optimizer, tracked, state = scripts[0]
+    optimizer.state[model.weight] = {"history": [torch.ones(3)], "named": {"a": torch.ones(2)}}
+    other_model, other_optimizer, other_tracked, other = scripts[1]
+    rate = other_optimizer.param_groups[0]["lr"]
+    other.write(travelled(state))
+    values = other_optimizer.state[other_model.weight]
+    held = [values["history"][0], values["named"]["a"], other_tracked.value, other_tracked.other]
+    assert [tensor.untyped_storage().nbytes() - tensor.nbytes for tensor in held] == [0, 0, 0, 0]
+    assert other_optimizer.param_groups[0]["lr"] is rate, "the script may hold it"
+    assert float(rate) == 0.5
+
+
+def test_what_does_not_take_a_state_is_named_as_this_workers_own() -> None:
+    """No trouble of the network: and nobody goes on with half of a state."""
+    model, optimizer, scheduler, state = make(1)
+    train(model, optimizer, scheduler, 1)
+    tree = travelled(state)
+    _, _, other_scheduler, other = make(2)
+    other_scheduler.load_state_dict = lambda state: 1 / 0
+    with pytest.raises(
+        SpringtideError, match=r"tracked object 'scheduler' .* ZeroDivisionError: .*This worker ends"
+    ):
+        other.write(tree)
+    expanded = torch.nn.Linear(3, 4)
+    expanded.register_buffer("z", torch.zeros(1, 1).expand(4, 4))
+    optimizers = [torch.optim.SGD(expanded.parameters(), lr=0.1)]
+    own = State(dict(expanded.named_parameters()), Buffers(expanded), optimizers, {})
+    with pytest.raises(SpringtideError, match="the model and its optimizers of this worker did not take"):
+        own.write(travelled(own))
+
+
+def test_errors_of_servers_are_not_this_workers_own() -> None:
+    model, optimizer, _, _ = make(1)
+
+    class Servers(Tracked):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise RuntimeError("connection lost")
+
+    parts = dict(model.named_parameters()), Buffers(model), [optimizer], {"servers": Servers()}
+    state = State(*parts, remote={"servers"})
+    with pytest.raises(RuntimeError, match="connection lost"):
+        state.write(travelled(state))
+
+
+def unfreezing(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, Any, State]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(model[1].parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    state = State(dict(model.named_parameters()), Buffers(model), [optimizer], {"scheduler": scheduler})
+    return model, optimizer, scheduler, state
+
+
+def test_groups_that_were_added_during_training_come_with_the_state() -> None:
+    """Gradual unfreezing: a joiner's script has not added them, and goes on as the holder does."""
+    model, optimizer, scheduler, state = unfreezing(1)
+    train(model, optimizer, scheduler, 2)
+    optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.01})
+    scheduler.base_lrs.append(0.01)
+    train(model, optimizer, scheduler, 2)
+    other_model, other_optimizer, other_scheduler, other = unfreezing(2)
+    tree = travelled(state)
+    other.check(tree)
+    other.write(tree)
+    assert [len(group["params"]) for group in other_optimizer.param_groups] == [2, 2]
+    for members in ((model, optimizer, scheduler), (other_model, other_optimizer, other_scheduler)):
+        train(*members, 2)
+    for ours, theirs in zip(model.parameters(), other_model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    # And back: a survivor that is ahead of the holder.
+    fresh = travelled(unfreezing(3)[-1])
+    other.check(fresh)
+    other.write(fresh)
+    assert [len(group["params"]) for group in other_optimizer.param_groups] == [2]
+    assert not other_optimizer.state
+
+
+def test_groups_of_unknown_parameters_are_refused() -> None:
+    *_, state = unfreezing(1)
+    tree = travelled(state)
+    tree["optimizer"]["members"] = [[["elsewhere", "1.bias"]]]
+    with pytest.raises(SpringtideError, match="other parameter groups"):
+        state.check(tree)

@@ -35,6 +35,6 @@ def states_of(
     own = {**tracked, "parameter servers": servers}
     saved = {**tracked, TABLES: TableState(servers.tables)} if servers.tables.handles else dict(tracked)
     return (
-        State(held, buffers, optimizers, own, saved_as),
-        State(named, buffers, optimizers, saved, saved_as),
+        State(held, buffers, optimizers, own, saved_as, {"parameter servers"}),
+        State(named, buffers, optimizers, saved, saved_as, {TABLES}),
     )

@@ -35,6 +35,13 @@ class Gradients:
         self._empty: dict[int, torch.Tensor] = {}
         self._begun: list[int] = []
         self._forgotten: list[int] | None = None
+        # Parameters that do not lie in memory as the sums do (`channels_last`): see `lay_out`.
+        self._strided = [
+            index
+            for index, parameter in enumerate(self.parameters)
+            if parameter.numel() and parameter.stride() != buckets.views[index].stride()
+        ]
+        self._laid_out: dict[int, torch.Tensor] = {}
         self._left_of: tuple[list[torch.Tensor], bool] | None = None
         self._left: list[torch.Tensor] = []
 
@@ -152,6 +159,25 @@ class Gradients:
             view = self._buckets.views[index]
             self.parameters[index].grad = view.add_(earlier) if used[index] else view.copy_(earlier)
         self._aside = {}
+
+    def lay_out(self) -> None:
+        """Give the optimizer gradients that lie in memory as their parameters do, until `lay_back`.
+
+        A fused optimizer walks through raw memory: other strides would pair a gradient with another number's
+        parameter. Only parameters that are not contiguous cost a copy.
+        """
+        for index in self._strided:
+            parameter, view = self.parameters[index], self._buckets.views[index]
+            if parameter.grad is view and parameter.stride() != view.stride():
+                self._laid_out[index] = torch.empty_like(parameter, requires_grad=False).copy_(view)
+                parameter.grad = self._laid_out[index]
+
+    def lay_back(self) -> None:
+        """After the optimizer's step: the gradients that are still there are the sums themselves again."""
+        for index, gradient in self._laid_out.items():
+            if self.parameters[index].grad is gradient:
+                self.parameters[index].grad = self._buckets.views[index]
+        self._laid_out = {}
 
     def stands(self, index: int) -> bool:
         """Whether the gradient of a parameter that stands for a table's rows is as it was placed."""

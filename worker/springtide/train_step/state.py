@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,9 +60,21 @@ class State:
         optimizers: Sequence[torch.optim.Optimizer],
         tracked: Mapping[str, Any],
         saved_as: Mapping[str, list[str]] | None = None,
+        remote: Collection[str] = (),
     ) -> None:
-        """saved_as: of `names_in_state_dict`."""
+        """Make it for one script.
+
+        Args:
+            parameters: by name; all of them, but those that only servers hold.
+            buffers: of the model.
+            optimizers: in the script's order.
+            tracked: other objects with `state_dict` and `load_state_dict`, by name.
+            saved_as: of `names_in_state_dict`.
+            remote: those of `tracked` that talk to servers: their errors are not this process's.
+        """
         self._parameters = parameters
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._remote = remote
         self._saved_as = dict(saved_as or {})
         self._buffers = buffers
         self._optimizers = optimizers
@@ -92,6 +104,8 @@ class State:
                     {name: value for name, value in group.items() if name != "params"}
                     for group in self._groups()
                 ],
+                "members": self._members(),
+                "on_host": self._on_host(),
             },
             "tracked": {name: item.state_dict() for name, item in self._tracked.items()},
             "cursor": position.cursor.to_json(),
@@ -126,11 +140,7 @@ class State:
                 f"the job's optimizer is {' and '.join(kinds)} and this worker's "
                 f"{' and '.join(self._kinds())}: is the script the same?"
             )
-        groups, states = tree["optimizer"]["groups"], tree["optimizer"]["state"]
-        if len(groups) != len(self._groups()) or len(states) != len(self._in_order()):
-            raise SpringtideError(
-                "the job's optimizer has other parameter groups than this worker's: is the script the same?"
-            )
+        self._check_groups(tree["optimizer"])
         if set(tree["tracked"]) != set(self._tracked):
             raise SpringtideError(
                 f"the job tracks {sorted(tree['tracked'])} and this worker {sorted(self._tracked)}: is the "
@@ -146,25 +156,110 @@ class State:
     def write(self, tree: Mapping[str, Any], *, give: bool = False) -> None:
         """Make the live state equal to the tree, which `check` has accepted.
 
-        give: nobody uses the tree afterwards, so that tensors with memory of their own need no copy: taking
-        new memory for a large optimizer's state costs more than reading it.
+        Args:
+            tree: of `read`, here or in another process; its tensors are on the CPU.
+            give: nobody uses the tree afterwards, so that tensors with memory of their own need no copy:
+                taking new memory for a large optimizer's state costs more than reading it.
+
+        Raises:
+            SpringtideError: something in this process did not take it: the model, an optimizer, or a tracked
+                object of the script's. What is live now is a mixture, so the process must not go on.
+            RuntimeError: servers failed.
         """
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(tree["parameters"][name])
-                parameter.grad = None
-            self._buffers.write(
-                list(range(len(self._buffers.names))), [tree["buffers"][name] for name in self._buffers.names]
-            )
-            for (optimizer, parameter), state in zip(
-                self._in_order(), tree["optimizer"]["state"], strict=True
-            ):
-                _write_parameter_state(optimizer, parameter, state, give)
-        for group, values in zip(self._groups(), tree["optimizer"]["groups"], strict=True):
-            group.update(values)
+        try:
+            with torch.no_grad():
+                self._write_tensors(tree)
+                self._write_optimizers(tree["optimizer"], give)
+        except Exception as error:  # whatever it is, it is this process's own
+            raise _not_installed("the model and its optimizers", error) from error
         for name, item in self._tracked.items():
-            item.load_state_dict(tree["tracked"][name])
+            try:
+                item.load_state_dict(_with_own_memory(tree["tracked"][name]))
+            except Exception as error:
+                if name in self._remote:
+                    raise
+                raise _not_installed(f"the tracked object {name!r}", error) from error
         self._buffers.remember()
+
+    def _write_tensors(self, tree: Mapping[str, Any]) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.copy_(tree["parameters"][name])
+            parameter.grad = None
+        self._buffers.write(
+            list(range(len(self._buffers.names))), [tree["buffers"][name] for name in self._buffers.names]
+        )
+
+    def _write_optimizers(self, tree: Mapping[str, Any], give: bool) -> None:
+        if (members := tree.get("members", self._members())) != self._members():
+            self._regroup(members)
+        on_host = tree.get("on_host")
+        groups = self._groups()
+        for group, values in zip(groups, tree["groups"], strict=True):
+            _write_options(group, values)
+        placed = [
+            _Placement(parameter, group, None if on_host is None else on_host[number], give)
+            for number, group in enumerate(groups)
+            for parameter in group["params"]
+        ]
+        for (optimizer, parameter), placement, state in zip(
+            self._in_order(), placed, tree["state"], strict=True
+        ):
+            _write_parameter_state(optimizer, parameter, state, placement)
+
+    def _members(self) -> list[list[list[str]]]:
+        """Return the names of the parameters, by optimizer and group."""
+        return [
+            [[self._names.get(id(item), "") for item in group["params"]] for group in optimizer.param_groups]
+            for optimizer in self._optimizers
+        ]
+
+    def _on_host(self) -> list[list[str]] | None:
+        """Return, by group, which state tensors are on the CPU though their parameters are on a device.
+
+        Adam's `step` is, unless it is `fused` or `capturable`. None where parameters are on the CPU.
+        """
+        if all(parameter.device.type == "cpu" for parameter in self._parameters.values()):
+            return None
+        found = []
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                states = [optimizer.state.get(item, {}) for item in group["params"]]
+                names = {name for state in states for name, value in state.items() if _any_on_cpu(value)}
+                found.append(sorted(names))
+        return found
+
+    def _check_groups(self, optimizer: Mapping[str, Any]) -> None:
+        """Raise SpringtideError when the job's parameter groups cannot be made of this worker's."""
+        members, states = optimizer.get("members"), optimizer["state"]
+        if members is None:  # of an earlier build: as many groups, of as many parameters
+            fits = len(optimizer["groups"]) == len(self._groups()) and len(states) == len(self._in_order())
+        else:
+            named = [name for groups in members for group in groups for name in group]
+            fits = (
+                len(members) == len(self._optimizers)
+                and sum(map(len, members)) == len(optimizer["groups"])
+                and len(named) == len(states)
+                and (members == self._members() or set(named) <= set(self._parameters))
+            )
+        if not fits:
+            raise SpringtideError(
+                "the job's optimizer has other parameter groups than this worker's: is the script the same?"
+            )
+
+    def _regroup(self, members: Sequence[Sequence[Sequence[str]]]) -> None:
+        """Give the optimizers the groups that the job's have: a script may add some while it trains."""
+        for optimizer, groups in zip(self._optimizers, members, strict=True):
+            own = optimizer.param_groups
+            for number, names in enumerate(groups):
+                parameters = [self._parameters[name] for name in names]
+                if number < len(own):
+                    own[number]["params"] = parameters
+                else:
+                    own.append({**own[0], "params": parameters})
+            del own[len(groups) :]
+            kept = {id(item) for group in own for item in group["params"]}
+            for parameter in [item for item in optimizer.state if id(item) not in kept]:
+                del optimizer.state[parameter]
 
     def _kinds(self) -> list[str]:
         return [type(optimizer).__name__ for optimizer in self._optimizers]
@@ -186,8 +281,47 @@ class State:
         ]
 
 
+@dataclass(frozen=True)
+class _Placement:
+    """Where the state of one parameter goes: its device, and the parameter's strides.
+
+    on_host: names of state that stays on the CPU, as the sender had it; None: torch's rule.
+    """
+
+    parameter: torch.nn.Parameter
+    group: Mapping[str, Any]
+    on_host: Collection[str] | None
+    give: bool
+
+    def device(self, name: str, value: torch.Tensor) -> torch.device:
+        if self.on_host is not None:
+            return torch.device("cpu") if name in self.on_host else self.parameter.device
+        if value.dim() == 0 and not (self.group.get("fused") or self.group.get("capturable")):
+            return torch.device("cpu")  # as `_init_group` of torch's optimizers makes step counts
+        return self.parameter.device
+
+    def place(self, name: str, value: Any) -> Any:
+        """Return the value in memory of its own, on the right device, with all that is inside of it."""
+        if isinstance(value, dict):
+            return {key: self.place(name, item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)([self.place(name, item) for item in value])
+        if not isinstance(value, torch.Tensor):
+            return copy.deepcopy(value)
+        device = self.device(name, value)
+        if value.shape == self.parameter.shape and value.stride() != self.parameter.stride():
+            # Fused kernels walk through raw memory: the state must lie as the parameter does.
+            return torch.empty_like(self.parameter, dtype=value.dtype, device=device).copy_(value)
+        if value.dim() == 0:
+            return value.to(device, copy=True)
+        return value.to(device, copy=not (self.give and _has_own_memory(value)))
+
+
 def _write_parameter_state(
-    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, values: Mapping[str, Any], give: bool
+    optimizer: torch.optim.Optimizer,
+    parameter: torch.nn.Parameter,
+    values: Mapping[str, Any],
+    placement: _Placement,
 ) -> None:
     if not values:
         optimizer.state.pop(parameter, None)
@@ -197,16 +331,53 @@ def _write_parameter_state(
         del state[name]
     for name, value in values.items():
         old = state.get(name)
-        if not isinstance(value, torch.Tensor):
-            state[name] = copy.deepcopy(value)
-        elif isinstance(old, torch.Tensor) and old.shape == value.shape and old.dtype == value.dtype:
+        if (
+            isinstance(value, torch.Tensor)
+            and isinstance(old, torch.Tensor)
+            and (old.shape, old.dtype) == (value.shape, value.dtype)
+        ):
             old.copy_(value)
         else:
-            # An optimizer that has not stepped yet; scalars such as Adam's step count stay on the CPU.
-            if value.dim() == 0:
-                state[name] = value.clone()
-            else:
-                state[name] = value.to(parameter.device, copy=not (give and _has_own_memory(value)))
+            state[name] = placement.place(name, value)
+
+
+def _write_options(group: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Take over a group's options; a tensor (a learning rate) stays the object that the script may hold."""
+    for name, value in values.items():
+        old = group.get(name)
+        if isinstance(value, torch.Tensor) and isinstance(old, torch.Tensor) and old.shape == value.shape:
+            old.copy_(value)
+        else:
+            group[name] = _with_own_memory(value)
+
+
+def _with_own_memory(value: Any) -> Any:
+    """Return the value with copies of tensors that are views: one would keep the whole transfer's buffer."""
+    if isinstance(value, torch.Tensor):
+        return value if _has_own_memory(value) else value.clone()
+    if isinstance(value, dict):
+        for key, item in value.items():
+            value[key] = _with_own_memory(item)
+    elif isinstance(value, list):
+        value[:] = [_with_own_memory(item) for item in value]
+    elif type(value) is tuple:
+        return tuple(_with_own_memory(item) for item in value)
+    return value
+
+
+def _any_on_cpu(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.device.type == "cpu"
+    if isinstance(value, dict):
+        return any(_any_on_cpu(item) for item in value.values())
+    return isinstance(value, list | tuple) and any(_any_on_cpu(item) for item in value)
+
+
+def _not_installed(where: str, error: Exception) -> SpringtideError:
+    return SpringtideError(
+        f"{where} of this worker did not take the job's state, which had arrived whole: "
+        f"{type(error).__name__}: {error}. This worker ends; the others go on"
+    )
 
 
 def _has_own_memory(tensor: torch.Tensor) -> bool:

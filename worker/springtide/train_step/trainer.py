@@ -77,6 +77,8 @@ class Trainer:
         self._optimizers = optimizers
         self._several = several
         self._depth = 0
+        self._stepping: list[torch.optim.Optimizer] = []
+        """Whose `step()` is running, outermost first; one may call another's, or that of its own base."""
         self.buffers = self._buffers = Buffers(model)
         self.transaction = Transaction()
         if logical_workers:
@@ -214,6 +216,7 @@ class Trainer:
         (self._staged or self._here).begin()
         self._scalings.begin()
         self._depth = 0
+        self._stepping = []
         self._strangers.begin()
         self._body = Body(deal, time.perf_counter())
         if self._earlier is not None and not deal.first:
@@ -325,6 +328,8 @@ class Trainer:
         last = micro.is_last
         if body.gradients == 0:
             self._make_way()
+        if gradient.requires_grad:
+            gradient = gradient.detach()  # `backward(create_graph=True)`: a sum is no part of the graph
         view = self.buckets.put(index, gradient, micro.scale, micro.index, last)
         parameter.grad = view if last else None
         self._reduction.put_rows(index, micro.scale, last, micro.index)
@@ -341,6 +346,16 @@ class Trainer:
             self._body.reduced = False
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        if optimizer in self._stepping:
+            self._stepping.append(optimizer)
+            return None  # torch's hooks run for `super().step()` too
+        arguments = self._prepare_step(optimizer, args, kwargs)
+        self._stepping.append(optimizer)
+        if self._dense_here:
+            self._gradients.lay_out()
+        return arguments
+
+    def _prepare_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         self.transaction.require_open("optimizer.step()")
         body = self._running()
         closure = closure_of(args, kwargs)
@@ -383,15 +398,22 @@ class Trainer:
         """The closure's loss, as the mean over all members, with the sums of its gradients in place."""
         check_closure(self._exact is not None, isinstance(self.buckets, LowRankBuckets))
         body = self._running()
+        self._gradients.lay_back()
         loss = closure()
         self._complete(body)
         if self._staged is None:
             self._here.stage(optimizer, self._reduced_now, self._scalings)
+            self._gradients.lay_out()
         else:
             self._stage(optimizer, body)
         return self._reduction.mean_loss(loss, body)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        del self._stepping[-1:]
+        if optimizer in self._stepping:
+            return
+        if not self._stepping:
+            self._gradients.lay_back()
         if self._staged is not None:
             self.pending.expect(self._staged.stepped(optimizer))
         elif self._several:
