@@ -117,3 +117,64 @@ def test_norm_and_scale() -> None:
     assert buckets.square_norm([]).item() == 0.0
     buckets.scale(0.5)
     assert buckets.views[1].max().item() == 2.0
+
+
+def test_what_nobody_used_in_the_last_step_holds_up_no_bucket() -> None:
+    """It leaves as zeros, whatever lies there from the step before."""
+    buckets, recorder = make()
+    for index in (2, 1, 0):
+        buckets.put(index, torch.ones(2, 3), 1.0, 0, last=True)
+    recorder.sent.clear()
+    buckets.begin(recorder)
+    buckets.expect_unused([2])
+    buckets.put(1, torch.full((2, 3), 2.0), 1.0, 0, last=True)
+    assert [tensor.max().item() for tensor in recorder.sent] == [0.0, 2.0]
+    buckets.put(0, torch.ones(2, 3), 1.0, 0, last=True)
+    buckets.flush()
+    assert [tensor.max().item() for tensor in recorder.sent] == [0.0, 2.0, 1.0]
+    assert buckets.used == [True, True, False]
+
+
+def test_gradient_that_comes_before_its_bucket_leaves_is_not_late() -> None:
+    buckets, recorder = make()
+    buckets.expect_unused([1])
+    buckets.put(1, torch.ones(2, 3), 1.0, 0, last=True)
+    buckets.put(2, torch.full((2, 3), 2.0), 1.0, 0, last=True)
+    assert [tensor.max().item() for tensor in recorder.sent] == [2.0, 1.0]
+    assert not buckets.is_late(1)
+
+
+def test_late_gradients_are_summed_once_more() -> None:
+    """Of two micro-batches the first was in time: both count."""
+    buckets, recorder = make()
+    buckets.expect_unused([1, 2])
+    buckets.put(1, torch.ones(2, 3), 0.5, 0, last=False)
+    buckets.put(0, torch.ones(2, 3), 1.0, 1, last=True)
+    assert len(recorder.sent) == 3, "all have left"
+    buckets.put(1, torch.full((2, 3), 4.0), 0.5, 1, last=True)
+    buckets.put(2, torch.full((2, 3), float("nan")), 0.0, 1, last=True)  # of a stand-in
+    assert [buckets.is_late(index) for index in range(3)] == [False, True, True]
+    buckets.flush()
+    buckets.wait()
+    recorder.sent.clear()
+    started = buckets.start_late([1, 2], recorder)
+    assert [tensor.tolist() for tensor in recorder.sent] == [[2.0] * 6 + [0.0] * 6]
+    buckets.add_late([1, 2], [flat for flat, _ in started])
+    assert buckets.views[1].unique().tolist() == [2.5]
+    assert buckets.views[2].unique().tolist() == [0.0]
+    buckets.check_untouched()
+
+
+def test_late_gradients_of_several_types_are_one_sum_each() -> None:
+    kinds = [torch.float32, torch.float64, torch.float32]
+    fields = [Field(f"p{i}", (2,), kind) for i, kind in enumerate(kinds)]
+    buckets, recorder = Buckets(plan_layout(fields, 1)), Recorder()
+    buckets.begin(recorder)
+    buckets.expect_unused([0, 1, 2])
+    buckets.flush()
+    for index, kind in enumerate(kinds):
+        buckets.put(index, torch.full((2,), index + 1.0, dtype=kind), 1.0, 0, last=True)
+    started = buckets.start_late([0, 1, 2], recorder)
+    assert [flat.tolist() for flat, _ in started] == [[1.0, 1.0, 3.0, 3.0], [2.0, 2.0]]
+    buckets.add_late([0, 1, 2], [flat for flat, _ in started])
+    assert [view.tolist() for view in buckets.views] == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]

@@ -170,3 +170,64 @@ def test_gradients_scaled_by_hand_are_told() -> None:
 
     with pytest.raises(springtide.UsageError, match=r"gradient was changed between backward.*clip_norm"):
         one_body(body, model)
+
+
+class Experts(torch.nn.Module):
+    """Three experts, each in a bucket of its own; of one batch's samples all go to the same one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with seeded(5):
+            self.body = torch.nn.Linear(4, 600)
+            self.experts = torch.nn.ModuleList([torch.nn.Linear(600, 1) for _ in range(3)])
+            self.first = torch.nn.Linear(600, 1)
+
+    def forward(self, x: torch.Tensor, expert: int) -> torch.Tensor:
+        hidden = torch.tanh(self.body(x))
+        # What is computed first has its gradient last: its bucket, the first one in order, has left by then.
+        part = self.experts[expert](hidden)
+        return part + self.first(hidden)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_experts_that_come_and_go_train_as_in_one_process(micro_batches: int) -> None:
+    """What was used by none in the last step holds up no bucket, and counts although it comes late."""
+    choice = [0, 0, 1, 1, 2, 0, 1, 0, 0, 2, 2, 1]
+
+    def train(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor, number: int) -> None:
+        (model(x, choice[number]) - y).square().mean().backward()
+
+    def script(rank: Rank) -> tuple[torch.Tensor, list[list[int]], list[torch.Tensor]]:
+        model = Experts()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
+        rank.distribute(model, optimizer, clip_norm=1.0)
+        late, order = [], []
+        for batch in rank.batches((X, Y), batch_size=6, epochs=3, seed=0):
+            number = rank.step_number - 1
+            with rank.step():
+                for x, y in batch.split(micro_batches):
+                    train(model, optimizer, x, y, number)
+                late.append(
+                    [i for i in range(len(list(model.parameters()))) if rank.trainer.buckets.is_late(i)]
+                )
+                optimizer.step()
+                unused = [i for i, expert in enumerate(model.experts) if expert.weight.grad is None]
+                assert unused == [i for i in range(3) if i != choice[number]]
+                optimizer.zero_grad()
+            order.append(batch.ids)
+        return values(model), late, order
+
+    first, second = on_ranks(2, script)
+    model = Experts()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
+    for number, parts in enumerate(zip(first[2], second[2], strict=True)):
+        ids = torch.cat(parts)
+        train(model, optimizer, X[ids], Y[ids], number)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    # The bucket of the expert that was used last waits for it, and with it those behind: of lower numbers.
+    changes = [number for number in range(1, 12) if choice[number] > choice[number - 1]]
+    for parameters, late, _ in (first, second):
+        assert [number for number, indices in enumerate(late) if indices] == changes
+        torch.testing.assert_close(parameters, values(model), rtol=0, atol=2e-5)

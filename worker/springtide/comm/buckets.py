@@ -3,6 +3,12 @@ bucket.
 
 A bucket is sent when its last gradient is there and all buckets before it have been sent, so that all members
 send in the same order and sending overlaps the rest of backward.
+
+[Note: unused parameters] A parameter without a gradient (BERT's pooler under MLM, an expert that nothing was
+sent to) would hold up its bucket, and all behind it, until backward is over. So what no member has used in
+the last step counts as there from the begin: its bucket leaves with zeros for it. If a gradient comes all the
+same, and its bucket has left, it is late: it is kept apart, the commit vote tells all members, and they sum
+the late ones once more. All members must expect the same, or they would send different things.
 """
 
 from __future__ import annotations
@@ -53,6 +59,60 @@ class Buckets:
         self._missing = [len(indices) for indices in self.layout.members]
         self._versions = [flat._version for flat in self._flats]
         self._works: list[Work] = []
+        self._unused: frozenset[int] = frozenset()
+        self._late: dict[int, torch.Tensor] = {}
+
+    may_expect_unused = True
+    """Whether sums can be added to after they were made; see [Note: unused parameters]."""
+
+    def expect_unused(self, indices: Iterable[int]) -> None:
+        """After `begin`: these parameters hold up no bucket. All members must say the same ones."""
+        self._unused = frozenset(indices)
+        for index in self._unused:
+            self._missing[self.layout.slots[index].bucket] -= 1
+
+    def is_late(self, index: int) -> bool:
+        """Whether a gradient for the parameter came after its bucket had left."""
+        return index in self._late
+
+    def start_late(self, indices: Sequence[int], start_sum: StartSum) -> list[tuple[torch.Tensor, Work]]:
+        """Begin to sum what was late for these parameters, here or at other members; one sum for each dtype.
+
+        Returns:
+            (flat tensor, its sum) in the order of the dtypes' first parameters, for `add_late`.
+        """
+        self._writers.join(self._late_account)
+        return [(flat, start_sum(flat)) for flat in self._late_flats(indices)]
+
+    def add_late(self, indices: Sequence[int], flats: Sequence[torch.Tensor]) -> None:
+        """Add the sums of `start_late` to those of the buckets."""
+        offsets = [0] * len(flats)
+        numbers = {dtype: number for number, dtype in enumerate(self._dtypes_of(indices))}
+        for index in indices:
+            view, number = self.views[index], numbers[self.views[index].dtype]
+            begin, offsets[number] = offsets[number], offsets[number] + view.numel()
+            view.add_(flats[number][begin : offsets[number]].view_as(view))
+        self._versions = [flat._version for flat in self._flats]
+
+    def _late_flats(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        return [
+            torch.cat(
+                [
+                    self._late.get(index, torch.zeros_like(self.views[index])).reshape(-1)
+                    for index in indices
+                    if self.views[index].dtype == dtype
+                ]
+            )
+            for dtype in self._dtypes_of(indices)
+        ]
+
+    def _dtypes_of(self, indices: Sequence[int]) -> list[torch.dtype]:
+        return list(dict.fromkeys(self.views[index].dtype for index in indices))
+
+    @property
+    def _late_account(self) -> int:
+        """For `_writers`: late gradients, which lie in no bucket."""
+        return -1
 
     def begin_round(self, start_sum: StartSum, left: Collection[int]) -> None:
         """Another backward pass of the step begins. left: parameters whose last sums are added to."""
@@ -91,6 +151,10 @@ class Buckets:
         bucket = self.layout.slots[index].bucket
         self._check(bucket)
         view = self.views[index]
+        if bucket < len(self._works):
+            self._put_late(index, gradient, scale)
+            self._round[index] = micro
+            return view
         first = self._round[index] < 0 and index not in self._carried
         self._writers.write(bucket, onto=not first)
         if scale == 0.0:
@@ -105,22 +169,35 @@ class Buckets:
         self._versions[bucket] = self._flats[bucket]._version
         self._round[index] = micro
         if last:
-            self._missing[bucket] -= 1
+            if index not in self._unused:
+                self._missing[bucket] -= 1
             self._send_complete()
         return view
+
+    def _put_late(self, index: int, gradient: torch.Tensor, scale: float) -> None:
+        self._writers.write(self._late_account, onto=index in self._late)
+        late = self._late.get(index)
+        if late is None:
+            late = self._late[index] = torch.zeros_like(self.views[index])
+        if scale != 0.0:
+            late.add_(gradient, alpha=scale)
 
     def flush(self) -> None:
         """Send what has not been sent; parameters without a gradient count as zero."""
         for bucket, missing in enumerate(self._missing):
             if missing and bucket >= len(self._works):
-                for index in self.layout.members[bucket]:
-                    if self._round[index] < 0 and index not in self._carried:
-                        self._check(bucket)
-                        self._writers.write(bucket, onto=False)
-                        self.views[index].zero_()
-                        self._versions[bucket] = self._flats[bucket]._version
+                self._fill(bucket, self.layout.members[bucket])
             self._missing[bucket] = 0
         self._send_complete()
+
+    def _fill(self, bucket: int, indices: Iterable[int]) -> None:
+        """Put in zeros for those of the parameters that have no gradient yet."""
+        for index in indices:
+            if self._round[index] < 0 and index not in self._carried:
+                self._check(bucket)
+                self._writers.write(bucket, onto=False)
+                self.views[index].zero_()
+                self._versions[bucket] = self._flats[bucket]._version
 
     def wait(self) -> None:
         """Wait until all sums are there.
@@ -176,6 +253,8 @@ class Buckets:
     def _send_complete(self) -> None:
         while len(self._works) < len(self._missing) and self._missing[len(self._works)] == 0:
             bucket = len(self._works)
+            if self._unused:
+                self._fill(bucket, self._unused.intersection(self.layout.members[bucket]))
             self._writers.join(bucket)
             self._works.append(self._start_sum(self._outgoing(bucket)))
 

@@ -46,6 +46,8 @@ class Contribution:
     options: tuple[int, int] = (0, 0)
     newcomer: bool = False
     extra: Sequence[float] = ()
+    late: Sequence[bool] = ()
+    """By parameter that was expected to be unused: whether its gradient came after its bucket had left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,11 @@ class Result:
     save: float
     extra: list[float]
     options_fit: bool = True
+    late: list[bool] = field(default_factory=list)
 
 
 def encode(part: Contribution) -> torch.Tensor:
-    """float64 of shape (13 + 9 + 17 + parameters + buffers + extra,).
+    """float64 of shape (13 + 9 + 17 + parameters + buffers + late + extra,).
 
     Raise ValueError for more than 16 values.
     """
@@ -90,6 +93,7 @@ def encode(part: Contribution) -> torch.Tensor:
         *(part.values_weight, *values, *[0.0] * (MOST_VALUES - len(values))),
         *part.used,
         *part.changed,
+        *part.late,
         *part.extra,
     ]
     return torch.tensor(vector, dtype=torch.float64)
@@ -103,6 +107,7 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
     values_weight, *values = numbers[after : after + 1 + MOST_VALUES]
     rest = numbers[after + 1 + MOST_VALUES :]
     lists = len(part.used), len(part.used) + len(part.changed)
+    late = lists[1] + len(part.late)
     agreed: dict[str, float] | None = None
     if _equal(low, low2, size) and _equal(high, high2, size):
         divisor = values_weight or float("nan")
@@ -119,7 +124,8 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
         changed=[number > 0 for number in rest[lists[0] : lists[1]]],
         values=agreed,
         save=save,
-        extra=rest[lists[1] :],
+        late=[number > 0 for number in rest[lists[1] : late]],
+        extra=rest[late:],
         options_fit=_fit(numbers[_SCALARS:after], part, size),
     )
 

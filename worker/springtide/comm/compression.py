@@ -88,6 +88,8 @@ class LowRankBuckets(Buckets):
     residual when an optimizer's step has taken that sum (`take`), and `committed` keeps it.
     """
 
+    may_expect_unused = False  # products cannot be added to
+
     def __init__(self, layout: Layout, device: torch.device | None, several: bool = False) -> None:
         self._matrices = {
             index: matrix

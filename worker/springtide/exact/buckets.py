@@ -71,6 +71,8 @@ class ExactBuckets(Buckets):
     one `flush` and `wait`. A part that is not the last one ends with `end_part`.
     """
 
+    may_expect_unused = False  # parts of a step are summed as integers before they leave
+
     def __init__(self, layout: Layout, parts: int, device: torch.device | None = None) -> None:
         """layout: slots aligned to BLOCK elements. parts: most parts that are added up in a step. device: of
         the gradients; None is the CPU."""

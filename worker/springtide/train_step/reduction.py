@@ -116,6 +116,10 @@ class Reduction:
         self._transaction = transaction
         self._body: Body | None = None
         self._moving: tuple[Group | None, list[int]] = (None, [])
+        self._unused: tuple[Group | None, list[int]] = (None, [])
+        """The parameters without a gradient in the group's last step, which all its members know alike."""
+        self.expects_unused = False
+        """Whether such a parameter holds up no bucket in the next step; see [Note: unused parameters]."""
         self.failure: Failure | None = None
         self.waiting_since: float | None = None
         self.change_wanted = False
@@ -132,6 +136,11 @@ class Reduction:
             self._home.begin_step()
         if self._tables is not None:
             self._tables.begin()
+
+    def expected_unused(self) -> list[int]:
+        """Return the parameters that the running body's buckets do not wait for."""
+        known, unused = self._unused
+        return unused if self.expects_unused and known is self._running().deal.group else []
 
     def begin_round(self, left: Mapping[int, float]) -> None:
         """Another backward of the body begins; as `StepTables.begin_round`."""
@@ -240,6 +249,7 @@ class Reduction:
                 "(not this worker's loss)"
             )
         self.newcomer = False
+        self._sum_late(deal.group, result)
         self._wait(lambda: self._buckets.settle(result.change))
         weight = result.weight
         if self._exact is not None:
@@ -261,6 +271,16 @@ class Reduction:
         body.result, body.change = result, body.change or ends
         faults.reach_in(body.round, "reduced", deal.number)
         return Reduced(result, correction, combined, norm)
+
+    def _sum_late(self, group: Group, result: side.Result) -> None:
+        """Sum the gradients that came after their buckets had left, at any member; remember who had none."""
+        expected = self.expected_unused()
+        self._unused = group, [index for index, used in enumerate(result.used) if not used]
+        if late := [index for index, is_late in zip(expected, result.late, strict=True) if is_late]:
+            started = self._buckets.start_late(late, self.start_sum)
+            for _, work in started:
+                self._wait(work.wait)
+            self._buckets.add_late(late, [flat for flat, _ in started])
 
     def mean(self, value: float, body: Body) -> float:
         """The mean over the samples of all members. Raise Dropped when that fails."""
@@ -317,6 +337,7 @@ class Reduction:
             options=self._hyperparameters.hashes(),
             newcomer=self.newcomer,
             extra=[] if self._exact is None else self._exact.extra(),
+            late=[self._buckets.is_late(index) for index in self.expected_unused()],
         )
 
     def _expected_buffers(self, group: Group) -> list[int]:

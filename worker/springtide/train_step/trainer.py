@@ -127,6 +127,8 @@ class Trainer:
             self.buckets, self._buffers, self._exact, self.transaction, self._home, self.tables, optimizers
         )
         self.reduction = self._reduction
+        # With several steps in a body each has other parameters; on servers the sums are theirs.
+        self.reduction.expects_unused = self.buckets.may_expect_unused and self._dense_here and not several
         self.reduction.in_ranges = lambda: self.servers is not None and self.servers.asynchronous
         self._reduced: Reduced | None = None
         self._clip_norm = clip_norm
@@ -224,6 +226,7 @@ class Trainer:
         self._reduction.begin(self._body)
         if self._exact is None:
             self.buckets.begin(self._reduction.start_gradients)
+            self.buckets.expect_unused(self._reduction.expected_unused())
         else:
             self._exact.begin(deal.group, deal.number, deal.first, deal.last, self._reduction.start_sum)
         seed_part(deal.seed, deal.number, deal.part)
