@@ -212,9 +212,7 @@ def test_messages_beyond_the_limit_break_one_stream_only(stack: ExitStack, tmp_p
     first.wait("known")
 
 
-def test_store_entries_reach_the_others_and_a_member_that_reconnects(
-    stack: ExitStack, tmp_path: Path
-) -> None:
+def test_store_entries_reach_others_and_a_reconnected_member(stack: ExitStack, tmp_path: Path) -> None:
     server = coordinator(stack, tmp_path, SPRINGTIDE_TARGET="2")
     first, second = member(stack, server, "w0"), member(stack, server, "w1", 1)
     formed = second.client.send

@@ -101,9 +101,7 @@ def test_bad_requests_are_named_and_leave_the_connection_usable() -> None:
     ("held", "given"),
     [(torch.float32, torch.int32), (torch.float16, torch.bfloat16), (torch.int64, torch.float64)],
 )
-def test_numbers_of_another_type_are_refused_though_they_have_the_size(
-    held: torch.dtype, given: torch.dtype
-) -> None:
+def test_numbers_of_another_type_but_same_size_are_refused(held: torch.dtype, given: torch.dtype) -> None:
     with servers(2) as running, kv.connect(names(running), TOKEN, chunk_bytes=16) as store:
         values = torch.arange(40).to(held)
         store.init("w", values)
@@ -273,7 +271,7 @@ def test_a_killed_server_is_named_and_a_stopped_one_times_out(tmp_path: Path) ->
         server.end()
 
 
-def test_a_forked_process_connects_anew_and_leaves_the_connection_to_the_other(tmp_path: Path) -> None:
+def test_forked_process_connects_anew_leaving_the_other_its_own(tmp_path: Path) -> None:
     with servers(1) as running, kv.connect(names(running), TOKEN) as store:
         store.init("w", torch.zeros(2))
         report = tmp_path / "report"
@@ -296,7 +294,7 @@ def test_a_forked_process_connects_anew_and_leaves_the_connection_to_the_other(t
         assert store.pull("w", torch.ones(2)).tolist() == [0, 0]
 
 
-def test_a_server_that_is_lost_under_a_full_queue_fails_all_that_wait() -> None:
+def test_server_lost_under_a_full_queue_fails_all_that_wait() -> None:
     """It is the thread that sends, and nobody else, that makes room in the queue and learns of the loss."""
     with servers(1) as running, kv.connect(names(running), TOKEN) as store:
         store.init("w", torch.zeros(1))
@@ -332,7 +330,7 @@ def test_a_server_that_is_lost_under_a_full_queue_fails_all_that_wait() -> None:
                 handle.wait()
 
 
-def test_a_server_that_takes_nothing_is_named_when_the_queue_is_full(
+def test_server_that_takes_nothing_is_named_at_a_full_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv, "_SEND_SECONDS", 0.2)
@@ -360,7 +358,7 @@ def _push_and_keep(store: kv.KVStore, gradient: torch.Tensor, handles: list[kv.H
         handles.append(store.push("w", gradient))
 
 
-def test_who_is_told_of_a_lost_server_may_need_a_lock_of_one_that_waits_for_room() -> None:
+def test_loss_callback_may_need_a_lock_held_by_a_waiting_sender() -> None:
     """As a server does that passes sums on, each in the lock in which it hears that one is there."""
     with servers(1) as running, kv.connect(names(running), TOKEN) as store:
         [client] = store._clients

@@ -173,7 +173,7 @@ def test_other_groups_go_on_from_a_checkpoint_of_an_epochs_end(
     assert [result["audit"]["skipped"] for worker in again if (result := worker.result())] == [2] * 3
 
 
-def test_common_steps_end_and_begin_again_while_a_server_is_killed(
+def test_common_steps_end_and_begin_again_at_a_killed_server(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
     cluster = make_cluster(TOGETHER, 2, scaler=True)
