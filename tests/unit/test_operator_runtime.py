@@ -49,7 +49,7 @@ async def test_without_any_watch_the_resync_is_enough() -> None:
         )
 
 
-async def test_a_death_reaches_the_coordinator_at_once_not_at_the_next_tick() -> None:
+async def test_death_reaches_coordinator_at_once_not_at_next_tick() -> None:
     cluster, coordinator = FakeCluster(), FakeCoordinator()
     cluster.add_job(replicas=3)
     async with operator(cluster, coordinator, tick=120.0):
@@ -183,7 +183,7 @@ async def test_an_outage_is_told_and_survived() -> None:
         await until(lambda: len(cluster.pods()) == 3, "three workers")
 
 
-async def test_an_operator_that_starts_before_the_api_server_says_so_and_waits() -> None:
+async def test_operator_started_before_api_server_says_so_and_waits() -> None:
     cluster = FakeCluster()
     cluster.down = True
     cluster.add_job(replicas=1)
@@ -207,7 +207,7 @@ async def test_only_the_holder_of_the_lease_acts() -> None:
             assert len({p["metadata"]["name"] for p in cluster.pods()}) == 2
 
 
-async def test_one_that_stands_by_has_looked_at_everything_when_the_lease_is_free(
+async def test_standby_has_looked_at_everything_when_lease_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between the moment when a silent holder acts no more and the end of its lease."""

@@ -19,7 +19,7 @@ from springtide_operator.pace import busy_seconds
 from springtide_operator.turns import Turns
 
 
-async def test_no_more_than_so_many_have_a_turn_and_urgent_ones_come_first() -> None:
+async def test_turns_are_limited_and_urgent_ones_come_first() -> None:
     turns, order, most, now = Turns(2, 2), [], 0, 0
 
     async def job(name: str, urgent: bool) -> None:
@@ -146,7 +146,7 @@ def test_many_busy_jobs_are_looked_at_more_seldom(jobs: int, seconds: float) -> 
     assert busy_seconds(jobs, 2.0) == seconds
 
 
-async def test_waiting_for_other_requests_is_no_part_of_a_request_s_time(
+async def test_waiting_for_other_requests_is_not_in_request_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kube_module, "AT_A_TIME", 8)  # two of them for one namespace
