@@ -91,7 +91,7 @@ def test_the_limit_comes_from_the_environment() -> None:
         assert options.membership.return_after_standstill == 2 * limit
 
 
-async def test_what_became_due_while_the_coordinator_stood_still_is_said(tmp_path: Path) -> None:
+async def test_what_became_due_in_a_coordinator_standstill_is_said(tmp_path: Path) -> None:
     """The wait for a second worker was over then: the first one hears that it starts alone."""
     now = [1000.0]
     options = Options(token="t", number=1, state_dir=tmp_path, target=2, minimum=1)
@@ -112,7 +112,7 @@ async def test_what_became_due_while_the_coordinator_stood_still_is_said(tmp_pat
     assert told[-1] == "start"
 
 
-def test_whatever_comes_late_shows_that_the_coordinator_stood_still(
+def test_anything_late_shows_that_the_coordinator_stood_still(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is taken in first when it goes on may be the end of a stream, and only then the tick."""
