@@ -164,7 +164,7 @@ def test_each_range_is_worked_on_by_one_group_and_pushed_once(
 
 
 @pytest.mark.parametrize("reader", [0, 1])
-def test_who_has_committed_reads_the_new_values_although_its_group_is_over(reader: int) -> None:
+def test_committed_member_reads_new_values_after_its_groups_end(reader: int) -> None:
     store, sent, has_read = Store(), threading.Event(), threading.Event()
 
     def script(rank: Rank) -> list[torch.Tensor]:
@@ -235,7 +235,7 @@ def test_a_schedule_that_is_stepped_at_an_epochs_last_batch(size: int, settings:
         assert last == pytest.approx(0.1 * 0.5**EPOCHS)
 
 
-def test_of_those_who_take_a_range_together_the_first_ones_options_count() -> None:
+def test_options_of_the_first_of_a_group_count_for_the_batch() -> None:
     """The others' schedules may have gone past other ranges than its own."""
     store = Store()
 
