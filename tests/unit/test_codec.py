@@ -94,7 +94,7 @@ def test_views_that_are_not_contiguous_are_copied_in_order() -> None:
         assert torch.equal(there_and_back(view), view)
 
 
-def test_a_tensor_that_stands_in_several_places_comes_back_as_one() -> None:
+def test_tensor_in_several_places_comes_back_as_one() -> None:
     shared, equal = torch.ones(3), torch.ones(3)
     result = there_and_back({"a": shared, "b": [shared, shared[:]], "c": equal, "d": shared[:2]})
     assert result["a"] is result["b"][0] is result["b"][1]

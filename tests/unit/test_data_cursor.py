@@ -43,7 +43,7 @@ def test_malformed_json_is_refused(change: dict[str, object]) -> None:
         Cursor.from_json(Cursor().to_json() | change)
 
 
-def test_the_permutation_depends_on_seed_and_epoch_and_on_nothing_else() -> None:
+def test_permutation_depends_on_seed_and_epoch_alone() -> None:
     state = torch.get_rng_state()
     first = permutation(100, 7, 3).clone()
     permutation.cache_clear()

@@ -151,7 +151,7 @@ class Stream:
         self.behind.append(stream.name)
 
 
-def test_streams_that_round_into_a_bucket_go_one_behind_the_other() -> None:
+def test_streams_rounding_into_a_bucket_run_one_after_another() -> None:
     main, side = Stream("main"), Stream("side")
     now = main
     buckets = ExactBuckets(layout(), 2)

@@ -166,7 +166,7 @@ class Stream:
         self.behind.append(stream.name)
 
 
-def test_a_sum_begins_behind_every_stream_that_wrote_into_its_bucket() -> None:
+def test_sum_begins_after_every_stream_that_wrote_its_bucket() -> None:
     main, side, third = Stream("main"), Stream("side"), Stream("third")
     now = main
     writers = Writers(lambda: now)

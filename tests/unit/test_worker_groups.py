@@ -105,7 +105,7 @@ def test_a_late_peer_is_waited_for_in_turns(groups: Callable[..., list[Group]]) 
     assert late == [True]
 
 
-def test_a_collective_that_the_backend_lost_is_given_up_after_the_shutdown() -> None:
+def test_collective_lost_by_backend_is_given_up_after_shutdown() -> None:
     """gloo was seen to forget a collective whose connection broke: its wait ended by its timeout alone."""
 
     class Lost:
@@ -197,7 +197,7 @@ def test_missing_member_is_named() -> None:
         form(store, 0, 2, addresses(1)[0], connect_seconds=10, collective_seconds=10)
 
 
-def test_a_socket_is_found_although_a_duplicate_of_it_is_closed_meanwhile(
+def test_socket_is_found_while_a_duplicate_of_it_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another thread of the process looks for its own, and duplicates what it finds."""
@@ -212,7 +212,7 @@ def test_a_socket_is_found_although_a_duplicate_of_it_is_closed_meanwhile(
     assert any(passing in descriptors for descriptors in listed.values())
 
 
-def test_sockets_of_a_group_are_found_although_descriptors_are_used_again() -> None:
+def test_sockets_of_a_group_are_found_at_reused_descriptors() -> None:
     """An old group's descriptors are closed by the backend's thread, maybe while the next group forms."""
     olds = [socket.socket() for _ in range(40)]
     before = groups_module._sockets()

@@ -119,7 +119,7 @@ def test_the_scripts_own_collating_reads_nothing_twice_either(tmp_path: Any) -> 
     assert {process for _, process in reads} - {str(os.getpid())}
 
 
-def test_training_and_evaluating_on_sequences_of_different_lengths() -> None:
+def test_sequences_of_different_lengths_train_and_evaluate() -> None:
     lengths = [int(n) for n in torch.randint(1, 9, (24,), generator=torch.Generator().manual_seed(2))]
     sequences = [(torch.ones(n), float(n)) for n in lengths]
 

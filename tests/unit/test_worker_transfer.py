@@ -173,7 +173,7 @@ def test_a_piece_that_differs_comes_again(groups: Callable[..., list[Group]]) ->
     assert sent == moved == len(codec.flatten(tree())[0]) + 1024
 
 
-def test_a_wrong_checksum_is_told_and_that_piece_alone_comes_again(
+def test_wrong_checksum_is_told_and_that_piece_comes_again(
     groups: Callable[..., list[Group]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder, receiver = groups(2)
@@ -220,7 +220,7 @@ def test_a_state_of_another_script_is_taken_whole(groups: Callable[..., list[Gro
     check(got)
 
 
-def test_state_beyond_the_limit_is_refused_before_memory_is_taken(groups: Callable[..., list[Group]]) -> None:
+def test_state_beyond_limit_is_refused_before_taking_memory(groups: Callable[..., list[Group]]) -> None:
     holder, receiver = groups(2)
 
     def receive() -> None:
@@ -239,7 +239,7 @@ def test_a_state_without_tensors(groups: Callable[..., list[Group]]) -> None:
     assert got == {"step": 3}
 
 
-def test_a_message_is_waited_for_as_long_as_a_collective_and_once() -> None:
+def test_message_is_awaited_as_long_as_a_collective_and_once() -> None:
     class Work:
         def __init__(self) -> None:
             self.waits: list[timedelta] = []
@@ -258,7 +258,7 @@ def test_a_message_is_waited_for_as_long_as_a_collective_and_once() -> None:
     waiter.close()
 
 
-def test_a_message_that_the_backend_has_lost_is_left_once_the_group_is_shut() -> None:
+def test_message_lost_by_backend_is_left_once_group_is_shut() -> None:
     shut, never = threading.Event(), threading.Event()
 
     class Work:
