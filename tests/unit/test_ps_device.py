@@ -239,7 +239,7 @@ def test_copies_overlap_with_compute_on_cuda() -> None:
     copier.mark()
     computed = busy()
     copier.to_device(come, held)
-    copier._in.record_event().synchronize()
+    copier.incoming.record_event().synchronize()
     assert not computed.query(), "the copy waited for what does not read the old values"
     assert float(held.min()) == 7.0  # the script's stream goes on behind the copy
 

@@ -269,7 +269,8 @@ def test_a_group_with_a_device_makes_the_numbers_of_one_without() -> None:
 def owed(member: GroupMember) -> dict[str, torch.Tensor]:
     residuals = member.exchange.compression.residuals
     assert residuals is not None
-    return {key: rest.clone() for key, rest in residuals._kept.items()}
+    owed = {chunk.key: residuals.kept(chunk.key) for chunk in member.exchange.chunks}
+    return {key: rest.clone() for key, rest in owed.items() if rest is not None}
 
 
 def test_debt_of_a_member_goes_with_a_sum_that_another_pushes() -> None:
@@ -343,7 +344,7 @@ def test_a_group_waits_for_the_slowest_group() -> None:
         desk = next(server for server in one.running if f"s{server.port}" == c.own.desk)
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(c.own.lease, 0, 100)
-            until(lambda: len(desk._async_handler._waiting) == 1, "the question that has to wait")
+            until(lambda: desk.async_handler.waiting == 1, "the question that has to wait")
             assert one.bodies("a", "b") == {1}
             assert not asked.done()
             one.commit("a", "b")
@@ -415,14 +416,14 @@ def test_a_group_has_the_scale_of_its_first_member() -> None:
     scalers = [torch.amp.GradScaler("cpu", scale, growth_interval=9) for scale in (64.0, 2.0**-20, 8.0)]
     for count, scaler in enumerate(scalers):
         scaler.scale(torch.ones(1))
-        scaler._growth_tracker.fill_(count)
+        scaler.load_state_dict(scaler.state_dict() | {"_growth_tracker": count})
     unused = torch.amp.GradScaler("cpu", 4.0, enabled=False)
     later = torch.amp.GradScaler("cpu", 4.0)  # has scaled nothing yet
     groups = form_groups(3)
     try:
         on_groups([lambda g=group: agree([scalers[g.rank], unused], g) for group in groups])
         assert [scaler.get_scale() for scaler in scalers] == [64.0] * 3
-        assert [scaler._get_growth_tracker() for scaler in scalers] == [0] * 3
+        assert [scaler.state_dict()["_growth_tracker"] for scaler in scalers] == [0] * 3
         chosen = [scalers[0], later, scalers[2]]
         on_groups([lambda g=group: agree([chosen[g.rank]], g) for group in groups])
         assert float(later.scale(torch.ones(1))) == 64.0

@@ -15,6 +15,7 @@ import springtide
 from springtide.ps.worker_groups import GroupRoute
 from springtide_ps.server.async_handler import AsyncHandler
 from springtide_ps.server.gradient_stash import GradientStash
+from springtide_ps.wire.frames import Header, Kind
 
 torch.set_num_threads(1)
 SAMPLES, EPOCHS, PER_EPOCH = 50, 3, 7
@@ -78,7 +79,7 @@ def train(
         ranges = []
         for x, y, ids in rank.batches((X, Y, IDS), batch_size=8, epochs=EPOCHS, seed=0):
             with rank.step():
-                number = rank.trainer._running().deal.number
+                number = rank.trainer.batch_number
                 scaler.scale((model(x, ids, number) - y).square().mean()).backward()
                 for each in (optimizer, *others):
                     scaler.step(each)
@@ -146,13 +147,14 @@ def test_each_range_is_worked_on_by_one_group_and_pushed_once(
     tables: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed: list[tuple[str, int]] = []
-    push = AsyncHandler._push
+    answer = AsyncHandler.answer
 
-    def note(self: AsyncHandler, kind: Any, token: Any, number: int, meta: Any, *rest: Any) -> None:
-        pushed.append((meta["k"], meta["r"]))
-        push(self, kind, token, number, meta, *rest)
+    def note(self: AsyncHandler, header: Header, meta: Any, *rest: Any) -> None:
+        if header.kind in (Kind.PUSH_RANGE, Kind.COPY_RANGE):
+            pushed.append((meta["k"], meta["r"]))
+        answer(self, header, meta, *rest)
 
-    monkeypatch.setattr(AsyncHandler, "_push", note)
+    monkeypatch.setattr(AsyncHandler, "answer", note)
     values, ranges = train(4, tables, group_size=2)
     for own in values:
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(own, values[0], strict=True))
@@ -218,7 +220,7 @@ def test_a_schedule_that_is_stepped_at_an_epochs_last_batch(size: int, settings:
         rates = []
         for x, y, ids in rank.batches((X, Y, IDS), batch_size=8, epochs=EPOCHS, seed=0):
             with rank.step():
-                number = rank.trainer._running().deal.number
+                number = rank.trainer.batch_number
                 if number > PER_EPOCH:
                     rates.append(optimizer.param_groups[0]["lr"] * 2 ** ((number - 1) // PER_EPOCH))
                 (model(x, ids, 0) - y).square().mean().backward()
