@@ -66,7 +66,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> FakeConnection:
 
 
 def use(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> tuple[PlainScreen, io.StringIO]:
-    monkeypatch.setattr(local, "_cluster", lambda: cluster)
+    monkeypatch.setattr(local, "embedded_cluster", lambda: cluster)
     out = io.StringIO()
     return PlainScreen(Console(file=out, width=200)), out
 

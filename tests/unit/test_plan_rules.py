@@ -79,7 +79,7 @@ def test_a_reason_that_is_almost_a_known_one_is_doubted(reason: str, meant: str)
     assert all(f"did you mean {meant}?" in text for text in said)
 
 
-@given(st.sampled_from(sorted(rules._KNOWN)))
+@given(st.sampled_from(sorted(rules.KNOWN_REASONS)))
 def test_known_reasons_are_not_doubted(reason: str) -> None:
     assert rules.doubts([a_rule(reasons=[reason, reason.upper()])]) == []
 
