@@ -104,7 +104,7 @@ def test_script_needing_common_steps_keeps_them_with_new_pods(
     cluster.until(lambda: bool(reply(cluster).consistency_refused), "the refusal")
     said = reply(cluster).consistency_refused
     assert "average is a AveragedModel, which would differ from worker to worker" in said
-    cluster._environment["SPRINGTIDE_CONSISTENCY"] = "Asynchronous"
+    cluster.environment["SPRINGTIDE_CONSISTENCY"] = "Asynchronous"
     second.kill()
     (tmp_path / "gate").unlink()
     third = cluster.add()

@@ -49,8 +49,8 @@ FIRST_OF_5 = [
 
 def drawn_by(version: int, count: int) -> list[str]:
     chaos = object.__new__(Chaos)
-    chaos.random, chaos._version = random.Random(5), version
-    return [chaos._fault() for _ in range(count)]
+    chaos.random, chaos.version = random.Random(5), version
+    return [chaos.draw_fault() for _ in range(count)]
 
 
 def test_a_seed_of_the_first_version_draws_what_it_always_drew() -> None:
@@ -171,11 +171,11 @@ def test_batch_counted_twice_or_never_is_seen_in_each_layer() -> None:
 
 def test_workers_of_the_sums_often_break_in_the_middle_of_a_push() -> None:
     chaos = object.__new__(ServerChaos)
-    chaos.random, chaos._version, chaos._switches = random.Random(3), NEWEST, True
-    made = [chaos._fault() for _ in range(300)]
+    chaos.random, chaos.version, chaos.switches = random.Random(3), NEWEST, True
+    made = [chaos.draw_fault() for _ in range(300)]
     pushing = {entry for entry in made if entry.startswith("pushing:*:")}
     assert sum(entry in pushing for entry in made) > 75
     for entry in made:
         faults.parse(entry)
-    chaos._switches, chaos._version, chaos.random = False, 2, random.Random(3)
-    assert not any(chaos._fault().startswith("pushing") for _ in range(300))
+    chaos.switches, chaos.version, chaos.random = False, 2, random.Random(3)
+    assert not any(chaos.draw_fault().startswith("pushing") for _ in range(300))

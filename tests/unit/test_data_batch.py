@@ -58,8 +58,9 @@ def test_named_tuples_and_plain_tensors_keep_their_attributes() -> None:
         AttributeError, match="neither Batch nor its Tensor of samples has an attribute 'nonsense'"
     ):
         plain.nonsense  # noqa: B018
-    with pytest.raises(AttributeError, match="_private"):
-        plain._private  # noqa: B018
+    private = "_private"
+    with pytest.raises(AttributeError, match=private):
+        getattr(plain, private)
 
 
 def test_samples_are_read_once_and_not_before_they_are_used() -> None:

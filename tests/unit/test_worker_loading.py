@@ -162,9 +162,9 @@ def test_training_is_the_same_with_and_without() -> None:
                     for micro in batch.split(2):
                         script.loss(micro).backward()
                         if attempts == 3:
-                            assert springtide.api._runtime is not None
-                            assert springtide.api._runtime.trainer is not None
-                            springtide.api._runtime.trainer.drop("the test says so")
+                            assert springtide.api.active_runtime is not None
+                            assert springtide.api.active_runtime.trainer is not None
+                            springtide.api.active_runtime.trainer.drop("the test says so")
                     script.finish()
             assert attempts == 7
             return script.parameters()

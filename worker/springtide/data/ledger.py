@@ -23,7 +23,7 @@ import torch
 from springtide.data.cursor import Cursor
 from springtide.data.mixing import MASK_64, mix, mix_tensor
 
-_CHUNK = 1 << 20
+IDS_AT_ONCE = 1 << 20
 _HALF = (1 << 32) - 1
 
 
@@ -72,7 +72,10 @@ def contribution(ids: torch.Tensor, stage: int, epoch: int) -> Contribution:
 
 @lru_cache(maxsize=8)
 def _dataset_sum(n: int) -> int:
-    return sum(_sum(torch.arange(start, min(start + _CHUNK, n))) for start in range(0, n, _CHUNK)) & MASK_64
+    return (
+        sum(_sum(torch.arange(start, min(start + IDS_AT_ONCE, n))) for start in range(0, n, IDS_AT_ONCE))
+        & MASK_64
+    )
 
 
 def expected_hash(n: int, stage: int, epoch: int) -> int:
