@@ -25,15 +25,16 @@ _README = """\
 # The springtide chart
 
 Installs the Springtide operator, which runs elastic PyTorch training jobs
-(`TrainingJob`, `springtide.dev/v1alpha1`). Helm 3.10 or newer, Kubernetes 1.29 or newer.
+(`TrainingJob`, `springtide.dev/v1alpha1`).
+Helm 3.10 or newer, Kubernetes 1.29 or newer.
 
 ```console
 $ helm install springtide charts/springtide --namespace springtide-system --create-namespace
 $ helm test springtide --namespace springtide-system
 ```
 
-`docs/install.md` leads through clusters of several kinds, upgrades and removal; `docs/security.md` says
-what each right of the operator is for.
+`docs/install.md` leads through clusters of several kinds, upgrades and removal.
+`docs/security.md` says what each right of the operator is for.
 
 ## Values
 
@@ -44,7 +45,8 @@ Generated from `values.yaml`; unknown keys are refused.
 _VALUES = """\
 # Values of the chart
 
-Generated from `charts/springtide/values.yaml` by `python charts/generate.py`. Unknown keys are refused.
+Generated from `charts/springtide/values.yaml` by `python charts/generate.py`.
+Unknown keys are refused.
 
 """
 

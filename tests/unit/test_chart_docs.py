@@ -60,10 +60,10 @@ def test_every_right_is_explained() -> None:
     own = {("get", "secrets"), ("create", "leases"), ("get", "leases"), ("update", "leases")}
     rights = {(verb, resource) for verb, _, resource in granted(render(), "springtide-operator")}
     assert told == rights - own
-    sentence = text.partition("In its own namespace:")[2].partition("\n\n")[0]
+    sentence = " ".join(text.partition("In its own namespace:")[2].partition("\n\n")[0].split())
     assert "create Secrets and Leases" in sentence
     assert "get the Secret `springtide-root-key`" in sentence
-    assert "get and\nupdate the Lease `springtide-operator`" in sentence
+    assert "get and update the Lease `springtide-operator`" in sentence
 
 
 def test_policy_in_the_security_page_is_valid() -> None:

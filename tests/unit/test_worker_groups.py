@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -294,3 +295,34 @@ print(group.release())
         [sys.executable, "-c", script], timeout=60, capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\n"
+
+
+def test_forked_child_leaves_groups_in_garbage_alone() -> None:
+    """Freeing a group in a child joins threads that the child does not have: it would hang or abort."""
+    script = """
+import gc
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from springtide.comm import process_group
+
+assert process_group
+gc.disable()
+cycle = [dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=10))]
+cycle.append(cycle)
+del cycle
+child = os.fork()
+if child == 0:
+    gc.collect()
+    os._exit(0)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 10)
+"""
+    done = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+    try:
+        assert done.wait(60) == 10
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(done.pid, signal.SIGKILL)
+        done.wait()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import ipaddress
 import logging
 import os
@@ -37,6 +38,12 @@ _CANCEL_SECONDS = 0.01
 _PEER = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
 _Gloo: Any = dist.ProcessGroupGloo  # its type stubs lack the operations
+
+# A group that nobody uses any more may wait in a cycle for the garbage collector. Where that runs in a forked
+# child (a process of a DataLoader, say), the group's destructor joins threads that only the parent has: the
+# child hangs for ever, or aborts with "std::system_error: Invalid argument". So a child never collects what
+# was there before it.
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 def _keep_for_ever(*items: object) -> None:
