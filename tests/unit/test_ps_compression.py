@@ -253,7 +253,8 @@ class Owing(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self) -> None:
         assert self.wire.residuals is not None
-        owed = self.wire.residuals.kept(CHUNK.key)
+        self.wire.residuals.begin(((1, 0, self.generation), self.step + 1))
+        owed = self.wire.residuals.kept(CHUNK.key)  # as the next body finds it
         if owed is None:
             owed = torch.zeros(ELEMENTS, dtype=torch.float64)
         assert torch.equal(self.applied + owed, self.total)

@@ -13,8 +13,7 @@ from ps_slices import RECIPE, make, record
 from springtide_ps.params.chunk import Chunk
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.server import shard_store
-from springtide_ps.server.kv_handler import Answer
-from springtide_ps.server.metrics import Counters
+from springtide_ps.server.kv_handler import Answer, Counters
 from springtide_ps.server.shard_store import ShardStore
 from springtide_ps.server.sync_handler import SyncHandler
 from springtide_ps.wire.frames import Header, Kind

@@ -48,6 +48,9 @@ def test_it(monkeypatch, thing):
     thing.part._inside(_two)
     monkeypatch.setattr(thing, "_now", 1)
     monkeypatch.setattr("package.one._LIMIT", 1)
+class Below(Above):
+    def __init__(self): self._shared = 1
+def test_that(): Below()._shared
 """
 PUBLIC = """
 import os
@@ -105,7 +108,9 @@ def test_a_circle_is_found_also_for_types_only(condition: str, tmp_path: Path) -
 def found_in_tests(root: Path, text: str) -> list[str]:
     (root / "tests").mkdir()
     (root / "tests" / "test_one.py").write_text(text)
-    return findings_in_tests(read_modules(root, ("tests",)))
+    (root / "ps" / "package").mkdir(parents=True)
+    (root / "ps" / "package" / "two.py").write_text("_shared = 1")
+    return findings_in_tests(read_modules(root, ("tests",)), read_modules(root, ("ps",)))
 
 
 def test_names_of_tests_have_at_most_60_characters(tmp_path: Path) -> None:
@@ -120,6 +125,7 @@ def test_private_names_of_others_are_found_in_tests(tmp_path: Path) -> None:
         "tests/test_one.py:4: thing.part._inside is private",
         "tests/test_one.py:5: monkeypatch.setattr(thing, '_now', 1) is private",
         "tests/test_one.py:6: monkeypatch.setattr('package.one._LIMIT', 1) is private",
+        "tests/test_one.py:9: Below()._shared is private",
     ]
 
 
