@@ -58,7 +58,7 @@ def work(folder: str, baseline: int, width: int) -> None:
     model, optimizer = build(width)
     model, optimizer = springtide.distribute(model, optimizer)
     samples = torch.randn(64, width)
-    runtime = api._runtime
+    runtime = api.active_runtime
     assert runtime is not None
     saved, ended, before = None, 0.0, 0.0
     for batch in springtide.batches(samples, batch_size=4, epochs=100_000, seed=0):

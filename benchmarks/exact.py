@@ -55,7 +55,7 @@ def train(model_name: str, steps: int, coordinators: list[str]) -> None:
     runtimes, models, optimizers, loops = [], [], [], []
     for coordinator, parts in zip(coordinators, (0, LOGICAL_WORKERS), strict=True):
         runtime = Runtime(replace(settings, coordinator=coordinator, logical_workers=parts))
-        api._runtime = runtime
+        api.active_runtime = runtime
         runtime.begin()
         model, samples, labels, batch_size = build(model_name)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -70,7 +70,7 @@ def train(model_name: str, steps: int, coordinators: list[str]) -> None:
     bodies = 0
     for number in range(1, steps + 1):
         for which, runtime in enumerate(runtimes):
-            api._runtime = runtime
+            api.active_runtime = runtime
             began = time.perf_counter()
             while runtime.position.cursor.step < number:
                 batch = next(loops[which])

@@ -44,7 +44,7 @@ def markdown() -> str:
     parts = [_HEAD]
     for module_name, title, more in _MODULES:
         module = importlib.import_module(module_name)
-        parts.append(f"## {title}\n\n{_text(module.__doc__, module_name)}\n")
+        parts.append(f"## {title}\n\n{as_markdown(module.__doc__, module_name)}\n")
         found = [getattr(module, name) for name in sorted(module.__all__, key=str.lower) if name[0] != "_"]
         functions = [one for one in found if not inspect.isclass(one)]
         classes = [one for one in found if inspect.isclass(one) and not issubclass(one, BaseException)]
@@ -83,7 +83,7 @@ def _class(one: type, home: str) -> Iterator[str]:
     title = f"{home}.{one.__name__}" if home else one.__name__
     signature = "" if one.__name__ in _MADE or "__init__" not in vars(one) else _signature(one)
     made = _code(one.__name__ + signature) if signature else ""
-    yield f"### `{title}`\n\n{made}{_text(one.__doc__, title)}\n"
+    yield f"### `{title}`\n\n{made}{as_markdown(one.__doc__, title)}\n"
     for name, value in members(one):
         yield _entry(f"{one.__name__}.{name}", value, "####")
 
@@ -95,7 +95,7 @@ def _entry(title: str, value: Any, level: str) -> str:
         shown = f"{name}: {_annotation(inspect.signature(value.fget).return_annotation)}"
     else:
         shown = name + _signature(value)
-    return f"{level} `{title}`\n\n{_code(shown)}{_text(value.__doc__, title)}\n"
+    return f"{level} `{title}`\n\n{_code(shown)}{as_markdown(value.__doc__, title)}\n"
 
 
 def _signature(value: Any) -> str:
@@ -138,7 +138,7 @@ def _code(text: str) -> str:
     return f"```python\n{text}\n```\n\n"
 
 
-def _text(doc: str | None, where: str) -> str:
+def as_markdown(doc: str | None, where: str) -> str:
     """The docstring as Markdown: its indented blocks are code."""
     if not doc or not doc.strip():
         raise ValueError(f"{where} is public and has no docstring")
@@ -152,7 +152,7 @@ def _text(doc: str | None, where: str) -> str:
 
 
 def _cell(one: type) -> str:
-    return _text(one.__doc__, one.__name__).replace("\n", " ").replace("|", "\\|")
+    return as_markdown(one.__doc__, one.__name__).replace("\n", " ").replace("|", "\\|")
 
 
 def _bases(one: type) -> str:

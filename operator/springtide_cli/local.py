@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from springtide_local.cluster import Cluster
 
 
-def _cluster() -> Cluster:
+def embedded_cluster() -> Cluster:
     try:
         from springtide_local.cluster import Cluster
     except ModuleNotFoundError as error:
@@ -34,7 +34,7 @@ def _is_ready(cluster: Cluster) -> bool:
 
 def running() -> Path:
     """The kubeconfig of the embedded cluster that runs. Raise Refused when none does."""
-    cluster = _cluster()
+    cluster = embedded_cluster()
     if not _is_ready(cluster):
         raise Refused("no embedded cluster runs on this machine: start one with `springtide local start`")
     return cluster.kubeconfig
@@ -82,7 +82,7 @@ async def embedded(screen: Screen, *, keep: Callable[[], bool]) -> AsyncIterator
     What was started here is stopped at the end unless keep(), asked then, says that there is something to
     look at. Raise Refused or InstallError.
     """
-    cluster = _cluster()
+    cluster = embedded_cluster()
     started = await _start(cluster, screen)
     try:
         kube = await _connect(cluster.kubeconfig)

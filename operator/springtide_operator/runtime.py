@@ -95,6 +95,11 @@ class Operator:
         self._trouble: str | None = "has not listed the jobs yet"
 
     @property
+    def web_port(self) -> int | None:
+        """Port of metrics and probes; None before `start`."""
+        return None if self._web is None else self._web.port
+
+    @property
     def acting(self) -> bool:
         """Holds the lease, and has seen everything since it got it."""
         return self._lease.held and self._listed

@@ -48,9 +48,7 @@ def test_a_script_that_ends_without_training_is_no_success(start: Start) -> None
     )
 
 
-def test_a_wrong_image_is_named_in_the_status_and_can_be_corrected_in_place(
-    e2e: E2ECluster, start: Start
-) -> None:
+def test_wrong_image_is_named_in_status_and_corrected_in_place(e2e: E2ECluster, start: Start) -> None:
     running = start("image", image="registry.invalid/nobody/nothing:none")
     degraded = running.until_condition("Degraded")
     assert "registry.invalid/nobody/nothing:none" in degraded["message"]
@@ -98,9 +96,7 @@ def test_a_scale_beyond_the_maximum_is_refused(e2e: E2ECluster, start: Start) ->
         running.scale(3)
 
 
-def test_a_template_that_the_operator_cannot_use_fails_the_job_with_the_field(
-    e2e: E2ECluster, namespace: str
-) -> None:
+def test_unusable_template_fails_the_job_naming_the_field(e2e: E2ECluster, namespace: str) -> None:
     wrong = job("template", e2e.image)
     wrong["spec"]["workers"]["template"]["spec"]["volumes"].append({"name": "springtide-shm", "emptyDir": {}})
     e2e.apply(wrong, namespace=namespace)

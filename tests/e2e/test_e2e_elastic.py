@@ -30,7 +30,7 @@ def test_a_job_succeeds_and_proves_its_samples(e2e: E2ECluster, start: Start) ->
     assert e2e.kubectl("wait", "--for=condition=Succeeded", "stj/succeeds", "-n", running.namespace)
 
 
-def test_scaling_up_and_down_changes_the_workers_and_restarts_nobody(e2e: E2ECluster, start: Start) -> None:
+def test_scaling_up_and_down_changes_workers_restarts_nobody(e2e: E2ECluster, start: Start) -> None:
     """With every call of the coordinator encrypted."""
     running = start("scales", workers=1, epochs=100_000, security={"tls": True})
     running.until_trains(1)
@@ -48,7 +48,7 @@ def test_scaling_up_and_down_changes_the_workers_and_restarts_nobody(e2e: E2EClu
     assert running.status()["restarts"]["failures"] == 0
 
 
-def test_a_worker_deleted_by_force_is_replaced_and_the_job_succeeds(start: Start) -> None:
+def test_worker_deleted_by_force_is_replaced_and_job_succeeds(start: Start) -> None:
     running = start("replaced", workers=2, epochs=200, pace="1")
     running.until_trains(2)
     lost, kept = running.pods()
@@ -64,7 +64,7 @@ def test_a_worker_deleted_by_force_is_replaced_and_the_job_succeeds(start: Start
     assert status["restarts"]["preemptions"] == 1
 
 
-def test_a_deleted_coordinator_pod_is_replaced_while_training_goes_on(start: Start) -> None:
+def test_deleted_coordinator_is_replaced_while_training_goes_on(start: Start) -> None:
     running = start("conducted", workers=1, epochs=100_000)
     running.until_trains(1)
     worker = running.pods()[0]["metadata"]["uid"]
@@ -78,7 +78,7 @@ def test_a_deleted_coordinator_pod_is_replaced_while_training_goes_on(start: Sta
     assert worker in {pod["metadata"]["uid"] for pod in running.pods()}
 
 
-def test_a_deleted_operator_pod_is_replaced_and_the_next_one_goes_on(e2e: E2ECluster, start: Start) -> None:
+def test_deleted_operator_is_replaced_and_the_next_goes_on(e2e: E2ECluster, start: Start) -> None:
     running = start("operated", workers=1, epochs=100_000)
     running.until_trains(1)
     worker = running.pods()[0]["metadata"]["uid"]
@@ -131,9 +131,7 @@ def test_a_deleted_job_takes_everything_with_it(e2e: E2ECluster, start: Start) -
     e2e.until(120, "all that the job made to go", lambda: not left_of(e2e, running))
 
 
-def test_a_job_deleted_while_the_operator_is_gone_takes_everything_with_it(
-    e2e: E2ECluster, start: Start
-) -> None:
+def test_job_deleted_without_operator_takes_everything_along(e2e: E2ECluster, start: Start) -> None:
     running = start("orphaned", workers=1, epochs=100_000)
     running.until_trains(1)
     deployment = e2e.kubectl("get", "deployments", "-n", OPERATOR_NAMESPACE, "-o", "name").split()[0]

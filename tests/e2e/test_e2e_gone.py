@@ -54,7 +54,7 @@ def test_pods_of_a_deleted_namespace_are_gone_within_10_s(e2e: E2ECluster) -> No
         running.seconds_until_gone(e2e.gone_within)
 
 
-def test_pods_that_scale_down_or_suspend_ends_are_gone_within_10_s(e2e: E2ECluster, start: Start) -> None:
+def test_pods_ended_by_scaling_or_suspension_are_gone_in_10_s(e2e: E2ECluster, start: Start) -> None:
     running = start("shrinks", workers=2, epochs=100_000)
     running.until_trains(2)
     running.scale(1)

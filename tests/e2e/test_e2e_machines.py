@@ -83,7 +83,7 @@ def test_a_node_that_dies_costs_its_seconds_and_no_sample(e2e: E2ECluster, start
     assert status["restarts"]["failures"] == 0
 
 
-def test_an_operator_that_starts_without_dns_becomes_ready_and_acts(e2e: E2ECluster, start: Start) -> None:
+def test_operator_started_without_dns_becomes_ready_and_acts(e2e: E2ECluster, start: Start) -> None:
     stop, begin = e2e.hands.to_stop_dns()
     running = start("nameless", workers=1, epochs=100_000)
     running.until_trains(1)

@@ -12,7 +12,7 @@ from e2e_jobs import RunningJob
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
-def test_a_killed_server_costs_no_step_where_each_part_has_two_copies(
+def test_killed_server_costs_no_step_where_shards_have_copies(
     start: Callable[..., RunningJob],
 ) -> None:
     running = start(
@@ -47,7 +47,7 @@ def test_a_killed_server_costs_no_step_where_each_part_has_two_copies(
     assert float(status["values"]["slope"]) == pytest.approx(3.0, abs=0.3)
 
 
-def test_an_edit_of_the_consistency_takes_effect_and_no_pod_restarts(
+def test_edit_of_consistency_takes_effect_without_pod_restarts(
     start: Callable[..., RunningJob],
 ) -> None:
     kept = {"consistency": "BoundedStaleness", "staleness": 3}

@@ -36,7 +36,7 @@ def modules_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
 
 
-def test_the_stand_in_for_coordinators_says_that_all_who_run_train(host: str) -> None:
+def test_coordinator_stand_in_reports_all_running_as_training(host: str) -> None:
     with operator_scale.coordinators(f"{host}:7071"), grpc.insecure_channel(f"{host}:7071") as channel:
         stub = pb_grpc.CoordinatorStub(channel)
         living = [pb.Pod(uid=f"uid-{number}", name=f"w-{number}", started=True) for number in range(2)]
@@ -67,7 +67,7 @@ print(json.dumps(asyncio.run(operator_scale.measure(1, 0.1, Path(sys.argv[1]), 2
 """
 
 
-def test_the_operator_runs_jobs_of_pods_that_are_only_said_to_run(host: str, tmp_path: Path) -> None:
+def test_operator_runs_jobs_of_pods_only_reported_to_run(host: str, tmp_path: Path) -> None:
     """In a process of its own, as `make bench` runs it: its connections end with it."""
     shape = Settings(nodes=1, cpus="1000", memory="4Ti", pods=2000, pretend=host)
     with operator_scale.coordinators(f"{host}:7070"), Cluster.start(tmp_path / "cluster", shape):
@@ -81,7 +81,7 @@ def test_the_operator_runs_jobs_of_pods_that_are_only_said_to_run(host: str, tmp
     assert all(math.isfinite(figure) and figure >= 0 for figure in figures.values())
 
 
-def test_a_job_of_forked_workers_trains_and_loses_its_coordinator(tmp_path: Path) -> None:
+def test_job_of_forked_workers_trains_and_loses_coordinator(tmp_path: Path) -> None:
     job = recovery.Job(tmp_path, 1)
     try:
         job.until(lambda: len(job.history.active()) == 1, "a commit", 120)

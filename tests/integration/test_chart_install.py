@@ -271,7 +271,7 @@ def _slow_script() -> str:
     return TRAIN
 
 
-def test_operator_of_named_namespaces_serves_those_and_needs_no_cluster_wide_right(
+def test_operator_of_named_namespaces_needs_no_cluster_rights(
     place: Installation,
 ) -> None:
     if place.operators():  # the story's other parts may have been left out

@@ -75,7 +75,7 @@ def went_on_from(workers: list[Worker]) -> int:
     return min(worker.commits()[0]["step"] for worker in workers if worker.commits()) - 1
 
 
-def test_when_all_are_killed_others_go_on_from_the_newest_checkpoint_at_any_number(
+def test_all_killed_others_go_on_from_newest_checkpoint(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
 ) -> None:
     cluster = make_cluster()
@@ -162,7 +162,7 @@ def test_a_cut_off_members_late_checkpoint_replaces_nothing(
     assert place.steps()[0] == STEPS > before
 
 
-def test_a_job_that_is_drained_and_then_suspended_goes_on_where_it_was(
+def test_job_drained_then_suspended_goes_on_where_it_was(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
 ) -> None:
     """No checkpoint is made by time. First all pods are deleted, under a coordinator that lives on; then the

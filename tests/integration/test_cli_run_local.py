@@ -73,7 +73,7 @@ def write(folder: Path, name: str, script: str) -> str:
     return str(folder / f"{name}.yaml")
 
 
-def test_a_failure_leaves_the_cluster_for_a_look_and_a_success_runs_in_it(run: Run, tmp_path: Path) -> None:
+def test_failure_leaves_the_cluster_and_a_success_runs_in_it(run: Run, tmp_path: Path) -> None:
     code, out = run(
         "run", write(tmp_path, "bad", "raise SystemExit('no such data: /data/digits')"), "--local"
     )

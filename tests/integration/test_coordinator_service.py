@@ -17,6 +17,7 @@ import grpc
 import pytest
 import standstill
 from coordinator_process import ROOT, TOKEN, CoordinatorProcess, Member, until
+from cut_proxy import CutProxy
 
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol import coordinator_pb2_grpc as pb_grpc
@@ -47,8 +48,24 @@ def member(stack: ExitStack, server: CoordinatorProcess, name: str, slot: int = 
     return made
 
 
-def training_pair(stack: ExitStack, server: CoordinatorProcess) -> tuple[Member, Member]:
-    first, second = member(stack, server, "w0"), member(stack, server, "w1", 1)
+def far_member(stack: ExitStack, server: CoordinatorProcess, name: str, slot: int) -> tuple[Member, CutProxy]:
+    """A member, and the line that its stream takes."""
+    line = CutProxy(("127.0.0.1", int(server.env["SPRINGTIDE_PORT"])))
+    stack.callback(line.close)
+    made = Member(line.address, name, slot=slot, keepalive=KEEPALIVE)
+    stack.callback(made.close)
+    return made, line
+
+
+def break_for_a_moment(line: CutProxy) -> None:
+    line.cut(reset=True)
+    line.heal()
+
+
+def training_pair(
+    stack: ExitStack, server: CoordinatorProcess, second: Member | None = None
+) -> tuple[Member, Member]:
+    first, second = member(stack, server, "w0"), second or member(stack, server, "w1", 1)
     for one in (first, second):
         one.client.wait_connected(10)
         one.park()
@@ -107,10 +124,9 @@ def test_training_goes_on_over_a_killed_coordinator(stack: ExitStack, tmp_path: 
 
 def test_a_short_break_of_a_stream_changes_nothing(stack: ExitStack, tmp_path: Path) -> None:
     server = coordinator(stack, tmp_path, grace=30.0, SPRINGTIDE_TARGET="2")
-    first, second = training_pair(stack, server)
-    call = second.client._call
-    assert call is not None
-    call.cancel()
+    second, line = far_member(stack, server, "w1", 1)
+    first, _ = training_pair(stack, server, second)
+    break_for_a_moment(line)
     second.wait("welcome", 2)
     first.commit(1)
     first.wait("known")
@@ -212,11 +228,10 @@ def test_messages_beyond_the_limit_break_one_stream_only(stack: ExitStack, tmp_p
     first.wait("known")
 
 
-def test_store_entries_reach_the_others_and_a_member_that_reconnects(
-    stack: ExitStack, tmp_path: Path
-) -> None:
+def test_store_entries_reach_others_and_a_reconnected_member(stack: ExitStack, tmp_path: Path) -> None:
     server = coordinator(stack, tmp_path, SPRINGTIDE_TARGET="2")
-    first, second = member(stack, server, "w0"), member(stack, server, "w1", 1)
+    first = member(stack, server, "w0")
+    second, line = far_member(stack, server, "w1", 1)
     formed = second.client.send
 
     def send_without_formed(message: pb.WorkerMessage) -> bool:
@@ -231,8 +246,7 @@ def test_store_entries_reach_the_others_and_a_member_that_reconnects(
     entry = pb.StoreEntry(generation=start.generation, key="address/0", value=b"127.0.0.1:1")
     first.client.send(pb.WorkerMessage(store_set=entry))
     assert second.wait("store_entry").store_entry == entry
-    assert second.client._call is not None
-    second.client._call.cancel()
+    break_for_a_moment(line)
     assert second.wait("store_entry", 2).store_entry == entry
     assert not first.all("store_entry")
 

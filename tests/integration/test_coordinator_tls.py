@@ -47,7 +47,7 @@ async def test_nobody_else_gets_through(coordinator: CoordinatorProcess, authori
     assert refused.value.retry
 
 
-def test_workers_and_servers_speak_it_and_a_token_is_asked_for_all_the_same(
+def test_workers_and_servers_speak_tls_and_still_need_a_token(
     coordinator: CoordinatorProcess,
 ) -> None:
     with contextlib.ExitStack() as stack:

@@ -277,7 +277,7 @@ def test_nobody_unknown_gets_in(api: Api, embedded: EmbeddedServer) -> None:
     assert stranger.request("GET", "/api/v1/nodes")[0] == 401
     assert stranger.request("GET", "/apis")[0] == 401
     nobody = Api(_with_token(api, ""))
-    nobody._headers.clear()
+    nobody.headers.clear()
     assert nobody.request("GET", "/api/v1/nodes")[0] == 401
     assert nobody.request("GET", "/healthz")[:2] == (200, "ok")
 

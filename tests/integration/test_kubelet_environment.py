@@ -76,7 +76,7 @@ def test_config_maps_and_secrets_become_variables(kube: Kube) -> None:
     assert "NONE" not in found
 
 
-def test_a_missing_secret_is_named_and_the_container_starts_once_it_is_there(kube: Kube) -> None:
+def test_missing_secret_is_named_and_container_starts_once_there(kube: Kube) -> None:
     env = [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "later", "key": "token"}}}]
     kube.pod("waits", ["sh", "-c", "echo $TOKEN"], env=env)
     pod = kube.wait_pod(
@@ -154,7 +154,7 @@ def test_a_sub_path_is_one_part_of_a_volume(kube: Kube) -> None:
     assert kube.logs("part", container="main").strip() == "in"
 
 
-def test_a_volume_that_cannot_be_mounted_yet_says_so_and_is_mounted_later(kube: Kube) -> None:
+def test_unmountable_volume_is_reported_and_mounted_later(kube: Kube) -> None:
     volume = {"name": "v", "configMap": {"name": "later"}}
     kube.pod(
         "mounts", ["cat", "/v/a"], volumeMounts=[{"name": "v", "mountPath": "/v"}], spec={"volumes": [volume]}

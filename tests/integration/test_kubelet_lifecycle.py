@@ -34,7 +34,7 @@ def test_an_exit_code_is_told_with_its_termination_message(kube: Kube) -> None:
     assert status_of(pod)["restartCount"] == 0
 
 
-def test_the_end_of_the_log_is_the_message_of_a_failure_that_left_none(kube: Kube) -> None:
+def test_failure_without_message_has_the_end_of_its_log(kube: Kube) -> None:
     script = "for i in $(seq 1 200); do echo line $i; done; exit 1"
     kube.pod("verbose", ["sh", "-c", script], terminationMessagePolicy="FallbackToLogsOnError")
     message = state_of(kube.wait_phase("verbose", "Failed"))["terminated"]["message"]
@@ -207,7 +207,7 @@ def test_a_command_that_is_not_there_fails_to_start(kube: Kube) -> None:
     assert 'exec: "no-such-program": executable file not found in $PATH' in ended["message"]
 
 
-def test_a_command_that_is_not_there_is_tried_again_when_restarts_are_wanted(kube: Kube) -> None:
+def test_missing_command_is_tried_again_when_restarts_are_wanted(kube: Kube) -> None:
     kube.pod("absent", ["no-such-program"], spec={"restartPolicy": "Always"})
     pod = kube.wait_pod(
         "absent",
@@ -243,7 +243,7 @@ def test_init_containers_run_in_order_before_the_others(kube: Kube) -> None:
     ] == [0, 0]
 
 
-def test_a_failing_init_container_fails_a_pod_that_is_never_restarted(kube: Kube) -> None:
+def test_failing_init_container_fails_a_never_restarted_pod(kube: Kube) -> None:
     init = {"name": "init", "image": IMAGE, "command": ["sh", "-c", "exit 5"]}
     kube.pod("blocked", ["true"], spec={"initContainers": [init]})
     pod = kube.wait_phase("blocked", "Failed")

@@ -96,7 +96,7 @@ def test_other_probes_wait_for_the_startup_probe(kube: Kube) -> None:
     assert (status_of(pod)["started"], status_of(pod)["restartCount"]) == (True, 0)
 
 
-def test_a_startup_probe_that_never_succeeds_restarts_the_container(kube: Kube) -> None:
+def test_startup_probe_that_never_succeeds_restarts_container(kube: Kube) -> None:
     kube.pod(
         "never",
         ["sleep", "600"],

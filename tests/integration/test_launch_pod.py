@@ -38,7 +38,7 @@ def get(port: int, address: str, path: str) -> str:
         return text
 
 
-def test_a_killed_process_is_started_again_in_its_pod_while_the_other_trains_on(
+def test_killed_process_starts_again_while_the_other_trains_on(
     cluster: WorkerCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPRINGTIDE_PROCESSES", "2")
@@ -225,7 +225,7 @@ def test_a_process_that_the_kernel_kills_for_want_of_memory(
     assert said.message.startswith("process 1 was killed: out of memory: raise the container's memory limit")
 
 
-def test_a_command_that_is_gone_when_it_is_needed_again_does_not_end_the_others_at_once(
+def test_command_gone_at_a_restart_ends_no_others_at_once(
     launch: Callable[..., Launched], tmp_path: Path
 ) -> None:
     command = tmp_path / "command"

@@ -133,7 +133,7 @@ def test_a_kill_restarts_only_the_scripts_of_the_others(make: Make) -> None:
     assert cluster.reply.states_lost == 0
 
 
-def test_a_script_that_fails_by_itself_ends_its_own_pod_and_no_other(make: Make) -> None:
+def test_failing_script_ends_its_own_pod_and_no_other(make: Make) -> None:
     cluster = make("--restarts", "1", fails="worker-1")
     first, second = cluster.start(2)
     cluster.until_done(second)
@@ -163,7 +163,7 @@ def test_several_processes_in_a_pod_are_ranks_of_their_own(make: Make) -> None:
         assert isinstance(pod.outcome(), outcome.Finished), cluster.logs()
 
 
-def test_what_people_do_with_torch_distributed_works_before_and_after_a_change_of_members(make: Make) -> None:
+def test_torch_distributed_works_before_and_after_a_change(make: Make) -> None:
     cluster = make("--restarts", "0", script=FEATURES, minimum=2)
     first, second = cluster.start(2)
 

@@ -38,7 +38,7 @@ class Home:
         self.pods = f"{self.core}/pods"
 
 
-def test_a_created_object_is_completed_with_defaults_and_identity(
+def test_created_object_is_completed_with_defaults_and_identity(
     api: Api, widgets: str, namespace: str
 ) -> None:
     made = api.ok("POST", Home(widgets, namespace).widgets, widget())
@@ -141,9 +141,7 @@ def test_a_rule_and_a_transition_rule_refuse(api: Api, widgets: str, namespace: 
     assert "color is immutable" in answer["message"]
 
 
-def test_unknown_fields_are_pruned_with_a_warning_or_refused_by_name(
-    api: Api, widgets: str, namespace: str
-) -> None:
+def test_unknown_fields_are_pruned_with_warning_or_refused(api: Api, widgets: str, namespace: str) -> None:
     path = Home(widgets, namespace).widgets
     status, made, headers = api.request("POST", path, widget(foo=1, template={"any": {"thing": 1}}))
     assert status == 201
@@ -307,7 +305,7 @@ def test_a_deleted_namespace_empties_and_refuses(api: Api, widgets: str) -> None
         api.until("the namespace to go", lambda: api.request("GET", f"/api/v1/namespaces/{name}")[0] == 404)
 
 
-def test_a_namespace_has_its_service_account_and_a_missing_one_is_named(api: Api, namespace: str) -> None:
+def test_namespace_has_service_account_and_a_missing_is_named(api: Api, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
     api.until("the default service account", lambda: api.request("GET", path)[0] == 200)
     status, answer, _ = api.request(

@@ -47,7 +47,7 @@ def test_without_a_version_what_exists_comes_first(api: Api, namespace: str) -> 
     assert {event["type"] for event in seen} == {"ADDED"}
 
 
-def test_leaving_a_selection_is_a_deletion_and_entering_an_addition(api: Api, namespace: str) -> None:
+def test_leaving_a_selection_deletes_and_entering_it_adds(api: Api, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     api.ok("POST", path, config("a", team="red"))
     version = api.ok("GET", path)["metadata"]["resourceVersion"]

@@ -83,7 +83,7 @@ def test_a_claim_that_does_not_exist_is_named(kube: Kube) -> None:
     assert 'persistentvolumeclaim "nowhere" not found' in condition_of(pod, "PodScheduled")["message"]
 
 
-def test_kubectl_cordon_keeps_pods_away_and_uncordon_lets_them_in(kube: Kube) -> None:
+def test_kubectl_cordon_keeps_pods_away_and_uncordon_admits(kube: Kube) -> None:
     for index in range(3):
         assert kube.kubectl("cordon", f"springtide-{index}").returncode == 0
     kube.pod("kept-out", ["true"])
@@ -167,7 +167,7 @@ def test_a_killed_node_is_not_ready_and_its_pods_are_deleted(kube: Kube, cluster
     until(lambda: not _node(cluster, node)["spec"].get("taints"), "the taints to be gone")
 
 
-def test_a_stopped_node_freezes_its_processes_until_it_is_restored(kube: Kube, cluster: Cluster) -> None:
+def test_stopped_node_freezes_its_processes_until_restored(kube: Kube, cluster: Cluster) -> None:
     spec = {"tolerations": [{"operator": "Exists"}]}
     pod = _sleeper(kube, "frozen", spec=spec)
     node, pid = pod["spec"]["nodeName"], pid_of(pod)
@@ -246,9 +246,7 @@ def test_a_pod_that_is_always_restarted_comes_back_with_its_node(kube: Kube, clu
     assert status_of(pod)["lastState"]["terminated"]["exitCode"] == 137
 
 
-def test_a_pod_forced_off_a_stopped_node_is_killed_when_the_node_returns(
-    kube: Kube, cluster: Cluster
-) -> None:
+def test_pod_forced_off_a_stopped_node_is_killed_at_its_return(kube: Kube, cluster: Cluster) -> None:
     pod = _sleeper(kube, "ghost", spec={"tolerations": [{"operator": "Exists"}]})
     node, pid = pod["spec"]["nodeName"], pid_of(pod)
     cluster.stop_node(node)

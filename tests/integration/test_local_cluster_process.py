@@ -121,7 +121,7 @@ def test_nothing_is_left_when_one_of_its_processes_is_killed(own: Cluster, victi
     until(lambda: not own.running, "the folder to be free")
 
 
-def test_what_two_killed_processes_left_is_cleaned_up_at_the_next_start(own: Cluster) -> None:
+def test_leftovers_of_two_killed_processes_go_at_next_start(own: Cluster) -> None:
     client = _client(own)
     family = _family(client, own)
     client.close()

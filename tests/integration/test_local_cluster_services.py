@@ -124,7 +124,7 @@ def test_pods_that_are_not_ready_can_be_published(kube: Kube) -> None:
 
 
 @embedded
-def test_a_connection_carries_much_both_ways_and_ends_with_its_backend(kube: Kube) -> None:
+def test_connection_carries_both_ways_and_ends_with_backend(kube: Kube) -> None:
     address = _service(kube)
     _echo(kube, "one")
     connection = until(lambda: _connect(address), "a connection")
@@ -208,7 +208,7 @@ def test_a_deployment_rolls_to_a_new_template_and_back(kube: Kube, strategy: Obj
     assert status["observedGeneration"] == kube.get("deployments", "web", APPS)["metadata"]["generation"]
 
 
-def test_a_deployment_is_scaled_replaces_lost_pods_and_takes_them_along(kube: Kube) -> None:
+def test_deployment_scales_replaces_lost_pods_and_takes_them(kube: Kube) -> None:
     kube.create("deployments", _deployment(kube, "x", replicas=2), APPS)
     until(lambda: len(_commands(kube)) == 2, "two pods")
     assert kube.kubectl("scale", "deployment/web", "--replicas=3").returncode == 0

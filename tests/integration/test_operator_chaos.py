@@ -118,7 +118,7 @@ def test_a_cordoned_node_is_left_for_another_one(system: E2ECluster, job: FakeJo
     assert job.status()["restarts"]["total"] == 0
 
 
-def test_a_lost_node_costs_its_workers_once_and_leaves_nothing_behind(
+def test_lost_node_costs_its_workers_once_and_leaves_nothing(
     system: E2ECluster, embedded: Cluster, job: FakeJob
 ) -> None:
     """The template tolerates lost nodes for ever: Kubernetes itself would never move these workers."""
@@ -142,9 +142,7 @@ def test_a_lost_node_costs_its_workers_once_and_leaves_nothing_behind(
     assert (restarts["failures"], restarts["preemptedWorkers"]) == (0, len(lost))
 
 
-def test_operators_that_stop_and_die_lose_no_decision_and_make_nothing_twice(
-    system: E2ECluster, job: FakeJob
-) -> None:
+def test_operators_that_stop_and_die_lose_and_repeat_nothing(system: E2ECluster, job: FakeJob) -> None:
     journal = Journal(maximum=6)
     with Watcher(str(system.kubeconfig), job.namespace, "fake", journal):
         job.start(replicas=3)

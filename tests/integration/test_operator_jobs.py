@@ -126,7 +126,7 @@ def test_exit_code_0_is_no_success(job: FakeJob) -> None:
     job.cluster.until(60, "the coordinator to go", lambda: not job.pods("coordinator"))
 
 
-def test_a_script_that_raises_before_init_fails_the_job_with_its_last_line(job: FakeJob) -> None:
+def test_script_raising_before_init_fails_job_with_last_line(job: FakeJob) -> None:
     job.start("raise", failurePolicy={"backoffLimit": 1})
     failed = job.until_condition("Failed", "BackoffLimitExceeded")
     assert "FileNotFoundError: no data in /nowhere" in failed["message"]
@@ -170,7 +170,7 @@ LIMITS = {
     ],
     ids=["service account", "priority class", "pod security", "limit range"],
 )
-def test_a_refused_pod_is_told_in_the_servers_words_and_is_no_failure(
+def test_refused_pod_is_reported_in_servers_words_as_no_failure(
     system: E2ECluster, job: FakeJob, template: dict[str, object], message: str
 ) -> None:
     if "container" in template:
@@ -201,7 +201,7 @@ def test_a_rule_by_exception_fails_the_job_at_the_first_failure(job: FakeJob) ->
     assert "failurePolicy.rules[0] (no-data) says FailJob" in failed["message"]
 
 
-def test_a_rule_that_says_replace_moves_the_worker_to_another_node(system: E2ECluster, job: FakeJob) -> None:
+def test_rule_that_says_replace_moves_worker_to_another_node(system: E2ECluster, job: FakeJob) -> None:
     rules = [{"action": "Replace", "exitCodes": {"operator": "In", "values": [137]}}]
     job.start(replicas=1, failurePolicy={"rules": rules})
     job.until_running("0-0")

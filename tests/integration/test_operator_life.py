@@ -87,7 +87,7 @@ def test_logs_of_ended_workers_stay_unless_all_pods_go(
         assert "done" in system.kubectl("logs", "fake-worker-0-0", "-n", job.namespace)
 
 
-def test_an_autoscaler_finds_what_it_needs_at_the_scale_subresource(system: E2ECluster, job: FakeJob) -> None:
+def test_autoscaler_finds_what_it_needs_at_scale_subresource(system: E2ECluster, job: FakeJob) -> None:
     """A HorizontalPodAutoscaler reads the size and the selector, counts those pods, and writes the size."""
     job.start(replicas=2)
     job.until_running("0-0", "1-0", seconds=60)
@@ -114,7 +114,7 @@ def test_policies_that_do_not_exist_are_refused_by_name(job: FakeJob) -> None:
         job.start(elasticity={"policy": "Magic"})
 
 
-def test_extra_workers_take_free_nodes_and_are_given_back_for_others(
+def test_extra_workers_take_free_nodes_and_make_room_for_others(
     system: E2ECluster, namespace: str, job: FakeJob
 ) -> None:
     """On three nodes, with workers that take a node each."""

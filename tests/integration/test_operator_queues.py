@@ -88,9 +88,7 @@ value: 70
 """
 
 
-def test_a_queued_job_starts_when_admitted_leaves_when_evicted_and_reports_its_end(
-    system: E2ECluster, job: FakeJob
-) -> None:
+def test_queued_job_starts_when_admitted_leaves_when_evicted(system: E2ECluster, job: FakeJob) -> None:
     system.kubectl("apply", "-f", "-", stdin=CLASSES)
     node = read(system, "nodes")["items"][0]["metadata"]["name"]
     system.kubectl("label", "node", node, "pool=spot", "--overwrite")

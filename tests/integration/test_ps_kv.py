@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -12,8 +13,10 @@ import threading
 import time
 import urllib.request
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import standstill
@@ -23,7 +26,7 @@ from ps_servers import TOKEN, RealServer, names, servers
 from springtide import kv
 from springtide_ps.wire import frames
 from springtide_ps.wire.client import ServerClient
-from springtide_ps.wire.stream import connect
+from springtide_ps.wire.stream import Stream, connect
 
 
 def test_push_and_pull_over_several_servers_equal_torch() -> None:
@@ -101,9 +104,7 @@ def test_bad_requests_are_named_and_leave_the_connection_usable() -> None:
     ("held", "given"),
     [(torch.float32, torch.int32), (torch.float16, torch.bfloat16), (torch.int64, torch.float64)],
 )
-def test_numbers_of_another_type_are_refused_though_they_have_the_size(
-    held: torch.dtype, given: torch.dtype
-) -> None:
+def test_numbers_of_another_type_but_same_size_are_refused(held: torch.dtype, given: torch.dtype) -> None:
     with servers(2) as running, kv.connect(names(running), TOKEN, chunk_bytes=16) as store:
         values = torch.arange(40).to(held)
         store.init("w", values)
@@ -273,12 +274,25 @@ def test_a_killed_server_is_named_and_a_stopped_one_times_out(tmp_path: Path) ->
         server.end()
 
 
-def test_a_forked_process_connects_anew_and_leaves_the_connection_to_the_other(tmp_path: Path) -> None:
+def test_forked_process_connects_anew_leaving_the_other_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks: list[Any] = []
+
+    def make_lock() -> Any:
+        locks.append(threading.Lock())
+        return locks[-1]
+
+    noted = SimpleNamespace(**{**vars(threading), "Lock": make_lock})
+    monkeypatch.setattr("springtide_ps.wire.client.threading", noted)
     with servers(1) as running, kv.connect(names(running), TOKEN) as store:
         store.init("w", torch.zeros(2))
         report = tmp_path / "report"
-        # Whatever its threads hold then, as the lock here, nobody gives back in the child.
-        with store._clients[0]._lock, warnings.catch_warnings():
+        # Whatever its threads hold then, as all locks here, nobody gives back in the child.
+        assert locks
+        with contextlib.ExitStack() as held, warnings.catch_warnings():
+            for lock in locks:
+                held.enter_context(lock)
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
             if child == 0:
@@ -296,16 +310,36 @@ def test_a_forked_process_connects_anew_and_leaves_the_connection_to_the_other(t
         assert store.pull("w", torch.ones(2)).tolist() == [0, 0]
 
 
-def test_a_server_that_is_lost_under_a_full_queue_fails_all_that_wait() -> None:
+@contextlib.contextmanager
+def sends_until(lost: threading.Event, port: int) -> Iterator[None]:
+    """Let nothing leave for the server with this port; every connection to it breaks when it is lost."""
+    send = Stream.send
+
+    def stuck(stream: Stream, *arguments: Any) -> None:
+        if stream.socket.getpeername()[1] != port:
+            send(stream, *arguments)
+            return
+        assert lost.wait(60)
+        raise ConnectionResetError("by the test")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stream, "send", stuck)
+        yield
+
+
+def until_full(asked: Callable[[], int]) -> None:
+    """Wait until as many requests were made as a connection keeps, besides the one that is being sent."""
+    deadline = time.monotonic() + 60
+    while asked() < 4096 + 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_server_lost_under_a_full_queue_fails_all_that_wait() -> None:
     """It is the thread that sends, and nobody else, that makes room in the queue and learns of the loss."""
     with servers(1) as running, kv.connect(names(running), TOKEN) as store:
         store.init("w", torch.zeros(1))
-        [client] = store._clients
         lost, handles, ended = threading.Event(), list[kv.Handle](), list[Exception]()
-
-        def send(*_: object) -> None:
-            assert lost.wait(60)
-            raise ConnectionResetError("by the test")
 
         def push() -> None:
             try:
@@ -314,28 +348,24 @@ def test_a_server_that_is_lost_under_a_full_queue_fails_all_that_wait() -> None:
             except kv.ServerLostError as error:
                 ended.append(error)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(client._stream, "send", send)
+        with sends_until(lost, running[0].port):
             pushing = threading.Thread(target=push, daemon=True)
             pushing.start()
-            deadline = time.monotonic() + 60
-            while not client._outbox.full():
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until_full(lambda: len(handles))
             lost.set()
             pushing.join(60)
             assert [str(error) for error in ended] == [
-                f"parameter server {client.address}: the connection broke: by the test"
+                f"parameter server 127.0.0.1:{running[0].port}: the connection broke: by the test"
             ]
         for handle in handles:
             with pytest.raises(kv.ServerLostError, match="by the test"):
                 handle.wait()
 
 
-def test_a_server_that_takes_nothing_is_named_when_the_queue_is_full(
+def test_server_that_takes_nothing_is_named_at_a_full_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv, "_SEND_SECONDS", 0.2)
+    monkeypatch.setattr("springtide.kv.client.SEND_SECONDS", 0.2)
     server = RealServer(tmp_path)
     try:
         port, _ = server.ports()
@@ -360,15 +390,14 @@ def _push_and_keep(store: kv.KVStore, gradient: torch.Tensor, handles: list[kv.H
         handles.append(store.push("w", gradient))
 
 
-def test_who_is_told_of_a_lost_server_may_need_a_lock_of_one_that_waits_for_room() -> None:
+def test_loss_callback_may_need_a_lock_held_by_a_waiting_sender() -> None:
     """As a server does that passes sums on, each in the lock in which it hears that one is there."""
-    with servers(1) as running, kv.connect(names(running), TOKEN) as store:
-        [client] = store._clients
-        lost, ready, told, lock = threading.Event(), threading.Event(), threading.Event(), threading.Lock()
-
-        def send(*_: object) -> None:
-            assert lost.wait(60)
-            raise ConnectionResetError("by the test")
+    with (
+        servers(1) as running,
+        contextlib.closing(ServerClient(("127.0.0.1", running[0].port), TOKEN)) as client,
+    ):
+        lost, told, lock = threading.Event(), threading.Event(), threading.Lock()
+        made = 0
 
         def hear(_: object) -> None:
             if lock.acquire(timeout=60):
@@ -376,21 +405,16 @@ def test_who_is_told_of_a_lost_server_may_need_a_lock_of_one_that_waits_for_room
                 told.set()
 
         def ask() -> None:
+            nonlocal made
             client.status().add_done_callback(hear)
             with lock, contextlib.suppress(kv.ServerLostError):
-                ready.set()
-                while True:
+                for made in itertools.count(1):  # noqa: B007
                     client.status()
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(client._stream, "send", send)
+        with sends_until(lost, running[0].port):
             asking = threading.Thread(target=ask, daemon=True)
             asking.start()
-            assert ready.wait(60)
-            deadline = time.monotonic() + 60
-            while not client._outbox.full():
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until_full(lambda: made)
             lost.set()
             asking.join(30)
             assert not asking.is_alive()

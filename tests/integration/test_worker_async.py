@@ -114,7 +114,7 @@ def test_servers_and_the_coordinator_are_killed(
     check(cluster, [workers[0], joiner], reference, "norm")
 
 
-def test_when_all_workers_are_gone_a_checkpoint_of_an_epochs_end_brings_them_back(
+def test_all_workers_gone_epoch_end_checkpoint_brings_them_back(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
     (tmp_path / "volume").mkdir()
@@ -135,7 +135,7 @@ def test_when_all_workers_are_gone_a_checkpoint_of_an_epochs_end_brings_them_bac
     assert [result["audit"]["skipped"] for worker in again if (result := worker.result())] == [2, 2]
 
 
-def test_a_server_with_copies_is_killed_and_nothing_is_done_again(
+def test_killed_server_with_copies_causes_no_repeated_work(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
     # Copies get what was selected, too.
@@ -197,7 +197,7 @@ def test_the_fastest_worker_is_never_too_far_ahead(
 
 
 @pytest.mark.parametrize("hears", ["before it meets nobody", "after it met nobody"])
-def test_a_worker_stops_while_another_waits_for_it_at_the_epochs_end(
+def test_worker_stops_while_another_waits_at_the_epoch_end(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path, hears: str
 ) -> None:
     """One of two hears that all shall stop, while it waits for a range; the other one, which hears of it
@@ -241,7 +241,7 @@ def test_a_worker_stops_while_another_waits_for_it_at_the_epochs_end(
     assert "REDUCTION_FAILED" not in first.log(), cluster.logs()
 
 
-def test_the_manifest_changes_the_bound_and_the_mode_of_a_running_job(
+def test_manifest_changes_bound_and_mode_of_a_running_job(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
     """Whoever has range 20, and later range 40, waits in its body until it has heard of the change."""
@@ -278,7 +278,7 @@ def test_the_manifest_changes_the_bound_and_the_mode_of_a_running_job(
     assert len(cluster.workers) == 2
 
 
-def test_a_worker_and_the_coordinator_are_killed_while_an_edit_takes_effect(
+def test_worker_and_coordinator_killed_while_edit_takes_effect(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
     """One has stopped and the other one is held in a range, until a new coordinator knows of both."""

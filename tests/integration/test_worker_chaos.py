@@ -52,7 +52,7 @@ def survive(chaos: Chaos, reference: Reference, *, early: bool) -> str:
         chaos.close()
 
 
-def test_whatever_happens_the_survivors_have_the_undisturbed_run_s_numbers(
+def test_survivors_of_any_faults_have_the_undisturbed_numbers(
     zygote: Zygote, reference: Reference, tmp_path: Path
 ) -> None:
     def one(seed: Seed) -> str:
@@ -66,7 +66,7 @@ def test_whatever_happens_the_survivors_have_the_undisturbed_run_s_numbers(
     each_seed(SEEDS, seconds(45), one)
 
 
-def test_when_all_are_lost_the_last_whole_checkpoint_leads_to_the_same_numbers(
+def test_all_lost_last_whole_checkpoint_gives_the_same_numbers(
     zygote: Zygote, reference: Reference, tmp_path: Path
 ) -> None:
     def one(seed: Seed) -> str:

@@ -53,7 +53,7 @@ def test_script_that_raises_and_a_model_that_differs(cluster: WorkerCluster) -> 
     first.kill()
 
 
-def test_a_worker_that_joins_with_a_learning_rate_of_its_own_ends_alone(cluster: WorkerCluster) -> None:
+def test_joiner_with_a_learning_rate_of_its_own_ends_alone(cluster: WorkerCluster) -> None:
     """Before, its parameters drifted away from the others', which nobody noticed."""
     first, second = cluster.start(2, options={"rate_by_count": 0.1})
     cluster.until_step(3)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.mark.parametrize("consistency", ["Synchronous", "Asynchronous"])
 @pytest.mark.parametrize(("replication", "stored"), [(1, False), (2, False), (1, True)])
-def test_a_step_that_fails_at_every_try_ends_the_workers_and_they_say_where_and_why(
+def test_step_failing_at_every_try_ends_workers_saying_where(
     new_server_cluster: Callable[..., WorkerCluster],
     tmp_path: Path,
     consistency: str,
@@ -57,7 +57,7 @@ def test_a_step_that_fails_at_every_try_ends_the_workers_and_they_say_where_and_
     assert went_back == (stored and consistency == "Synchronous"), cluster.logs()
 
 
-def test_one_server_that_fails_does_not_end_a_job_whose_other_one_has_copies(
+def test_one_failing_server_does_not_end_a_job_with_copies(
     new_server_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
     cluster = new_server_cluster(OPTIONS, 2, 2)

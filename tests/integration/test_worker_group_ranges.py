@@ -156,7 +156,7 @@ def test_other_groups_go_on_from_a_checkpoint_of_an_epochs_end(
     held = gate(tmp_path / "gate", 28)
     cluster = make_cluster(FREE, environment=place, model="norm", scaler=True, infinite=77)
     first = cluster.start(4, faults=dict.fromkeys(range(4), held))
-    cluster._minimum, now = 3, time.monotonic()  # those who come later begin together
+    cluster.minimum, now = 3, time.monotonic()  # those who come later begin together
     cluster.until(lambda: cluster.asked_at > now, "the operator's next call")
     cluster.until(lambda: bool([*(tmp_path / "volume").rglob("manifest.json")]), "a checkpoint")
     for worker in first:
@@ -173,7 +173,7 @@ def test_other_groups_go_on_from_a_checkpoint_of_an_epochs_end(
     assert [result["audit"]["skipped"] for worker in again if (result := worker.result())] == [2] * 3
 
 
-def test_common_steps_end_and_begin_again_while_a_server_is_killed(
+def test_common_steps_end_and_begin_again_at_a_killed_server(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
     cluster = make_cluster(TOGETHER, 2, scaler=True)

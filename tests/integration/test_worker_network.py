@@ -28,7 +28,7 @@ def why_not() -> str:
 
 
 @pytest.mark.timeout(180)
-def test_a_sum_over_a_broken_line_fails_long_before_its_own_limit() -> None:
+def test_sum_over_broken_line_fails_long_before_its_own_limit() -> None:
     """Whether both ranks have begun it, or one waits for the other's part."""
     if reason := why_not():
         pytest.skip(f"no network of its own: {reason}")

@@ -133,7 +133,7 @@ def test_joins_and_leaves(make_cluster: Callable[..., WorkerCluster], reference:
         assert "is dropped" not in worker.log()
 
 
-def test_training_goes_on_without_a_coordinator_and_the_next_one_adopts(
+def test_training_goes_on_without_coordinator_and_next_adopts(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
     cluster = make_cluster(options={"pace": 0.03})

@@ -61,7 +61,7 @@ def test_workers_are_killed_and_come_at_every_point_of_a_step(
     check(cluster, reference, [steady])
 
 
-def test_an_average_of_the_weights_goes_on_when_workers_and_servers_are_killed_at_every_point(
+def test_average_of_weights_survives_kills_at_every_point(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
 ) -> None:
     """It reads new values in the body, when another worker may be dead that has not committed the step."""
@@ -81,7 +81,7 @@ def test_an_average_of_the_weights_goes_on_when_workers_and_servers_are_killed_a
     check(cluster, reference, [steady])
 
 
-def test_two_optimizers_make_one_step_through_kills_of_workers_and_a_server(
+def test_two_optimizers_make_one_step_through_kills(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
 ) -> None:
     (tmp_path / "alone").mkdir()
@@ -101,7 +101,7 @@ def test_two_optimizers_make_one_step_through_kills_of_workers_and_a_server(
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-def test_two_backwards_and_two_steps_are_one_through_kills_between_them(
+def test_two_backwards_and_two_steps_are_one_through_kills(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path, group_size: int
 ) -> None:
     """The second backward is through what the first step has made, and an average reads it meanwhile."""
@@ -123,7 +123,7 @@ def test_two_backwards_and_two_steps_are_one_through_kills_between_them(
 
 
 @pytest.mark.parametrize("rounds", [False, True])
-def test_compressed_gradients_train_on_while_workers_die_and_leave(
+def test_compressed_gradients_train_on_at_deaths_and_leaves(
     make_cluster: Callable[..., WorkerCluster],
     reference: Reference,
     zygote: Zygote,
@@ -226,7 +226,7 @@ def test_a_server_without_copies_takes_the_state_along(make_cluster: Callable[..
 
 
 @pytest.mark.parametrize(("copies", "losses"), [(1, [(1,), (1,)]), (2, [(0, 1)])])
-def test_after_the_loss_of_servers_the_same_workers_go_back_to_a_checkpoint(
+def test_lost_servers_send_the_same_workers_to_a_checkpoint(
     make_cluster: Callable[..., WorkerCluster],
     zygote: Zygote,
     tmp_path: Path,

@@ -59,7 +59,7 @@ def test_common_steps_end_in_the_middle_of_an_epoch(
     assert len(cluster.workers) == 2
 
 
-def test_a_worker_and_the_coordinator_are_killed_while_common_steps_end(
+def test_worker_and_coordinator_killed_as_common_steps_end(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
     """The others have committed the step whose end is the boundary, and one is killed there, when a new
@@ -92,7 +92,7 @@ def test_a_worker_and_the_coordinator_are_killed_while_common_steps_end(
     assert all(commits(cluster)[step] == 1 for step in range(14, STEPS + 1))
 
 
-def test_a_script_that_needs_common_steps_keeps_its_job_in_them_also_with_new_pods(
+def test_script_needing_common_steps_keeps_them_with_new_pods(
     make_cluster: Callable[..., WorkerCluster], tmp_path: Path
 ) -> None:
     """It has an average of the weights. A pod made while the manifest says something else follows the job."""
@@ -104,7 +104,7 @@ def test_a_script_that_needs_common_steps_keeps_its_job_in_them_also_with_new_po
     cluster.until(lambda: bool(reply(cluster).consistency_refused), "the refusal")
     said = reply(cluster).consistency_refused
     assert "average is a AveragedModel, which would differ from worker to worker" in said
-    cluster._environment["SPRINGTIDE_CONSISTENCY"] = "Asynchronous"
+    cluster.environment["SPRINGTIDE_CONSISTENCY"] = "Asynchronous"
     second.kill()
     (tmp_path / "gate").unlink()
     third = cluster.add()
@@ -166,7 +166,7 @@ def test_the_numbers_after_it_are_those_of_common_steps(
         assert result["rates"].items() <= reference.rates.items()
 
 
-def test_a_worker_and_the_coordinator_are_killed_before_common_steps_begin(
+def test_worker_and_coordinator_killed_before_common_steps(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
     """One dies where all meet: the others find that the epoch is over and meet again, there or at the end of

@@ -105,7 +105,7 @@ def test_workers_are_killed_between_two_steps_of_a_body(
     check(cluster, [steady], reference)
 
 
-def test_a_server_with_copies_is_killed_between_offers_and_their_push_and_another_one_comes(
+def test_server_with_copies_killed_between_offer_and_push(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
     gate, inside = tmp_path / "gate", tmp_path / "inside"
@@ -122,7 +122,7 @@ def test_a_server_with_copies_is_killed_between_offers_and_their_push_and_anothe
     assert set(commits(cluster).values()) == {1}
 
 
-def test_rows_without_a_copy_are_lost_and_the_job_goes_back_to_the_last_epochs_end(
+def test_rows_lost_without_copy_send_job_to_last_epoch_end(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
     """No worker has what a killed server held: dense parameters alone are not made again."""

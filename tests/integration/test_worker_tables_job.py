@@ -52,7 +52,7 @@ def test_workers_are_killed_and_come_at_every_point_of_a_step(
 
 
 @pytest.mark.parametrize("strategy", ["Hybrid", "ParameterServer"])
-def test_two_optimizers_and_their_tables_make_one_step_through_kills(
+def test_optimizers_and_tables_make_one_step_through_kills(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path, strategy: str
 ) -> None:
     """One has the tables, whose rows are looked up again before the other one steps, which has the layers."""

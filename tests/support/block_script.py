@@ -56,7 +56,7 @@ def main() -> None:
             (model(batch[0]) - batch[1]).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            step = springtide.api._runtime.position.cursor.step + 1
+            step = springtide.api.active_runtime.position.cursor.step + 1
         if step % 10 == 0:
             totals.append(total(f"step{step}"))
     totals.append(total("end"))

@@ -51,7 +51,7 @@ class Api:
     kubeconfig: Path
     server: EmbeddedServer | None = None
     _tls: ssl.SSLContext | None = field(default=None, repr=False)
-    _headers: dict[str, str] = field(default_factory=dict, repr=False)
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
     _address: str = ""
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Api:
         authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
         self._tls = ssl.create_default_context(cadata=authority)
         if "token" in user:
-            self._headers["Authorization"] = f"Bearer {user['token']}"
+            self.headers["Authorization"] = f"Bearer {user['token']}"
         if "client-certificate-data" in user:
             pem = base64.b64decode(user["client-key-data"]) + base64.b64decode(
                 user["client-certificate-data"]
@@ -121,7 +121,7 @@ class Api:
             sent = {
                 "Content-Type": content_type,
                 "User-Agent": "api-test/1",
-                **self._headers,
+                **self.headers,
                 **(headers or {}),
             }
             connection.request(method, path, payload, sent)
@@ -140,7 +140,7 @@ class Api:
     def watch(self, path: str, timeout: float = _PATIENCE) -> Iterator[Iterator[Object]]:
         """The events of a watch, as they come; a silence of `timeout` seconds is a TimeoutError."""
         with self._connection(timeout) as connection:
-            connection.request("GET", path, headers=self._headers)
+            connection.request("GET", path, headers=self.headers)
             answer = connection.getresponse()
             assert answer.status == 200, answer.read()
             yield _lines(answer)

@@ -48,7 +48,7 @@ class ServerChaos(Chaos):
 
     def __init__(self, cluster: WorkerCluster, seed: Seed, copies: int = 2, switches: bool = False) -> None:
         super().__init__(cluster, seed)
-        self._copies, self._switches = copies, switches
+        self._copies, self.switches = copies, switches
         self._last_deed = time.monotonic()
         self._wake_server: tuple[float, ServerPod] | None = None
         self._replace: tuple[float, int] | None = None
@@ -62,7 +62,7 @@ class ServerChaos(Chaos):
         super().strike()
         if self.cluster.finished():
             return
-        if self._switches and self.random.random() < 0.2:
+        if self.switches and self.random.random() < 0.2:
             self._switch()
         self._mend_line(time.monotonic())
         self._mend_servers(time.monotonic())
@@ -91,11 +91,11 @@ class ServerChaos(Chaos):
         self._mend_servers(time.monotonic())
         return not self.anchor.running
 
-    def _fault(self) -> str:
+    def draw_fault(self) -> str:
         """Where ranges are pushed, often in the middle of one: some chunks have it then, others do not."""
-        if self._switches and self.random.random() < 0.3:
+        if self.switches and self.random.random() < 0.3:
             return f"pushing:*:{self.random.choice(('kill', 'kill', 'raise', 'sleep=0.4'))}"
-        return super()._fault()
+        return super().draw_fault()
 
     def _cut(self, victim: Worker) -> None:
         """Not the anchor: once the others have gone on without it, their death would lose the state."""
@@ -122,7 +122,7 @@ class ServerChaos(Chaos):
     def _hurt_server(self) -> None:
         cluster, now = self.cluster, time.monotonic()
         self._last_deed = now
-        deed = self.random.choice(deeds(self._version))
+        deed = self.random.choice(deeds(self.version))
         if deed == "more" and cluster.servers_wanted < MOST_SERVERS:
             cluster.add_server(cluster.servers_wanted)
             cluster.servers_wanted += 1

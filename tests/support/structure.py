@@ -1,11 +1,14 @@
-"""The structure that the source keeps: how deep classes are, who makes attributes, who imports whom.
+"""The structure that the source keeps: how deep classes are, who makes attributes, who imports whom; and
+what tests keep to.
 
 `make lint` runs this file, which prints a line for each finding, and ends with 1 if there is one:
 
 * a class of ours that is more than three classes deep: what varies is a part that is held, not a base class;
 * `Base.method(self, ...)`: a base that is called by name is a second object inside of the first;
 * an attribute that a class declares without ever making it: it is made in another class, or nowhere;
-* modules that import each other in a circle, also for types only (`if TYPE_CHECKING:`).
+* modules that import each other in a circle, also for types only (`if TYPE_CHECKING:`);
+* in tests, a name of a test that is longer than 60 characters;
+* in tests, a private name of something that the file does not define itself: a test goes the public way.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pathlib import Path
 
 ROOTS = ("protocol", "operator", "worker", "ps", "deploy/local")
 MAX_DEPTH = 3
+MAX_TEST_NAME = 60
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 
 
@@ -32,6 +36,26 @@ _MAKES_FIELDS = {
     "Protocol",
     "StrEnum",
     "TypedDict",
+}
+
+
+# Named tuples' interface.
+_OF_RECORDS = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
+
+# They take an attribute by its name.
+_BY_NAME = {"delattr", "getattr", "hasattr", "object", "patch", "setattr"}
+
+# Of libraries, where there is no other way (`os._exit` is one for everybody).
+_OF_LIBRARIES = {
+    "_aten._local_scalar_dense",
+    "_aten._to_copy",
+    "atexit._run_exitfuncs",
+    "cuda._sleep",
+    "os._exit",
+    "running_mean._version",
+    "threading._shutdown",
+    "torch.Tensor._make_wrapper_subclass",
+    "torch._foreach_norm",
 }
 
 
@@ -90,6 +114,12 @@ def findings(modules: list[Module]) -> list[str]:
         *_undeclared_owners(classes),
         *_circles(modules),
     ]
+
+
+def findings_in_tests(tests: Iterable[Module], modules: Iterable[Module]) -> list[str]:
+    """Return one line for each thing that tests should not do. modules: the source that they are of."""
+    ours = {name for module in modules for name in _names_made(module)}
+    return [line for test in tests for line in (*_long_names(test), *_private_uses(test, ours))]
 
 
 def _last_name(node: ast.expr) -> str:
@@ -183,6 +213,61 @@ def _circles(modules: list[Module]) -> Iterator[str]:
             yield f"modules import each other in a circle: {', '.join(sorted(circle))}"
 
 
+def _long_names(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            name = node.name
+            if name.startswith("test") and len(name) > MAX_TEST_NAME:
+                yield (
+                    f"{module.path}:{node.lineno}: {name} has {len(name)} characters, "
+                    f"{MAX_TEST_NAME} are the limit"
+                )
+
+
+def _private_uses(test: Module, ours: set[str]) -> Iterator[str]:
+    own = set(_names_made(test)) - ours
+    for node in ast.walk(test.tree):
+        for name in _names_used(node):
+            if _is_private(name.rpartition(".")[2]) and name not in own:
+                shown = ast.unparse(node)
+                if not any(f".{shown}".endswith(f".{known}") for known in _OF_LIBRARIES):
+                    yield f"{test.path}:{node.lineno}: {shown} is private"  # type: ignore[attr-defined]
+
+
+def _names_made(module: Module) -> Iterator[str]:
+    """Yield the names of functions, classes, variables, and attributes of `self` that a file makes."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own(node):
+            yield node.attr
+
+
+def _names_used(node: ast.AST) -> Iterator[str]:
+    """Yield the names of other objects that a node uses."""
+    if isinstance(node, ast.Attribute):
+        if not _is_own(node):
+            yield node.attr
+    elif isinstance(node, ast.ImportFrom):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.Call) and _last_name(node.func) in _BY_NAME:
+        for argument in node.args:
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield argument.value
+
+
+def _is_own(node: ast.Attribute) -> bool:
+    """Whether it is an attribute of `self`, `cls` or `super()`."""
+    base = node.value.func if isinstance(node.value, ast.Call) else node.value
+    return isinstance(base, ast.Name) and base.id in ("self", "cls", "super")
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_" and name not in _OF_RECORDS
+
+
 def _imports(module: Module, names: set[str]) -> Iterator[str]:
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
@@ -237,9 +322,10 @@ def strongly_connected(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
 
 
 def main() -> int:
-    modules = read_modules(Path(__file__).resolve().parents[2])
-    found = findings(modules)
-    print("\n".join(found) or f"structure: {len(modules)} files keep it")
+    root = Path(__file__).resolve().parents[2]
+    modules, tests = read_modules(root), read_modules(root, ("tests",))
+    found = [*findings(modules), *findings_in_tests(tests, modules)]
+    print("\n".join(found) or f"structure: {len(modules) + len(tests)} files keep it")
     return 1 if found else 0
 
 

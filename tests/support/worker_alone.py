@@ -17,12 +17,12 @@ from springtide.settings import Settings
 @contextlib.contextmanager
 def library(**settings: Any) -> Iterator[Runtime]:
     """As after `springtide.init()`; the library is as new afterwards."""
-    assert api._runtime is None
-    runtime = api._runtime = Runtime(Settings(**settings))
+    assert api.active_runtime is None
+    runtime = api.active_runtime = Runtime(Settings(**settings))
     try:
         yield runtime
     finally:
-        api._runtime = None
+        api.active_runtime = None
         runtime.close()
 
 

@@ -27,7 +27,7 @@ class Chaos:
 
     def __init__(self, cluster: WorkerCluster, seed: Seed) -> None:
         self.random = random.Random(seed.number)
-        self._version = seed.version
+        self.version = seed.version
         self.cluster = cluster
         self.log: list[str] = []
         self.proxies: dict[str, CutProxy] = {}
@@ -41,7 +41,7 @@ class Chaos:
 
     def begin(self) -> None:
         """Start the job with three workers, of which one is the anchor."""
-        faults = {number: self._fault() for number in range(3) if self.random.random() < 0.6}
+        faults = {number: self.draw_fault() for number in range(3) if self.random.random() < 0.6}
         anchor = self.random.randrange(3)
         faults.pop(anchor, None)
         self._say(f"anchor worker-{anchor}, faults {faults}")
@@ -56,7 +56,7 @@ class Chaos:
         others = [w for w in self.cluster.workers if w.running and w is not self.anchor]
         roll = self.random.random()
         if roll < 0.25 and len(others) + 1 < MOST_WORKERS:
-            fault = self._fault() if self.random.random() < 0.5 else ""
+            fault = self.draw_fault() if self.random.random() < 0.5 else ""
             self._say(f"add {self.cluster.add(fault, hold=False).name} with {fault or 'no fault'}")
         elif roll < 0.33 and self._coordinator_at is None:
             self.cluster.kill_coordinator()
@@ -120,9 +120,9 @@ class Chaos:
             self.cluster.start_coordinator(same_pod=self.random.random() < 0.5)
             self._say("a coordinator again")
 
-    def _fault(self) -> str:
-        point = self.random.choice(points(self.kind, self._version))
-        chance = chance_of_any_step(point, self._version)
+    def draw_fault(self) -> str:
+        point = self.random.choice(points(self.kind, self.version))
+        chance = chance_of_any_step(point, self.version)
         step = "*" if self.random.random() < chance else str(self.random.randrange(2, 40))
         action = self.random.choice(_ACTIONS)
         if action.startswith("stop"):

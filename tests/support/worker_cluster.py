@@ -59,13 +59,13 @@ class WorkerCluster:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._script = script
-        self._environment = dict(environment or {})
+        self.environment = dict(environment or {})
         self._zygote = zygote
         self._folder = folder
         self._options = options
         self.processes_per_pod = 1
         self.net = f"127.{100 + os.getpid() % 100}.{next(self._numbers) % 250}"
-        self._minimum, self._maximum = minimum, maximum
+        self.minimum, self._maximum = minimum, maximum
         self.target = 0
         # As the real operator: a job with a Finished worker is over, and nobody says whose pods are gone.
         self.over_when_finished = False
@@ -80,8 +80,8 @@ class WorkerCluster:
         self.servers_wanted = 0
         self.server_programs: dict[int, Path] = {}  # by slot; others run `PROGRAM`
         self.consistency = pb.Consistency(
-            mode=self._environment.get("SPRINGTIDE_CONSISTENCY", ""),
-            staleness=int(self._environment.get("SPRINGTIDE_STALENESS", "4")),
+            mode=self.environment.get("SPRINGTIDE_CONSISTENCY", ""),
+            staleness=int(self.environment.get("SPRINGTIDE_STALENESS", "4")),
         )
         self._coordinator: Coordinator | None = None
         self._incarnation = 0
@@ -113,7 +113,7 @@ class WorkerCluster:
             "SPRINGTIDE_BIND": f"{self.net}.1",
             "SPRINGTIDE_PORT": "7070",
             "SPRINGTIDE_TARGET": str(self.target * self.processes_per_pod),
-            "SPRINGTIDE_MINIMUM": str(self._minimum * self.processes_per_pod),
+            "SPRINGTIDE_MINIMUM": str(self.minimum * self.processes_per_pod),
             "SPRINGTIDE_MAXIMUM": str(self._maximum),
             "SPRINGTIDE_SERVERS": str(self.servers_wanted),
             "SPRINGTIDE_CONSISTENCY": self.consistency.mode,
@@ -140,7 +140,7 @@ class WorkerCluster:
     def train_in(self, consistency: pb.Consistency) -> None:
         """The manifest says this from now on; pods that are made later have it in their environment."""
         self.consistency = consistency
-        self._environment |= {
+        self.environment |= {
             "SPRINGTIDE_CONSISTENCY": consistency.mode,
             "SPRINGTIDE_STALENESS": str(consistency.staleness or 4),
         }
@@ -182,7 +182,7 @@ class WorkerCluster:
             "SPRINGTIDE_STEP_LOG": str(self._folder / f"{name}.steps"),
             "SPRINGTIDE_FAULT": f"{self._brake.fault};{fault}",
             "SPRINGTIDE_BUCKET_MIB": "0.002",
-            **self._environment,
+            **self.environment,
         }
         argv = [str(self._script), str(self._folder), json.dumps(self._options | options)]
         pid = self._zygote.fork(env, argv, self._folder / f"{name}.log")
@@ -199,7 +199,7 @@ class WorkerCluster:
         self, count: int, faults: dict[int, str] | None = None, options: dict[str, Any] | None = None
     ) -> list[Worker]:
         """Begin the job: the coordinator, the operator, and workers that are all in the first generation."""
-        minimum, self._minimum = self._minimum, max(count, self._minimum)
+        minimum, self.minimum = self.minimum, max(count, self.minimum)
         self.target = count
         self.start_coordinator()
         for slot in range(self.servers_wanted):
@@ -209,7 +209,7 @@ class WorkerCluster:
         self.until(
             lambda: self.reply is not None and self.reply.generation.number > 0, "the first generation", 90.0
         )
-        self._minimum = minimum
+        self.minimum = minimum
         return workers
 
     # ---- waits
@@ -381,7 +381,7 @@ class WorkerCluster:
             living_servers=living_servers,
             consistency=self.consistency,
             target=0 if self.suspend else self.target * each,
-            minimum=self._minimum * each,
+            minimum=self.minimum * each,
             maximum=self._maximum * each,
             living=living,
             observed=True,

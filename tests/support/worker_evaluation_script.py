@@ -43,7 +43,7 @@ def main() -> None:
             (model(batch.data) - batch.data.sum(1, keepdim=True)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        done = springtide.api._runtime.position.cursor.step
+        done = springtide.api.active_runtime.position.cursor.step
         if done != step and done % 4 == 0:
             step = done
             evaluate(step)

@@ -83,7 +83,7 @@ def main() -> None:
             scaler.update()
             scheduler.step()
             optimizer.zero_grad()
-    runtime = springtide.api._runtime
+    runtime = springtide.api.active_runtime
     assert runtime is not None
     state = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
     result = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from springtide.comm.process_group import Group, form
@@ -14,14 +14,16 @@ from springtide.comm.store import StreamStore
 _numbers = itertools.count(1)
 
 
-def wired_stores(count: int, timeout_seconds: float = 20.0) -> list[StreamStore]:
-    """Stores that deliver to each other what is set in one of them."""
+def wired_stores(
+    count: int, timeout_seconds: float = 20.0, silent: Collection[int] = ()
+) -> list[StreamStore]:
+    """Stores that deliver to each other what is set in one of them. silent: ranks that nobody hears of."""
     stores: list[StreamStore] = []
 
     def publisher(rank: int) -> Callable[[str, bytes], None]:
         def publish(key: str, value: bytes) -> None:
             for other, store in enumerate(stores):
-                if other != rank:
+                if other != rank and rank not in silent:
                     store.deliver(key, value)
 
         return publish

@@ -141,7 +141,7 @@ class Rank:
         if self.trainer.failure is not None:
             raise RuntimeError(f"rank {self.rank}: {self.trainer.failure.detail}")
         deadline = time.monotonic() + 30
-        while not all(work.is_completed() for work in self.runtime.group._works):
+        while not self.runtime.group.is_idle:
             assert time.monotonic() < deadline, "the sums of a dropped body did not end in 30 s"
             time.sleep(0.001)
 

@@ -57,7 +57,7 @@ class Wide(torch.nn.Module):
         out = self.wide(ids[:, :4], per_sample_weights=x[:, :4])
         out = out + self.layers(torch.cat((self.deep(ids[:, 4:8]).flatten(1), x[:, 4:8]), 1))
         # Of the batch alone, whoever computes it and when.
-        if springtide.api._runtime.trainer._running().deal.number % 2 == 0:
+        if springtide.api.active_runtime.trainer.batch_number % 2 == 0:
             out = out + self.rare(ids[:, 9].abs() % 50)
         return out
 
@@ -195,7 +195,7 @@ def main() -> None:
         ):
             with springtide.step():
                 # One sample of the first two epochs overflows.
-                broken = springtide.api._runtime.position.cursor.epoch < 2 and bool(
+                broken = springtide.api.active_runtime.position.cursor.epoch < 2 and bool(
                     (batch.ids == options.get("infinite", -1)).any()
                 )
                 for micro in batch.split(options.get("split", 1)):
@@ -222,11 +222,11 @@ def main() -> None:
                 for average in tracked.values():
                     average.update_parameters(model)
                 model.zero_grad()
-                rates[springtide.api._runtime.trainer._running().deal.number] = scheduler_before
-            if springtide.api._runtime.position.cursor.step == options.get("stop_at"):
+                rates[springtide.api.active_runtime.trainer.batch_number] = scheduler_before
+            if springtide.api.active_runtime.position.cursor.step == options.get("stop_at"):
                 return
     springtide.report(final=1.0)
-    runtime = springtide.api._runtime
+    runtime = springtide.api.active_runtime
     assert runtime is not None
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     for name, module in model.named_modules():

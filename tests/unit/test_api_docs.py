@@ -47,7 +47,7 @@ def test_rules_are_listed_with_the_text_that_a_user_sees() -> None:
     assert "workers.replicas must lie between workers.minReplicas and workers.maxReplicas" in markdown()
 
 
-def test_every_field_of_a_spec_is_spoken_of_on_a_page_that_somebody_wrote() -> None:
+def test_every_field_of_a_spec_is_on_a_handwritten_page() -> None:
     version = custom_resource_definition()["spec"]["versions"][0]
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     fields = [field for field in every_field(spec, "spec") if ".template." not in field]

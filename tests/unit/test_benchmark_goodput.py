@@ -20,7 +20,7 @@ def commit(step: int, generation: GenerationName, at: float) -> Commit:
     return Commit(step, generation, at, 0.1, 10, None, "p")
 
 
-def test_each_second_counts_by_the_size_of_the_group_that_commits_next() -> None:
+def test_second_counts_by_size_of_the_group_that_commits_next() -> None:
     members = {ONE: {"a", "b"}, TWO: {"a"}}
     commits = [commit(1, ONE, 101.0), commit(2, ONE, 102.0), commit(3, TWO, 105.0)]
     rates = {1: 10.0, 2: 100.0}
@@ -97,7 +97,7 @@ class Kube:
         del self.items[name.removeprefix("pod-")]
 
 
-def test_only_processes_that_nobody_aimed_at_are_survivors_that_restarted() -> None:
+def test_only_untargeted_processes_count_as_restarted_survivors() -> None:
     kube = Kube()
     watch = goodput.Watch(kube)
     for number, node in enumerate(("n1", "n2", "n3", "n4")):

@@ -49,8 +49,8 @@ FIRST_OF_5 = [
 
 def drawn_by(version: int, count: int) -> list[str]:
     chaos = object.__new__(Chaos)
-    chaos.random, chaos._version = random.Random(5), version
-    return [chaos._fault() for _ in range(count)]
+    chaos.random, chaos.version = random.Random(5), version
+    return [chaos.draw_fault() for _ in range(count)]
 
 
 def test_a_seed_of_the_first_version_draws_what_it_always_drew() -> None:
@@ -58,7 +58,7 @@ def test_a_seed_of_the_first_version_draws_what_it_always_drew() -> None:
     assert all(entry.partition(":")[0] in points("workers", 1) for entry in drawn_by(1, 300))
 
 
-def test_a_newer_seed_draws_the_new_points_and_seldom_ones_of_any_step() -> None:
+def test_newer_seed_draws_new_points_and_seldom_any_step() -> None:
     made = [entry.split(":") for entry in drawn_by(NEWEST, 4000)]
     for point in ("asked", "sending", "receiving", "transfer", "backward"):
         steps = [step for name, step, _ in made if name == point]
@@ -123,7 +123,7 @@ def test_jobs_with_servers_stay_those_of_the_seeds_version() -> None:
         ]
 
 
-def test_newer_seeds_draw_each_consistency_in_groups_and_without_them() -> None:
+def test_newer_seeds_draw_each_consistency_in_groups_and_without() -> None:
     jobs = [job_of(Seed(number, 3)) for number in range(10)]
     switching = {(job.consistency, job.group) for job in jobs if job.switches}
     modes = ("Synchronous", "BoundedStaleness", "Asynchronous")
@@ -132,7 +132,7 @@ def test_newer_seeds_draw_each_consistency_in_groups_and_without_them() -> None:
     assert {kind_of(job_of(Seed(number, 2))) for number in (0, 1, 3)} <= {kind_of(job) for job in jobs}
 
 
-def test_the_newest_draw_tables_and_single_copies_without_common_steps_too() -> None:
+def test_newest_seeds_draw_tables_and_single_copies_too() -> None:
     jobs = [job_of(Seed(number)) for number in range(15)]
     switching = {(job.options["model"], job.consistency) for job in jobs if job.switches}
     assert switching >= {("rows", mode) for mode in ("Synchronous", "BoundedStaleness", "Asynchronous")}
@@ -143,7 +143,7 @@ def test_the_newest_draw_tables_and_single_copies_without_common_steps_too() -> 
     assert {kind_of(job_of(Seed(number, 2))) for number in (0, 1, 3)} <= {kind_of(job) for job in jobs}
 
 
-def test_only_newer_seeds_cut_lines_and_old_ones_draw_what_they_always_drew() -> None:
+def test_only_newer_seeds_cut_lines_and_old_ones_are_unchanged() -> None:
     for version in range(1, CUTS_FROM):
         assert deeds(version) == ("kill", "kill", "kill", "stop", "more", "fewer")
     newer = deeds(NEWEST)
@@ -154,7 +154,7 @@ def test_only_newer_seeds_cut_lines_and_old_ones_draw_what_they_always_drew() ->
     ]
 
 
-def test_a_range_that_counts_twice_or_never_is_seen_in_each_layer_of_the_sums() -> None:
+def test_batch_counted_twice_or_never_is_seen_in_each_layer() -> None:
     """Whatever the parameters are, it moves them by the same, and by far more than they are compared to."""
     x, y = make_data(SUMS["samples"])
     model, other = make_model("sums"), make_model("sums")
@@ -171,11 +171,11 @@ def test_a_range_that_counts_twice_or_never_is_seen_in_each_layer_of_the_sums() 
 
 def test_workers_of_the_sums_often_break_in_the_middle_of_a_push() -> None:
     chaos = object.__new__(ServerChaos)
-    chaos.random, chaos._version, chaos._switches = random.Random(3), NEWEST, True
-    made = [chaos._fault() for _ in range(300)]
+    chaos.random, chaos.version, chaos.switches = random.Random(3), NEWEST, True
+    made = [chaos.draw_fault() for _ in range(300)]
     pushing = {entry for entry in made if entry.startswith("pushing:*:")}
     assert sum(entry in pushing for entry in made) > 75
     for entry in made:
         faults.parse(entry)
-    chaos._switches, chaos._version, chaos.random = False, 2, random.Random(3)
-    assert not any(chaos._fault().startswith("pushing") for _ in range(300))
+    chaos.switches, chaos.version, chaos.random = False, 2, random.Random(3)
+    assert not any(chaos.draw_fault().startswith("pushing") for _ in range(300))

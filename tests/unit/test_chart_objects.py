@@ -120,7 +120,7 @@ def test_crd_is_the_one_of_the_models() -> None:
     assert rendered["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
-def test_network_policy_lets_the_operator_reach_coordinators_only() -> None:
+def test_network_policy_lets_operator_reach_coordinators_only() -> None:
     policy = pick(
         render({"networkPolicy": {"egress": {"enabled": True}}, "watchNamespaces": ["a"]}), "NetworkPolicy"
     )

@@ -134,7 +134,7 @@ def test_all_take_a_checkpoint_or_none(members: list[tuple[bool, bool, bool]], e
     assert schedule.take(total, ended) == (able and (ended or (wished and not busy)))
 
 
-def test_after_a_failure_the_next_try_comes_sooner_and_then_less_often() -> None:
+def test_after_failure_next_try_comes_sooner_then_less_often() -> None:
     assert not schedule.due(59.0, 0.0, 60.0, 0)
     assert schedule.due(60.0, 0.0, 60.0, 0)
     waits = [next(s for s in range(4000) if schedule.due(s, 0.0, 3600.0, failures)) for failures in range(10)]

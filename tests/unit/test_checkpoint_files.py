@@ -367,7 +367,7 @@ def test_a_protocol_that_nobody_knows_is_told() -> None:
         Storage("nonsense://bucket/x")
 
 
-def test_storage_that_fails_when_it_is_opened_is_told_and_the_job_begins_without(
+def test_storage_failing_at_open_is_reported_and_job_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Unreachable(AbstractFileSystem):  # type: ignore[misc]
@@ -385,7 +385,7 @@ def test_storage_that_fails_when_it_is_opened_is_told_and_the_job_begins_without
     members.close()
 
 
-def test_a_state_that_cannot_be_saved_is_told_and_training_goes_on(root: Path) -> None:
+def test_unsavable_state_is_reported_and_training_goes_on(root: Path) -> None:
     members = Members(root, 1)
     told = members.save(state(1), {"tracked": {"x": object()}})
     assert "tracked.x" in told.error
@@ -393,7 +393,7 @@ def test_a_state_that_cannot_be_saved_is_told_and_training_goes_on(root: Path) -
     members.close()
 
 
-def test_another_jobs_checkpoint_is_restored_only_when_it_is_named(root: Path) -> None:
+def test_checkpoint_of_another_job_is_restored_only_if_named(root: Path) -> None:
     first = Members(root, 2)
     first.save(state(1), tree(1))
     first.save(state(2), tree(2))

@@ -107,7 +107,7 @@ async def test_a_job_that_may_not_be_watched_is_an_error(kube: FakeKube) -> None
         await follow(kube, Recorder())
 
 
-async def test_events_and_logs_that_may_not_be_read_are_said_and_done_without(kube: FakeKube) -> None:
+async def test_unreadable_events_and_logs_are_reported_and_skipped(kube: FakeKube) -> None:
     kube.lists[EVENTS] = [ApiRefusal(403, "Forbidden", "no events for tim")]
     kube.lists[PODS] = [ApiRefusal(403, "Forbidden", "no pods for tim")]
     screen = Recorder()
@@ -225,7 +225,7 @@ def test_an_interrupt_tells_what_stays_and_how_to_go_on() -> None:
 # ---- installing
 
 
-def test_the_manifests_that_are_installed_are_those_of_the_repository() -> None:
+def test_installed_manifests_are_those_of_the_repository() -> None:
     assert KINDS[0] == "CustomResourceDefinition"
     assert KINDS[-1] == "Deployment"
 
@@ -305,7 +305,7 @@ async def test_an_install_that_does_not_get_ready_says_what_is_missing(
         await install.install(Cluster(never), timeout=0.3)
 
 
-async def test_an_operator_that_does_not_get_ready_is_shown_with_the_end_of_its_log(
+async def test_operator_not_getting_ready_is_shown_with_its_log_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(install, "POLL_SECONDS", 0.001)
@@ -333,7 +333,7 @@ async def test_an_operator_that_does_not_get_ready_is_shown_with_the_end_of_its_
     ]
 
 
-async def test_an_api_server_that_goes_away_while_applying_is_a_refusal(
+async def test_api_server_gone_while_applying_is_a_refusal(
     kube: FakeKube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kube.answers[("GET", f"{JOBS}/digits")] = UNREACHABLE

@@ -66,7 +66,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> FakeConnection:
 
 
 def use(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> tuple[PlainScreen, io.StringIO]:
-    monkeypatch.setattr(local, "_cluster", lambda: cluster)
+    monkeypatch.setattr(local, "embedded_cluster", lambda: cluster)
     out = io.StringIO()
     return PlainScreen(Console(file=out, width=200)), out
 
@@ -108,7 +108,7 @@ async def test_a_cluster_that_does_not_start_is_refused(
     assert cluster.calls == ["start"]
 
 
-async def test_an_operator_that_does_not_get_ready_takes_its_cluster_with_it(
+async def test_operator_not_getting_ready_takes_its_cluster_along(
     tmp_path: Path, connection: FakeConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(kube: object) -> None:

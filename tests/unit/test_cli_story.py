@@ -121,7 +121,7 @@ def test_failure_ends_with_1_the_message_and_where_the_log_is() -> None:
     ]
 
 
-def test_a_deleted_job_ends_with_1_and_an_ended_one_keeps_its_ending() -> None:
+def test_deleted_job_exits_1_and_an_ended_one_keeps_its_ending() -> None:
     leaving = job(conditions={"Running": TRAINING})
     leaving["metadata"]["deletionTimestamp"] = "now"
     story, said = tell(job(conditions={"Running": TRAINING}), leaving, Seen("DELETED", leaving))
@@ -186,7 +186,7 @@ def test_an_event_that_repeats_a_condition_is_not_told_twice() -> None:
     assert stories.event_news(story, event("Training", "", uid="e3"), 0.0)[1] == [Line("Training: ")]
 
 
-def test_a_condition_whose_event_came_first_is_not_told_twice_but_later_again() -> None:
+def test_condition_told_by_its_event_is_shown_at_its_return_only() -> None:
     story, _ = tell(job())
     story, lines = stories.event_news(story, event("Training", TRAINING[2]), 0.0)
     assert len(lines) == 1
@@ -250,7 +250,7 @@ def test_the_screen_fits_the_output(terminal: bool) -> None:
     assert isinstance(make_screen(console, plain=True), PlainScreen)
 
 
-def test_the_panel_names_every_known_number_and_leaves_out_the_rest() -> None:
+def test_panel_names_every_known_number_and_omits_the_rest() -> None:
     assert facts(view(job(**NUMBERS))) == [
         ("state", "Running"),
         ("workers", "3/3 train, 3 ready, 3 pods"),

@@ -98,7 +98,7 @@ async def test_numbers_are_the_coordinator_s(kube: FakeKube) -> None:
     assert ("GET", "/api/v1/pods", None, {"labelSelector": COORDINATORS}, "application/json") in kube.requests
 
 
-async def test_without_a_right_to_the_coordinator_status_is_shown_and_said(kube: FakeKube) -> None:
+async def test_without_right_to_coordinator_status_is_shown_saying_so(kube: FakeKube) -> None:
     path = "/api/v1/namespaces/default/pods/digits-coordinator-1:9401/proxy/metrics"
     kube.streams.pop(path)
     kube.stream(path).put_nowait(ApiRefusal(403, "Forbidden", "pods/proxy is forbidden"))

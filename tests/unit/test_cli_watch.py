@@ -30,7 +30,7 @@ async def take(news: AsyncIterator[watch.News], count: int) -> list[watch.News]:
         return [await anext(news) for _ in range(count)]
 
 
-async def test_what_is_there_comes_first_and_then_every_change_after_it() -> None:
+async def test_existing_objects_come_first_then_every_change() -> None:
     kube, first = FakeKube(), job()
     kube.lists[PATH] = [[first]]
     news = following(kube)
@@ -174,9 +174,7 @@ async def test_logs_are_followed_over_breaks_without_repeating_lines() -> None:
     st.lists(st.integers(0, 3), max_size=12),
     st.lists(st.integers(0, 12), max_size=4),
 )
-def test_every_line_is_shown_once_whatever_their_times_and_the_breaks(
-    gaps: list[int], breaks: list[int]
-) -> None:
+def test_every_line_is_shown_once_at_any_times_and_breaks(gaps: list[int], breaks: list[int]) -> None:
     """A gap of 0: a line of the same time as the one before. breaks: of lines read until each."""
     at = 0
     lines = [(f"2026-01-01T00:00:{(at := at + gap):02d}Z", str(number)) for number, gap in enumerate(gaps)]
@@ -194,7 +192,7 @@ def test_lines_after_a_clock_went_back_are_shown() -> None:
     assert all(reading.is_new(f"2026-01-01T00:00:0{second}Z") for second in (5, 1, 2))
 
 
-async def test_the_log_of_a_pod_that_is_gone_ends_and_a_silent_one_is_cut() -> None:
+async def test_log_of_a_gone_pod_ends_and_a_silent_one_is_cut() -> None:
     kube = FakeKube()
     logs = PodLogs(kube, lambda name, line: None)
     gone, silent = (f"/api/v1/namespaces/default/pods/{name}/log" for name in ("gone", "silent"))

@@ -70,10 +70,10 @@ def test_any_tree_of_plain_values_comes_back_as_it_was(tree: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-@pytest.mark.parametrize("name", sorted(codec._DTYPES))
+@pytest.mark.parametrize("name", sorted(codec.DTYPES))
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (2, 0, 4)])
 def test_tensors_of_every_dtype_and_shape(name: str, shape: tuple[int, ...]) -> None:
-    dtype = codec._DTYPES[name]
+    dtype = codec.DTYPES[name]
     nbytes = math.prod(shape) * dtype.itemsize
     raw = torch.arange(nbytes, dtype=torch.int64).remainder(2 if name == "bool" else 120).to(torch.uint8)
     tensor = raw.view(dtype).view(shape) if nbytes else torch.empty(shape, dtype=dtype)
@@ -94,7 +94,7 @@ def test_views_that_are_not_contiguous_are_copied_in_order() -> None:
         assert torch.equal(there_and_back(view), view)
 
 
-def test_a_tensor_that_stands_in_several_places_comes_back_as_one() -> None:
+def test_tensor_in_several_places_comes_back_as_one() -> None:
     shared, equal = torch.ones(3), torch.ones(3)
     result = there_and_back({"a": shared, "b": [shared, shared[:]], "c": equal, "d": shared[:2]})
     assert result["a"] is result["b"][0] is result["b"][1]

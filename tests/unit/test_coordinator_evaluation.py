@@ -120,7 +120,12 @@ def test_other_arguments_and_old_evaluations() -> None:
     assert "10 samples" in answer.problem
     for index in range(1, KEPT + 5):
         evaluations.ask("a", 1, Key(STATE, index), 10, 5, None, 2)
-    assert len(evaluations._known) == KEPT
+    known = [
+        index
+        for index in range(KEPT + 5)
+        if isinstance(evaluations.ask("b", 3, Key(STATE, index), 11, 5, None, 2)["b"][1], Mismatch)
+    ]
+    assert known == list(range(5, KEPT + 5))
 
 
 def test_messages() -> None:

@@ -20,7 +20,7 @@ def start(number: int, base: StateName, reason: str = "because") -> Start:
     return Start(generation(number), (info("w0"),), base, (), fresh=False, reason=reason)
 
 
-def test_commits_that_did_not_survive_go_when_the_next_generation_begins() -> None:
+def test_commits_that_did_not_survive_go_at_next_generation() -> None:
     history = History()
     history.add([commit(step) for step in range(1, 6)], 0.5, now=101)
     history.generation_made(start(2, state(3)), "failure", now=101)
@@ -36,7 +36,7 @@ def test_a_late_report_of_an_older_generation_replaces_nothing() -> None:
     assert history.known == state(3, 2)
 
 
-def test_a_late_report_after_the_next_generation_began_replaces_nothing() -> None:
+def test_late_report_of_the_last_generation_replaces_nothing() -> None:
     history = History()
     history.add([commit(1), commit(2)], 0, now=101)
     history.generation_made(start(2, state(1)), "failure", now=101)
@@ -118,7 +118,7 @@ def test_goodput_is_surviving_time_by_wall_time() -> None:
     assert history.goodput(102.0) == pytest.approx(0.5)
 
 
-def test_a_new_coordinator_counts_goodput_from_the_first_commit_it_knows() -> None:
+def test_new_coordinator_counts_goodput_from_first_known_commit() -> None:
     history = History()
     history.add([commit(500, at=1000.0)], productive_seconds=400.0, now=1000)
     history.add([commit(501, at=1001.0)], productive_seconds=400.5, now=1001)

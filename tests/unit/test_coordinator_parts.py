@@ -177,7 +177,7 @@ async def test_the_reply_tells_of_failures_and_the_operator_reads_them(hub: Hub)
     assert report.failures == (FailureReport(1, 2, 2.5, "w1 is lost: its stream broke"),)
 
 
-def test_the_operator_is_answered_in_the_same_order_whoever_came_first(hub: Hub) -> None:
+def test_operator_is_answered_in_one_order_whoever_came_first(hub: Hub) -> None:
     for slot in (2, 0, 1):
         stream = hub.new_stream()
         member = pb.Member(id=f"m{slot}", pod_uid=f"u{slot}", pod_name=f"w{slot}", slot=slot)

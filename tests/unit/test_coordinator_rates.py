@@ -36,7 +36,7 @@ def test_the_first_steps_of_a_generation_are_left_out() -> None:
     assert found.samples_per_second == pytest.approx(32.0)
 
 
-def test_a_replaced_worker_goes_on_with_the_figures_and_another_size_begins_anew() -> None:
+def test_replaced_worker_keeps_figures_and_new_size_resets_them() -> None:
     rates = Rates()
     now = commit_steps(rates, 1, 2, range(1, 21), 100.0)
     steps = rates.by_size[2].steps

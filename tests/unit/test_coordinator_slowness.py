@@ -24,7 +24,7 @@ def told(watch: Slowness, now: float, **busy: float) -> None:
         watch.heard(member, 50, 0.2, seconds / 4, seconds * 3 / 4, 0.2 - seconds, now)
 
 
-def test_the_slow_worker_is_named_once_it_has_held_the_others_up_for_a_while() -> None:
+def test_slow_worker_is_named_once_it_delayed_others_a_while() -> None:
     watch = Slowness()
     for second in range(12):
         told(watch, 100.0 + second, a=0.05, b=0.06, c=0.15)

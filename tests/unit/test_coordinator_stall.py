@@ -48,7 +48,7 @@ def three() -> Watched:
     return room
 
 
-def test_the_late_one_is_who_does_not_wait_for_the_others_gradients() -> None:
+def test_late_one_is_the_one_not_waiting_for_gradients() -> None:
     room = three()
     room.now += 1
     room.motion.moved(room.now)
@@ -81,7 +81,7 @@ def test_what_was_said_of_an_earlier_step_is_stale() -> None:
     assert [(late.member, late.activity) for late in found.late] == [("w2", None)]
 
 
-def test_one_that_hangs_in_its_optimizer_is_late_although_the_others_are_a_step_ahead() -> None:
+def test_hang_in_optimizer_is_late_with_others_a_step_ahead() -> None:
     room = three()
     room.does("w0", 6, pb.DOING_STEPPING)
     for member in ("w1", "w2"):
@@ -92,7 +92,7 @@ def test_one_that_hangs_in_its_optimizer_is_late_although_the_others_are_a_step_
     assert [late.member for late in found.late] == ["w0"]
 
 
-def test_one_that_hangs_after_its_reductions_is_told_of_although_the_others_committed_that_step() -> None:
+def test_hang_after_reductions_is_reported_when_others_commit() -> None:
     room = three()
     room.does("w1", 6, pb.DOING_FETCHING)  # of the same step, and over: the job moved after that
     room.now += 1
@@ -132,7 +132,7 @@ def test_whoever_does_not_come_to_the_loop_s_end_is_late() -> None:
     assert [late.member for late in found.late] == ["w1"]
 
 
-def test_a_job_that_starts_or_recovers_or_has_ended_its_loop_does_not_stall() -> None:
+def test_starting_recovering_or_ended_job_does_not_stall() -> None:
     room = Watched()
     room.hello("w0")
     room.look()
@@ -180,7 +180,7 @@ def test_without_a_limit_nothing_is_told() -> None:
     assert room.motion.stall(room.m, None, 0.0, room.now) is None
 
 
-def test_a_member_whose_pod_hangs_is_cut_off_and_the_others_go_on_at_once() -> None:
+def test_member_of_a_hanging_pod_is_cut_off_and_others_go_on() -> None:
     room = Room(target=3)
     room.sync("w0", "w1", "w2")
     room.train("w0", "w1", "w2")

@@ -55,7 +55,7 @@ def test_only_the_chosen_client_is_cut_and_hears_all_of_it_later(line: tuple[Cut
     assert its_server.recv(1) == b"b"
 
 
-def test_a_silent_line_does_not_say_that_the_other_side_has_ended(line: tuple[CutProxy, Dial]) -> None:
+def test_silent_line_does_not_report_the_other_sides_end(line: tuple[CutProxy, Dial]) -> None:
     proxy, dial = line
     (cut, its_server), (other, others_server) = dial(), dial()
     port = cut.getsockname()[1]
@@ -79,7 +79,7 @@ def ends(sock: socket.socket) -> bool:
         return True
 
 
-def test_a_line_that_is_reset_ends_and_so_do_new_ones_until_it_is_whole(line: tuple[CutProxy, Dial]) -> None:
+def test_reset_line_ends_and_so_do_new_ones_until_restored(line: tuple[CutProxy, Dial]) -> None:
     proxy, dial = line
     near, far = dial()
     proxy.cut(reset=True)

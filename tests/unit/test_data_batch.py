@@ -58,8 +58,9 @@ def test_named_tuples_and_plain_tensors_keep_their_attributes() -> None:
         AttributeError, match="neither Batch nor its Tensor of samples has an attribute 'nonsense'"
     ):
         plain.nonsense  # noqa: B018
-    with pytest.raises(AttributeError, match="_private"):
-        plain._private  # noqa: B018
+    private = "_private"
+    with pytest.raises(AttributeError, match=private):
+        getattr(plain, private)
 
 
 def test_samples_are_read_once_and_not_before_they_are_used() -> None:
@@ -120,7 +121,7 @@ def test_split_obeys_the_memory_bound_and_the_smallest_part() -> None:
     assert sizes(9, min_part=1) == [2] + [1] * 8
 
 
-def test_with_a_memory_bound_the_whole_batch_cannot_be_computed_at_once() -> None:
+def test_memory_bound_forbids_computing_the_whole_batch_at_once() -> None:
     batch = deal((X, Y), micro_batch=20)
     with pytest.raises(RuntimeError, match=r"micro_batch=20.*for micro in batch.split\(\)"):
         _x, _y = batch
@@ -144,7 +145,7 @@ def test_a_stand_in_computes_on_others_samples_and_counts_none() -> None:
     assert split == [(True, 0, (2, 2))]
 
 
-def test_weight_replaces_the_denominator_of_the_current_micro_batch() -> None:
+def test_weight_replaces_denominator_of_current_micro_batch() -> None:
     batch = deal((X, Y))
     tokens = [30.0, torch.tensor(10), 0]
     scales = []
@@ -195,14 +196,14 @@ def test_a_weight_at_the_wrong_time_is_refused() -> None:
         batch.weight(3)
 
 
-def test_a_weight_on_a_whole_batch_that_is_split_afterwards_is_refused() -> None:
+def test_weight_on_a_whole_batch_split_later_is_refused() -> None:
     batch = deal((X, Y))
     batch.weight(3)
     with pytest.raises(RuntimeError, match="call it on each micro-batch"):
         list(batch.split(2))
 
 
-def test_backward_outside_of_the_loop_over_the_pieces_is_refused_at_any_number_of_pieces() -> None:
+def test_backward_outside_the_piece_loop_is_always_refused() -> None:
     for m in (1, 2):
         batch = deal((X, Y))
         list(batch.split(m))

@@ -75,9 +75,9 @@ def test_any_order_and_cut_of_the_epoch_gives_the_expected_hash(
     assert total & MASK_64 == expected_hash(N, stage, number)
 
 
-def test_the_expected_hash_is_the_same_when_it_is_summed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expected_hash_is_the_same_when_summed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = contribution(torch.arange(1003), 0, 3)
-    monkeypatch.setattr("springtide.data.ledger._CHUNK", 100)
+    monkeypatch.setattr("springtide.data.ledger.IDS_AT_ONCE", 100)
     assert expected_hash(1003, 0, 3) == join_halves(whole.hash_lo, whole.hash_hi)
 
 

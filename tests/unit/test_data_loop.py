@@ -66,7 +66,7 @@ def reference(loop: LoopPlan, cursor: Cursor, parameter: torch.Tensor, by_tokens
     dropped=st.lists(st.booleans(), min_size=1, max_size=8),
     by_tokens=st.booleans(),
 )
-def test_any_number_of_workers_at_any_time_gives_the_update_of_one(
+def test_any_number_of_workers_gives_the_update_of_one(
     worlds: list[int],
     batch_size: int,
     micro_batch: int | None,
@@ -104,7 +104,7 @@ def test_the_order_is_that_of_one_process_at_any_size() -> None:
     assert alone.numel() == 16
 
 
-def test_a_worker_whose_gradients_did_not_go_in_shows_in_the_ledger() -> None:
+def test_worker_with_missing_gradients_shows_in_the_ledger() -> None:
     loop, cursor, ledger = plan(epochs=1), Cursor(), Ledger()
     while not loop.ended(cursor):
         sums = [0.0, 0.0, 0.0]
@@ -162,7 +162,7 @@ def test_one_sample_micro_batches_need_a_min_part_of_one() -> None:
     assert [piece.samples for piece in batch.split()] == [1, 1, 1]
 
 
-def test_workers_with_other_data_or_arguments_are_told_the_difference() -> None:
+def test_workers_with_other_data_are_told_the_difference() -> None:
     mine = plan()
     mine.check_same(plan(micro_batch=9).fingerprint())
     with pytest.raises(ValueError, match=r"samples is 41 here and 40 there.*same dataset"):

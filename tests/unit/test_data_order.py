@@ -65,7 +65,8 @@ def test_weighted_draws_by_chance_and_counts_each_draw_once() -> None:
 def test_a_draw_that_is_lost_is_found() -> None:
     plan = plan_loop(X, batch_size=103, weights=torch.ones(103))
     batch = plan.batch(Cursor(), 0, 1)
-    numbers = batch.micro._ids
+    batch.micro.contribute()
+    numbers = batch.micro.contributed_ids
     assert not torch.equal(numbers, batch.ids)
     twice = torch.cat([numbers[:1], numbers[:-1]])
     _, ledger = plan.commit(Ledger(), Cursor(), *(float(n) for n in contribution(twice, 0, 0)))

@@ -37,7 +37,7 @@ def test_a_broken_line_is_named_with_its_pod(line: str) -> None:
         parse_line(line, "digits-worker-1-0")
 
 
-def test_of_a_step_committed_twice_the_greatest_generation_survives_in_any_order() -> None:
+def test_step_committed_twice_keeps_the_greatest_generation() -> None:
     records = [
         commit(1, 10.0),
         commit(2, 10.1, loss=0.9),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from springtide_demo.gaps import gap_after
 
 
-def test_the_gap_of_a_killed_worker_ends_with_the_first_commit_of_its_generation() -> None:
+def test_gap_of_killed_worker_ends_with_first_commit_after() -> None:
     # The last commit before at 0.99, the first after at 1.30; later pauses belong to somebody else.
     curve = steady(1, 100, 0.0) + steady(101, 200, 1.30, SECOND) + steady(201, 300, 9.0, SECOND)
     gap = gap_after(curve, 1.0, math.inf)
@@ -18,7 +18,7 @@ def test_the_gap_of_a_killed_worker_ends_with_the_first_commit_of_its_generation
     assert gap.generation == SECOND
 
 
-def test_commits_between_the_event_and_its_generation_divide_the_pause() -> None:
+def test_commits_between_event_and_generation_divide_the_pause() -> None:
     # Scaled up at 1.0: training goes on for two seconds, then stops for 0.2 s to take the new ones in.
     curve = steady(1, 300, 0.0) + steady(301, 400, 3.19, SECOND)
     gap = gap_after(curve, 1.0, math.inf)
@@ -26,20 +26,20 @@ def test_commits_between_the_event_and_its_generation_divide_the_pause() -> None
     assert gap.generation == SECOND
 
 
-def test_an_event_without_a_generation_is_watched_for_ten_seconds() -> None:
+def test_event_without_generation_is_watched_for_ten_seconds() -> None:
     curve = steady(1, 1100, 0.0) + steady(1101, 1500, 11.05) + steady(1501, 1600, 20.0)
     gap = gap_after(curve, 5.0, 15.0)
     assert gap.generation is None
     assert gap.seconds == pytest.approx(0.06)
 
 
-def test_a_pause_that_begins_within_the_ten_seconds_counts_as_a_whole() -> None:
+def test_pause_begun_within_ten_seconds_counts_as_a_whole() -> None:
     curve = [*steady(1, 1400, 0.0), commit(1401, 19.99)]
     gap = gap_after(curve, 5.0, 100.0)
     assert gap.seconds == pytest.approx(6.0, abs=0.01)
 
 
-def test_a_generation_of_the_next_event_is_not_caused_by_this_one() -> None:
+def test_generation_of_the_next_event_is_not_caused_by_this() -> None:
     curve = steady(1, 1300, 0.0) + steady(1301, 1400, 14.0, SECOND)
     assert gap_after(curve, 2.0, 12.5).generation is None
     assert gap_after(curve, 12.6, math.inf).generation == SECOND
@@ -63,7 +63,7 @@ def test_an_event_outside_of_the_training_is_refused(at: float, words: str) -> N
     st.integers(0, 40),
     st.floats(0.01, 0.99),
 )
-def test_the_gap_is_the_longest_pause_between_the_events_neighbours_and_its_generation(
+def test_gap_is_longest_pause_between_neighbours_and_generation(
     pauses: list[float], change: int, where: float
 ) -> None:
     times = [sum(pauses[:index]) for index in range(1, len(pauses) + 1)]

@@ -76,7 +76,7 @@ def test_a_pod_that_vanished_has_ended() -> None:
     assert [p.ended_at for p in watch.processes()] == [2.0]
 
 
-def test_a_container_that_was_restarted_in_place_is_two_processes() -> None:
+def test_container_restarted_in_place_is_two_processes() -> None:
     watch = WorkerWatch()
     watch.update([pod_view(pod())], 1.0)
     again = {

@@ -87,7 +87,7 @@ def script(tmp_path: Path, code: str) -> reference.ReferenceRun:
     return reference.start(["python", "train.py"], {"WORD": "here"}, tmp_path, tmp_path / "alone")
 
 
-def test_the_undisturbed_run_uses_this_python_and_only_the_manifests_environment(
+def test_undisturbed_run_has_this_python_and_manifests_env(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPRINGTIDE_COORDINATOR", "nobody:1")
@@ -110,7 +110,7 @@ def test_an_undisturbed_run_that_fails_shows_its_output(tmp_path: Path) -> None:
         script(tmp_path, "pass").curve(20.0)
 
 
-def test_an_undisturbed_run_that_hangs_is_named_and_can_be_stopped(tmp_path: Path) -> None:
+def test_hanging_undisturbed_run_is_named_and_can_be_stopped(tmp_path: Path) -> None:
     run = script(tmp_path, "import threading; threading.Event().wait()")
     with pytest.raises(TimeoutError, match="not ended"):
         run.curve(0.1)
@@ -192,7 +192,7 @@ def test_scaling_is_the_real_call() -> None:
     assert kube.calls == [("scale", "default", "digits", "5"), ("scale", "default", "digits", "2")]
 
 
-def test_draining_cordons_first_and_evicts_everything_on_the_node() -> None:
+def test_draining_cordons_first_and_evicts_everything_on_node() -> None:
     here = [pod("digits-worker-0-0", "node-1", 11), pod("gone", "node-1", None), pod("other", "node-1", 12)]
     kube = FakeKube([*here, pod("digits-worker-1-0", "node-2", 13)], refuses={"gone": 404})
     act = actions.carry_out(scenario.DRAIN_NODE, kube, "default", "digits", seen(here[0]))  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ def test_patience_counts_what_others_leave() -> None:
     assert over(Patience(10.0), ("a", 0, 0.75), ("a", 39, 0.75), ("a", 41, 0.75)) == [False, False, True]
 
 
-def test_patience_ends_on_a_machine_that_others_have_to_themselves() -> None:
+def test_patience_ends_when_another_keeps_the_machine_busy() -> None:
     assert over(Patience(1.0), ("a", 0, 1.0), ("a", 19, 1.0), ("a", 21, 1.0)) == [False, False, True]
 
 

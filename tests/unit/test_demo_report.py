@@ -27,7 +27,7 @@ def test_the_report_has_the_keys_that_it_promises() -> None:
     assert made["loss_curve_max_difference"] == 0.0
 
 
-def test_events_count_from_the_first_commit_and_name_their_generation() -> None:
+def test_events_count_from_first_commit_and_name_generation() -> None:
     curve = (
         steady(1, 200, 100.0)
         + steady(201, 400, 102.2, SECOND)

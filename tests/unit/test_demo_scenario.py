@@ -31,7 +31,7 @@ def test_nothing_happens_before_the_first_commit() -> None:
     assert decide(replace(CALM, generation_since=None, active=0), ()).kind is None
 
 
-def test_the_first_event_waits_until_all_three_workers_train_calmly() -> None:
+def test_first_event_waits_until_all_workers_train_calmly() -> None:
     assert decide(replace(CALM, active=2), ()).reason == "2 of 3 workers train"
     assert decide(replace(CALM, generation_since=99.0), ()).kind is None
     assert decide(CALM, ()).kind == "kill-worker"
@@ -41,9 +41,7 @@ def test_the_first_event_waits_until_all_three_workers_train_calmly() -> None:
     ("last", "next_", "active"),
     [("kill-worker", "scale-up", 3), ("scale-up", "drain-node", 5), ("drain-node", "kill-coordinator", 5)],
 )
-def test_an_event_that_changes_the_members_is_over_when_they_are_complete_again(
-    last: str, next_: str, active: int
-) -> None:
+def test_event_changing_members_ends_when_they_are_complete(last: str, next_: str, active: int) -> None:
     done = after(last, 80.0)
     assert decide(replace(CALM, active=active - 1), done).kind is None
     assert (
@@ -60,9 +58,7 @@ def test_an_event_that_changes_the_members_is_over_when_they_are_complete_again(
         ("kill-operator", "scale-down", "operator_pid"),
     ],
 )
-def test_after_a_killed_controller_pauses_are_watched_for_and_a_new_process_is_there(
-    last: str, next_: str, seen: str
-) -> None:
+def test_killed_controller_has_pauses_and_new_process_watched(last: str, next_: str, seen: str) -> None:
     five = replace(CALM, active=5)
     assert decide(five, after(last, 95.0, pid=7)).reason.startswith("watches for pauses")
     assert decide(five, after(last, 85.0, pid=7)).kind == next_
@@ -85,7 +81,7 @@ def test_patience_ends() -> None:
     assert "patience is over" in decision.reason
 
 
-def test_when_training_would_end_first_the_story_hurries_but_keeps_its_windows() -> None:
+def test_story_hurries_with_its_windows_if_training_ends_first() -> None:
     waiting = replace(CALM, active=4, seconds_left=20.0)
     assert decide(waiting, after("scale-up", 97.0)).kind == "drain-node"
     assert decide(waiting, after("scale-up", 98.0)).kind is None
@@ -98,7 +94,7 @@ def test_at_the_end_nothing_more_happens() -> None:
     assert decide(CALM, after("scale-down", 50.0)).kind is None
 
 
-def test_the_whole_story_is_told_in_order_against_a_training_that_answers() -> None:
+def test_whole_story_runs_in_order_against_fake_training() -> None:
     """Five seconds after an event that changes the members, training goes on with as many as it should."""
     pace, done, now, since, active = Pace(), (), 0.0, 0.0, 3
     size = {"kill-worker": 3, "scale-up": 5, "drain-node": 5, "scale-down": 2}

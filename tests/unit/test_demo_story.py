@@ -42,18 +42,24 @@ def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
 
 
 @pytest.fixture
-def story(cluster: FakeCluster, tmp_path: Path) -> Iterator[Story]:
+def told() -> io.StringIO:
+    """What the story prints."""
+    return io.StringIO()
+
+
+@pytest.fixture
+def story(cluster: FakeCluster, told: io.StringIO, tmp_path: Path) -> Iterator[Story]:
     script = tmp_path / "alone.py"
     script.write_text(ALONE)
     run = reference.start([sys.executable, str(script)], {}, tmp_path, tmp_path / "alone")
-    view = View(Console(file=io.StringIO(), highlight=False))
+    view = View(Console(file=told, highlight=False))
     made = Story(cluster, view, StepLogs(cluster.steps), "digits", "default", run, PACE)  # type: ignore[arg-type]
     made.list_seconds = 0.1
     yield made
     run.stop()
 
 
-def test_the_whole_story_is_told_and_its_report_holds(story: Story) -> None:
+def test_the_whole_story_is_told_and_its_report_holds(story: Story, told: io.StringIO) -> None:
     story.run(20.0)
     story.history.add(story.logs.poll())
     assert tuple(done.kind for done in story.done) == ORDER
@@ -74,8 +80,7 @@ def test_the_whole_story_is_told_and_its_report_holds(story: Story) -> None:
     assert [text for text in broken if "between two commits" not in text] == []
     text = timeline.picture(story.history, story.done, "digits")
     assert all(kind in text for kind in ORDER)
-    told = story.view._console.file.getvalue()  # type: ignore[attr-defined]
-    assert all(f"{kind}: " in told for kind in ORDER)
+    assert all(f"{kind}: " in told.getvalue() for kind in ORDER)
 
 
 def test_a_job_that_fails_ends_the_story_with_its_message(story: Story, cluster: FakeCluster) -> None:

@@ -27,7 +27,7 @@ def test_a_picture_has_its_lanes_and_marks_and_is_well_formed() -> None:
     assert "H" in path.get("d", "")
 
 
-def test_a_staircase_reaches_the_end_and_a_higher_value_is_drawn_higher() -> None:
+def test_staircase_reaches_end_and_higher_values_stand_higher() -> None:
     root = ElementTree.fromstring(
         render("t", [Lane("w", [(0, 2), (4, 4)], "#1", steps=True)], [Mark(10.0, "end")])
     )

@@ -76,7 +76,7 @@ def test_declared_licence(name: str, expression: str, field: str, classifiers: l
     assert licence(told) == said
 
 
-def test_every_distribution_of_an_image_has_a_licence_we_may_ship() -> None:
+def test_every_distribution_of_an_image_has_shippable_licence() -> None:
     here = {part.name: part for part in installed(sys.path)}
     pins = [*read_lock((ROOT / "deploy/locks/images.txt").read_text())]
     pins += [

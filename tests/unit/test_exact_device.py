@@ -19,7 +19,6 @@ from make_believe_device import DEVICE, Accelerator, There
 from worker_groups import wired_stores
 from worker_ranks import Rank, on_ranks, seeded
 
-from springtide.comm.cuda_streams import Writers
 from springtide.comm.nccl import DeviceSums, form_nccl, tame_nccl
 from springtide.comm.process_group import Group
 from springtide.data.ledger import Contribution
@@ -54,9 +53,10 @@ def test_a_device_s_way_gives_the_bits_of_the_cpu_s(
 ) -> None:
     parts, assignment = case
     scales = [1.0 / (part + 2) for part in range(parts)]
-    near, far = World([list(range(parts))], parts, dtype), World(assignment, parts, dtype)
-    for worker in far.workers:
-        worker._rounder = DeviceRounder(scale.part_bits(parts))
+    near = World([list(range(parts))], parts, dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("springtide.exact.buckets.Rounder", DeviceRounder)
+        far = World(assignment, parts, dtype)
     for step in range(3):
         made = gradients(parts, seed + step, 1 + step)
         made = [[None if g is None else g.to(dtype) for g in own] for own in made]
@@ -151,11 +151,11 @@ class Stream:
         self.behind.append(stream.name)
 
 
-def test_streams_that_round_into_a_bucket_go_one_behind_the_other() -> None:
+def test_streams_rounding_into_a_bucket_run_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     main, side = Stream("main"), Stream("side")
     now = main
+    monkeypatch.setattr("springtide.comm.buckets.current_stream_of", lambda device: lambda: now)
     buckets = ExactBuckets(layout(), 2)
-    buckets._writers = Writers(lambda: now)
     buckets.begin(Group(None, 0, 1, 1.0).start_sum, last=False)
     index = len(SHAPES) - 1
     now = side
@@ -201,12 +201,10 @@ def train(rank: Rank, device: torch.device, scaled: bool) -> list[bytes]:
                 torch.nn.Linear(6, 20), torch.nn.BatchNorm1d(20), torch.nn.ReLU(), torch.nn.Linear(20, 3)
             )
         for module in model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    module._parameters[name] = torch.nn.Parameter(parameter.detach().to(device))
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    module._buffers[name] = buffer.to(device)
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                setattr(module, name, torch.nn.Parameter(parameter.detach().to(device)))
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                setattr(module, name, buffer.to(device))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         scaler = torch.amp.GradScaler("cpu", 2.0**126, 4.0, 2.0**-7, 4, enabled=scaled)
         rank.distribute(model, optimizer, clip_norm=0.5, scaler=scaler)
@@ -236,7 +234,7 @@ def test_whole_steps_on_a_device_give_the_bits_of_the_cpu(
 ) -> None:
     (expected,) = on_ranks(1, lambda rank: train(rank, torch.device("cpu"), scaled), logical_workers=5)
     # The make-believe device is of a type that is refused otherwise.
-    monkeypatch.setattr("springtide.train_step.validation._check_parameters", lambda *_, **__: None)
+    monkeypatch.setattr("springtide.train_step.validation.check_parameters", lambda *_, **__: None)
     for size in (1, 3):
         found = on_ranks(size, lambda rank: train(rank, DEVICE, scaled), logical_workers=5)
         assert all(tensors == expected for tensors in found), f"{size} workers"

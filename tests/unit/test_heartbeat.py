@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide_coordinator.hub import Hub
-from springtide_coordinator.membership import Settings
+from springtide_coordinator.membership import Phase, Settings
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.settings import Options, read_options
+from springtide_coordinator.stall import Motion
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.channel import client_options, server_options
 from springtide_protocol.heartbeat import LIMIT, MOST_RETURN, Heartbeat, of_coordinator, of_members
@@ -91,7 +92,7 @@ def test_the_limit_comes_from_the_environment() -> None:
         assert options.membership.return_after_standstill == 2 * limit
 
 
-async def test_what_became_due_while_the_coordinator_stood_still_is_said(tmp_path: Path) -> None:
+async def test_what_became_due_in_a_coordinator_standstill_is_said(tmp_path: Path) -> None:
     """The wait for a second worker was over then: the first one hears that it starts alone."""
     now = [1000.0]
     options = Options(token="t", number=1, state_dir=tmp_path, target=2, minimum=1)
@@ -112,7 +113,7 @@ async def test_what_became_due_while_the_coordinator_stood_still_is_said(tmp_pat
     assert told[-1] == "start"
 
 
-def test_whatever_comes_late_shows_that_the_coordinator_stood_still(
+def test_anything_late_shows_that_the_coordinator_stood_still(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is taken in first when it goes on may be the end of a stream, and only then the tick."""
@@ -142,15 +143,15 @@ def test_a_coordinator_that_stood_still_within_a_tick_is_noticed(tmp_path: Path)
     now = [1000.0]
     options = Options(token="t", number=1, state_dir=tmp_path, membership=Settings(standstill=0.5))
     hub = Hub(options, Incarnation(1), lambda: now[0])
-    stream, take = hub.new_stream(), hub._take
+    stream, look = hub.new_stream(), Motion.look
     hub.tick(0.05)
 
-    def take_and_stand_still(event: object) -> None:
-        take(event)  # type: ignore[arg-type]
+    def look_and_stand_still(motion: Motion, phase: Phase, at: float) -> None:
+        look(motion, phase, at)
         now[0] += 3
 
-    hub._take = take_and_stand_still  # type: ignore[method-assign]
-    hub.tick(0.05)
-    hub._take = take  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Motion, "look", look_and_stand_still)
+        hub.tick(0.05)
     hub.closed(stream)
     assert hub.membership.awake_since == now[0]

@@ -109,7 +109,7 @@ def test_program_that_comes_to_catch_it_later_is_told_too() -> None:
         assert process.returncode == 5
 
 
-def test_children_of_a_program_that_catches_it_are_its_own_to_end() -> None:
+def test_children_of_a_catching_program_are_its_own_to_end() -> None:
     parent = f"import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', {DEAF!r}])\n"
     report = "    print(child.poll(), flush=True)\n    child.kill()\n    sys.exit(5)"
     script = parent + POLITE.replace("    sys.exit(5)", report).replace('print("up", flush=True)', "")

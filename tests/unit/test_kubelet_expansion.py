@@ -201,7 +201,7 @@ def test_amounts_survive_being_printed(amount: int, resource: str) -> None:
     assert units(resource, format_units(resource, amount)) == amount
 
 
-def test_a_pod_asks_for_its_containers_or_its_largest_init_container() -> None:
+def test_pod_requests_its_containers_or_largest_init_container() -> None:
     def container(cpu: str, **more: Any) -> dict[str, Any]:
         return {"resources": {"requests": {"cpu": cpu}}, **more}
 

@@ -42,7 +42,7 @@ def start(record: ContainerRecord, now: float = NOW) -> None:
     record.passed_startup = record.ready = True
 
 
-def test_the_first_restart_is_immediate_then_the_delay_doubles_up_to_five_minutes() -> None:
+def test_first_restart_is_immediate_then_delay_doubles_to_5_min() -> None:
     backoff, now, delays = Backoff(), 0.0, []
     for _ in range(8):
         ready = backoff.ready_at(now)
@@ -221,7 +221,7 @@ def test_conditions_of_others_are_kept() -> None:
     assert status["qosClass"] == "Burstable"
 
 
-def test_readiness_gates_hold_back_ready_but_not_containers_ready() -> None:
+def test_readiness_gates_hold_back_ready_not_containers_ready() -> None:
     records = pod("a")
     start(records["a"])
     status = pod_status({}, records, "Always", ["example.com/open"], NOW)
@@ -236,7 +236,7 @@ def test_readiness_gates_hold_back_ready_but_not_containers_ready() -> None:
     )
 
 
-def test_a_failure_of_the_pod_itself_is_its_phase_whatever_the_containers_did() -> None:
+def test_failure_of_the_pod_is_its_phase_at_any_containers_end() -> None:
     records = pod("a")
     start(records["a"])
     records["a"].state = ended(0)

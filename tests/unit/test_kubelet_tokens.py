@@ -139,7 +139,7 @@ def test_a_mount_of_ones_own_is_left_alone() -> None:
     assert made["containers"][0]["volumeMounts"] == [mount]
 
 
-def test_a_namespace_lacks_nothing_and_a_missing_account_is_named() -> None:
+def test_namespace_lacks_nothing_and_missing_account_is_named() -> None:
     store = Store()
     store.authority = "PEM"
     store.create("namespaces", {"metadata": {"name": "n"}})

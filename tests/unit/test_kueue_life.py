@@ -146,7 +146,7 @@ class Lab:
         return next((str(c["message"]) for c in conditions if c["type"] == "Degraded"), "")
 
 
-def test_the_operator_lists_workloads_reads_flavors_and_writes_what_kueue_waits_for(
+def test_operator_lists_reads_and_writes_what_kueue_waits_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("springtide_operator.queues.LIST_SECONDS", 0.05)
@@ -191,7 +191,7 @@ def test_the_operator_lists_workloads_reads_flavors_and_writes_what_kueue_waits_
     asyncio.run(story())
 
 
-def test_a_list_that_is_refused_is_told_to_who_waits_and_forgotten_when_it_works() -> None:
+def test_refused_list_is_reported_and_forgotten_when_it_works() -> None:
     lab = Lab()
     lab.cluster.objects["kueue.x-k8s.io/workloadpriorityclass", "", "urgent"] = {
         "value": 1,

@@ -65,7 +65,7 @@ def test_sizes_are_told_in_processes() -> None:
     assert request.processes_per_pod == 4
 
 
-def test_why_one_of_several_processes_ended_is_the_workers_reason() -> None:
+def test_why_one_of_several_ended_is_the_workers_reason() -> None:
     def end(message: str) -> Any:
         state = {"terminated": {"exitCode": 137, "reason": "Error", "message": message}}
         return read_end({"status": {"phase": "Failed"}}, {"state": state})
@@ -107,7 +107,7 @@ class Pods(Room):
         self.form()
 
 
-def test_processes_of_a_pod_are_members_of_their_own_in_the_order_of_slots() -> None:
+def test_processes_of_a_pod_are_members_in_order_of_slots() -> None:
     pods = Pods(2, 2)
     for name in ("w1.0", "w0.1", "w1.1"):
         pods.process(name)
@@ -120,7 +120,7 @@ def test_processes_of_a_pod_are_members_of_their_own_in_the_order_of_slots() -> 
     assert [member.label for member in pods.m.current.members][:2] == ["pod-w0", "pod-w0/1"]  # type: ignore[union-attr]
 
 
-def test_the_others_of_a_pod_go_on_while_one_is_started_again_also_at_the_minimum() -> None:
+def test_others_of_a_pod_go_on_at_a_restart_also_at_minimum() -> None:
     pods = Pods(1, 3, minimum=1)
     pods.begin("w0.0", "w0.1", "w0.2")
     pods.lose("w0.1")
@@ -151,7 +151,7 @@ def test_the_minimum_counts_pods() -> None:
     assert pods.number == 1
 
 
-def test_a_process_in_the_place_of_another_proves_its_end_and_a_pod_that_is_gone_that_of_all() -> None:
+def test_successor_proves_process_end_and_gone_pod_that_of_all() -> None:
     pods = Pods(2, 2)
     pods.begin("w0.0", "w0.1", "w1.0", "w1.1")
     base = pods.m.current.base  # type: ignore[union-attr]
@@ -168,7 +168,7 @@ def test_a_process_in_the_place_of_another_proves_its_end_and_a_pod_that_is_gone
     assert pods.m.members["w0.0"].standing is Standing.ACTIVE
 
 
-def test_a_pod_that_goes_takes_all_its_processes_along_at_one_boundary() -> None:
+def test_pod_that_goes_takes_all_processes_at_one_boundary() -> None:
     pods = Pods(2, 2)
     pods.begin("w0.0", "w0.1", "w1.0", "w1.1")
     base = pods.m.current.base  # type: ignore[union-attr]

@@ -106,7 +106,7 @@ def test_processes_stay_on_the_numa_node_of_their_gpu(tmp_path: Path) -> None:
         cpus.parse_cpu_list("0-x")
 
 
-def test_gpus_are_counted_by_torch_and_only_where_there_is_a_driver(tmp_path: Path) -> None:
+def test_gpus_are_counted_by_torch_only_where_a_driver_is(tmp_path: Path) -> None:
     def never() -> str:
         raise AssertionError("there is no driver to ask for")
 

@@ -77,7 +77,7 @@ def test_attempts_run_out_and_come_back() -> None:
     assert Attempts(0).failed(5.0)
 
 
-def test_the_others_must_not_wait_longer_for_a_script_than_the_coordinator_does() -> None:
+def test_others_wait_no_longer_for_a_script_than_coordinator() -> None:
     assert parse(["--torchrun-env", "--grace", "20", "--", "x"], {}).torchrun_env
     with pytest.raises(UsageError, match="at most 20 with --torchrun-env"):
         parse(["--torchrun-env", "--grace", "21", "--", "x"], {})
@@ -167,7 +167,7 @@ def test_no_state_of_ours_is_lost_with_members_that_hold_none() -> None:
     assert room.m.states_lost == 1
 
 
-def test_members_without_a_state_of_ours_leave_when_the_job_wants_none() -> None:
+def test_members_without_our_state_leave_when_job_wants_none() -> None:
     room = Room(target=2)
     for name in ("w0", "w1"):
         room.hello(name, opaque=True)

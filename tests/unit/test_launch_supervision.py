@@ -43,7 +43,7 @@ def test_a_single_one_is_started_again_after_a_pause_that_grows() -> None:
     assert (outcome.report, code) == ({"processRestarts": 4.0}, 0)
 
 
-def test_who_finished_and_was_killed_on_its_way_out_is_not_started_again() -> None:
+def test_finished_process_killed_on_exit_is_not_restarted() -> None:
     for code in (-6, 139):
         pod = begun(2)
         assert pod.ended(0, replace(FINISHED, code=code), 1.0) == []
@@ -55,7 +55,7 @@ def test_who_finished_and_was_killed_on_its_way_out_is_not_started_again() -> No
     assert pod.next_at == 2.0
 
 
-def test_beyond_the_limit_the_pod_asks_the_others_to_end_and_then_kills_them() -> None:
+def test_beyond_the_limit_pod_asks_others_to_end_then_kills() -> None:
     pod = begun(3, restarts=1, grace=20.0)
     pod.ended(2, KILLED, 1.0)
     assert pod.tick(2.0) == [Spawn(2, "restart 1 of 1")]
@@ -102,7 +102,7 @@ def test_nobody_is_started_again_when_no_other_process_lives() -> None:
     assert last.gave_up == 0
 
 
-def test_asked_to_end_nobody_is_started_again_and_the_one_that_waits_stays_down() -> None:
+def test_pod_asked_to_end_starts_nobody_again() -> None:
     pod = begun(3)
     pod.ended(0, KILLED, 1.0)
     actions = pod.asked(signal.SIGTERM, 1.5)
@@ -119,7 +119,7 @@ def test_asked_to_end_nobody_is_started_again_and_the_one_that_waits_stays_down(
     assert merged(calm) == (Left("SIGTERM"), 0)
 
 
-def test_one_that_finished_speaks_for_the_pod_and_the_greatest_state_wins() -> None:
+def test_finished_process_speaks_for_pod_and_best_state_wins() -> None:
     pod = begun(3)
     later = End(0, Finished((1, 1), 1, 50, 2))
     pod.ended(0, FINISHED, 1.0)
@@ -168,7 +168,7 @@ ENDS = st.sampled_from([FINISHED, LEFT, RAISED, KILLED, End(0), End(-15)])
     restarts=st.integers(0, 3),
     moves=st.lists(st.tuples(st.integers(0, 5), st.floats(0, 40), ENDS), max_size=40),
 )
-def test_whatever_happens_the_pod_comes_to_an_end_that_says_something(
+def test_pod_ends_with_a_telling_outcome_whatever_happens(
     count: int, restarts: int, moves: list[tuple[int, float, End]]
 ) -> None:
     pod = Supervisor(count, Policy(restarts=restarts, calm=math.inf, grace=30.0))

@@ -34,7 +34,7 @@ def test_a_network_in_which_somebody_listens_is_left_out() -> None:
     assert first not in listened_networks()
 
 
-def test_only_those_who_listen_on_an_address_of_the_network_count(tmp_path: Path) -> None:
+def test_only_listeners_on_an_address_of_the_network_count(tmp_path: Path) -> None:
     table = tmp_path / "tcp"
     table.write_text(
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from springtide_local.api.handlers import _stream
+from springtide_local.api.handlers import stream_parts
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/plain"])
@@ -33,7 +33,7 @@ async def test_a_client_that_leaves_ends_its_stream_without_a_word(
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
-            return await _stream(request, parts(request), kind)
+            return await stream_parts(request, parts(request), kind)
         finally:
             done.set()
 

@@ -160,7 +160,7 @@ def test_columns_of_a_definition_keep_their_types() -> None:
     assert tables.row(columns, {"metadata": {"name": "x"}}, 0.0, "None")["cells"] == ["x", *[None] * 5]
 
 
-def test_every_builtin_kind_prints_an_object_without_spec_and_status() -> None:
+def test_every_builtin_kind_prints_without_spec_and_status() -> None:
     meta = {"name": "x", "namespace": "n", "creationTimestamp": "1970-01-01T00:00:00Z"}
     body = {"metadata": meta, "spec": {"scaleTargetRef": {"kind": "K", "name": "n"}}}
     for found in builtin_resources():

@@ -82,7 +82,7 @@ def test_every_variable_that_the_operator_writes_is_refused(obj: Object) -> None
         ("SPRINGTIDE_TERMINATION_LOG", "terminationMessagePath"),
     ],
 )
-def test_the_field_that_is_for_it_is_named_although_the_job_does_not_use_it(name: str, field: str) -> None:
+def test_dedicated_field_is_named_although_the_job_sets_it_not(name: str, field: str) -> None:
     with pytest.raises(TemplateError, match=rf"take it out; .*{field}.* is for that"):
         worker_pod(with_variable(raw(), name), 0, 0, "a:1")
 
@@ -93,7 +93,7 @@ def test_what_users_may_set_goes_through(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["SPRINGTIDE_COLLECTIVE_SECONDS", "MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG"])
-def test_what_the_operator_writes_in_some_jobs_is_refused_in_those(name: str) -> None:
+def test_what_operator_writes_in_some_jobs_is_refused_in_those(name: str) -> None:
     obj = raw(
         strategy={"type": "AllReduce", "allReduce": {"exact": True, "logicalWorkers": 8}},
         failurePolicy={"hangTimeoutSeconds": 5000},
@@ -129,7 +129,7 @@ def test_a_servers_template_is_held_to_the_same() -> None:
         ({"annotations": {"springtide.dev/deleted-because": "x"}}, "annotations has springtide.dev/deleted"),
     ],
 )
-def test_labels_and_annotations_of_ours_are_refused_wherever_they_are(metadata: Object, said: str) -> None:
+def test_our_labels_and_annotations_are_refused_everywhere(metadata: Object, said: str) -> None:
     obj = raw()
     obj["spec"]["workers"]["template"]["metadata"] = metadata
     with pytest.raises(TemplateError, match=rf"spec\.workers\.template\.metadata\.{said}"):
@@ -150,7 +150,7 @@ def test_the_users_own_labels_and_annotations_go_through() -> None:
     assert annotations.items() <= meta["annotations"].items()
 
 
-def test_what_selects_pods_finds_them_whatever_users_call_their_application() -> None:
+def test_selectors_find_pods_whatever_users_call_their_app() -> None:
     labels = {"app.kubernetes.io/name": "shop", "app.kubernetes.io/managed-by": "Helm"}
     obj = on_servers()
     obj["spec"]["podMetadata"] = {"labels": labels}
@@ -172,7 +172,7 @@ def test_what_selects_pods_finds_them_whatever_users_call_their_application() ->
     assert found(by_scale) == [worker]
 
 
-def test_kubectl_logs_means_the_container_that_runs_our_process_unless_the_user_says_otherwise() -> None:
+def test_kubectl_logs_means_our_container_unless_user_says_so() -> None:
     obj = on_servers()
     containers = obj["spec"]["workers"]["template"]["spec"]["containers"]
     containers[0]["name"] = "train"

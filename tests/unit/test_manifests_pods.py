@@ -177,7 +177,7 @@ def test_the_template_hash_changes_with_the_template_alone() -> None:
     assert template_hash(job_with(image="other")) != first
 
 
-def test_the_coordinator_meets_the_restricted_standard_and_has_no_api_token() -> None:
+def test_coordinator_is_restricted_and_has_no_api_token() -> None:
     pod = sent(coordinator_pod(job_with(), 4, "registry/op:1"))
     spec = pod["spec"]
     container = spec["containers"][0]
@@ -228,9 +228,7 @@ def test_the_coordinator_goes_where_workers_go() -> None:
     ],
     ids=["led there", "free", "the template says how"],
 )
-def test_the_coordinator_passes_the_taint_of_nodes_with_devices_where_it_is_led_there(
-    more: dict[str, Any], tolerated: bool
-) -> None:
+def test_coordinator_led_to_device_nodes_tolerates_their_taint(more: dict[str, Any], tolerated: bool) -> None:
     """Clouds let pods that ask for a device pass; the coordinator asks for none."""
     resources = {"limits": {"nvidia.com/gpu": 8, "cpu": 4}, "requests": {"rdma/hca": 1}}
     template = {"spec": {**more, "containers": [{"image": "w", "resources": resources}]}}

@@ -29,7 +29,7 @@ def selected(selector: dict[str, Any], pod: dict[str, Any]) -> bool:
     return bool(selector["matchLabels"].items() <= pod["metadata"]["labels"].items())
 
 
-def test_a_policy_closes_the_pods_of_one_job_and_opens_three_doors() -> None:
+def test_policy_closes_pods_of_one_job_and_opens_three_doors() -> None:
     policy = network_policy(job(), Doors("springtide-system", (MONITORING,)))
     kubernetes_validate.validate(policy, "1.31", strict=True)
     assert policy["metadata"]["ownerReferences"] == [job().owner_reference]
@@ -71,7 +71,7 @@ def test_a_peer_of_pods_alone_means_the_operators_namespace() -> None:
 
 
 @pytest.mark.parametrize(("servers", "minimum"), [(1, 0), (2, 1), (5, 4)])
-def test_servers_are_evicted_one_at_a_time_and_a_drain_always_ends(servers: int, minimum: int) -> None:
+def test_servers_are_evicted_one_by_one_and_a_drain_ends(servers: int, minimum: int) -> None:
     budget = server_disruption_budget(job(), servers)
     kubernetes_validate.validate(budget, "1.31", strict=True)
     assert budget["spec"]["minAvailable"] == minimum

@@ -48,7 +48,7 @@ def test_a_restarted_coordinator_goes_on_with_what_it_finds() -> None:
     assert room.told("w0", say.Prepare) == room.told("w0", say.Start) == room.told("w0", say.Boundary) == 0
 
 
-def test_an_adopted_generation_admits_joiners_under_a_name_of_the_new_incarnation() -> None:
+def test_adopted_generation_admits_joiners_under_new_incarnation() -> None:
     room = Room(incarnation=(1, 1))
     active(room, "w0", 30)
     active(room, "w1", 31)
@@ -87,7 +87,7 @@ def test_the_operators_word_replaces_a_missing_report() -> None:
     assert room.members == ("w0",)
 
 
-def test_a_started_pod_that_is_silent_may_hold_a_newer_generation() -> None:
+def test_started_silent_pod_may_hold_a_newer_generation() -> None:
     room = Room(incarnation=(1, 1))
     active(room, "w0", 30)
     room.park("w0", ParkReason.REDUCTION_FAILED, state(30, 7))
@@ -177,7 +177,7 @@ def test_member_back_from_a_silent_machine_joins_again() -> None:
     assert say.Transfer("w1", "w0") in start.transfers
 
 
-def test_a_member_of_an_older_generation_is_told_to_park_and_joins_again() -> None:
+def test_member_of_older_generation_is_parked_and_joins_again() -> None:
     room = Room(incarnation=(1, 1))
     active(room, "w0", 30)
     active(room, "w1", 31)
@@ -198,7 +198,7 @@ def test_the_end_said_by_the_last_incarnation_is_said_again() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_a_fresh_start_of_a_later_incarnation_needs_the_operators_word(on: bool) -> None:
+def test_fresh_start_of_later_incarnation_needs_operators_word(on: bool) -> None:
     room = Room(
         target=1, incarnation=(2, 0), rules=replace(rules("fresh_needs_word", on), wait_for_reports=on)
     )
@@ -214,7 +214,7 @@ def test_a_fresh_start_of_a_later_incarnation_needs_the_operators_word(on: bool)
         assert room.last("w0", say.Start).fresh
 
 
-def test_when_every_holder_is_gone_the_job_starts_again_and_says_so() -> None:
+def test_all_holders_gone_restarts_the_job_saying_so() -> None:
     room = Room()
     room.sync("w0", "w1")
     room.train("w0", "w1")
@@ -234,7 +234,7 @@ def test_when_every_holder_is_gone_the_job_starts_again_and_says_so() -> None:
     assert room.m.states_lost == 1
 
 
-def test_a_coordinator_that_finds_nobody_of_a_job_that_trained_says_that_its_state_is_lost() -> None:
+def test_coordinator_finding_nobody_trained_reports_lost_state() -> None:
     for trained in (True, False):
         room = Room(target=1, incarnation=(2, 0))
         room.sync("w3", trained=trained)
@@ -258,7 +258,7 @@ def test_with_two_processes_in_a_pod_both_must_have_spoken() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_older_state_needs_proof_that_the_holders_of_newer_state_are_dead(on: bool) -> None:
+def test_older_state_needs_proof_of_newer_holders_deaths(on: bool) -> None:
     room = Room(target=1, rules=rules("guard_rollback", on))
     room.train("w0")
     room.hello("w1", Standing.PARKED, generation=generation(1), state=state(0), layout_hash="layout")
@@ -294,7 +294,7 @@ def test_a_silent_loss_without_the_operator_pauses(on: bool) -> None:
         assert room.told("w0", say.Prepare) == 1
 
 
-def test_a_member_that_stays_away_while_its_pod_runs_is_named_until_it_is_back() -> None:
+def test_absent_member_of_a_running_pod_is_named_until_back() -> None:
     def vanished() -> list[str]:
         return vanished_pods(room.m, room.now)
 
@@ -333,7 +333,7 @@ def test_who_has_said_why_it_goes_has_not_vanished() -> None:
     assert vanished_pods(room.m, room.now) == []
 
 
-def test_a_member_that_was_cut_off_one_step_ahead_holds_nobody_up() -> None:
+def test_member_cut_off_one_step_ahead_holds_nobody_up() -> None:
     room = Room(target=3)
     room.train("w0", "w1", "w2")
     room.lose("w2")
@@ -348,7 +348,7 @@ def test_a_member_that_was_cut_off_one_step_ahead_holds_nobody_up() -> None:
     assert room.last("w0", say.Start).transfers == (say.Transfer("w0", "w2"),)
 
 
-def test_a_leaver_outside_keeps_its_state_while_no_member_is_connected() -> None:
+def test_leaver_keeps_its_state_while_no_member_is_connected() -> None:
     room = Room(target=1)
     room.train("w0")
     room.hello("w1", Standing.PARKED, generation=generation(1), state=state(0), layout_hash="layout")
@@ -369,7 +369,7 @@ def test_a_complaint_is_no_silent_loss() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_a_coordinator_that_hears_of_a_newer_one_makes_no_generations(on: bool) -> None:
+def test_coordinator_hearing_of_a_newer_makes_no_generations(on: bool) -> None:
     room = Room(target=1, rules=rules("supersede", on))
     room.train("w0")
     room.hello("w1", newest_incarnation=Incarnation(2, 0))
@@ -405,7 +405,7 @@ def test_the_greatest_state_wins(on: bool) -> None:
     assert room.last("w0", say.Start).state == state(5 if on else 4)
 
 
-def test_a_name_of_its_own_incarnation_that_it_never_made_is_refused() -> None:
+def test_name_of_own_incarnation_never_made_is_refused() -> None:
     room = Room(incarnation=(1, 0))
     active(room, "w0", 3)
     refused = room.last("w0", say.Refused)

@@ -56,7 +56,7 @@ def in_force(room: Room) -> set[Consistency | None]:
     return {room.last(worker, say.Start).consistency for worker in room.members}
 
 
-def test_the_first_word_is_taken_and_a_change_is_a_boundary_for_all() -> None:
+def test_first_word_is_taken_and_a_change_is_a_common_boundary() -> None:
     room = Room(target=2)
     room.m.consistency_at_first = FOUR
     room.train("w0", "w1")
@@ -75,7 +75,7 @@ def test_the_first_word_is_taken_and_a_change_is_a_boundary_for_all() -> None:
     assert room.told("w0", say.Boundary) == 1
 
 
-def test_a_change_that_is_taken_back_before_the_boundary_costs_one_generation_at_most() -> None:
+def test_change_taken_back_early_costs_at_most_one_generation() -> None:
     room = starts_in(FREE)
     number = room.number
     everybody(room, consistency=NINE)
@@ -108,7 +108,7 @@ def test_common_steps_end_at_a_boundary() -> None:
     assert why_refused(room.m) == ""
 
 
-def test_scripts_that_cannot_train_without_common_steps_keep_the_job_in_them() -> None:
+def test_scripts_needing_common_steps_keep_the_job_in_them() -> None:
     room = starts_in(SYNCHRONOUS)
     room.tell("w1", say.BoundToSteps("its average would differ"))
     everybody(room, consistency=FREE)
@@ -144,7 +144,7 @@ def stop_at_the_end(room: Room, step: int) -> None:
     room.form()
 
 
-def test_common_steps_begin_where_all_have_stopped_at_an_epochs_end() -> None:
+def test_common_steps_begin_where_all_stop_at_an_epoch_end() -> None:
     room = starts_in(NINE)
     everybody(room, consistency=SYNCHRONOUS)
     asked = room.last("w0", say.Boundary)
@@ -183,7 +183,7 @@ def test_common_steps_begin_where_all_have_stopped_at_an_epochs_end() -> None:
     assert room.last("w0", say.Start).transfers == (say.Transfer("w3", "w0"),)
 
 
-def test_what_is_wanted_no_more_when_all_have_stopped_is_not_done() -> None:
+def test_change_unwanted_once_all_have_stopped_is_not_done() -> None:
     room = starts_in(FREE)
     everybody(room, consistency=SYNCHRONOUS)
     everybody(room, consistency=FREE)
@@ -192,7 +192,7 @@ def test_what_is_wanted_no_more_when_all_have_stopped_is_not_done() -> None:
     assert in_force(room) == {FREE}
 
 
-def test_the_first_attempt_fails_and_another_member_gives_what_all_get() -> None:
+def test_first_giver_fails_and_another_member_gives_the_values() -> None:
     room = starts_in(FREE)
     room.hello("w2")
     room.park("w2")
@@ -230,7 +230,7 @@ def test_an_end_that_others_went_on_from_is_none() -> None:
     assert in_force(room) == {FREE}
 
 
-def test_a_new_coordinator_learns_from_the_members_and_not_from_its_environment() -> None:
+def test_new_coordinator_learns_from_members_not_environment() -> None:
     room = starts_in(NINE)
     name, members, state = current(room).name, current(room).members, room.m.members["w0"].state
     again = Room(target=2, incarnation=(1, 1))

@@ -31,7 +31,7 @@ def test_who_missed_the_end_hears_it_again() -> None:
     assert room.told("w1", say.EndOk) == 2
 
 
-def test_a_member_lost_before_the_end_sends_the_waiting_ones_back() -> None:
+def test_member_lost_before_the_end_sends_waiting_ones_back() -> None:
     room = Room()
     room.train("w0", "w1")
     room.tell("w0", say.Ended(generation(1), state(9), 0))
@@ -42,7 +42,7 @@ def test_a_member_lost_before_the_end_sends_the_waiting_ones_back() -> None:
     assert room.members == ("w0",)
 
 
-def test_a_process_that_finished_sends_standbys_away_and_disturbs_nobody() -> None:
+def test_finished_process_sends_standbys_away_disturbing_nobody() -> None:
     room = Room()
     room.train("w0", "w1")
     for member in ("w0", "w1"):
@@ -62,7 +62,7 @@ def test_a_process_that_finished_sends_standbys_away_and_disturbs_nobody() -> No
     assert room.told("w1", say.Prepare) == 0
 
 
-def test_a_finish_that_nobody_took_is_forgotten_and_the_job_starts_again() -> None:
+def test_untaken_finish_is_forgotten_and_the_job_restarts() -> None:
     room = Room()
     room.sync("w0", "w1")
     room.train("w0", "w1")
@@ -89,7 +89,7 @@ def test_a_finish_that_nobody_took_is_forgotten_and_the_job_starts_again() -> No
     assert room.m.states_lost == 1
 
 
-def test_a_finish_is_believed_while_the_operator_may_still_take_it_or_is_silent() -> None:
+def test_finish_is_believed_while_operator_may_take_it() -> None:
     room = Room(target=1)
     room.sync("w0")
     room.train("w0")
@@ -106,7 +106,7 @@ def test_a_finish_is_believed_while_the_operator_may_still_take_it_or_is_silent(
     assert room.told("w1", say.Start) == 0
 
 
-def test_a_process_that_dies_after_the_loop_stops_the_next_loop_of_the_others() -> None:
+def test_death_after_the_loop_stops_the_others_next_loop() -> None:
     room = Room()
     room.train("w0", "w1")
     for member in ("w0", "w1"):

@@ -11,7 +11,7 @@ from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.messages import ParkReason, Standing
 
 
-def test_the_target_starts_at_once_in_rank_order_from_the_first_members_state() -> None:
+def test_target_starts_at_once_by_rank_from_first_state() -> None:
     room = Room(target=3)
     room.train("w2", "w0", "w1")
     start = room.last("w1", say.Start)
@@ -30,7 +30,7 @@ def test_local_ranks_of_a_slot_stand_together() -> None:
     assert room.members == ("a", "c", "b")
 
 
-def test_below_the_target_it_waits_for_who_is_coming_and_names_them() -> None:
+def test_below_target_it_waits_for_expected_members_by_name() -> None:
     room = Room(target=3)
     room.sync("w0", "w1")
     room.hello("w0")
@@ -59,7 +59,7 @@ def test_below_the_minimum_it_never_starts() -> None:
     assert room.number == 0
 
 
-def test_a_joiner_asks_for_one_boundary_and_gets_the_state_of_a_holder() -> None:
+def test_joiner_asks_for_one_boundary_and_gets_holders_state() -> None:
     room = Room()
     room.train("w0", "w1")
     room.hello("w2")
@@ -77,7 +77,7 @@ def test_a_joiner_asks_for_one_boundary_and_gets_the_state_of_a_holder() -> None
     assert room.members == ("w0", "w1", "w2")
 
 
-def test_who_stops_at_a_boundary_of_its_own_takes_the_others_along() -> None:
+def test_member_stopping_at_own_boundary_takes_others_along() -> None:
     room = Room()
     room.train("w0", "w1")
     room.park("w1", ParkReason.BOUNDARY, state(4))
@@ -124,7 +124,7 @@ def test_never_more_than_the_maximum() -> None:
     assert room.members == ("w0", "w1")
 
 
-def test_a_member_that_reconnects_is_asked_for_the_boundary_again() -> None:
+def test_reconnected_member_is_asked_for_the_boundary_again() -> None:
     room = Room()
     room.train("w0", "w1")
     room.hello("w2")
@@ -145,7 +145,7 @@ def test_a_reconnection_within_the_grace_changes_nothing() -> None:
     assert (room.number, room.told("w0", say.Prepare)) == (1, 0)
 
 
-def test_a_member_whose_stream_stays_broken_is_lost_after_the_grace() -> None:
+def test_member_with_broken_stream_is_lost_after_the_grace() -> None:
     room = Room(target=3)
     room.train("w0", "w1", "w2")
     room.lose("w2")
@@ -226,7 +226,7 @@ def test_another_process_in_the_same_place_ends_the_grace() -> None:
     assert room.told("w0", say.Prepare) == 1
 
 
-def test_with_all_streams_alive_the_same_members_go_on_after_a_complaint() -> None:
+def test_members_with_live_streams_go_on_after_a_complaint() -> None:
     room = Room()
     room.train("w0", "w1")
     room.park("w0", ParkReason.REDUCTION_FAILED, state(4))
@@ -237,7 +237,7 @@ def test_with_all_streams_alive_the_same_members_go_on_after_a_complaint() -> No
     assert (room.number, room.members) == (2, ("w0", "w1"))
 
 
-def test_the_third_complaint_in_a_row_cuts_off_whom_most_complained_of() -> None:
+def test_third_complaint_in_a_row_cuts_off_the_most_accused() -> None:
     room = Room(target=3)
     room.train("w0", "w1", "w2")
     for _ in range(3):
@@ -349,7 +349,7 @@ def test_a_start_that_was_lost_with_the_stream_is_said_again() -> None:
     assert room.number == 1
 
 
-def test_a_process_alone_that_cannot_begin_is_refused_with_its_own_words() -> None:
+def test_lone_process_unable_to_begin_is_refused_in_its_words() -> None:
     room = Room(target=1)
     room.hello("w0")
     room.park("w0")
@@ -372,7 +372,7 @@ def test_a_process_alone_that_holds_the_state_is_never_cut_off() -> None:
     assert room.members == ("w0",)
 
 
-def test_whoever_is_cut_off_without_being_named_hears_what_was_said() -> None:
+def test_member_cut_off_unnamed_hears_what_was_said() -> None:
     room = Room()
     room.train("w0", "w1")
     for _ in range(3):
@@ -382,7 +382,7 @@ def test_whoever_is_cut_off_without_being_named_hears_what_was_said() -> None:
     assert "it is the youngest; pod-w0 says: it failed" in room.last("w1", say.Refused).reason
 
 
-def test_a_lost_state_is_counted_once_however_often_its_successor_has_to_be_formed() -> None:
+def test_lost_state_counts_once_however_often_successor_forms() -> None:
     room = Room()
     room.train("w0", "w1")
     room.sync("w0", "w1")
@@ -409,7 +409,7 @@ def test_a_lost_state_is_counted_once_however_often_its_successor_has_to_be_form
     assert room.m.states_lost == 2
 
 
-def test_what_the_operator_calls_trained_is_no_state_where_the_first_coordinator_has_seen_none() -> None:
+def test_first_coordinator_loses_no_state_by_operators_word() -> None:
     for incarnation, lost in (((1, 0), 0), ((1, 1), 1), ((2, 0), 1)):
         room = Room(target=1, incarnation=incarnation)
         room.sync("w0", trained=True)

@@ -28,9 +28,7 @@ def test_the_operators_word_makes_a_leaver() -> None:
     assert "pod-w1 leaves" in room.last("w0", say.Boundary).reason
 
 
-def test_a_process_whose_pod_was_held_for_gone_does_not_join_again_but_hands_over_what_it_alone_holds() -> (
-    None
-):
+def test_process_held_for_gone_hands_over_what_it_alone_holds() -> None:
     room = Room(target=2)
     room.sync("w0", "w1")
     name = room.train("w0", "w1").generation

@@ -20,7 +20,7 @@ def lacking(room: Room) -> None:
         room.park(worker, say.ParkReason.SERVERS_LACK_STATE, at=room.m.members[worker].state)
 
 
-def test_a_state_that_the_servers_lost_is_held_by_nobody_and_all_start_again() -> None:
+def test_state_lost_by_servers_is_held_by_none_and_all_restart() -> None:
     room = trains()
     lacking(room)
     for worker in ("w0", "w1"):
@@ -42,7 +42,7 @@ def test_a_state_that_the_servers_lost_is_held_by_nobody_and_all_start_again() -
     assert room.m.states_lost == 1
 
 
-def test_processes_that_never_trained_go_on_without_those_that_did() -> None:
+def test_never_trained_processes_go_on_without_trained_ones() -> None:
     room = trains()
     room.hello("w2")
     room.park("w2")
@@ -63,7 +63,7 @@ def with_checkpoints(room: Room, books: bool = False) -> None:
 
 
 @pytest.mark.parametrize("books", [False, True])
-def test_with_checkpoints_those_that_held_the_state_stay_and_go_back(books: bool) -> None:
+def test_with_checkpoints_holders_of_the_state_stay_and_go_back(books: bool) -> None:
     """Also without common steps, where a state between two epochs' ends cannot be saved."""
     room = trains()
     with_checkpoints(room, books)

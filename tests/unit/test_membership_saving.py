@@ -244,7 +244,7 @@ def test_if_something_older_was_restored_the_difference_is_lost(found: str) -> N
     assert room.m.states_lost == 1
 
 
-def test_without_that_word_the_state_is_lost_whatever_is_restored() -> None:
+def test_without_that_word_state_is_lost_whatever_is_restored() -> None:
     room = resumed("")
     assert room.m.states_lost == 1
     assert "StateLost" in room.last("w0", say.Start).reason

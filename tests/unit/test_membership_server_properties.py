@@ -150,14 +150,14 @@ def test_random_walks_break_no_promise() -> None:
     assert any(world.m.states_lost for world in worlds)
 
 
-def test_servers_that_are_replaced_or_scaled_while_they_live_cost_no_state() -> None:
+def test_live_servers_replaced_or_scaled_cost_no_state() -> None:
     for seed in range(150):
         world = walk(seed, kills=False)
         assert not world.void, f"seed {seed} lost {world.void}"
         assert not world.m.states_lost
 
 
-def test_one_server_at_a_time_may_be_killed_where_there_are_two_copies() -> None:
+def test_one_server_at_a_time_may_be_killed_with_two_copies() -> None:
     for seed in range(60):
         chance = random.Random(seed)
         world = World(chance.randint(2, 3), chance.randint(1, 2), replication=2)

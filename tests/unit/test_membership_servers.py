@@ -102,7 +102,7 @@ def test_a_lost_server_ends_the_generation_at_once() -> None:
     assert start.reason == "parameter server pod-s1 is lost: its stream broke"
 
 
-def test_a_stream_that_breaks_for_a_moment_moves_nothing_where_there_are_copies() -> None:
+def test_briefly_broken_stream_moves_nothing_with_copies() -> None:
     room = trains(servers=3)
     assert room.m.current is not None
     for member in room.members:
@@ -117,7 +117,7 @@ def test_a_stream_that_breaks_for_a_moment_moves_nothing_where_there_are_copies(
 
 
 @pytest.mark.parametrize("waits_in_vain", [False, True])
-def test_a_lost_server_that_others_have_copies_of_is_not_waited_for(waits_in_vain: bool) -> None:
+def test_lost_server_with_copies_elsewhere_is_not_awaited(waits_in_vain: bool) -> None:
     room = trains(servers=3, rules=Rules(copies_suffice=not waits_in_vain))
     assert room.m.current is not None
     for member in room.members:
@@ -176,7 +176,7 @@ def test_a_stream_that_comes_back_within_the_grace_ends_nothing() -> None:
     assert room.servers == ("s0", "s1")
 
 
-def test_servers_have_time_to_return_to_a_coordinator_that_stood_still() -> None:
+def test_servers_have_time_to_return_after_a_standstill() -> None:
     room = trains()
     room.lose("s1")
     room.stand_still(3.0)
@@ -205,7 +205,7 @@ def test_a_new_process_in_the_same_pod_proves_the_old_one_dead() -> None:
     assert room.servers == ("s0", "s1x")
 
 
-def test_a_pod_that_is_gone_by_the_operators_word_is_lost_without_grace() -> None:
+def test_pod_gone_by_operators_word_is_lost_without_grace() -> None:
     room = trains()
     room.lose("s1")
     everybody(room, "s0")
@@ -231,7 +231,7 @@ def test_a_silent_loss_waits_where_the_operator_is_not_heard() -> None:
     assert room.told("w0", say.Prepare) == 1
 
 
-def test_no_other_process_takes_the_slot_of_one_that_may_come_back() -> None:
+def test_slot_of_one_that_may_return_goes_to_no_other_process() -> None:
     """A server alone holds its share: an older process of the slot must not be taken for it."""
     room = trains(servers=1)
     room.serve("s0b", attempt=1, pod="s0b")
@@ -246,7 +246,7 @@ def test_no_other_process_takes_the_slot_of_one_that_may_come_back() -> None:
     assert room.servers == ("s0b",)
 
 
-def test_the_loss_of_a_server_after_the_last_loop_disturbs_nobody() -> None:
+def test_server_lost_after_the_last_loop_disturbs_nobody() -> None:
     room = trains()
     assert room.m.current is not None
     name, at = room.m.current.name, room.m.members["w0"].state
@@ -273,7 +273,7 @@ def test_a_larger_number_is_waited_for_before_anybody_stops() -> None:
     assert room.last("w0", say.Start).leaving_servers == ()
 
 
-def test_a_smaller_number_asks_the_one_that_goes_for_what_it_holds() -> None:
+def test_smaller_number_asks_the_leaver_for_what_it_holds() -> None:
     room = trains(servers=3)
     everybody(room, servers=2)
     assert room.last("w0", say.Boundary).reason == "parameter server pod-s2 leaves"
@@ -288,7 +288,7 @@ def test_a_smaller_number_asks_the_one_that_goes_for_what_it_holds() -> None:
     assert room.told("s2", say.ServerLeave) == 1
 
 
-def test_a_server_that_leaves_is_let_go_when_another_has_taken_over() -> None:
+def test_leaving_server_is_let_go_after_a_takeover() -> None:
     room = trains()
     room.tell("s1", say.ServerLeaving("SIGTERM"))
     assert not room.told("w0", say.Boundary)
@@ -305,7 +305,7 @@ def test_a_server_that_leaves_is_let_go_when_another_has_taken_over() -> None:
     assert not room.told("w0", say.Prepare)
 
 
-def test_where_the_successor_dies_the_one_that_leaves_is_asked_again() -> None:
+def test_dead_successor_makes_the_leaving_server_asked_again() -> None:
     room = trains()
     room.tell("s1", say.ServerLeaving("SIGTERM"))
     room.serve("s1b", attempt=1, pod="s1b")
@@ -323,7 +323,7 @@ def test_a_leaver_that_nobody_needs_goes_at_once() -> None:
     assert room.told("s0", say.ServerLeave) == 1
 
 
-def test_a_server_leaves_when_the_job_is_over_or_all_workers_have_gone() -> None:
+def test_server_leaves_when_job_is_over_or_all_workers_gone() -> None:
     room = trains(workers=1)
     room.tell("s1", say.ServerLeaving("SIGTERM"))
     assert not room.told("s1", say.ServerLeave)
@@ -342,7 +342,7 @@ def boundary(room: Room, form: bool = True) -> None:
 # ---- another coordinator
 
 
-def test_a_new_coordinator_takes_the_generation_with_its_servers_as_it_is() -> None:
+def test_new_coordinator_adopts_generation_with_its_servers() -> None:
     room = Room(servers=2, incarnation=(2, 0))
     servers = (server("s0"), server("s1"))
     for worker in ("w0", "w1"):
@@ -392,7 +392,7 @@ def test_a_new_coordinator_learns_what_is_still_being_copied() -> None:
 
 
 @pytest.mark.parametrize("books", [False, True])
-def test_an_older_state_loses_nothing_where_the_servers_know_what_was_trained(books: bool) -> None:
+def test_older_state_loses_nothing_if_servers_know_the_training(books: bool) -> None:
     room = trains()
     for record in room.m.members.values():
         record.books = books
@@ -405,7 +405,7 @@ def test_an_older_state_loses_nothing_where_the_servers_know_what_was_trained(bo
     assert ("StateLost" in room.last("w0", say.Start).reason) is not books
 
 
-def test_a_server_of_an_adopted_generation_whose_pod_has_another_process_is_lost() -> None:
+def test_adopted_server_whose_pod_has_a_new_process_is_lost() -> None:
     room = Room(servers=1, target=1, incarnation=(2, 0))
     room.hello(
         "w0",
@@ -449,7 +449,7 @@ def test_adopted_server_on_a_silent_machine_is_lost(copies: int) -> None:
     assert room.status.waiting_for == ("pod-s1",)
 
 
-def test_a_coordinator_that_is_out_of_date_sends_its_servers_away() -> None:
+def test_outdated_coordinator_sends_its_servers_away() -> None:
     room = trains()
     room.serve("s1", newest_incarnation=generation(1, 2).incarnation)
     assert room.last("s0", say.Refused).retry
@@ -460,7 +460,7 @@ def test_a_coordinator_that_is_out_of_date_sends_its_servers_away() -> None:
 # ---- complaints
 
 
-def test_a_worker_that_alone_cannot_reach_a_server_is_cut_off_in_the_end() -> None:
+def test_worker_alone_not_reaching_a_server_is_cut_off_at_last() -> None:
     room = trains(workers=3)
     for _ in range(3):
         room.park("w2", say.ParkReason.REDUCTION_FAILED, at=room.m.members["w2"].state, suspects=("s0",))

@@ -30,7 +30,7 @@ def fails(room: Room, **suspects: tuple[str, ...]) -> None:
     room.tick(0.4)
 
 
-def test_it_is_cut_off_when_most_complain_of_it_and_others_have_copies() -> None:
+def test_server_most_complain_of_is_cut_off_if_copies_exist() -> None:
     room = begin(copies=2)
     for _ in range(3):
         fails(room, w0=("s1",), w2=("s1", "s2"))
@@ -61,7 +61,7 @@ def test_its_successor_is_taken_in() -> None:
     assert room.told("w0", say.Boundary)
 
 
-def test_two_that_nobody_reaches_are_not_both_cut_off_where_there_are_two_copies() -> None:
+def test_one_of_two_unreached_servers_with_two_copies_stays() -> None:
     room = begin(copies=2)
     for _ in range(3):
         fails(room, w0=("s1", "s2"), w1=("s1", "s2"))

@@ -96,7 +96,7 @@ async def test_a_namespace_that_is_being_deleted_is_asked_once() -> None:
     assert cluster.pods() == []
 
 
-async def test_a_quota_that_others_change_at_the_same_time_is_asked_again() -> None:
+async def test_quota_changed_by_others_meanwhile_is_asked_again() -> None:
     cluster = FakeCluster()
     refused: list[str] = []
 
@@ -112,7 +112,7 @@ async def test_a_quota_that_others_change_at_the_same_time_is_asked_again() -> N
     assert cluster.job()["status"]["restarts"]["total"] == 0
 
 
-async def test_a_deletion_that_is_refused_is_told_of_until_it_is_not_wanted_any_more() -> None:
+async def test_refused_deletion_is_reported_until_unwanted() -> None:
     cluster = FakeCluster()
     protected = True
 

@@ -45,7 +45,7 @@ def test_every_operator_with_the_root_key_makes_the_same_bytes() -> None:
     assert len({first, job_certificate(ROOT_KEY, "uid-2"), job_certificate(b"s" * 32, "uid-1")}) == 3
 
 
-def test_it_is_a_certificate_of_its_key_for_the_one_name_and_never_ends() -> None:
+def test_certificate_is_of_its_key_for_one_name_without_end() -> None:
     text, key_text = job_certificate(ROOT_KEY, "uid-1")
     certificate = x509.load_pem_x509_certificate(text.encode())
     key = serialization.load_pem_private_key(key_text.encode(), None)
@@ -57,7 +57,7 @@ def test_it_is_a_certificate_of_its_key_for_the_one_name_and_never_ends() -> Non
     assert certificate.not_valid_after_utc.year == 9999
 
 
-def test_only_a_job_that_asks_for_it_has_it_in_its_secret_and_pods() -> None:
+def test_only_a_job_asking_for_tls_has_it_in_secret_and_pods() -> None:
     plain, secured = Job.parse(job_object(1)), secure_job()
     assert set(secret(plain, "t")["data"]) == {"token"}
     data = secret(secured, "t", ("CERT", "KEY"))["data"]
@@ -102,7 +102,7 @@ def test_half_an_environment_is_refused_by_name(env: dict[str, str], text: str) 
         read_authority({"SPRINGTIDE_TLS_CA": "nonsense"})
 
 
-async def test_the_operator_makes_the_secret_of_such_a_job_with_its_certificate() -> None:
+async def test_operator_makes_secret_of_a_tls_job_with_certificate() -> None:
     cluster = FakeCluster()
     job = cluster.add_job(replicas=1)
     job["spec"]["security"] = {"tls": True}

@@ -30,7 +30,7 @@ def foreign(name: str, age: float = 5.0) -> Object:
     return stuck({"metadata": meta, "spec": {}})
 
 
-async def test_a_worker_that_another_job_needs_is_waited_for_and_extras_are_given_back(
+async def test_worker_needed_by_another_job_is_awaited_extras_return(
     monkeypatch: Any,
 ) -> None:
     monkeypatch.setattr("springtide_operator.runtime.FRESH_SECONDS", 0.01)

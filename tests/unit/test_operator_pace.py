@@ -111,7 +111,7 @@ def test_a_job_that_starts_is_not_calm() -> None:
     assert not calm(world.status, world.plan(), world.now)
 
 
-def test_a_coordinator_waits_for_an_operator_that_said_it_calls_seldom() -> None:
+def test_coordinator_waits_for_operator_that_calls_seldom() -> None:
     m = Membership(Incarnation(1, 0), 0.0, 1, 1, 1, Rules(operator_silence=15.0))
     hear_operator(m, Synced(1, 1, 1, ()), 100.0)
     assert not m.deaf(114.0)
@@ -161,7 +161,7 @@ def test_kopf_keeps_nothing_of_objects() -> None:
     assert dict(patch) == {}
 
 
-def test_few_jobs_are_seen_to_at_once_and_many_one_after_the_other() -> None:
+def test_few_jobs_are_handled_at_once_and_many_one_by_one() -> None:
     assert {patience(f"uid-{number}", 50) for number in range(50)} == {0.0}
     found = sorted(patience(f"uid-{number}", 1000) for number in range(1000))
     assert 0 <= found[0] < 3
@@ -169,7 +169,7 @@ def test_few_jobs_are_seen_to_at_once_and_many_one_after_the_other() -> None:
     assert all(found[at] < 0.06 * at + 3 for at in range(1000)), "spread evenly"
 
 
-def test_only_a_job_that_trains_with_a_settled_coordinator_is_trusted() -> None:
+def test_only_training_job_with_settled_coordinator_is_trusted() -> None:
     world = World()
     world.round()
     world.kubelet()
@@ -247,7 +247,7 @@ def test_what_a_job_sees_of_its_pods_follows_every_change() -> None:
     assert cache.foreign_names(key, uid) == frozenset()
 
 
-async def test_a_standby_tries_when_the_lease_is_over_and_not_a_retry_later() -> None:
+async def test_standby_tries_when_lease_ends_not_a_retry_later() -> None:
     cluster, now = FakeCluster(), [100.0]
     holder = Lease(cluster, "ns", "a", clock=lambda: now[0])
     standby = Lease(cluster, "ns", "b", clock=lambda: now[0])

@@ -80,7 +80,7 @@ def test_the_newest_word_about_a_pod_wins() -> None:
     assert cache.pods(KEY, "job-uid-1234") == ((), ())
 
 
-def test_a_list_removes_what_it_lacks_unless_it_is_newer_than_the_list() -> None:
+def test_list_removes_what_it_lacks_unless_that_is_newer() -> None:
     cache = Cache()
     cache.put_pod(pod(5, "old"))
     cache.put_pod(pod(9, "new"))
@@ -159,7 +159,7 @@ class Clock:
         return self.now
 
 
-async def test_the_lease_has_one_holder_who_is_believed_for_its_duration() -> None:
+async def test_lease_has_one_holder_believed_for_its_duration() -> None:
     cluster, clock = FakeCluster(), Clock()
     first = Lease(cluster, "ns", "first", clock=clock)
     second = Lease(cluster, "ns", "second", clock=clock)
@@ -179,7 +179,7 @@ async def test_the_lease_has_one_holder_who_is_believed_for_its_duration() -> No
     assert not first.held
 
 
-async def test_one_that_stands_by_hears_once_of_a_silence_in_which_nobody_acts() -> None:
+async def test_standby_hears_once_of_each_silence_of_all() -> None:
     cluster, clock, heard = FakeCluster(), Clock(), list[object]()
     first = Lease(cluster, "ns", "first", clock=clock)
     second = Lease(cluster, "ns", "second", clock=clock)
@@ -202,7 +202,7 @@ async def test_one_that_stands_by_hears_once_of_a_silence_in_which_nobody_acts()
 
 
 @pytest.mark.parametrize("turns", range(12))
-async def test_a_cancellation_that_comes_with_the_answer_ends_the_lease_loop(turns: int) -> None:
+async def test_cancellation_with_the_answer_ends_the_lease_loop(turns: int) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 
     class Slow(FakeCluster):
@@ -222,7 +222,7 @@ async def test_a_cancellation_that_comes_with_the_answer_ends_the_lease_loop(tur
     assert done
 
 
-async def test_a_holder_that_renews_keeps_it_and_one_that_lets_go_frees_it_at_once() -> None:
+async def test_renewing_holder_keeps_lease_and_release_frees_at_once() -> None:
     cluster, clock = FakeCluster(), Clock()
     first = Lease(cluster, "ns", "first", clock=clock)
     second = Lease(cluster, "ns", "second", clock=clock)
@@ -337,7 +337,7 @@ async def test_a_failing_line_keeps_the_last_word_and_says_since_when() -> None:
     await link.close()
 
 
-async def test_a_new_pod_gets_a_new_line_and_an_old_one_is_told_to_step_down() -> None:
+async def test_new_pod_gets_a_new_line_and_an_old_one_steps_down() -> None:
     coordinator = FakeCoordinator()
     link = Link("token", 1.0, coordinator.connect)
     await link.call(POD, WORD)
@@ -403,7 +403,7 @@ async def server() -> AsyncIterator[tuple[str, list[web.Request]]]:
     await runner.cleanup()
 
 
-async def test_lists_are_read_page_by_page_and_refusals_keep_the_servers_words(
+async def test_lists_are_read_by_pages_and_refusals_keep_their_words(
     server: tuple[str, list[web.Request]],
 ) -> None:
     url, seen = server

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -49,7 +50,7 @@ async def test_without_any_watch_the_resync_is_enough() -> None:
         )
 
 
-async def test_a_death_reaches_the_coordinator_at_once_not_at_the_next_tick() -> None:
+async def test_death_reaches_coordinator_at_once_not_at_next_tick() -> None:
     cluster, coordinator = FakeCluster(), FakeCoordinator()
     cluster.add_job(replicas=3)
     async with operator(cluster, coordinator, tick=120.0):
@@ -183,7 +184,7 @@ async def test_an_outage_is_told_and_survived() -> None:
         await until(lambda: len(cluster.pods()) == 3, "three workers")
 
 
-async def test_an_operator_that_starts_before_the_api_server_says_so_and_waits() -> None:
+async def test_operator_started_before_api_server_says_so_and_waits() -> None:
     cluster = FakeCluster()
     cluster.down = True
     cluster.add_job(replicas=1)
@@ -207,10 +208,13 @@ async def test_only_the_holder_of_the_lease_acts() -> None:
             assert len({p["metadata"]["name"] for p in cluster.pods()}) == 2
 
 
-async def test_one_that_stands_by_has_looked_at_everything_when_the_lease_is_free(
+async def test_standby_has_looked_at_everything_when_lease_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between the moment when a silent holder acts no more and the end of its lease."""
+    ahead = 0.0
+    clocked = partial(lease.Lease, clock=lambda: time.monotonic() + ahead)
+    monkeypatch.setattr("springtide_operator.runtime.Lease", clocked)
     monkeypatch.setattr(lease, "SILENT", 0.3)
     monkeypatch.setattr(lease, "STANDBY_RETRY", 0.1)
     cluster = FakeCluster()
@@ -221,7 +225,7 @@ async def test_one_that_stands_by_has_looked_at_everything_when_the_lease_is_fre
         await until(lambda: cluster.calls["list_jobs"] == 2, "the list after the silence")
         assert not made.acting
         assert cluster.pods() == []
-        monkeypatch.setattr(made._lease, "_clock", lambda: time.monotonic() + 600.0)
+        ahead = 600.0
         await until(lambda: len(cluster.pods()) == 2, "two workers")
         assert made.acting
         assert cluster.calls["list_jobs"] == 2
@@ -253,13 +257,13 @@ async def test_jobs_that_something_happened_to_last_are_seen_to_first(
     cluster, woken = FakeCluster(), []
     for name in ("a", "b", "c"):
         cluster.add_job(name)
-    async with operator(cluster) as made:
-        await until(lambda: len(made._loops) == 3, "all jobs")
-        for name in ("c", "a", "b"):
-            made._changed_at["default", name] = time.monotonic()
+    async with operator(cluster, resync=0.2):
+        await until(lambda: len(cluster.pods()) == 6, "all jobs")
         monkeypatch.setattr(JobLoop, "wake", lambda loop: woken.append(loop.key[1]))
-        made._meet()
-        assert woken == ["b", "a", "c"]
+        await asyncio.sleep(0.3)  # until those at work have written their status
+        for name in ("c", "a", "b"):
+            cluster.put("trainingjobs", cluster.job(name))
+        await until(lambda: woken[-3:] == ["b", "a", "c"], "the next list")
 
 
 async def test_a_taken_name_is_passed_over() -> None:
@@ -344,8 +348,7 @@ async def test_metrics_come_and_go_with_the_job() -> None:
     cluster = FakeCluster()
     cluster.add_job(replicas=2)
     async with operator(cluster) as made, aiohttp.ClientSession() as session:
-        assert made._web is not None
-        base = f"http://127.0.0.1:{made._web.port}"
+        base = f"http://127.0.0.1:{made.web_port}"
 
         async def text(path: str) -> tuple[int, str]:
             async with session.get(base + path) as response:

@@ -80,9 +80,7 @@ def test_anything_else_is_no_outcome(text: str | bytes | None) -> None:
 
 @settings(deadline=None)
 @given(message=st.text(max_size=6000), frame=st.text(max_size=3000), name=st.text(max_size=3000))
-def test_a_message_never_exceeds_the_limit_and_loses_its_text_first(
-    message: str, frame: str, name: str
-) -> None:
+def test_message_never_exceeds_limit_and_loses_text_first(message: str, frame: str, name: str) -> None:
     text = outcome.to_json(Failed(name, message, frame))
     assert len(text) <= outcome.LIMIT_BYTES
     read = outcome.parse(text)
@@ -158,7 +156,7 @@ def test_frames_of_torch_and_of_springtide_are_skipped(tmp_path: Path) -> None:
     assert made.frame.split(":")[0] == "test_outcome.py"
 
 
-def test_a_file_outside_of_the_scripts_folder_is_told_by_its_name(tmp_path: Path) -> None:
+def test_file_outside_of_the_scripts_folder_is_told_by_name(tmp_path: Path) -> None:
     assert raised(lambda: 1 / 0, tmp_path).frame.startswith("test_outcome.py:")
 
 

@@ -20,7 +20,7 @@ from springtide_operator.plan.relay import word
 ROOM = Room(replicas=3, maximum=6, patience=30.0, placed=3, open_nodes=2)
 
 
-def test_all_the_room_is_tried_once_the_replicas_have_their_nodes() -> None:
+def test_all_room_is_tried_once_the_replicas_have_nodes() -> None:
     assert step(Extras(), replace(ROOM, placed=2), 0.0).extra == 0
     tried = step(Extras(), ROOM, 10.0)
     assert (tried.extra, tried.trying_since, tried.workers) == (3, 10.0, 3)
@@ -101,7 +101,7 @@ def test_refused_extras_end_the_try_at_once() -> None:
     assert "exceeded quota: pods" in after.message
 
 
-def test_failed_workers_that_are_made_again_later_do_not_end_a_try() -> None:
+def test_failed_workers_to_be_made_again_do_not_end_a_try() -> None:
     tried = step(Extras(), ROOM, 0.0)
     assert step(tried, replace(ROOM, placed=4, held_back=True), 500.0).extra == 3
 
@@ -199,7 +199,7 @@ def condition(world: World, kind: str) -> tuple[str, str]:
     return found["status"], found["reason"]
 
 
-def test_a_job_takes_what_room_there_is_and_is_not_degraded_by_what_there_is_not() -> None:
+def test_job_takes_the_room_there_is_and_is_not_degraded() -> None:
     world = elastic()
     first = live_on(world, 4, 20)
     assert len(world.workers()) == 6
@@ -220,7 +220,7 @@ def test_a_job_takes_what_room_there_is_and_is_not_degraded_by_what_there_is_not
     assert said[0].startswith("from 4 to 6 workers: nodes have taken all 3 extra workers")
 
 
-def test_the_coordinator_is_told_of_the_size_that_stands_in_status() -> None:
+def test_coordinator_is_told_the_size_that_stands_in_status() -> None:
     world = elastic()
     live_on(world, 6, 12)
     said = word(world.parsed(), world.observe(), 1, world.now)
@@ -231,7 +231,7 @@ def test_the_coordinator_is_told_of_the_size_that_stands_in_status() -> None:
 
 
 @pytest.mark.parametrize("who", ["coordinator", "server"])
-def test_extras_make_room_for_the_job_s_own_coordinator_and_servers(who: str) -> None:
+def test_extras_make_room_for_own_coordinator_and_servers(who: str) -> None:
     world = elastic()
     world.job["spec"] |= {"strategy": {"type": "ParameterServer"}, "parameterServers": {"replicas": 1}}
     for _ in range(3):
@@ -274,7 +274,7 @@ def test_a_suspended_job_begins_anew_with_its_replicas() -> None:
     assert decided.status["elasticity"]["extra"] == 0
 
 
-def test_a_job_without_room_for_its_replicas_is_degraded_and_tries_no_extras() -> None:
+def test_lack_of_room_for_replicas_degrades_and_tries_no_extras() -> None:
     world = elastic()
     live_on(world, 2, 60)
     assert len(world.workers()) == 3

@@ -50,7 +50,7 @@ def test_one_finished_worker_is_success_and_its_numbers_are_kept() -> None:
     assert conditions == {"Running": "False", "Rescaling": "False", "Degraded": "False", "Succeeded": "True"}
 
 
-def test_a_job_that_ended_between_two_calls_is_told_of_by_its_coordinator() -> None:
+def test_job_ended_between_two_calls_is_told_by_coordinator() -> None:
     """It was resumed, trained and ended before anybody asked: status still says what it began from, and that
     it lost its state once more.
     """
@@ -101,7 +101,7 @@ def test_training_is_told_once_however_it_ends() -> None:
 
 
 @pytest.mark.parametrize("why", ["it does not answer", "it is gone", "it said nothing for a minute"])
-def test_the_end_does_not_wait_for_a_coordinator_that_is_not_there(why: str) -> None:
+def test_end_does_not_wait_for_an_absent_coordinator(why: str) -> None:
     world = World(job=job_object(1))
     world.settle()
     world.end(world.workers()[0], 0, finished_message(1))
@@ -121,7 +121,7 @@ def test_the_end_does_not_wait_for_a_coordinator_that_is_not_there(why: str) -> 
     assert world.status["state"] == "Succeeded"
 
 
-def test_a_coordinator_that_did_not_answer_before_the_end_is_asked_once_more_after_it() -> None:
+def test_coordinator_silent_before_the_end_is_asked_once_more() -> None:
     """It was slow to listen, or its node to say that it runs; then the job trained and ended at once."""
     world = World(job=job_object(1))
     world.settle()
@@ -137,7 +137,7 @@ def test_a_coordinator_that_did_not_answer_before_the_end_is_asked_once_more_aft
     assert (world.status["state"], world.status["restored"]) == ("Succeeded", "/volume/step-30")
 
 
-def test_a_worker_that_still_runs_gets_time_and_the_coordinator_goes_last() -> None:
+def test_running_worker_gets_time_and_coordinator_goes_last() -> None:
     world = started()
     done, saving, pending = world.workers()
     pending["status"] = {"phase": "Pending"}
@@ -177,7 +177,7 @@ def test_pod_cleanup(cleanup: str, left: set[str]) -> None:
     assert bool(world.status["coordinator"]["address"]) == serves
 
 
-def test_the_service_goes_once_after_the_coordinator_also_under_an_operator_that_takes_over() -> None:
+def test_service_goes_once_after_coordinator_also_at_takeover() -> None:
     world = started(1)
     world.end(world.workers()[0], 0, finished_message(1))
     first = world.round()
@@ -193,7 +193,7 @@ def test_the_service_goes_once_after_the_coordinator_also_under_an_operator_that
     assert world.plan().actions == ()
 
 
-def test_a_service_that_may_not_be_deleted_is_tried_ever_more_slowly() -> None:
+def test_undeletable_service_is_tried_ever_more_slowly() -> None:
     world = started(1)
     world.end(world.workers()[0], 0, finished_message(1))
     world.round()
@@ -236,7 +236,7 @@ def test_finished_of_an_older_coordinator_waits_for_the_others() -> None:
     assert world.status["state"] == "Succeeded"
 
 
-def test_finished_counts_from_a_generation_that_the_new_coordinator_adopted() -> None:
+def test_finished_counts_from_an_adopted_generation() -> None:
     world = started(2)
     world.ask_deletion(world.coordinators()[0], 5)
     world.round()

@@ -35,7 +35,7 @@ def test_its_number_stands_in_status_before_it_is_made() -> None:
     assert world.incarnations_made == [2]  # nobody can know whether 1 was used
 
 
-def test_a_pod_that_is_being_deleted_is_replaced_at_once_and_workers_stay() -> None:
+def test_pod_being_deleted_is_replaced_at_once_workers_stay() -> None:
     world = started()
     workers = {p["metadata"]["uid"] for p in world.workers()}
     world.ask_deletion(world.coordinators()[0], 5)
@@ -81,7 +81,7 @@ def test_a_refused_pod_does_not_raise_the_number_again_and_again() -> None:
     assert world.plan().wake_at == world.now + 5
 
 
-def test_an_unreachable_coordinator_is_a_condition_and_costs_no_worker() -> None:
+def test_unreachable_coordinator_is_a_condition_costs_no_worker() -> None:
     world = started()
     world.reports()
     world.round()
@@ -153,7 +153,7 @@ def test_lost_status_adopts_the_pod_that_lives() -> None:
     assert world.incarnations_made == [1, 2]
 
 
-def test_a_secret_that_was_deleted_is_made_again_for_the_pod_that_lacks_it() -> None:
+def test_deleted_secret_is_made_again_for_the_pod_lacking_it() -> None:
     world = started()
     world.now += 100
     waiting = {"reason": "CreateContainerConfigError", "message": 'secret "digits-token" not found'}
@@ -168,7 +168,7 @@ def test_a_secret_that_was_deleted_is_made_again_for_the_pod_that_lacks_it() -> 
     assert any(isinstance(a, EnsureSecret) for a in world.plan().actions)
 
 
-def test_a_service_that_was_deleted_is_applied_again_when_a_member_or_a_newcomer_is_cut_off() -> None:
+def test_deleted_service_is_applied_again_at_a_cut_off_member() -> None:
     for lost in ("member", "newcomer"):
         world = started()
         for pod in world.workers():
@@ -189,7 +189,7 @@ def test_a_service_that_was_deleted_is_applied_again_when_a_member_or_a_newcomer
         assert not any(isinstance(a, ApplyService) for a in world.plan().actions), "once in a while only"
 
 
-def test_a_coordinator_that_still_learns_who_trains_is_no_news_for_a_while() -> None:
+def test_coordinator_still_learning_who_trains_is_no_news_yet() -> None:
     world = started()
     world.reports()
     world.round()
@@ -204,7 +204,7 @@ def test_a_coordinator_that_still_learns_who_trains_is_no_news_for_a_while() -> 
     assert (world.status["state"], world.status["workers"]["summary"]) == ("Recovering", "0/2")
 
 
-def test_workers_that_the_last_coordinator_knew_are_not_silent_at_once() -> None:
+def test_workers_known_to_the_last_coordinator_are_not_silent() -> None:
     world = started()
     world.reports()
     world.round()
@@ -224,7 +224,7 @@ def test_workers_that_the_last_coordinator_knew_are_not_silent_at_once() -> None
     assert "digits-coordinator-2 cannot be reached from there" in degraded["message"]
 
 
-def test_the_event_of_a_takeover_says_that_workers_train_only_if_they_do() -> None:
+def test_takeover_event_says_workers_train_only_if_they_do() -> None:
     world = started()
     world.ask_deletion(world.coordinators()[0], 5)
     said = [e.message for e in world.round().events]

@@ -82,9 +82,7 @@ def test_another_value_is_refused_by_name() -> None:
         ("coscheduling", "labels", "scheduling.x-k8s.io/pod-group"),
     ],
 )
-def test_the_group_is_there_before_any_pod_and_all_pods_carry_its_name(
-    scheduler: str, part: str, key: str
-) -> None:
+def test_group_exists_before_any_pod_and_pods_carry_its_name(scheduler: str, part: str, key: str) -> None:
     world = gang_world(scheduler=scheduler)
     decided = world.round()
     applied = [a for a in decided.actions if isinstance(a, ApplyPodGroup)]
@@ -109,7 +107,7 @@ def test_parameter_servers_start_with_the_others() -> None:
     assert {pod["metadata"]["annotations"][VOLCANO.key] for pod in world.servers()} == {GROUP}
 
 
-def test_nothing_is_made_before_it_is_known_whether_the_api_is_served() -> None:
+def test_nothing_is_made_before_it_is_known_if_api_is_served() -> None:
     world = gang_world(served=None)
     for _ in range(3):
         world.round()
@@ -117,7 +115,7 @@ def test_nothing_is_made_before_it_is_known_whether_the_api_is_served() -> None:
     assert "gang" not in world.status
 
 
-def test_without_the_api_pods_start_one_by_one_and_the_condition_says_so_once() -> None:
+def test_without_api_pods_start_singly_and_condition_says_so() -> None:
     world = gang_world(served=False)
     reasons = [e.reason for _ in range(4) for e in world.round().events]
     assert reasons.count("GangSchedulingUnavailable") == 1
@@ -133,7 +131,7 @@ def test_without_the_api_pods_start_one_by_one_and_the_condition_says_so_once() 
     assert condition(world, "Degraded")["status"] == "False"
 
 
-def test_an_api_that_goes_takes_the_group_out_of_status_and_no_pod_along() -> None:
+def test_vanished_api_takes_group_out_of_status_and_no_pod() -> None:
     world = gang_world()
     world.settle()
     world.apis[names.VOLCANO_API] = False
@@ -142,7 +140,7 @@ def test_an_api_that_goes_takes_the_group_out_of_status_and_no_pod_along() -> No
     assert len(world.workers()) == 4
 
 
-def test_the_group_follows_min_replicas_and_is_applied_once_by_each_operator() -> None:
+def test_group_follows_min_replicas_applied_once_per_operator() -> None:
     world = gang_world()
     world.settle()
     assert not world.plan().actions
@@ -197,9 +195,7 @@ def test_the_group_goes_after_the_pods_and_comes_back_with_them(way: str) -> Non
         assert len(world.workers()) == 4
 
 
-def test_the_group_asks_for_what_its_pods_request_in_the_queue_and_with_the_priority_of_the_template() -> (
-    None
-):
+def test_group_asks_what_its_pods_request_in_queue_and_priority() -> None:
     obj = job_object(4, minReplicas=3)
     template = obj["spec"]["workers"]["template"]
     template["spec"] |= {"schedulerName": "volcano", "priorityClassName": "high"}
@@ -228,7 +224,7 @@ def test_quantities_are_never_written_smaller_than_they_are(number: int, suffix:
     assert value <= again < value + quantity("1m")
 
 
-def test_quantities_in_all_notations_and_pods_with_init_containers() -> None:
+def test_quantities_in_all_notations_with_init_containers() -> None:
     assert [written(quantity(text)) for text in ("1.5", "2e3", "1E3", "1Ki", "100u", "1E")] == [
         "1500m",
         "2000",
@@ -270,7 +266,7 @@ class Served:
         return asyncio.run(self.apis.look())
 
 
-def test_an_api_is_looked_for_only_when_a_job_needs_it_and_again_now_and_then() -> None:
+def test_api_is_looked_for_when_a_job_needs_it_and_at_times() -> None:
     served = Served()
     assert served.look() is None
     assert served.apis.known([names.VOLCANO_API]) == {}
@@ -290,7 +286,7 @@ def test_an_api_is_looked_for_only_when_a_job_needs_it_and_again_now_and_then() 
     assert served.apis.known([names.VOLCANO_API]) == {names.VOLCANO_API: False}
 
 
-def test_a_server_that_does_not_answer_changes_nothing_that_is_known() -> None:
+def test_unanswering_api_server_changes_nothing_that_is_known() -> None:
     served = Served()
     served.cluster.apis.add(names.VOLCANO_API)
     served.apis.known([names.VOLCANO_API])

@@ -45,7 +45,7 @@ def test_the_coordinator_is_told_the_limit_and_whom_to_cut_off() -> None:
     assert (request.hang_seconds, list(request.hung)) == (60.0, [uid])
 
 
-def test_a_hang_is_counted_once_and_the_replacement_is_not_taken_for_the_late_one() -> None:
+def test_hang_counts_once_and_replacement_is_not_the_late_one() -> None:
     world = trains(onHang="Replace")
     stalled(world, 1)
     report = world.report
@@ -69,7 +69,7 @@ def test_a_hang_is_counted_once_and_the_replacement_is_not_taken_for_the_late_on
     assert "hung: no step was committed for 600 s" in world.status["lastFailure"]["message"]
 
 
-def test_an_operator_that_dies_before_it_deletes_is_followed_by_one_that_does() -> None:
+def test_operator_dying_before_deletion_is_made_up_for() -> None:
     world = trains(onHang="Replace")
     stalled(world, 1)
     report = world.report
@@ -98,7 +98,7 @@ def test_a_job_that_does_not_train_does_not_hang(phase: str) -> None:
     assert hangs.stall(world.parsed(), world.observe()) is None
 
 
-def test_a_suspended_job_and_the_word_of_another_coordinator_do_not_hang() -> None:
+def test_suspended_job_and_other_coordinators_word_are_no_hang() -> None:
     world = trains(onHang="FailJob")
     stalled(world, 1)
     assert hangs.stall(world.parsed(), world.observe()) is not None

@@ -100,7 +100,7 @@ def test_without_room_for_fewer_there_is_no_min_count() -> None:
 
 
 @pytest.mark.parametrize(("served", "pods"), [(False, 4), (None, 0)])
-def test_without_kueue_the_label_means_nothing_once_that_is_known(served: bool | None, pods: int) -> None:
+def test_without_kueue_label_means_nothing_once_known(served: bool | None, pods: int) -> None:
     world = queued_world(served=served)
     for _ in range(5):
         world.round()
@@ -113,7 +113,7 @@ def test_without_kueue_the_label_means_nothing_once_that_is_known(served: bool |
         assert "team-a" in condition(world, "Degraded")["message"]
 
 
-def test_an_operator_that_does_not_know_yet_halts_no_job_that_runs() -> None:
+def test_operator_that_does_not_know_yet_halts_no_running_job() -> None:
     for world in (running_world(), queued_world(served=False)):
         world.settle()
         before = {pod["metadata"]["uid"] for pod in world.workers()}
@@ -123,7 +123,7 @@ def test_an_operator_that_does_not_know_yet_halts_no_job_that_runs() -> None:
         assert {pod["metadata"]["uid"] for pod in world.workers()} == before
 
 
-def test_a_job_that_kueue_has_stays_as_kueue_left_it_when_its_api_goes() -> None:
+def test_job_stays_as_kueue_left_it_when_its_api_goes() -> None:
     for world, pods in ((running_world(), 4), (waiting_world(), 0)):
         world.apis[names.KUEUE_API] = False
         world.settle()
@@ -152,7 +152,7 @@ def test_fewer_workers_may_be_admitted_and_all_hear_of_it() -> None:
     assert condition(world, "Degraded")["status"] == "False"
 
 
-def test_parameter_servers_are_a_pod_set_of_their_own_and_no_more_than_were_admitted() -> None:
+def test_servers_are_an_own_pod_set_and_no_more_than_admitted() -> None:
     world = queued_world()
     world.job["spec"] |= {
         "strategy": {"type": "ParameterServer"},
@@ -219,7 +219,7 @@ def test_pods_go_where_the_admission_sends_them() -> None:
     assert "pool" not in str(world.workload["spec"])  # what is asked for does not repeat what was given
 
 
-def test_a_template_that_contradicts_the_admission_fails_with_both_values() -> None:
+def test_template_contradicting_admission_fails_with_both() -> None:
     world = waiting_world()
     world.job["spec"]["workers"]["template"]["spec"]["nodeSelector"] = {"pool": "on-demand"}
     admit(world, flavor="spot")
@@ -232,7 +232,7 @@ def test_a_template_that_contradicts_the_admission_fails_with_both_values() -> N
         worker_pod(world.parsed(), 0, 0, "")
 
 
-def test_an_admission_whose_flavor_cannot_be_read_starts_nothing_and_says_so() -> None:
+def test_admission_with_unreadable_flavor_starts_nothing() -> None:
     world = waiting_world()
     world.flavors = {"spot": "the ResourceFlavor spot cannot be read: forbidden (403 Forbidden)"}
     admit(world, flavor="spot")
@@ -247,7 +247,7 @@ def test_an_admission_whose_flavor_cannot_be_read_starts_nothing_and_says_so() -
     assert world.status["queue"]["podSets"]["workers"]["nodeSelector"] == {"pool": "spot"}
 
 
-def test_an_evicted_job_leaves_at_a_boundary_and_gives_its_reservation_back_when_all_are_gone() -> None:
+def test_evicted_job_leaves_at_boundary_then_frees_its_quota() -> None:
     world = running_world()
     evict(world)
     decided = world.round()
@@ -294,7 +294,7 @@ def test_a_deactivated_workload_says_how_to_go_on() -> None:
     assert "set spec.active of the Workload" in world.status["message"]
 
 
-def test_a_workload_that_somebody_deletes_takes_the_pods_along_and_is_made_again() -> None:
+def test_deleted_workload_takes_pods_along_and_is_made_again() -> None:
     world = running_world()
     world.workload = None
     decided = world.round()
@@ -331,7 +331,7 @@ def test_another_queue_is_asked_when_the_job_has_left_the_first() -> None:
     assert world.pods == {}
 
 
-def test_a_suspended_job_gives_its_quota_back_after_its_pods_and_queues_when_it_is_resumed() -> None:
+def test_suspended_job_frees_quota_after_pods_queues_at_resume() -> None:
     world = running_world()
     world.job["spec"]["suspend"] = True
     assert not kinds(world.round(), DeleteWorkload)
@@ -347,7 +347,7 @@ def test_a_suspended_job_gives_its_quota_back_after_its_pods_and_queues_when_it_
     assert len(world.workers()) == 4
 
 
-def test_a_job_without_the_label_any_more_runs_on_without_a_queue() -> None:
+def test_job_that_lost_its_label_runs_on_without_a_queue() -> None:
     world = running_world(workers=3)
     del world.job["metadata"]["labels"][names.LABEL_QUEUE]
     world.settle()

@@ -41,7 +41,7 @@ def suspend(world: World, value: bool = True) -> None:
     world.job["metadata"]["generation"] += 1
 
 
-def test_a_job_that_is_made_suspended_gets_no_pods_until_it_is_resumed() -> None:
+def test_job_made_suspended_gets_no_pods_until_resumed() -> None:
     world = world_of(suspend=True)
     world.settle()
     assert world.pods == {}
@@ -54,7 +54,7 @@ def test_a_job_that_is_made_suspended_gets_no_pods_until_it_is_resumed() -> None
     assert condition(world, "Suspended")["status"] == "False"
 
 
-def test_suspending_lets_the_workers_leave_then_the_coordinator_and_counts_nothing() -> None:
+def test_suspending_ends_workers_then_coordinator_uncounted() -> None:
     world = training(3)
     suspend(world)
     decided = world.round()
@@ -75,7 +75,7 @@ def test_suspending_lets_the_workers_leave_then_the_coordinator_and_counts_nothi
     assert not world.plan().actions
 
 
-def test_resuming_makes_new_pods_under_new_names_and_a_new_coordinator() -> None:
+def test_resuming_makes_new_pods_and_coordinator_by_new_names() -> None:
     world = training(2)
     suspend(world)
     world.settle()
@@ -105,7 +105,7 @@ def test_resuming_at_once_takes_no_pod_back_that_leaves() -> None:
     assert not now & before
 
 
-def test_suspending_survives_an_operator_that_dies_between_any_two_steps() -> None:
+def test_suspending_survives_operator_deaths_between_any_steps() -> None:
     for cut in range(6):
         world = training(3)
         suspend(world)
@@ -116,7 +116,7 @@ def test_suspending_survives_an_operator_that_dies_between_any_two_steps() -> No
         assert world.status["restarts"]["total"] == 0
 
 
-def test_a_failure_while_suspended_is_still_counted_and_a_finish_still_ends_the_job() -> None:
+def test_failure_or_finish_while_suspended_still_counts() -> None:
     world = training(2)
     suspend(world)
     world.end(world.workers()[0], 0, finished_message(1))
@@ -159,7 +159,7 @@ def test_suspending_stops_and_resets_the_deadline() -> None:
     assert condition(world, "Failed")["reason"] == "DeadlineExceeded"
 
 
-def test_a_job_that_finished_in_time_is_not_failed_by_its_deadline() -> None:
+def test_job_finished_in_time_is_not_failed_by_its_deadline() -> None:
     world = training(1, activeDeadlineSeconds=600)
     world.end(world.workers()[0], 0, finished_message(1))
     world.now += 601
@@ -186,7 +186,7 @@ def test_an_ended_job_is_deleted_after_its_ttl() -> None:
     assert world.deleted
 
 
-def test_a_ttl_of_zero_deletes_in_the_round_after_the_end_and_never_a_running_job() -> None:
+def test_zero_ttl_deletes_in_round_after_end_no_running_job() -> None:
     world = training(1, ttlSecondsAfterFinished=0)
     assert not world.deleted
     world.end(world.workers()[0], 0, finished_message(1))
@@ -205,7 +205,7 @@ def test_a_job_without_a_ttl_stays() -> None:
     assert not world.deleted
 
 
-def test_all_pods_carry_the_jobs_labels_and_annotations_and_the_templates_win() -> None:
+def test_pods_carry_jobs_labels_and_the_templates_win() -> None:
     obj = job_object(1)
     obj["spec"]["podMetadata"] = {
         "labels": {"team": "a", "cost": "b"},
@@ -232,7 +232,7 @@ def test_times_out_of_range_are_refused_by_name(spec: dict[str, int]) -> None:
         Job.parse(obj)
 
 
-def test_nothing_is_created_while_suspended_whatever_happens_to_pods() -> None:
+def test_nothing_is_made_while_suspended_whatever_pods_do() -> None:
     world = training(3)
     suspend(world)
     for accident in (world.fail, world.vanish, world.evict):

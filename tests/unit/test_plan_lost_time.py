@@ -56,7 +56,7 @@ def test_nothing_is_counted_twice_while_no_progress_is_written() -> None:
     assert write(world, lost_seconds={"failure": 3.0})["lostSeconds"] == {"failure": "3.000"}
 
 
-def test_the_slow_worker_is_named_with_its_node_and_forgotten_when_it_recovers() -> None:
+def test_slow_worker_is_named_with_node_until_it_recovers() -> None:
     world = trained()
     pod = world.workers()[1]
     pod["spec"]["nodeName"] = "node-7"

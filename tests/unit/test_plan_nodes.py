@@ -95,7 +95,7 @@ def test_what_kubernetes_says_of_a_node_is_read(status: str, ready: bool | None)
     assert (seen.ready, seen.since, seen.cordoned) == (ready, 1767225600.0, True)
 
 
-def test_a_worker_that_is_heard_of_stays_whatever_its_kubelet_says() -> None:
+def test_worker_heard_of_stays_whatever_its_kubelet_says() -> None:
     world = world_of_nodes()
     world.node("n1", ready=False)
     world.now += 600
@@ -103,7 +103,7 @@ def test_a_worker_that_is_heard_of_stays_whatever_its_kubelet_says() -> None:
     assert done(world.round()) == set()
 
 
-def test_a_silent_worker_on_a_lost_node_is_replaced_at_once_and_counts_as_a_preemption() -> None:
+def test_silent_worker_on_lost_node_is_replaced_and_preempted() -> None:
     world = world_of_nodes()
     world.node("n1", ready=None)
     silent(world, 1)
@@ -142,7 +142,7 @@ def test_it_is_looked_at_again_when_something_gets_due() -> None:
     assert world.plan().wake_at == world.now + 15
 
 
-def test_without_the_coordinators_word_it_waits_for_the_next_coordinator() -> None:
+def test_without_coordinators_word_it_waits_for_the_next_one() -> None:
     world = world_of_nodes()
     world.node("n0", ready=None)  # the coordinator's, too
     world.unreachable_since = world.now
@@ -277,7 +277,7 @@ def test_nothing_is_forced_while_most_nodes_look_lost() -> None:
     assert forced == {"digits-coordinator-1"}
 
 
-def test_on_a_cordoned_node_the_replacement_starts_elsewhere_first() -> None:
+def test_on_cordoned_node_replacement_starts_elsewhere_first() -> None:
     world = world_of_nodes()
     world.node("n1", cordoned=True)
     assert done(world.round()) == {"+1-1"}
@@ -306,7 +306,7 @@ def test_on_a_cordoned_node_the_replacement_starts_elsewhere_first() -> None:
     assert all(p["spec"]["nodeName"] != "n1" for p in world.workers())
 
 
-def test_a_replacement_that_fails_is_tried_again_while_the_worker_goes_on() -> None:
+def test_failing_replacement_is_retried_while_worker_goes_on() -> None:
     world = world_of_nodes()
     world.node("n1", cordoned=True)
     world.round(1)  # the operator dies before it is made
@@ -332,7 +332,7 @@ def test_a_worker_that_ends_while_it_is_replaced_counts_once(end: str) -> None:
     assert sorted(p["metadata"]["name"][-3:] for p in world.workers()) == ["0-0", "1-1", "2-0"]
 
 
-def test_where_there_is_no_room_for_one_more_it_stays_until_it_is_evicted() -> None:
+def test_without_room_for_one_more_it_stays_until_evicted() -> None:
     world = world_of_nodes(maxReplicas=3)
     world.node("n1", cordoned=True)
     assert done(world.round()) == set()

@@ -65,7 +65,7 @@ def test_finished_with_another_exit_code_is_a_failure(code: int) -> None:
 @pytest.mark.parametrize(
     ("code", "reason", "number"), [(134, None, 6), (139, None, 11), (137, None, 9), (137, "OOMKilled", 9)]
 )
-def test_who_finished_and_was_killed_when_its_process_was_to_end_has_finished(
+def test_finished_worker_killed_at_its_planned_end_has_finished(
     code: int, reason: str | None, number: int
 ) -> None:
     """As a library does whose threads live too long: the job would train again, from nothing."""
@@ -76,7 +76,7 @@ def test_who_finished_and_was_killed_when_its_process_was_to_end_has_finished(
     assert f"killed by signal {number}" in end.message
 
 
-def test_the_job_says_that_the_process_of_who_finished_was_killed() -> None:
+def test_job_says_that_the_finished_process_was_killed() -> None:
     world = World(job=job_object(1))
     world.settle()
     world.end(world.workers()[0], 134, finished_message(1))
@@ -132,14 +132,14 @@ def test_a_failure_names_exception_message_and_frame() -> None:
 
 
 @pytest.mark.parametrize("reason", ["ContainerStatusUnknown", "Unknown"])
-def test_a_container_that_its_node_lost_sight_of_is_no_failure_of_the_script(reason: str) -> None:
+def test_container_lost_sight_of_by_node_is_no_script_failure(reason: str) -> None:
     end = ended(255, "The container could not be located when the pod was terminated", reason).end
     assert end is not None
     assert (end.kind, end.reason) == (reasons.END_PREEMPTED, reason)
     assert "its node lost sight of it" in end.message
 
 
-def test_a_pod_whose_own_time_is_over_has_failed_although_its_container_is_not_found() -> None:
+def test_pod_past_its_time_failed_although_container_is_unknown() -> None:
     def over(world: World, raw: dict[str, Any]) -> None:
         world.end(raw, 137, "", reason="ContainerStatusUnknown")
         raw["status"] |= {"reason": "DeadlineExceeded", "message": "Pod was active on the node for too long"}
@@ -150,7 +150,7 @@ def test_a_pod_whose_own_time_is_over_has_failed_although_its_container_is_not_f
 
 
 @pytest.mark.parametrize("reason", ["TopologyAffinityError", "SomeReasonOfNextYear"])
-def test_a_kubelet_that_does_not_take_a_pod_is_no_failure_of_the_script(reason: str) -> None:
+def test_kubelet_refusing_a_pod_is_no_failure_of_the_script(reason: str) -> None:
     def rejected(world: World, raw: dict[str, Any]) -> None:
         raw["status"] = {
             "phase": "Failed",
@@ -241,7 +241,7 @@ def test_a_failed_init_container_is_named() -> None:
     assert "no such bucket" in end.message
 
 
-def test_the_scripts_container_decides_beside_sidecars_that_run_on() -> None:
+def test_script_container_decides_beside_running_sidecars() -> None:
     def ended_beside_sidecar(world: World, raw: dict[str, Any]) -> None:
         raw["spec"]["containers"].insert(0, {"name": "proxy", "image": "p"})
         raw["status"]["containerStatuses"] = [
@@ -255,7 +255,7 @@ def test_the_scripts_container_decides_beside_sidecars_that_run_on() -> None:
     assert not pod.live
 
 
-def test_a_container_that_a_webhook_puts_first_is_not_taken_for_the_script() -> None:
+def test_container_put_first_by_webhook_is_not_the_script() -> None:
     """The template's only container has a name of the user's own."""
     job = job_object(1)
     job["spec"]["workers"]["template"]["spec"]["containers"][0]["name"] = "train"
@@ -277,7 +277,7 @@ def test_a_container_that_a_webhook_puts_first_is_not_taken_for_the_script() -> 
     assert ended.end.kind == reasons.END_FINISHED
 
 
-def test_beside_an_injected_container_coordinators_and_servers_run_when_their_own_ones_do() -> None:
+def test_beside_injected_containers_own_ones_decide_running() -> None:
     job = job_object(1)
     job["spec"] |= {"strategy": {"type": "ParameterServer"}, "parameterServers": {"replicas": 1}}
     world = World(job=job)

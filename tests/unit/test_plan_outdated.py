@@ -51,7 +51,7 @@ def pass_time(world: World) -> None:
         world.round()
 
 
-def test_a_job_that_waits_for_a_node_is_made_anew_as_it_was_edited() -> None:
+def test_job_waiting_for_a_node_is_made_anew_as_edited() -> None:
     world = waiting(servers=2)
     edit(world, nodeSelector={"disk": "ssd"})
     world.settle()
@@ -131,7 +131,7 @@ def test_when_its_successor_is_refused_no_other_pod_goes() -> None:
     assert (len(world.workers()), len(hashes)) == (4, 1)
 
 
-def test_an_operator_that_dies_before_the_deletion_makes_up_for_it() -> None:
+def test_operator_dying_before_the_deletion_makes_up_for_it() -> None:
     world = waiting(1, servers=1)
     edit(world, priorityClassName="high")
     world.round(stop_after=1)  # status is written
@@ -142,7 +142,7 @@ def test_an_operator_that_dies_before_the_deletion_makes_up_for_it() -> None:
     assert world.status["restarts"]["total"] == 0
 
 
-def test_a_job_that_has_trained_outlives_an_edit_that_the_api_server_refuses() -> None:
+def test_trained_job_outlives_an_edit_the_api_server_refuses() -> None:
     world = trains(1)
     world.node("node-a", ready=True, cordoned=True)
     world.evict(world.workers()[0])

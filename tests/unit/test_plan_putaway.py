@@ -117,7 +117,7 @@ def some_rounds(world: World) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_coordinator_whose_workers_have_left_is_heard_before_it_goes(replaced: bool) -> None:
+def test_coordinator_left_by_its_workers_is_heard_before_it_goes(replaced: bool) -> None:
     world = training()
     left(world)
     before = world.report
@@ -133,7 +133,7 @@ def test_a_coordinator_whose_workers_have_left_is_heard_before_it_goes(replaced:
     assert condition(world, "Degraded")["status"] == "False"
 
 
-def test_a_last_word_that_does_not_come_is_not_waited_for_longer_than_said() -> None:
+def test_missing_last_word_is_not_awaited_longer_than_said() -> None:
     world = training()
     left(world)
     ended_at = world.now
@@ -156,7 +156,7 @@ def test_training_goes_ahead_of_the_checkpoint() -> None:
     assert said(world).saved == ""
 
 
-def test_what_a_new_coordinator_does_not_know_stays_until_it_trains() -> None:
+def test_what_new_coordinator_does_not_know_stays_until_training() -> None:
     world = training()
     world.job["status"]["checkpoint"] = {"name": NAME, "upToDate": True}
     tell(world, checkpoint=None, step=None)

@@ -22,7 +22,7 @@ def counts(world: World) -> tuple[int, int, int]:
     return restarts["failures"], restarts["preemptions"], restarts["total"]
 
 
-def test_backoff_starts_with_the_second_failure_doubles_and_is_limited() -> None:
+def test_backoff_starts_at_second_failure_doubles_and_is_limited() -> None:
     assert [delay(n) for n in range(6)] == [0, 0, 1, 2, 4, 8]
     assert delay(50) == 300
 
@@ -91,7 +91,7 @@ def test_a_crash_loop_is_told_once_and_is_over_when_all_train() -> None:
     assert degraded["reason"] == reasons.HEALTHY
 
 
-def test_a_worker_that_runs_for_a_while_is_no_crash_loop_also_where_nobody_says_that_it_trains() -> None:
+def test_worker_running_a_while_ends_crash_loop_also_unreported() -> None:
     world = running_world(1)
     for _ in range(3):
         world.fail(world.workers()[0])
@@ -109,7 +109,7 @@ def test_a_worker_that_runs_for_a_while_is_no_crash_loop_also_where_nobody_says_
     assert reason() == reasons.HEALTHY
 
 
-def test_workers_that_had_trained_are_replaced_at_once_however_many_are_killed() -> None:
+def test_trained_workers_are_replaced_at_once_however_many_die() -> None:
     """Ten minutes in which one of three is killed every 25 s."""
     world = running_world(3)
     world.job["spec"]["failurePolicy"]["backoffLimit"] = 1000
@@ -126,7 +126,7 @@ def test_workers_that_had_trained_are_replaced_at_once_however_many_are_killed()
     assert world.status.get("backoff", {}).get("worker", {}).get("count", 0) == 0
 
 
-def test_the_successor_of_one_that_had_trained_does_not_wait_for_anothers_loop() -> None:
+def test_successor_of_a_trained_one_waits_for_no_others_loop() -> None:
     world = running_world(2)
     world.job["spec"]["failurePolicy"]["backoffLimit"] = 100
     world.reports()
@@ -221,7 +221,7 @@ def test_what_counts_as_a_failure(what: object, expected: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize("first", ["newcomer", "finished"])
-def test_a_newcomer_that_a_finished_job_sends_away_is_no_preemption(first: str) -> None:
+def test_newcomer_sent_away_by_a_finished_job_is_no_preemption(first: str) -> None:
     """Whichever of the two ends the operator reads first."""
     world = running_world(2)
     lost, kept = world.workers()
@@ -241,7 +241,7 @@ def test_a_newcomer_that_a_finished_job_sends_away_is_no_preemption(first: str) 
     assert counts(world) == (0, 1, 1)
 
 
-def test_newcomers_of_a_finished_job_whose_word_nobody_has_read_are_made_ever_slower() -> None:
+def test_newcomers_of_finished_job_without_report_slow_down() -> None:
     world = running_world(1)
     made = 0
     for _ in range(8):
@@ -294,7 +294,7 @@ def test_the_job_fails_with_the_scripts_error() -> None:
     assert decided.events[-1].warning
 
 
-def test_the_newest_failed_pods_are_kept_for_their_logs_and_no_more() -> None:
+def test_newest_failed_pods_are_kept_for_logs_and_no_more() -> None:
     world = running_world(1)
     world.job["spec"]["failurePolicy"]["backoffLimit"] = 100
     for _ in range(8):
@@ -315,7 +315,7 @@ def test_lost_status_takes_the_highest_attempts_that_exist() -> None:
     assert len(world.workers()) == 1
 
 
-def test_own_deletions_are_known_by_their_mark_when_status_was_lost() -> None:
+def test_own_deletions_are_known_by_mark_when_status_was_lost() -> None:
     world = running_world(3)
     world.scale(2)
     world.round()
@@ -344,7 +344,7 @@ def test_an_eviction_says_who_evicted() -> None:
     assert decided.events[0].message == "worker digits-worker-0-0: by drain; not counted as a failure"
 
 
-def test_a_worker_that_dies_young_again_and_again_waits_whoever_ends_it() -> None:
+def test_worker_repeatedly_dying_young_waits_whoever_ends_it() -> None:
     world = running_world(1)
     made = []
     for _ in range(5):

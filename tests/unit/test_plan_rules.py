@@ -79,7 +79,7 @@ def test_a_reason_that_is_almost_a_known_one_is_doubted(reason: str, meant: str)
     assert all(f"did you mean {meant}?" in text for text in said)
 
 
-@given(st.sampled_from(sorted(rules._KNOWN)))
+@given(st.sampled_from(sorted(rules.KNOWN_REASONS)))
 def test_known_reasons_are_not_doubted(reason: str) -> None:
     assert rules.doubts([a_rule(reasons=[reason, reason.upper()])]) == []
 
@@ -100,7 +100,7 @@ def test_a_doubt_is_told_once_for_each_version_of_the_spec() -> None:
     assert [told() for _ in range(3)] == [0, 0, 0]
 
 
-def test_a_class_is_read_from_a_log_that_ends_with_a_traceback_only() -> None:
+def test_class_is_read_only_from_log_ending_with_traceback() -> None:
     head = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    f()\n'
     assert raised(head + "my.mod.Odd: a\nb: c\n") == "my.mod.Odd"
     assert raised(head + "KeyboardInterrupt\n") == "KeyboardInterrupt"
@@ -120,7 +120,7 @@ def running_world(replicas: int = 3, **policy: object) -> World:
     return world
 
 
-def test_two_hundred_that_fail_over_two_seconds_are_one_decision_and_two_events() -> None:
+def test_200_failures_over_2_s_are_one_decision_and_two_events() -> None:
     world = running_world(200, backoffLimit=1)
     pods = world.workers()
     for pod in pods[:120]:
@@ -183,7 +183,7 @@ def test_every_slot_counts_at_most_once_in_an_incident(
     assert decisions <= len(story)
 
 
-def test_replace_puts_the_next_attempt_on_another_node_and_forgets_it_afterwards() -> None:
+def test_replace_puts_next_attempt_on_another_node_then_forgets() -> None:
     policy = {"rules": [{"action": "Replace", "exitCodes": {"operator": "In", "values": [77]}}]}
     world = running_world(3, **policy)
     world.end(worker(world, 1), 77)
@@ -201,7 +201,7 @@ def test_replace_puts_the_next_attempt_on_another_node_and_forgets_it_afterwards
     assert "avoid" not in world.status["slots"]["1"]
 
 
-def test_a_given_up_pod_is_counted_once_and_replaced_after_it_was_deleted() -> None:
+def test_given_up_pod_counts_once_and_is_replaced_after_deletion() -> None:
     world = running_world(3, rules=[{"action": "Replace", "reasons": ["ImagePullBackOff"]}])
     waits(world, 2, "ImagePullBackOff")
     assert done(world.round()) == {"-2-0:GivenUp"}
@@ -216,7 +216,7 @@ def test_a_given_up_pod_is_counted_once_and_replaced_after_it_was_deleted() -> N
     ]
 
 
-def test_a_given_up_pod_counts_as_failed_also_where_status_was_lost() -> None:
+def test_given_up_pod_counts_as_failed_also_if_status_was_lost() -> None:
     world = running_world(2, rules=[{"action": "Restart", "reasons": ["ImagePullBackOff"]}])
     waits(world, 1, "ImagePullBackOff")
     world.round()
@@ -226,7 +226,7 @@ def test_a_given_up_pod_counts_as_failed_also_where_status_was_lost() -> None:
     assert world.status["restarts"]["failures"] == 1
 
 
-def test_an_avoided_node_is_added_to_each_alternative_of_the_users_affinity() -> None:
+def test_avoided_node_is_added_to_each_alternative_of_affinity() -> None:
     required = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}, {}]}
     kind = "requiredDuringSchedulingIgnoredDuringExecution"
     job = job_object(1)
@@ -254,7 +254,7 @@ def test_preemptions_have_a_budget_of_their_own() -> None:
     assert failed["reason"] == "PreemptionLimitExceeded"
 
 
-def test_a_coordinator_that_ends_young_again_and_again_waits_and_says_so() -> None:
+def test_coordinator_repeatedly_ending_young_waits_and_says_so() -> None:
     world = running_world(1)
     gaps = []
     for _ in range(5):

@@ -74,7 +74,7 @@ def test_servers_are_made_with_their_budget_and_shown() -> None:
     assert world.status == before
 
 
-def test_a_job_without_the_strategy_has_none_and_says_nothing_of_them() -> None:
+def test_job_without_the_strategy_has_and_mentions_no_servers() -> None:
     world = World()
     world.settle()
     assert not world.servers(live=False)
@@ -122,7 +122,7 @@ def test_servers_of_an_older_template_are_counted() -> None:
     assert world.status["workers"]["outdated"] == 0
 
 
-def test_fewer_are_wanted_the_rest_goes_when_a_generation_runs_without_it() -> None:
+def test_fewer_wanted_rest_goes_when_a_generation_runs_without() -> None:
     world = trains(3)
     scale_servers(world, 1)
     world.reports(servers_settled=False)
@@ -157,7 +157,7 @@ def test_before_the_first_generation_servers_too_many_go_at_once() -> None:
     assert done(world.round()) == {"-s2-0:ScaledDown"}
 
 
-def test_a_server_that_is_driven_out_is_replaced_at_once_and_only_once() -> None:
+def test_evicted_server_is_replaced_at_once_and_only_once() -> None:
     world = trains()
     world.ask_deletion(server(world, 1))
     decided = world.round()
@@ -222,7 +222,7 @@ def test_a_server_that_has_just_begun_is_awaited() -> None:
     assert condition(world)["message"] == "parameter server 2 does not answer, or cannot be reached"
 
 
-def test_a_server_that_is_lost_again_before_it_was_there_is_still_missing() -> None:
+def test_server_lost_again_before_it_was_there_is_missing() -> None:
     world = trains()
     for attempt in (1, 2):
         world.vanish(server(world, 1))
@@ -232,7 +232,7 @@ def test_a_server_that_is_lost_again_before_it_was_there_is_still_missing() -> N
         assert condition(world)["message"] == "parameter server 1 is being replaced"
 
 
-def test_nothing_is_said_of_training_while_the_coordinator_is_not_heard() -> None:
+def test_nothing_is_said_of_training_while_coordinator_is_silent() -> None:
     """Workers train on without it."""
     world = trains()
     world.vanish(server(world, 1))
@@ -242,7 +242,7 @@ def test_nothing_is_said_of_training_while_the_coordinator_is_not_heard() -> Non
     assert "training goes on when" not in condition(world)["message"]
 
 
-def test_an_operator_that_dies_between_status_and_creation_uses_no_name_twice() -> None:
+def test_operator_dying_before_creation_uses_no_name_twice() -> None:
     world = trains()
     world.vanish(server(world, 0))
     world.round(stop_after=1)
@@ -264,7 +264,7 @@ def test_a_refused_server_is_shown_and_asked_for_again() -> None:
     assert named(world) == ["digits-ps-0-0", "digits-ps-1-0"]
 
 
-def test_suspending_deletes_servers_after_the_workers_and_resuming_makes_them_again() -> None:
+def test_suspending_deletes_servers_after_workers_until_resume() -> None:
     world = trains()
     world.job["spec"]["suspend"] = True
     assert done(world.round()) == {"-0-0:Suspended", "-1-0:Suspended"}
@@ -291,7 +291,7 @@ def test_a_state_that_a_server_took_with_it_is_an_event() -> None:
     assert not [event for event in world.round().events if event.reason == "StateLost"]
 
 
-def test_the_end_of_the_job_ends_its_servers_with_the_coordinator() -> None:
+def test_end_of_job_ends_its_servers_with_the_coordinator() -> None:
     world = trains(replicas=1)
     world.end(world.workers()[0], 0, finished_message(1))
     assert done(world.round()) == {"-s0-0:JobOver", "-s1-0:JobOver", "-c1:JobOver"}
@@ -391,7 +391,7 @@ STEPS = st.tuples(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, min_size=5, max_size=25))
-def test_whatever_happens_each_slot_gets_its_server_and_no_name_is_used_twice(
+def test_each_slot_gets_its_server_with_no_name_used_twice(
     history: list[tuple[str, int]],
 ) -> None:
     """`World.add` and `World.act` check names and attempts."""
@@ -431,7 +431,7 @@ def test_whatever_happens_each_slot_gets_its_server_and_no_name_is_used_twice(
     assert not of(world.plan(), CreateWorker)
 
 
-def test_an_edit_of_the_consistency_goes_to_the_coordinator_and_touches_no_pod() -> None:
+def test_edit_of_consistency_goes_to_coordinator_not_to_pods() -> None:
     world = World(job=serving_job())
     wanted = world.job["spec"]["strategy"].setdefault("parameterServer", {})
     wanted |= {"consistency": "BoundedStaleness", "staleness": 3}
@@ -460,7 +460,7 @@ def test_an_edit_of_the_consistency_goes_to_the_coordinator_and_touches_no_pod()
     assert world.status["parameterServers"]["consistency"] == "Asynchronous"
 
 
-def test_an_edit_that_the_script_cannot_follow_is_told_and_taken_back_by_another_one() -> None:
+def test_edit_the_script_cannot_follow_is_told_until_taken_back() -> None:
     world = World(job=serving_job())
     wanted = world.job["spec"]["strategy"].setdefault("parameterServer", {})
     wanted |= {"consistency": "Asynchronous"}
@@ -478,7 +478,7 @@ def test_an_edit_that_the_script_cannot_follow_is_told_and_taken_back_by_another
     assert condition(world)["status"] == "False"
 
 
-def test_an_edit_that_waits_for_the_epochs_end_is_told_until_it_is_in_force() -> None:
+def test_edit_awaiting_the_epoch_end_is_told_until_in_force() -> None:
     world = World(job=serving_job())
     wanted = world.job["spec"]["strategy"].setdefault("parameterServer", {})
     wanted |= {"consistency": "Synchronous"}

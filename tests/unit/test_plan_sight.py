@@ -113,7 +113,7 @@ def test_operator_that_took_over_believes_workers_sooner() -> None:
     assert successor(world) is not None
 
 
-def test_coordinator_that_began_just_now_is_not_blamed_for_the_last() -> None:
+def test_coordinator_just_begun_is_not_blamed_for_the_last() -> None:
     world = doubted()
     pod = world.coordinators()[0]
     pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = timestamp(world.now - 5)

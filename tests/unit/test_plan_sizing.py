@@ -52,7 +52,7 @@ def test_a_pod_that_does_not_run_is_given_back_first() -> None:
     assert given_back(world) == ["digits-worker-1-0"]
 
 
-def test_a_worker_that_does_not_train_yet_is_given_back_before_one_that_does() -> None:
+def test_worker_not_training_yet_is_given_back_before_others() -> None:
     world = started(3)
     joiner = world.workers()[0]
     world.reports()
@@ -63,7 +63,7 @@ def test_a_worker_that_does_not_train_yet_is_given_back_before_one_that_does() -
     assert given_back(world) == ["digits-worker-0-0"]
 
 
-def test_a_worker_that_trains_runs_although_its_node_has_not_said_so() -> None:
+def test_training_worker_runs_although_its_node_is_silent() -> None:
     world = started(2)
     first, second = world.workers()
     world.reports()
@@ -76,7 +76,7 @@ def test_a_worker_that_trains_runs_although_its_node_has_not_said_so() -> None:
     assert world.report.members[0].pod_uid == second["metadata"]["uid"]
 
 
-def test_scaling_up_again_fills_the_lowest_free_slots_under_new_attempts() -> None:
+def test_scaling_up_again_fills_lowest_slots_by_new_attempts() -> None:
     world = started(4)
     world.scale(2)
     world.settle()
@@ -89,7 +89,7 @@ def test_scaling_up_again_fills_the_lowest_free_slots_under_new_attempts() -> No
     ]
 
 
-def test_a_replacement_does_not_wait_for_a_pod_that_is_stuck_terminating() -> None:
+def test_replacement_does_not_wait_for_a_pod_stuck_terminating() -> None:
     world = started(2)
     world.ask_deletion(world.workers()[0])
     world.round()
@@ -105,7 +105,7 @@ def test_names_that_others_hold_are_passed_over() -> None:
     assert [(a.slot, a.attempt) for a in made] == [(0, 2)]
 
 
-def test_refused_pods_are_retried_under_the_same_name_ever_more_slowly_and_never_counted() -> None:
+def test_refused_pods_are_retried_ever_more_slowly_uncounted() -> None:
     world = World(job=job_object(2))
     world.refuse_workers = (403, 'pods "digits-worker-0-0" is forbidden: exceeded quota')
     world.round()
@@ -131,7 +131,7 @@ def test_refused_pods_are_retried_under_the_same_name_ever_more_slowly_and_never
     assert next(c for c in world.status["conditions"] if c["type"] == "Degraded")["status"] == "False"
 
 
-def test_an_invalid_template_fails_the_job_at_once_with_the_servers_words() -> None:
+def test_invalid_template_fails_job_at_once_in_servers_words() -> None:
     world = World(job=job_object(2))
     world.refuse_workers = (422, "Pod is invalid: spec.containers[0].image: Required value")
     world.round()

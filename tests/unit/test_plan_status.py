@@ -104,7 +104,7 @@ def test_the_word_of_another_incarnation_is_not_believed() -> None:
     assert condition(world, "Running")["status"] == "False"
 
 
-def test_progress_is_written_every_fifteen_seconds_and_conditions_at_once() -> None:
+def test_progress_is_written_every_15_s_conditions_at_once() -> None:
     world = started()
     world.reports(step=1)
     world.round()
@@ -266,7 +266,7 @@ def test_the_word_for_the_coordinator_lists_who_may_still_run() -> None:
     assert all(pod.started for pod in said.living)
 
 
-def test_a_pod_of_a_lost_node_is_held_for_gone_long_before_its_grace_is_over() -> None:
+def test_pod_of_lost_node_is_gone_long_before_its_grace_ends() -> None:
     world = started(2)
     lost, drained = world.workers()
     for pod, ready in ((lost, "False"), (drained, "True")):
@@ -323,7 +323,7 @@ def test_rounding(value: float, text: str) -> None:
     assert rounded(value) == text
 
 
-def test_every_status_fits_the_crd_and_holds_nothing_that_it_would_prune() -> None:
+def test_every_status_fits_the_crd_and_nothing_gets_pruned() -> None:
     schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     status = closed(schema["properties"]["status"])
     world = World(job=job_object(3))

@@ -54,9 +54,7 @@ def label(world: World) -> None:
     ],
     ids=["image", "variable", "label"],
 )
-def test_an_edit_that_makes_the_template_useless_costs_a_job_that_trains_nothing(
-    change: object, says: str
-) -> None:
+def test_edit_making_template_useless_costs_an_untrained_job(change: object, says: str) -> None:
     world = trained()
     change(world)  # type: ignore[operator]
     before = {pod["metadata"]["uid"] for pod in world.workers()}
@@ -72,7 +70,7 @@ def test_an_edit_that_makes_the_template_useless_costs_a_job_that_trains_nothing
     assert world.round().events == ()
 
 
-def test_a_worker_that_ends_meanwhile_waits_for_the_correction_and_the_coordinator_does_not() -> None:
+def test_ended_worker_waits_for_correction_coordinator_does_not() -> None:
     world = trained()
     edit(world, image="")
     world.round()
@@ -95,7 +93,7 @@ def test_a_worker_that_ends_meanwhile_waits_for_the_correction_and_the_coordinat
     assert world.status["workers"]["outdated"] == 2
 
 
-def test_the_job_fails_when_no_worker_is_left_that_an_earlier_template_made() -> None:
+def test_job_fails_when_no_worker_of_earlier_template_is_left() -> None:
     world = trained()
     edit(world, image="")
     for slot in (0, 1):
@@ -109,7 +107,7 @@ def test_the_job_fails_when_no_worker_is_left_that_an_earlier_template_made() ->
     assert "has no image" in failed["message"]
 
 
-def test_a_suspended_job_is_not_failed_by_an_edit_and_is_when_it_is_resumed_like_that() -> None:
+def test_edit_fails_a_suspended_job_only_when_it_is_resumed() -> None:
     world = trained()
     world.job["spec"]["suspend"] = True
     world.settle()
@@ -136,7 +134,7 @@ def test_a_job_that_has_not_trained_fails_at_once_whatever_runs() -> None:
     assert condition(world, "Failed")["reason"] == reasons.INVALID_TEMPLATE
 
 
-def test_a_replacement_that_the_api_server_finds_invalid_is_waited_for() -> None:
+def test_replacement_the_api_server_finds_invalid_is_awaited() -> None:
     world = trained()
     edit(world, workingDir=7)
     world.refuse_workers = (422, "spec.containers[0].workingDir: Invalid value")
@@ -168,7 +166,7 @@ def test_an_edit_of_the_servers_template_costs_nothing_either() -> None:
     assert condition(world, "Failed")["reason"] == reasons.INVALID_TEMPLATE
 
 
-def test_what_was_invalid_before_an_edit_is_asked_for_at_once_and_what_a_quota_said_stays() -> None:
+def test_edit_forgets_invalid_refusals_and_keeps_those_of_quotas() -> None:
     now = 1000.0
     invalid = refuse(None, 422, "spec.containers[0].name: Invalid value", now, generation=3)
     quota = refuse(None, 403, "exceeded quota: small", now, generation=3)
@@ -204,7 +202,7 @@ EVENTS = ["kubelet", "report", "die", "break", "mend", "vanish", "evict", "fail"
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 5)), min_size=4, max_size=20))
-def test_no_edit_ends_a_job_that_has_workers_and_every_correction_brings_them_back(
+def test_no_edit_ends_a_job_with_workers_and_corrections_help(
     history: list[tuple[str, int]],
 ) -> None:
     world = trained()

@@ -138,7 +138,7 @@ def test_larger_sizes_are_measured_anew_ever_more_seldom() -> None:
     assert pauses == [600.0, 1200.0, 2400.0, 4800.0, 7200.0]
 
 
-def test_a_job_that_became_faster_as_a_whole_is_compared_with_its_own_figures() -> None:
+def test_job_faster_as_a_whole_is_compared_with_own_figures() -> None:
     state = settled()
     again = step(state, at(2, 380.0), state.retry_at)
     assert again.target == 4
@@ -147,7 +147,7 @@ def test_a_job_that_became_faster_as_a_whole_is_compared_with_its_own_figures() 
     assert (grown.workers, grown.reason, grown.failures) == (4, "AllWorkersGain", 0)
 
 
-def test_nothing_is_measured_anew_while_the_job_is_not_at_its_size() -> None:
+def test_nothing_is_measured_anew_while_job_is_off_its_size() -> None:
     state = settled()
     assert step(state, at(1, 100.0), state.retry_at + 1) == state
     assert step(state, at(2, 190.0, 3.0), state.retry_at + 1) == state
@@ -251,7 +251,7 @@ def test_a_job_grows_while_it_pays_and_says_why_it_stopped() -> None:
     assert again.status == world.status
 
 
-def test_workers_that_are_only_tried_do_not_make_the_job_degraded() -> None:
+def test_workers_only_tried_do_not_make_the_job_degraded() -> None:
     world = World(job=job_object(4, minReplicas=1))
     world.job["spec"]["elasticity"] = {"policy": "Throughput", "patienceSeconds": 30}
     while world.status.get("elasticity", {}).get("target") != 2:

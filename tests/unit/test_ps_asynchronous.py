@@ -193,7 +193,7 @@ def test_a_push_is_not_answered_when_its_copy_fails(clients: list[Client], runni
     assert second.books(SECOND) == {"k": {"applied": 1, "ranges": [0, 1]}}
 
 
-def test_a_push_waits_for_a_copy_that_hangs_until_the_next_generation_begins(
+def test_push_waits_for_hanging_copy_until_next_generation(
     clients: list[Client], running: list[Server]
 ) -> None:
     first, second = clients
@@ -234,7 +234,7 @@ def test_ranges_are_leased_and_the_end_is_told_to_all(clients: list[Client]) -> 
         client.leased(FIRST, "stranger")
 
 
-def test_the_next_range_is_given_out_while_the_last_one_is_on_its_way(clients: list[Client]) -> None:
+def test_next_batch_is_leased_while_the_last_is_on_its_way(clients: list[Client]) -> None:
     client = clients[0]
     client.open(FIRST, {"a": 0, "b": 0}, bound=2)
     assert client.leased(FIRST, "a")["range"] == 0

@@ -100,12 +100,12 @@ WAYS = [
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_before() -> Iterator[None]:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counters.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of what it compiles
         yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def step(forward: Forward, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:

@@ -67,14 +67,14 @@ def test_both_ends_of_a_real_connection() -> None:
 
 
 def test_a_long_path_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(congestion, "_round_trip", lambda sock: FAR)
+    monkeypatch.setattr(congestion, "round_trip_of", lambda sock: FAR)
     with connected("bbr") as ends:
         assert [choose(end) for end in ends] == ["bbr", "bbr"]
         assert [name_of(end) for end in ends] == ["bbr", "bbr"]
 
 
 def test_a_kernel_that_allows_none_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(congestion, "_INSTEAD", ("no_such_name",))
+    monkeypatch.setattr(congestion, "INSTEAD", ("no_such_name",))
     with connected("bbr") as (ours, _):
         assert choose(ours) == "bbr"
         assert name_of(ours) == "bbr"
@@ -94,7 +94,7 @@ def test_what_is_no_tcp_has_none() -> None:
 def test_the_round_trip_of_a_connection_is_known() -> None:
     with connected("reno") as ends:
         for end in ends:
-            found = congestion._round_trip(end)
+            found = congestion.round_trip_of(end)
             assert found is not None
             assert 0 <= found < 1
 

@@ -13,8 +13,7 @@ from ps_slices import RECIPE, make, record
 from springtide_ps.params.chunk import Chunk
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.server import shard_store
-from springtide_ps.server import sync_handler as steps
-from springtide_ps.server.kv_handler import Answer
+from springtide_ps.server.kv_handler import Answer, Counters
 from springtide_ps.server.shard_store import ShardStore
 from springtide_ps.server.sync_handler import SyncHandler
 from springtide_ps.wire.frames import Header, Kind
@@ -23,9 +22,14 @@ TOKEN = (1, 0, 1)
 
 
 @pytest.fixture
-def server() -> Iterator[SyncHandler]:
+def counters() -> Counters:
+    return Counters()
+
+
+@pytest.fixture
+def server(counters: Counters) -> Iterator[SyncHandler]:
     """Holds two slices that let rows go beyond 8 each."""
-    made = SyncHandler(lambda address: pytest.fail("it has no peers"))
+    made = SyncHandler(lambda address: pytest.fail("it has no peers"), counters=counters)
     made.store.enter(TOKEN, ["a"], 0, "one", booked=True)
     for number in range(2):
         made.store.load(TOKEN, f"t2.{number}", 0, make(max_rows=8))
@@ -58,18 +62,17 @@ def test_rows_that_another_thread_lets_go_meanwhile_count(
     assert shards.evicted == sum(piece.table.evicted for piece in pieces) > 0
 
 
-def test_rows_that_another_thread_looks_up_meanwhile_count(
-    server: SyncHandler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, counters = steps._slices, server._counters
+def test_rows_that_another_thread_looks_up_meanwhile_count(server: SyncHandler, counters: Counters) -> None:
+    class Meanwhile(dict[str, Any]):
+        """A request of which each reading of its slices takes so long that others are counted."""
 
-    def meanwhile(meta: dict[str, Any]) -> list[tuple[str, int]]:
-        counters.looked_up += 100
-        return read(meta)
+        def get(self, key: str, default: Any = None) -> Any:
+            if key == "n":
+                counters.looked_up += 100
+            return super().get(key, default)
 
-    monkeypatch.setattr(steps, "_slices", meanwhile)
     answered: Future[Answer] = Future()
-    about = {"t": list(TOKEN), "k": "t2", "s": 0, "p": [0], "n": [3]}
+    about = Meanwhile({"t": list(TOKEN), "k": "t2", "s": 0, "p": [0], "n": [3]})
     ids = torch.arange(3).view(torch.uint8)
     server.answer(Header(Kind.ROWS, 1, 0, ids.nbytes), about, ids, answered.set_result)
     assert answered.result(30).frame.kind is Kind.VALUES

@@ -85,7 +85,7 @@ def test_two_members_with_a_device_equal_one_process() -> None:
 
 
 @pytest.mark.parametrize("kind", ["None", "BF16"])
-def test_backward_does_not_wait_for_copies_and_a_dropped_step_leaves_none(kind: str) -> None:
+def test_backward_awaits_no_copies_and_dropped_step_leaves_none(kind: str) -> None:
     copier = MakeBelieve()
     with (
         servers(1) as running,
@@ -145,7 +145,7 @@ on_cuda = pytest.param(
 
 
 @pytest.mark.parametrize("device", ["cpu", on_cuda])
-def test_a_script_trains_with_a_scaler_and_an_average_of_the_weights(device: str) -> None:
+def test_script_trains_with_scaler_and_average_of_weights(device: str) -> None:
     x = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
     y = torch.randn(24, 3, generator=torch.Generator().manual_seed(2))
 
@@ -239,7 +239,7 @@ def test_copies_overlap_with_compute_on_cuda() -> None:
     copier.mark()
     computed = busy()
     copier.to_device(come, held)
-    copier._in.record_event().synchronize()
+    copier.incoming.record_event().synchronize()
     assert not computed.query(), "the copy waited for what does not read the old values"
     assert float(held.min()) == 7.0  # the script's stream goes on behind the copy
 

@@ -60,7 +60,7 @@ def offered(loose: Loose) -> list[Future[Any]]:
     return early
 
 
-def test_values_are_there_before_the_push_and_count_from_the_commit_on() -> None:
+def test_values_arrive_before_push_and_count_from_commit_on() -> None:
     wanted = [undisturbed(bodies, "None") for bodies in range(5)]
     with servers(2) as running:
         loose = Loose(running, early=True)
@@ -158,7 +158,7 @@ def test_with_a_bound_on_staleness_nothing_comes_early() -> None:
         loose.exchange.close()
 
 
-def test_a_range_that_counts_otherwise_brings_its_values_and_the_next_one_rests() -> None:
+def test_batch_counted_otherwise_brings_values_and_next_rests() -> None:
     scales, asked = (1.0, 1.0, 0.5, 0.5, 0.5, 0.5), []
     with servers(1) as running, servers(1) as others:
         loose, plain = Loose(running, early=True), Loose(others)
@@ -193,7 +193,7 @@ def test_options_of_now_are_foreseen() -> None:
         plain.exchange.close()
 
 
-def test_without_room_for_second_copies_values_come_after_the_push() -> None:
+def test_without_room_for_copies_values_come_after_the_push() -> None:
     with servers(1) as running:
         loose = Loose(running, early=True)
         loose.begin()
@@ -264,7 +264,7 @@ def test_a_lost_server_is_made_again_from_values_that_came_early() -> None:
         loose.exchange.close()
 
 
-def test_gradients_stay_where_they_are_until_a_push_has_left_though_its_values_are_here() -> None:
+def test_gradients_stay_until_push_has_left_though_values_came() -> None:
     """A connection breaks between early values and the pushes, which leave in the next generation."""
     with servers(2) as running:
         loose = Loose(running, early=True)
@@ -402,7 +402,7 @@ TestRanges = Ranges.TestCase
 TestRanges.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
-def test_the_second_copy_takes_the_chunks_place_when_nothing_came_between() -> None:
+def test_second_copy_takes_chunks_place_if_nothing_came_between() -> None:
     held, recipe = Shard(chunk=Ranges.make()), RECIPES[0]
     for number in range(1, 4):
         gradient = torch.full((6,), float(number))

@@ -73,7 +73,7 @@ def test_two_members_and_two_servers_equal_one_process(name: str, early: bool) -
             print("MAX", name, float((mine - expected.detach()).abs().max()))
 
 
-def test_a_step_that_one_survivor_committed_counts_and_any_other_does_not() -> None:
+def test_step_committed_by_one_survivor_counts_and_no_other() -> None:
     make = OPTIMIZERS["adam"]
     with servers(2) as running, members(3, make, with_norm=True) as (a, b, c):
         store, names = Store(), ["m0", "m1"]
@@ -115,7 +115,7 @@ def test_a_step_that_one_survivor_committed_counts_and_any_other_does_not() -> N
             c.exchange.settle()
 
 
-def test_values_of_a_committed_step_are_had_when_another_member_is_dead() -> None:
+def test_values_of_committed_step_are_had_when_a_member_died() -> None:
     """And the step is kept or undone, as the next generation begins from it or from the one before."""
     make = OPTIMIZERS["adam"]
     with servers(3) as running, members(2, make, replication=2) as (a, b):
@@ -196,7 +196,7 @@ def test_values_of_a_committed_step_are_had_when_another_member_is_dead() -> Non
             expect(b)
 
 
-def test_values_of_a_committed_step_are_had_from_the_copy_when_a_server_ends_the_generation() -> None:
+def test_committed_values_come_from_the_copy_at_a_servers_loss() -> None:
     """Its loss drops the step of a member that has not committed it yet."""
     with servers(2) as running, members(2, OPTIMIZERS["momentum"], replication=2) as (a, b):
         names, store = ["m0", "m1"], Store()
@@ -269,7 +269,7 @@ def test_copies_take_over_and_a_lack_is_told_to_all() -> None:
             a.begin(202, ["m0"], running[:1], Store(), step=at)
 
 
-def test_a_model_that_servers_have_no_room_for_is_one_clear_error() -> None:
+def test_model_too_large_for_the_servers_is_one_clear_error() -> None:
     """No generation after it would be better: the worker ends, and says what to do."""
     with servers(1, memory_limit=100) as running, members(1, OPTIMIZERS["momentum"]) as (a,):
         told = r"parameter server 127.* does not fit: 0 of 100 .*raise SPRINGTIDE_PS_MEMORY_BYTES"
@@ -277,7 +277,7 @@ def test_a_model_that_servers_have_no_room_for_is_one_clear_error() -> None:
             a.begin(1, ["m0"], running, Store(), fresh=True)
 
 
-def test_an_optimizer_that_servers_do_not_have_is_refused_by_name() -> None:
+def test_optimizer_that_servers_lack_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="do not have the optimizer Adamax: use one of SGD, Adam"):
         optimizer_name(torch.optim.Adamax(build().parameters()))
 
@@ -308,7 +308,7 @@ def test_copies_are_kept_until_those_that_take_over_have_theirs() -> None:
         arrange(sizes, ["c"], {**holders, "4": []}, 2)
 
 
-def test_a_server_that_takes_a_place_gets_its_share_while_others_give_theirs_up() -> None:
+def test_joining_server_gets_its_share_while_others_give_up_some() -> None:
     with servers(4) as running, members(1, OPTIMIZERS["momentum"], replication=2) as (a,):
         a.begin(1, ["m0"], running[:3], Store(), fresh=True)
         a.exchange.resolve()

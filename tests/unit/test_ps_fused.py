@@ -131,9 +131,7 @@ def test_tensors_whose_first_gradients_come_late_begin_then(kind: Any, options: 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adagrad", "rmsprop"])
-def test_steps_in_other_dtypes_are_those_in_float32_within_their_rounding(
-    name: str, dtype: torch.dtype
-) -> None:
+def test_steps_in_other_dtypes_match_float32_within_rounding(name: str, dtype: torch.dtype) -> None:
     """Also of elements that a kernel takes many at a time (pytorch/pytorch#191763)."""
     update = Update(name, {"lr": 0.01, **({"momentum": 0.9} if name == "sgd" else {"eps": 1e-3})})
     generator = torch.Generator().manual_seed(0)

@@ -342,8 +342,7 @@ def test_copy_that_has_not_confirmed_the_offer_gets_the_gradient(
     pair: tuple[Client, Client],
 ) -> None:
     first, copy = pair
-    lock = copy.server.sync_handler.store._lock
-    with lock:  # it can take nothing in, so it says nothing
+    with copy.server.sync_handler.store.paused():  # it can take nothing in, so it says nothing
         first.offer(1, [1.0, 2.0])
         until(lambda: first.server.offered_bytes == 8, "the offer")
         about = {"k": "k", "r": 0, "recipe": RECIPE, "o": 1, "me": "a"}

@@ -174,7 +174,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.002)
 
 
-def test_who_pushes_dies_between_its_pushes_and_another_group_completes_the_range() -> None:
+def test_batch_of_a_pusher_dying_between_pushes_is_completed() -> None:
     with job() as one:
         one.begin("a", "b", "c")
         assert one.bodies("a", "b") == {0}
@@ -195,9 +195,7 @@ def test_who_pushes_dies_between_its_pushes_and_another_group_completes_the_rang
 
 @pytest.mark.parametrize("compression", ["None", "BF16", "TopK"])
 @pytest.mark.parametrize("order", ["abc", "bac", "cab"])
-def test_who_has_pushed_sends_the_rest_whatever_it_is_in_the_next_generation(
-    order: str, compression: str
-) -> None:
+def test_pusher_sends_the_rest_in_any_role_of_next_generation(order: str, compression: str) -> None:
     """And the numbers are those of a run in which nothing was broken."""
     found = []
     for broken in (False, True):
@@ -228,7 +226,7 @@ def test_who_has_pushed_sends_the_rest_whatever_it_is_in_the_next_generation(
     assert torch.equal(*found)
 
 
-def test_the_word_of_the_first_member_ends_what_the_others_wait_for() -> None:
+def test_first_members_word_ends_what_the_others_wait_for() -> None:
     with job() as one:
         one.begin("a", "b", "c")
         a, b = one.members["a"].own, one.members["b"].own
@@ -271,10 +269,11 @@ def test_a_group_with_a_device_makes_the_numbers_of_one_without() -> None:
 def owed(member: GroupMember) -> dict[str, torch.Tensor]:
     residuals = member.exchange.compression.residuals
     assert residuals is not None
-    return {key: rest.clone() for key, rest in residuals._kept.items()}
+    owed = {chunk.key: residuals.kept(chunk.key) for chunk in member.exchange.chunks}
+    return {key: rest.clone() for key, rest in owed.items() if rest is not None}
 
 
-def test_what_a_member_owes_goes_with_the_sum_of_a_group_in_which_another_one_pushes() -> None:
+def test_debt_of_a_member_goes_with_a_sum_that_another_pushes() -> None:
     with job("TopK") as one:
         a, b = one.members["a"], one.members["b"]
         one.begin("a", "b")
@@ -314,7 +313,7 @@ def nothing(model: torch.nn.Module, *where: int) -> None:
 
 
 @pytest.mark.parametrize("who", ["a", "b"])
-def test_a_script_that_has_changed_its_values_gets_the_servers_and_so_does_its_group(who: str) -> None:
+def test_script_with_changed_values_and_its_group_get_servers(who: str) -> None:
     with job() as one:
         one.begin("a", "b")
         a, b = one.members["a"].own, one.members["b"].own
@@ -345,7 +344,7 @@ def test_a_group_waits_for_the_slowest_group() -> None:
         desk = next(server for server in one.running if f"s{server.port}" == c.own.desk)
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(c.own.lease, 0, 100)
-            until(lambda: len(desk._async_handler._waiting) == 1, "the question that has to wait")
+            until(lambda: desk.async_handler.waiting == 1, "the question that has to wait")
             assert one.bodies("a", "b") == {1}
             assert not asked.done()
             one.commit("a", "b")
@@ -417,14 +416,14 @@ def test_a_group_has_the_scale_of_its_first_member() -> None:
     scalers = [torch.amp.GradScaler("cpu", scale, growth_interval=9) for scale in (64.0, 2.0**-20, 8.0)]
     for count, scaler in enumerate(scalers):
         scaler.scale(torch.ones(1))
-        scaler._growth_tracker.fill_(count)
+        scaler.load_state_dict(scaler.state_dict() | {"_growth_tracker": count})
     unused = torch.amp.GradScaler("cpu", 4.0, enabled=False)
     later = torch.amp.GradScaler("cpu", 4.0)  # has scaled nothing yet
     groups = form_groups(3)
     try:
         on_groups([lambda g=group: agree([scalers[g.rank], unused], g) for group in groups])
         assert [scaler.get_scale() for scaler in scalers] == [64.0] * 3
-        assert [scaler._get_growth_tracker() for scaler in scalers] == [0] * 3
+        assert [scaler.state_dict()["_growth_tracker"] for scaler in scalers] == [0] * 3
         chosen = [scalers[0], later, scalers[2]]
         on_groups([lambda g=group: agree([chosen[g.rank]], g) for group in groups])
         assert float(later.scale(torch.ones(1))) == 64.0

@@ -15,6 +15,7 @@ import springtide
 from springtide.ps.worker_groups import GroupRoute
 from springtide_ps.server.async_handler import AsyncHandler
 from springtide_ps.server.gradient_stash import GradientStash
+from springtide_ps.wire.frames import Header, Kind
 
 torch.set_num_threads(1)
 SAMPLES, EPOCHS, PER_EPOCH = 50, 3, 7
@@ -78,7 +79,7 @@ def train(
         ranges = []
         for x, y, ids in rank.batches((X, Y, IDS), batch_size=8, epochs=EPOCHS, seed=0):
             with rank.step():
-                number = rank.trainer._running().deal.number
+                number = rank.trainer.batch_number
                 scaler.scale((model(x, ids, number) - y).square().mean()).backward()
                 for each in (optimizer, *others):
                     scaler.step(each)
@@ -146,13 +147,14 @@ def test_each_range_is_worked_on_by_one_group_and_pushed_once(
     tables: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed: list[tuple[str, int]] = []
-    push = AsyncHandler._push
+    answer = AsyncHandler.answer
 
-    def note(self: AsyncHandler, kind: Any, token: Any, number: int, meta: Any, *rest: Any) -> None:
-        pushed.append((meta["k"], meta["r"]))
-        push(self, kind, token, number, meta, *rest)
+    def note(self: AsyncHandler, header: Header, meta: Any, *rest: Any) -> None:
+        if header.kind in (Kind.PUSH_RANGE, Kind.COPY_RANGE):
+            pushed.append((meta["k"], meta["r"]))
+        answer(self, header, meta, *rest)
 
-    monkeypatch.setattr(AsyncHandler, "_push", note)
+    monkeypatch.setattr(AsyncHandler, "answer", note)
     values, ranges = train(4, tables, group_size=2)
     for own in values:
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(own, values[0], strict=True))
@@ -164,7 +166,7 @@ def test_each_range_is_worked_on_by_one_group_and_pushed_once(
 
 
 @pytest.mark.parametrize("reader", [0, 1])
-def test_who_has_committed_reads_the_new_values_although_its_group_is_over(reader: int) -> None:
+def test_committed_member_reads_new_values_after_its_groups_end(reader: int) -> None:
     store, sent, has_read = Store(), threading.Event(), threading.Event()
 
     def script(rank: Rank) -> list[torch.Tensor]:
@@ -218,7 +220,7 @@ def test_a_schedule_that_is_stepped_at_an_epochs_last_batch(size: int, settings:
         rates = []
         for x, y, ids in rank.batches((X, Y, IDS), batch_size=8, epochs=EPOCHS, seed=0):
             with rank.step():
-                number = rank.trainer._running().deal.number
+                number = rank.trainer.batch_number
                 if number > PER_EPOCH:
                     rates.append(optimizer.param_groups[0]["lr"] * 2 ** ((number - 1) // PER_EPOCH))
                 (model(x, ids, 0) - y).square().mean().backward()
@@ -235,7 +237,7 @@ def test_a_schedule_that_is_stepped_at_an_epochs_last_batch(size: int, settings:
         assert last == pytest.approx(0.1 * 0.5**EPOCHS)
 
 
-def test_of_those_who_take_a_range_together_the_first_ones_options_count() -> None:
+def test_options_of_the_first_of_a_group_count_for_the_batch() -> None:
     """The others' schedules may have gone past other ranges than its own."""
     store = Store()
 

@@ -162,7 +162,7 @@ def alone(request: pytest.FixtureRequest) -> tuple[bool, list[torch.Tensor]]:
 
 @pytest.mark.parametrize("next_team", ["ab", "ba", "bc", "ca"])
 @pytest.mark.parametrize("seen", ["", "a", "ab"])
-def test_a_body_that_is_left_between_two_steps_is_completed_by_the_next_group(
+def test_body_left_between_two_steps_is_completed_by_next_group(
     alone: tuple[bool, list[torch.Tensor]], seen: str, next_team: str
 ) -> None:
     """Its members may have died, or be others; the first one has pushed what it, or both, have looked at."""
@@ -189,7 +189,7 @@ def test_a_body_that_is_left_between_two_steps_is_completed_by_the_next_group(
             member.exchange.close()
 
 
-def test_who_waits_for_what_the_first_member_pushes_hears_of_its_death() -> None:
+def test_waiter_for_the_first_members_push_hears_of_its_death() -> None:
     with servers(2) as running:
         trio = Trio(running, table_first=False)
         trio.begin("abc")

@@ -188,7 +188,7 @@ WORDS = st.lists(st.tuples(st.sampled_from(["enter", "train", "train"]), st.inte
 
 @settings(max_examples=40, deadline=None)
 @given(WORDS)
-def test_whatever_kinds_follow_each_other_everything_is_in_the_chunk_once(words: list[Word]) -> None:
+def test_any_sequence_of_kinds_puts_everything_in_chunks_once(words: list[Word]) -> None:
     live_through(words)
 
 

@@ -20,7 +20,7 @@ from springtide_ps.params.load_parts import loads
 from springtide_ps.server.server import Server
 from springtide_ps.server.shard_store import ShardStore
 from springtide_ps.wire.client import Answer, RefusedError, ServerClient
-from springtide_ps.wire.frames import Kind
+from springtide_ps.wire.frames import Header, Kind
 from springtide_ps.wire.stream import parse_address
 
 KEY = "t2.0"
@@ -350,7 +350,7 @@ def test_a_copy_that_has_no_answer_is_waited_for_no_longer(
     shards = running[0].sync_handler.store
 
     def is_over() -> bool:
-        with shards._lock:  # what follows belongs to it
+        with shards.paused():  # what follows belongs to it
             return bool(gates.sizes) and not shards.replicator.is_sending
 
     until(is_over, "the copy is still waited for")
@@ -400,8 +400,13 @@ def test_a_copy_is_made_when_the_state_is_settled(clients: list[Client], running
     for client in clients:
         client.enter_only(step=1)
     shards = running[0].sync_handler.store
-    with shards._lock:
-        running[0].sync_handler._arrange(first.token, {"fill": {KEY: [second.address]}})
+    with shards.paused():
+        about = {"t": list(first.token), "fill": {KEY: [second.address]}}
+        answered: Future[Any] = Future()
+        running[0].sync_handler.answer(
+            Header(Kind.ARRANGE, 1, 0, 0), about, torch.empty(0, dtype=torch.uint8), answered.set_result
+        )
+        assert answered.result(0).frame.kind is Kind.DONE
         assert not shards.has_copy_to_send()
     for client in clients:
         client.resolve()
@@ -424,7 +429,7 @@ def test_copy_without_room_gets_no_updates_and_delays_none(
     shards = running[0].sync_handler.store
 
     def is_over() -> bool:
-        with shards._lock:
+        with shards.paused():
             shards.settle()
             return shards.replicator.is_idle  # the refusal is here
 

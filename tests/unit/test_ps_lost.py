@@ -47,7 +47,7 @@ def failing(which: Callable[[Chunk], bool]) -> Iterator[None]:
         {"consistency": "BoundedStaleness", "staleness": 1},
     ],
 )
-def test_a_worker_hears_what_has_failed_and_its_parameters_stay_whole(how: dict[str, Any]) -> None:
+def test_worker_hears_what_failed_and_parameters_stay_whole(how: dict[str, Any]) -> None:
     store = Store()
     seen: list[bool] = []
 

@@ -84,7 +84,7 @@ def test_a_job_is_in_the_metrics_of_its_servers(consistency: str, max_rows: int)
         assert after["evicted_rows_total"] == found["evicted_rows_total"]
 
 
-def test_the_samples_that_the_coordinator_is_told_of_are_those_of_the_ranges() -> None:
+def test_samples_told_to_coordinator_are_those_of_the_batches() -> None:
     """Without common steps. Each epoch's last batch is a short one."""
 
     def script(rank: Rank) -> tuple[list[int], list[int]]:

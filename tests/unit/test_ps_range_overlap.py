@@ -33,7 +33,7 @@ def exchange_of(rank: Rank) -> PsBackend:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_the_next_body_begins_before_all_values_are_there_and_each_layer_waits_for_its_own(
+def test_next_body_begins_early_and_each_layer_awaits_its_values(
     early: bool,
 ) -> None:
     """In the first body the server's chunk with the last layer is locked until the second body's first layer
@@ -87,7 +87,7 @@ def test_the_next_body_begins_before_all_values_are_there_and_each_layer_waits_f
     assert under_way > 0
 
 
-def test_gradients_leave_during_backward_and_the_push_brings_none() -> None:
+def test_gradients_leave_in_backward_and_the_push_brings_none() -> None:
     """Each time that backward has come to the first layer, the last one's gradient is at the server."""
     store = Store()
 
@@ -126,7 +126,7 @@ EARLY = pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("compression", ["None", "BF16", "TopK"])
 @pytest.mark.parametrize("event", ["cut", "generation", "no room"])
 @EARLY
-def test_whatever_happens_between_offer_and_push_the_numbers_are_the_same(
+def test_numbers_are_the_same_whatever_comes_before_the_push(
     early: bool, event: str, compression: str
 ) -> None:
     wanted = undisturbed(4, compression)
@@ -173,7 +173,7 @@ def test_a_body_that_is_left_counts_nothing_and_owes_nothing(early: bool) -> Non
         loose.exchange.close()
 
 
-def test_what_a_left_body_has_offered_is_never_taken_for_the_next_ones() -> None:
+def test_offers_of_a_left_body_are_never_taken_for_the_next() -> None:
     """Though the servers have room for no other offer."""
     wanted = undisturbed(1, "None")
     with servers(2) as running:

@@ -127,7 +127,7 @@ def test_an_optimizer_makes_one_step_in_a_body() -> None:
         on_ranks(1, lambda rank: play(rank, twice, None, running, Store()), consistency="Asynchronous", **HOW)
 
 
-def test_a_backward_through_what_a_step_has_changed_fails_as_in_torch() -> None:
+def test_backward_through_stepped_values_fails_as_in_torch() -> None:
     def stale(game: Game, ids: torch.Tensor, clip: Clip) -> None:
         loss = game.judge(game.generator(WORDS[ids]), True)
         game.judge(X[ids], True).backward()
@@ -143,7 +143,7 @@ def test_a_backward_through_what_a_step_has_changed_fails_as_in_torch() -> None:
 
 @pytest.mark.parametrize("table_first", [False, True])
 @pytest.mark.parametrize("event", ["generation", "cut", "no room", "unanswered"])
-def test_whatever_happens_between_two_steps_each_range_is_once_in_each(event: str, table_first: bool) -> None:
+def test_each_batch_is_once_in_each_step_whatever_comes_between(event: str, table_first: bool) -> None:
     wanted = undisturbed(3, table_first)
     with servers(2) as running:
         loose = Loose(table_first=table_first)
@@ -186,7 +186,7 @@ def test_whatever_happens_between_two_steps_each_range_is_once_in_each(event: st
         loose.exchange.close()
 
 
-def test_the_next_generation_does_not_wait_for_a_server_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_generation_does_not_wait_for_a_hanging_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has copies, so that the servers that live answer no push; and it is there no more."""
     left: list[set[Any]] = []
 
@@ -226,7 +226,7 @@ def test_the_next_generation_does_not_wait_for_a_server_that_hangs(monkeypatch: 
 
 
 @pytest.mark.parametrize("replication", [1, 2])
-def test_a_worker_dies_between_two_steps_and_another_one_completes_its_range(replication: int) -> None:
+def test_batch_of_a_worker_dying_between_steps_is_completed(replication: int) -> None:
     wanted = undisturbed(3, table_first=False)
     with servers(2) as running:
         first, second = Loose("m0", replication=replication), Loose("m1", replication=replication)

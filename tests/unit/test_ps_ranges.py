@@ -112,7 +112,7 @@ def test_the_fastest_waits_for_the_slowest() -> None:
     assert leases.ask("fast", 0, 100) == Granted(3)
 
 
-def test_what_is_on_its_way_is_not_given_again_and_counts_for_the_bound() -> None:
+def test_batch_on_its_way_is_not_given_again_and_counts() -> None:
     leases = Leases(2, RangeSet(), {"fast": 0, "slow": 0})
     assert leases.ask("fast", 0, 4) == Granted(0)
     assert leases.ask("fast", 0, 4, sent=[0]) == Granted(1)

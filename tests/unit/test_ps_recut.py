@@ -42,7 +42,7 @@ def load(table: Any, optimizer: torch.optim.Optimizer, state: dict[str, Any]) ->
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("slices", [1, 3, 12])
-def test_rows_and_their_state_come_back_in_another_number_of_slices(name: str, slices: int) -> None:
+def test_rows_and_state_come_back_in_other_number_of_slices(name: str, slices: int) -> None:
     first = springtide.Embedding(None, 3, seed=1, slices=12 if slices == 3 else 3)
     optimizer = OPTIMIZERS[name](first.parameters())
     train(first, optimizer, range(4))

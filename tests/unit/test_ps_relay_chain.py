@@ -203,7 +203,7 @@ def test_servers_send_one_copy_for_a_group() -> None:
 
 
 @pytest.mark.parametrize("reader", [0, 1])
-def test_who_has_committed_gets_the_values_although_its_group_is_over(reader: int) -> None:
+def test_committed_member_gets_values_after_its_groups_end(reader: int) -> None:
     """A body reads what its step has made, when the other member of its group does not commit that step."""
     has_read, store = threading.Event(), Store()
 

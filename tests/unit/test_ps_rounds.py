@@ -70,7 +70,7 @@ def test_a_new_generation_refuses_the_old_one() -> None:
     assert rounds.enter((1, 1, 0), ("b",), 0, "L") == [Effect.FENCE, Effect.DROP]
 
 
-def test_a_step_that_one_survivor_committed_is_made_by_the_next_generation() -> None:
+def test_step_one_survivor_committed_is_made_by_next_generation() -> None:
     rounds = entered()
     prepare_all(rounds, (1, 0, 1), 1)
     assert rounds.enter((1, 0, 2), ("b", "c"), 1, "L") == [Effect.FENCE]
@@ -84,7 +84,7 @@ def test_a_step_that_one_survivor_committed_is_made_by_the_next_generation() -> 
     assert rounds.version == 1
 
 
-def test_another_run_of_training_is_forgotten_even_at_the_same_step() -> None:
+def test_another_training_run_is_forgotten_even_at_same_step() -> None:
     rounds = entered()
     assert rounds.enter((1, 0, 2), ("a",), 0, "other") == [Effect.FENCE, Effect.FORGET]
     prepare_all(rounds, (1, 0, 2), 1)
@@ -95,7 +95,7 @@ def test_another_run_of_training_is_forgotten_even_at_the_same_step() -> None:
     assert rounds.enter((1, 0, 4), ("a",), 2, "third") == [Effect.FENCE, Effect.FORGET]
 
 
-def test_a_step_is_tried_for_who_has_committed_it_and_undone_if_nobody_is_left() -> None:
+def test_step_is_tried_for_its_committer_and_undone_after_it() -> None:
     rounds, token = entered(), (1, 0, 1)
     prepare_all(rounds, token, 1)
     with pytest.raises(RoundError, match="a needs step 1, which it has not committed"):

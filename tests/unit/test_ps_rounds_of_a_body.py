@@ -306,7 +306,7 @@ def test_a_body_says_when_it_needs_common_steps(body: Body, group_size: int, cal
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_what_one_member_of_a_group_looks_at_comes_to_the_others_as_well(who: int) -> None:
+def test_values_looked_at_by_one_member_reach_its_group_too(who: int) -> None:
     """It fetches that for itself; what else the step has made, the group passes on."""
     store, seen = Store(), list[torch.Tensor]()
 

@@ -49,7 +49,7 @@ def test_narrow_records_arrive_as_what_was_rounded(ids: list[int], dim: int, dty
     assert torch.equal(rows, gradients.to(torch.float32))
 
 
-def test_a_server_refuses_rows_of_another_size_or_type_before_it_takes_memory() -> None:
+def test_server_refuses_misfit_rows_before_it_takes_memory() -> None:
     steps = SyncHandler(lambda address: pytest.fail("no other server is needed"))
     try:
         steps.store.enter((1, 0, 1), ["a"], 0, "L")
@@ -141,7 +141,7 @@ def plain() -> dict[str, Any]:
         ("ParameterServer", "BF16", "BF16", 3e-2),
     ],
 )
-def test_values_are_those_without_compression_within_the_rounding(
+def test_values_match_uncompressed_ones_within_the_rounding(
     plain: dict[str, Any], strategy: str, dense: str, rows: str, atol: float
 ) -> None:
     results = train(strategy, dense, rows)
@@ -152,7 +152,7 @@ def test_values_are_those_without_compression_within_the_rounding(
 
 
 @pytest.mark.parametrize("kind", ["None", "BF16", "FP16"])
-def test_each_worker_s_gradient_of_a_row_is_rounded_once_and_rows_come_back_exact(kind: str) -> None:
+def test_row_gradients_are_rounded_once_and_rows_return_exact(kind: str) -> None:
     wire = {"None": torch.float32, "BF16": torch.bfloat16, "FP16": torch.float16}[kind]
     results = train("Hybrid", rows=kind)
     with seeded(2):

@@ -166,7 +166,7 @@ def test_a_member_sees_its_parts_and_the_commit_makes_the_same() -> None:
         world.shards.close()
 
 
-def test_a_dropped_step_leaves_nothing_and_who_asks_for_it_later_is_sent_away() -> None:
+def test_dropped_step_leaves_nothing_and_later_asks_are_refused() -> None:
     world = World()
     try:
         world.round(1)

@@ -124,7 +124,7 @@ def test_the_numbers_are_those_of_one_process(script: dict[str, Any]) -> None:
     torch.testing.assert_close(on_servers(**script), alone(**script), rtol=0, atol=2e-5)
 
 
-def test_parts_of_a_model_wait_for_values_also_where_the_model_itself_is_never_called() -> None:
+def test_parts_of_an_uncalled_model_wait_for_values_too() -> None:
     model = Branches()
     waited: list[Any] = []
     numbers = {id(item): number for number, item in enumerate(model.parameters())}
@@ -213,7 +213,7 @@ def test_what_servers_would_not_hear_of_is_refused(script: dict[str, Any], messa
         on_servers(size=1, **script)
 
 
-def test_who_saves_the_optimizers_state_is_told_that_it_is_elsewhere(
+def test_saving_the_optimizers_state_says_it_is_elsewhere(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def save(script: Script, number: int) -> None:
@@ -256,7 +256,7 @@ def test_a_chunk_is_copied_whatever_a_script_has_set(options: dict[str, Any]) ->
     assert torch.equal(chunk.values, other.values)
 
 
-def test_a_request_that_cannot_be_said_fails_and_the_connection_goes_on() -> None:
+def test_unencodable_request_fails_and_connection_goes_on() -> None:
     with servers(1) as running:
         client = ServerClient(("127.0.0.1", running[0].port), TOKEN)
         try:

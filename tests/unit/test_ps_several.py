@@ -33,7 +33,7 @@ Y = X[:, :2].sum(1, keepdim=True)
     st.lists(st.tuples(st.integers(1, 9), st.integers(-1, 2)), min_size=1, max_size=12), st.integers(1, 60)
 )
 @settings(deadline=None, max_examples=80)
-def test_a_chunk_has_parameters_of_one_optimizer_and_all_of_them_are_in_chunks(
+def test_chunks_hold_one_optimizers_parameters_and_miss_none(
     parameters: list[tuple[int, int]], chunk_bytes: int
 ) -> None:
     """The number of an optimizer -1: in none."""
@@ -174,7 +174,7 @@ def test_each_optimizer_makes_its_own_steps(size: int, clip_norm: float | None, 
 
 
 @pytest.mark.parametrize("how", [{}, {"group_size": 2}])
-def test_gradients_that_are_taken_away_after_another_s_step_are_not_used(how: dict[str, Any]) -> None:
+def test_gradients_removed_after_another_step_are_not_used(how: dict[str, Any]) -> None:
     """Weight decay and momentum stay as they were, too."""
 
     def step(pair: Pair, ids: torch.Tensor, number: int) -> None:

@@ -113,7 +113,7 @@ def train(
     [(1, None, {}), (3, 0.05, {}), (2, None, {"group_size": 2}), (2, 0.05, {"compression": "BF16"})],
 )
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
-def test_a_step_is_left_out_by_the_optimizer_whose_gradients_are_not_finite(
+def test_optimizer_with_infinite_gradients_leaves_out_its_step(
     size: int, clip_norm: float | None, settings: dict[str, Any]
 ) -> None:
     """As plain torch: the other optimizer makes its own."""
@@ -139,7 +139,7 @@ def test_a_step_is_left_out_by_the_optimizer_whose_gradients_are_not_finite(
 @pytest.mark.parametrize(("scaled", "clip_norm"), [(False, None), (True, 0.05)])
 @pytest.mark.parametrize("how", [{"consistency": "Asynchronous"}, {"consistency": "BoundedStaleness"}])
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
-def test_one_worker_without_common_steps_has_the_numbers_of_one_process(
+def test_worker_without_common_steps_equals_one_process(
     scaled: bool, clip_norm: float | None, how: dict[str, Any]
 ) -> None:
     expected = plain(scaled, clip_norm)
@@ -151,7 +151,7 @@ def test_one_worker_without_common_steps_has_the_numbers_of_one_process(
         assert audit["skipped"] > 0
 
 
-def test_three_workers_without_common_steps_put_each_range_in_once() -> None:
+def test_three_without_common_steps_put_each_batch_in_once() -> None:
     """With gradients that do not depend on the values, the order of the ranges does not matter."""
     store = Store()
 

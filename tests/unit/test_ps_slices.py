@@ -85,7 +85,7 @@ def test_steps_are_torch_s_sparse_ones_and_copies_go_on_alike(name: str) -> None
         torch.testing.assert_close(piece.rows(everything), reference.weight.detach())
 
 
-def test_a_slice_goes_when_it_was_touched_longest_ago_whatever_was_looked_up() -> None:
+def test_slice_touched_longest_ago_goes_whatever_was_looked_up() -> None:
     piece = make(max_rows=4)
     for i in range(4):
         piece.apply(record([i], 3), recipe())

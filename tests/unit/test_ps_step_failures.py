@@ -5,7 +5,7 @@ from __future__ import annotations
 from springtide.ps.step_failures import StepFailures
 
 
-def test_what_fails_again_before_anybody_got_further_ends_the_worker() -> None:
+def test_repeated_failure_without_progress_ends_the_worker() -> None:
     failures = StepFailures()
     assert not failures.failed(15, "first", lost=True)
     assert failures.last(12) == "first"
@@ -26,7 +26,7 @@ def test_whoever_got_further_begins_to_count_anew() -> None:
         assert not failures.failed(step, "no memory", lost=True)
 
 
-def test_a_refusal_and_the_loss_that_is_found_out_after_it_are_one_failure() -> None:
+def test_refusal_and_a_loss_found_after_it_are_one_failure() -> None:
     failures = StepFailures()
     assert not failures.failed(15, "refused", lost=False)
     assert not failures.failed(15, "lost", lost=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -116,22 +115,25 @@ class Clock:
         self.now += 1.1 * seconds
 
 
-def paced(monkeypatch: pytest.MonkeyPatch, clock: Clock, stream: Stream) -> Any:
+@contextmanager
+def paced(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[Callable[..., float]]:
+    """How to send 500 bytes on a line of 1000 bytes per second; returns when they have left."""
+    monkeypatch.setenv("SPRINGTIDE_PS_PACE", "1000")
     monkeypatch.setattr(streams, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep))
-    stream._pace = 1000.0
 
-    def send(since: float = math.inf) -> float:
-        stream.send(Frame(Kind.PUSH, 1, {}, 500), memoryview(bytes(500)), since)
-        arrived, clock.now = clock.now, clock.now + 0.01
-        return arrived
+    with pair() as (_, stream):
 
-    return send
+        def send(since: float = math.inf) -> float:
+            stream.send(Frame(Kind.PUSH, 1, {}, 500), memoryview(bytes(500)), since)
+            arrived, clock.now = clock.now, clock.now + 0.01
+            return arrived
+
+        yield send
 
 
 def test_what_waits_for_a_paced_line_follows_without_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    with pair() as (_, stream):
-        send = paced(monkeypatch, clock, stream)
+    with paced(monkeypatch, clock) as send:
         arrived = [send(since=100.0) for _ in range(20)]
     # 500 bytes at 1000 bytes per second: as late as it sleeps too long, once and not each time.
     assert all(0.5 * n <= at - 100.0 <= 0.5 * n + 0.05 for n, at in enumerate(arrived, start=1))
@@ -139,8 +141,7 @@ def test_what_waits_for_a_paced_line_follows_without_a_gap(monkeypatch: pytest.M
 
 def test_a_paced_line_that_is_free_begins_when_something_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    with pair() as (_, stream):
-        send = paced(monkeypatch, clock, stream)
+    with paced(monkeypatch, clock) as send:
         send(since=100.0)
         clock.now = 110.0
         # It could have left earlier than it did, when the line was free: that is not made up for.

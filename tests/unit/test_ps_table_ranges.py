@@ -186,9 +186,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 @pytest.mark.parametrize("compression", ["None", "BF16"])
 @pytest.mark.parametrize("event", ["cut", "generation", "no room", "left"])
-def test_whatever_happens_between_offer_and_push_each_range_is_once_in_each_slice(
-    event: str, compression: str
-) -> None:
+def test_each_batch_is_once_in_each_slice_whatever_comes_between(event: str, compression: str) -> None:
     wanted = undisturbed(4, compression)
     with servers(2) as running:
         loose = Loose(compression=compression)
@@ -261,7 +259,7 @@ def half(loose: Loose, other_half: Callable[[], None]) -> None:
     assert 0 < len(sent) < len(batches.keys_in_order())
 
 
-def test_a_worker_dies_in_the_middle_of_a_push_and_another_one_completes_it() -> None:
+def test_push_of_a_worker_dying_in_it_is_completed_by_another() -> None:
     wanted = undisturbed(3)
     with servers(2) as running:
         first, second = Loose("m0"), Loose("m1")
@@ -289,7 +287,7 @@ def test_a_worker_dies_in_the_middle_of_a_push_and_another_one_completes_it() ->
         second.exchange.close()
 
 
-def test_a_server_with_copies_dies_in_the_middle_of_a_push_and_the_rest_is_sent_to_the_copies() -> None:
+def test_rest_of_push_goes_to_copies_when_its_server_dies() -> None:
     wanted = undisturbed(3)
     with servers(2) as running:
         loose = Loose(replication=2)
@@ -313,7 +311,7 @@ def test_a_server_with_copies_dies_in_the_middle_of_a_push_and_the_rest_is_sent_
         loose.exchange.close()
 
 
-def test_rows_without_a_copy_are_lost_with_their_server_and_nothing_is_made_again(
+def test_rows_without_copy_are_lost_with_server_not_remade(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with servers(2) as running:
@@ -331,7 +329,7 @@ def test_rows_without_a_copy_are_lost_with_their_server_and_nothing_is_made_agai
         loose.exchange.close()
 
 
-def test_a_worker_sees_its_own_pushes_before_their_answers_are_asked_for() -> None:
+def test_worker_sees_its_pushes_before_awaiting_their_answers() -> None:
     with servers(2) as running:
         loose = Loose()
         loose.begin(running)

@@ -92,7 +92,7 @@ def pair(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> tuple[TlsSocket, Tl
     return client, made[0]
 
 
-def test_a_wait_has_its_time_and_ends_when_the_connection_is_shut(
+def test_wait_has_its_time_and_ends_at_connection_shutdown(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
     one, other = pair(contexts)

@@ -225,7 +225,7 @@ def test_one_worker_has_the_numbers_of_synchronous_steps() -> None:
     assert audit["totalSeen"] == told["totalSeen"]
 
 
-def test_nothing_is_owed_to_a_chunk_that_had_the_range_from_another_worker() -> None:
+def test_nothing_is_owed_to_a_chunk_given_the_batch_by_another() -> None:
     [(_, _, owed)] = train(1, "Asynchronous")
     [(_, audit, owed_then)] = train(1, "Asynchronous", taken=True)
     assert owed - owed_then == {"0.0"}

@@ -65,11 +65,12 @@ def train(
             debt = torch.zeros(chunk.stop - chunk.start)
             for _, _, start, stop in chunk.pieces:
                 debt[start:stop] = torch.randn(stop - start, generator=generator)
-            exchange.compression.residuals._keep(chunk.key, debt)
+            exchange.compression.residuals.leave_out(chunk.key, debt)
+            exchange.compression.residuals.landed(chunk.key, (), applied=True)
         before = owed(exchange)
         for batch in rank.batches(IDS, batch_size=BATCH, epochs=EPOCHS, seed=0):
             with rank.step():
-                game.bodies = rank.trainer._running().deal.number
+                game.bodies = rank.trainer.batch_number
                 body(game, batch.data)
         rank.runtime.settle(None)
         return game.values(), owed(exchange), before

@@ -49,7 +49,7 @@ def test_a_large_first_layer_makes_few_chunks_more() -> None:
     ] * 4
 
 
-def test_values_are_asked_for_with_their_place_in_the_forward_pass(monkeypatch: Any) -> None:
+def test_values_are_asked_for_by_place_in_the_forward_pass(monkeypatch: Any) -> None:
     asked: list[int] = []
     opened = SendQueue.open
 

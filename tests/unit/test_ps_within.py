@@ -68,7 +68,7 @@ def test_rounds_have_a_limit() -> None:
         rounds.stage(FIRST, 1, "a", "chunk", ROUNDS_LIMIT)
 
 
-def test_a_committed_step_does_not_go_on_and_a_round_that_is_not_there_is_not_committed() -> None:
+def test_committed_step_ends_and_missing_round_is_not_committed() -> None:
     rounds = begun(("a", 0), ("b", 0))
     with pytest.raises(RoundError, match="a makes round 1 of step 1, which not all have prepared"):
         rounds.commit(FIRST, 1, "a", recipe(0, 1))
@@ -93,7 +93,7 @@ def test_a_committed_step_does_not_go_on_and_a_round_that_is_not_there_is_not_co
         ("aab", 1, [Effect.FENCE, Effect.FORGET], None),
     ],
 )
-def test_the_next_generation_begins_from_the_whole_step_or_from_none_of_it(
+def test_next_generation_begins_from_whole_step_or_none_of_it(
     done: str, step: int, effects: list[Effect], unresolved: int | None
 ) -> None:
     order = [("a", 0), ("b", 0), ("a", 1), ("b", 1)][: len(done)]
@@ -110,9 +110,7 @@ def test_the_next_generation_begins_from_the_whole_step_or_from_none_of_it(
 
 @given(st.lists(st.integers(1, 4), max_size=8), st.lists(st.integers(1, 4), max_size=8), st.data())
 @settings(deadline=None, max_examples=80)
-def test_members_that_do_the_same_agree_in_whatever_order_they_say_so(
-    a: list[int], b: list[int], data: st.DataObject
-) -> None:
+def test_members_doing_the_same_agree_in_any_order(a: list[int], b: list[int], data: st.DataObject) -> None:
     """Each of them tells of more and more parts."""
     whole = recipe(0, 0, 1, 2)
     words = [sorted(a), sorted(b)]
@@ -243,7 +241,7 @@ def compare(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize("committed", [0, 1, 2])
 @pytest.mark.parametrize("replication", [1, 2])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_a_step_of_two_rounds_is_whole_or_was_not_when_its_generation_ends(
+def test_step_of_two_rounds_is_whole_or_not_at_generation_end(
     committed: int, replication: int, grouped: bool
 ) -> None:
     """So many of two members have committed the second step; with copies, a server is lost besides."""

@@ -52,6 +52,6 @@ def test_a_public_name_without_a_docstring_is_named(
 
 def test_indented_blocks_are_code_and_lines_are_joined(generator: ModuleType) -> None:
     doc = "One sentence,\n    cut.\n\n        with step():\n            pass\n\n    Another.\n    "
-    assert generator._text(doc, "it") == (
+    assert generator.as_markdown(doc, "it") == (
         "One sentence, cut.\n\n```python\nwith step():\n    pass\n```\n\nAnother."
     )

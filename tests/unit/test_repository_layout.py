@@ -70,7 +70,7 @@ def test_names_of_test_helpers_hide_no_module() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["-c"], ["-m", "timeit", "-n1", "-r1"]], ids=["command", "module"])
-def test_the_standard_operator_is_intact_from_the_repository_root(arguments: list[str]) -> None:
+def test_standard_operator_is_intact_from_repository_root(arguments: list[str]) -> None:
     code = "import operator; assert operator.add(1, 1) == 2, operator; print(operator.__file__)"
     done = subprocess.run(
         [sys.executable, *arguments, code],
@@ -85,7 +85,7 @@ def test_the_standard_operator_is_intact_from_the_repository_root(arguments: lis
     assert str(ROOT) not in done.stdout.split("\n")[0] or str(ROOT / ".venv") in done.stdout
 
 
-def test_packages_are_found_without_namespaces_in_the_source_roots() -> None:
+def test_packages_are_found_in_source_roots_without_namespaces() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     assert settings["setuptools"]["packages"]["find"] == {"where": list(SOURCE_ROOTS), "namespaces": False}
     for root in SOURCE_ROOTS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from structure import findings, read_modules, strongly_connected
+from structure import findings, findings_in_tests, read_modules, strongly_connected
 
 DEEP = """
 class A: ...
@@ -40,6 +40,31 @@ class Pair(NamedTuple):
     number: int
 class Port(Protocol):
     number: int
+"""
+LONG = f"def test_{'x' * 56}(): ...\n"
+PRIVATE = """
+from package.one import _two
+def test_it(monkeypatch, thing):
+    thing.part._inside(_two)
+    monkeypatch.setattr(thing, "_now", 1)
+    monkeypatch.setattr("package.one._LIMIT", 1)
+class Below(Above):
+    def __init__(self): self._shared = 1
+def test_that(): Below()._shared
+"""
+PUBLIC = """
+import os
+from package.one import __version__, two
+class Fake:
+    def __init__(self): self._inside = 1
+    def _own(self): return self._inside, super()._other
+def test_it(monkeypatch, pair):
+    fake = Fake()
+    fake._own()
+    fake._inside += 1
+    pair._replace(one=1)
+    monkeypatch.setattr(two, "now", 1)
+    _ = os._exit
 """
 
 
@@ -78,6 +103,34 @@ def test_a_circle_is_found_also_for_types_only(condition: str, tmp_path: Path) -
     assert found_in(tmp_path, **circle) == [
         "modules import each other in a circle: package.one, package.three, package.two"
     ]
+
+
+def found_in_tests(root: Path, text: str) -> list[str]:
+    (root / "tests").mkdir()
+    (root / "tests" / "test_one.py").write_text(text)
+    (root / "ps" / "package").mkdir(parents=True)
+    (root / "ps" / "package" / "two.py").write_text("_shared = 1")
+    return findings_in_tests(read_modules(root, ("tests",)), read_modules(root, ("ps",)))
+
+
+def test_names_of_tests_have_at_most_60_characters(tmp_path: Path) -> None:
+    assert found_in_tests(tmp_path, LONG) == [
+        f"tests/test_one.py:1: test_{'x' * 56} has 61 characters, 60 are the limit"
+    ]
+
+
+def test_private_names_of_others_are_found_in_tests(tmp_path: Path) -> None:
+    assert sorted(found_in_tests(tmp_path, PRIVATE)) == [
+        "tests/test_one.py:2: from package.one import _two is private",
+        "tests/test_one.py:4: thing.part._inside is private",
+        "tests/test_one.py:5: monkeypatch.setattr(thing, '_now', 1) is private",
+        "tests/test_one.py:6: monkeypatch.setattr('package.one._LIMIT', 1) is private",
+        "tests/test_one.py:9: Below()._shared is private",
+    ]
+
+
+def test_private_names_of_the_file_itself_are_no_finding(tmp_path: Path) -> None:
+    assert found_in_tests(tmp_path, PUBLIC) == []
 
 
 def test_a_long_chain_is_no_circle() -> None:

@@ -19,14 +19,14 @@ def test_what_clusters_left_is_read_together(tmp_path: Path) -> None:
     assert used(requests_in(tmp_path), USER) == {("get", "", "pods"), ("delete", "", "pods")}
 
 
-def test_the_rendered_rules_hold_what_the_operator_cannot_do_without() -> None:
+def test_rendered_rules_hold_what_the_operator_needs() -> None:
     rights = rendered()
     assert {("create", "", "pods"), ("patch", "springtide.dev", "trainingjobs/status")} <= rights
     assert ("create", "networking.k8s.io", "networkpolicies") in rights
     assert not any(verb == "*" or resource == "*" for verb, _, resource in rights)
 
 
-def test_a_right_too_few_fails_always_and_one_too_many_for_the_whole_suite() -> None:
+def test_missing_right_always_fails_and_an_excess_at_the_end() -> None:
     a, b, c = ("get", "", "pods"), ("list", "", "nodes"), ("patch", "apps", "deployments")
     assert compare({a, b}, {a, b}, whole=True) == []
     assert compare({a, c}, {a, b}, whole=False) == ["used without being granted: patch deployments.apps"]

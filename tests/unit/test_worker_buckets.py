@@ -52,7 +52,7 @@ def test_buckets_are_sent_in_order_and_as_soon_as_possible() -> None:
     assert [tensor.max().item() for tensor in recorder.sent] == [2.0, 1.0, 0.0]
 
 
-def test_parameter_without_gradient_counts_as_zero_whatever_the_last_step_left() -> None:
+def test_parameter_without_gradient_counts_as_zero_each_step() -> None:
     buckets, recorder = make()
     for index in (2, 1, 0):
         buckets.put(index, torch.ones(2, 3), 1.0, 0, last=True)
@@ -64,7 +64,7 @@ def test_parameter_without_gradient_counts_as_zero_whatever_the_last_step_left()
     assert buckets.used == [True, False, False]
 
 
-def test_parameter_used_in_an_earlier_micro_batch_only_keeps_its_gradient() -> None:
+def test_parameter_of_earlier_micro_batch_keeps_its_gradient() -> None:
     buckets, recorder = make(1)
     buckets.put(0, torch.ones(2, 3), 0.5, 0, last=False)
     buckets.flush()
@@ -135,7 +135,7 @@ def test_what_nobody_used_in_the_last_step_holds_up_no_bucket() -> None:
     assert buckets.used == [True, True, False]
 
 
-def test_gradient_that_comes_before_its_bucket_leaves_is_not_late() -> None:
+def test_gradient_before_its_bucket_leaves_is_not_late() -> None:
     buckets, recorder = make()
     buckets.expect_unused([1])
     buckets.put(1, torch.ones(2, 3), 1.0, 0, last=True)

@@ -60,7 +60,7 @@ def train(rank: Rank, epochs: int = 3, drop: tuple[int, str] | None = None, last
         "loss": float(net.loss(X, Y).detach()),
         "buckets": rank.trainer.buckets,
         "tree": rank.trainer.state.read(rank.runtime.position, {}),
-        "bytes": rank.trainer._reduction,
+        "bytes": rank.trainer.reduction,
     }
 
 
@@ -86,7 +86,7 @@ def test_thin_matrices_converge_with_error_feedback() -> None:
     class Forgetful(LowRankBuckets):
         def committed(self) -> None:
             super().committed()
-            self._residuals = {}
+            self.residuals = {}
 
     def forget(rank: Rank) -> dict[str, Any]:
         original = Rank.distribute
@@ -112,9 +112,9 @@ def test_dropped_body_leaves_residuals_as_they_were(where: tuple[int, str], kind
     ):
         assert torch.equal(result["values"], expected["values"])
         if kind == "PowerSGD":
-            residuals = expected["buckets"]._residuals
+            residuals = expected["buckets"].residuals
             assert residuals
-            assert all(torch.equal(result["buckets"]._residuals[i], residuals[i]) for i in residuals)
+            assert all(torch.equal(result["buckets"].residuals[i], residuals[i]) for i in residuals)
 
 
 def test_what_was_left_out_goes_in_at_a_boundary() -> None:
@@ -138,8 +138,8 @@ def test_what_was_left_out_goes_in_at_a_boundary() -> None:
                 optimizer.zero_grad()
         buckets = rank.trainer.buckets
         assert isinstance(buckets, LowRankBuckets)
-        left = sum(float(residual.norm()) for residual in buckets._residuals.values())
-        return before - model.weight.detach(), torch.stack(list(buckets._residuals.values())), left
+        left = sum(float(residual.norm()) for residual in buckets.residuals.values())
+        return before - model.weight.detach(), torch.stack(list(buckets.residuals.values())), left
 
     whole = (Y.T @ X) / BATCH
     kept = on_ranks(2, lambda rank: script(rank, last=False), compression="PowerSGD")
@@ -160,11 +160,11 @@ def test_a_joiner_gets_the_warm_start_and_no_residual() -> None:
         rank.distribute(net.model, net.optimizer)
         buckets = rank.trainer.buckets
         assert isinstance(buckets, LowRankBuckets)
-        buckets._residuals[0] = torch.ones(1)
+        buckets.residuals[0] = torch.ones(1)
         rank.trainer.state.write(result["tree"])
-        assert not buckets._residuals
-        for index, basis in result["buckets"]._bases.items():
-            assert torch.equal(buckets._bases[index], basis)
+        assert not buckets.residuals
+        for index, basis in result["buckets"].state_dict()["bases"].items():
+            assert torch.equal(buckets.state_dict()["bases"][index], basis)
         with pytest.raises(ValueError, match="another model or rank"):
             buckets.load_state_dict({"bases": {}})
 

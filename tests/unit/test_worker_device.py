@@ -332,7 +332,7 @@ class Stream:
         self.behind.append(stream.name)
 
 
-def test_a_sum_begins_behind_every_stream_that_wrote_into_its_bucket() -> None:
+def test_sum_begins_after_every_stream_that_wrote_its_bucket() -> None:
     main, side, third = Stream("main"), Stream("side"), Stream("third")
     now = main
     writers = Writers(lambda: now)
@@ -358,12 +358,12 @@ def test_a_sum_begins_behind_every_stream_that_wrote_into_its_bucket() -> None:
     assert third.behind == ["main"]
 
 
-def test_buckets_join_streams_before_they_send() -> None:
+def test_buckets_join_streams_before_they_send(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = [Field(f"p{i}", (4,), torch.float32) for i in range(2)]
-    buckets = Buckets(plan_layout(fields, 1 << 20))
     main, side = Stream("main"), Stream("side")
     now = main
-    buckets._writers = Writers(lambda: now)
+    monkeypatch.setattr("springtide.comm.buckets.current_stream_of", lambda device: lambda: now)
+    buckets = Buckets(plan_layout(fields, 1 << 20))
     sent: list[list[str]] = []
 
     class Work:

@@ -37,7 +37,7 @@ spin()
 """
 
 
-def test_a_thread_that_stops_its_process_does_not_go_on_for_a_moment() -> None:
+def test_thread_stopping_its_process_does_not_go_on_a_moment() -> None:
     child = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     said, rounds = "", 0

@@ -106,7 +106,7 @@ def test_a_late_peer_is_waited_for_in_turns(groups: Callable[..., list[Group]]) 
     assert late == [True]
 
 
-def test_a_collective_that_the_backend_lost_is_given_up_after_the_shutdown() -> None:
+def test_collective_lost_by_backend_is_given_up_after_shutdown() -> None:
     """gloo was seen to forget a collective whose connection broke: its wait ended by its timeout alone."""
 
     class Lost:
@@ -171,8 +171,7 @@ def test_forming_is_cancelled_from_another_thread() -> None:
 
 def test_forming_with_a_peer_that_does_not_answer_is_cancelled() -> None:
     """Its address is known, so the backend tries to connect, for long, and looks at no store meanwhile."""
-    ours, theirs = wired_stores(2)
-    ours._publish = lambda key, value: None  # the peer never hears of us
+    ours, theirs = wired_stores(2, silent=[0])  # the peer never hears of us
     places = addresses(2)
     limits = {"connect_seconds": 60.0, "collective_seconds": 60.0}
 
@@ -198,34 +197,34 @@ def test_missing_member_is_named() -> None:
         form(store, 0, 2, addresses(1)[0], connect_seconds=10, collective_seconds=10)
 
 
-def test_a_socket_is_found_although_a_duplicate_of_it_is_closed_meanwhile(
+def test_socket_is_found_while_a_duplicate_of_it_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another thread of the process looks for its own, and duplicates what it finds."""
-    before = groups_module._sockets()
+    before = groups_module.sockets_by_inode()
     with socket.create_server(("127.0.0.1", 0)) as server:
         passing = os.dup(server.fileno())
-        listed = groups_module._sockets()
+        listed = groups_module.sockets_by_inode()
         os.close(passing)
-        monkeypatch.setattr(groups_module, "_sockets", lambda: listed)
+        monkeypatch.setattr(groups_module, "sockets_by_inode", lambda: listed)
         port = server.getsockname()[1]
-        assert groups_module._listener(before, "127.0.0.1") == f"127.0.0.1:{port}"
+        assert groups_module.listener_among_new(before, "127.0.0.1") == f"127.0.0.1:{port}"
     assert any(passing in descriptors for descriptors in listed.values())
 
 
-def test_sockets_of_a_group_are_found_although_descriptors_are_used_again() -> None:
+def test_sockets_of_a_group_are_found_at_reused_descriptors() -> None:
     """An old group's descriptors are closed by the backend's thread, maybe while the next group forms."""
     olds = [socket.socket() for _ in range(40)]
-    before = groups_module._sockets()
+    before = groups_module.sockets_by_inode()
     for old in olds:
         old.close()
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert [server.fileno()] in before.values()
         host, port = server.getsockname()
-        assert groups_module._listener(before, "127.0.0.1") == f"{host}:{port}"
+        assert groups_module.listener_among_new(before, "127.0.0.1") == f"{host}:{port}"
         with socket.create_connection((host, port)) as client:
             accepted, _ = server.accept()
-            found = groups_module._connections(before, f"{host}:{port}", {"127.0.0.9:1"})
+            found = groups_module.connections_among_new(before, f"{host}:{port}", {"127.0.0.9:1"})
             names = [one.getsockname() for one in found]
             for one in [*found, accepted]:
                 one.close()
@@ -277,16 +276,19 @@ def test_a_process_ends_though_a_collective_of_its_never_will() -> None:
     """Freeing the group would wait for the collective, also at the interpreter's end."""
     script = """
 import time
-from springtide.comm import process_group
+import torch
+from springtide.comm.process_group import Group
 
 class Stuck:
     def __del__(self):
         time.sleep(600)
+    def allreduce(self, tensors, options):
+        return Stuck()
     def is_completed(self):
         return False
 
-group = process_group.Group(Stuck(), 0, 2, 600.0)
-group._works.append(Stuck())
+group = Group(Stuck(), 0, 2, 600.0)
+group.start_sum(torch.zeros(1))
 print(group.release())
 """
     done = subprocess.run(

@@ -53,7 +53,7 @@ def test_each_option_that_a_script_sets_counts() -> None:
     assert not alike(of(adam, made(lr=0.1)), of(adam, made(lr=0.2)))
 
 
-def test_how_it_is_computed_and_what_an_optimizer_keeps_there_does_not() -> None:
+def test_method_and_kept_values_of_an_optimizer_are_left_out() -> None:
     one, other = made(lr=0.1, foreach=True), made(lr=0.1, foreach=False)
     other.param_groups[0]["d_estimate"] = 0.3
     assert of(one) == of(other)

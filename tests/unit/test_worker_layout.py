@@ -29,7 +29,7 @@ def test_every_gradient_has_a_place_of_its_own(
     assert sorted(index for members in layout.members for index in members) == list(range(len(fields)))
 
 
-def test_last_parameters_come_first_and_buckets_have_about_the_size() -> None:
+def test_last_parameters_come_first_in_buckets_of_about_size() -> None:
     fields = [Field(f"p{i}", (100,), torch.float32) for i in range(10)]
     layout = plan_layout(fields, 1000)
     assert layout.members == ((9, 8, 7), (6, 5, 4), (3, 2, 1), (0,))

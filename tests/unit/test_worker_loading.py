@@ -119,7 +119,7 @@ def test_the_scripts_own_collating_reads_nothing_twice_either(tmp_path: Any) -> 
     assert {process for _, process in reads} - {str(os.getpid())}
 
 
-def test_training_and_evaluating_on_sequences_of_different_lengths() -> None:
+def test_sequences_of_different_lengths_train_and_evaluate() -> None:
     lengths = [int(n) for n in torch.randint(1, 9, (24,), generator=torch.Generator().manual_seed(2))]
     sequences = [(torch.ones(n), float(n)) for n in lengths]
 
@@ -162,9 +162,9 @@ def test_training_is_the_same_with_and_without() -> None:
                     for micro in batch.split(2):
                         script.loss(micro).backward()
                         if attempts == 3:
-                            assert springtide.api._runtime is not None
-                            assert springtide.api._runtime.trainer is not None
-                            springtide.api._runtime.trainer.drop("the test says so")
+                            assert springtide.api.active_runtime is not None
+                            assert springtide.api.active_runtime.trainer is not None
+                            springtide.api.active_runtime.trainer.drop("the test says so")
                     script.finish()
             assert attempts == 7
             return script.parameters()

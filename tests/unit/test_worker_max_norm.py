@@ -46,7 +46,7 @@ def step(piece: Slice, ids: list[int], skip: bool = False) -> None:
     piece.apply(records(torch.tensor(ids), gradients).view(-1), Recipe(1.0, skip, ({"lr": 0.1},)))
 
 
-def test_a_step_bounds_the_rows_that_it_has_and_a_dropped_or_skipped_one_none() -> None:
+def test_step_bounds_its_rows_and_dropped_or_skipped_one_none() -> None:
     piece, free = make(0.5), make(None)
     ids = torch.arange(6).numpy()
     first = piece.rows(ids)

@@ -109,7 +109,7 @@ def test_start_that_is_not_newer_is_ignored(number: int, incarnation: int) -> No
     assert session.membership.hello().standing == pb.PARKED
 
 
-def test_start_of_an_older_incarnation_than_the_newest_seen_is_ignored() -> None:
+def test_start_of_incarnation_older_than_newest_is_ignored() -> None:
     session = Session()
     session.hear(welcome=pb.Welcome(incarnation=pb.Incarnation(number=3)))
     session.membership.park(pb.STANDBY)
@@ -119,7 +119,7 @@ def test_start_of_an_older_incarnation_than_the_newest_seen_is_ignored() -> None
     assert session.membership.hello().standing == pb.ACTIVE
 
 
-def test_start_without_a_promise_or_without_this_process_is_ignored() -> None:
+def test_start_without_promise_or_this_process_is_ignored() -> None:
     session = Session()
     session.start(1)
     assert session.membership.hello().standing == pb.STARTING
@@ -153,7 +153,7 @@ def test_boundary_of_the_present_generation_only() -> None:
     assert session.boundaries == 1
 
 
-def test_a_stop_at_the_epochs_end_is_no_boundary_and_holds_until_ranges_are_given_out_again() -> None:
+def test_epoch_end_stop_is_no_boundary_until_leases_resume() -> None:
     session = Session()
     session.join(2)
     asked: list[str] = []

@@ -79,7 +79,7 @@ def test_another_thread_sees_what_is_there() -> None:
     pending.close()
 
 
-def test_a_body_that_is_dropped_is_left_at_the_look_and_the_values_are_awaited_still() -> None:
+def test_body_dropped_at_the_look_still_awaits_its_values() -> None:
     model = torch.nn.Linear(2, 3)
     pending, waited = expected(model)
     wait = pending.wait

@@ -55,14 +55,14 @@ def train(
         buckets = rank.trainer.buckets
         assert isinstance(buckets, LowRankBuckets)
         names = [name for name, _ in torch.nn.ModuleList(game.models).named_parameters()]
-        for index in buckets._matrices:
-            buckets._residuals[index] = debt(rank.rank)
-        assert sorted(names[index] for index in buckets._matrices) == ["0.weight", "1.weight"]
+        for index in buckets.matrices:
+            buckets.residuals[index] = debt(rank.rank)
+        assert sorted(names[index] for index in buckets.matrices) == ["0.weight", "1.weight"]
 
         def owed() -> torch.Tensor:
             parts = []
             for index, parameter in enumerate(p for model in game.models for p in model.parameters()):
-                parts.append(buckets._residuals.get(index, torch.zeros_like(parameter)).detach().reshape(-1))
+                parts.append(buckets.residuals.get(index, torch.zeros_like(parameter)).detach().reshape(-1))
             return torch.cat(parts).clone()
 
         before = owed()

@@ -39,7 +39,7 @@ def test_commits_are_told_once_and_again_to_who_lacks_them() -> None:
     assert steps(ring.take()) == [1, 2, 3, 4]
 
 
-def test_ring_is_bounded_and_tells_the_oldest_first_in_messages_of_bounded_size() -> None:
+def test_ring_is_bounded_telling_oldest_in_bounded_messages() -> None:
     ring = CommitLog()
     for step in range(1, MAX_COMMITS + 11):
         ring.add(commit(step))

@@ -168,7 +168,7 @@ def test_parameter_servers_skip_for_all(size: int, how: dict[str, Any], clip_nor
         assert (audit["skipped"], audit["repeated"], audit["lost"]) == (3, 0, 0)
 
 
-def test_a_worker_alone_that_steps_when_it_likes_equals_plain_torch() -> None:
+def test_lone_worker_stepping_freely_equals_plain_torch() -> None:
     with servers(2) as running:
         [(training, audit)], order, sample = elastic(
             1, how={"kind": "adam"}, clip_norm=0.05, addresses=names(running), consistency="Asynchronous"
@@ -196,7 +196,7 @@ def test_workers_that_do_not_step_together_skip_each_for_itself(compression: str
     assert len({tuple(training.parameters().tolist()) for training, _ in results}) == 1
 
 
-def test_a_gradient_that_is_infinite_only_in_sixteen_bits_is_skipped() -> None:
+def test_gradient_infinite_only_in_sixteen_bits_is_skipped() -> None:
     with servers(1) as running:
         [(training, audit)], _, _ = elastic(
             1,

@@ -125,7 +125,7 @@ def meet(*members: Schedules, stop: int) -> None:
         member.begin()
 
 
-def test_one_that_has_computed_nothing_learns_from_the_others_how_often_a_body_steps() -> None:
+def test_idle_worker_learns_steps_per_body_from_the_others() -> None:
     theirs, two_in_a_body = scheduler()
     known = Schedules({"a": two_in_a_body, "b": scheduler()[1]})
     optimizer, item = scheduler()
@@ -263,7 +263,7 @@ class Registered(ExponentialLR):
         super().__init_subclass__()
 
 
-def test_a_late_range_derives_no_class_that_a_script_s_scheduler_hears_of() -> None:
+def test_late_batch_derives_no_class_of_a_schedulers_type() -> None:
     optimizer, _ = scheduler()
     item = Registered(optimizer, 0.5)
     schedules = Schedules({"scheduler": item})
@@ -275,7 +275,7 @@ def test_a_late_range_derives_no_class_that_a_script_s_scheduler_hears_of() -> N
     assert (type(item), item.last_epoch) == (Registered, 4)
 
 
-def test_a_schedule_of_exactly_the_steps_of_the_job_is_not_stepped_beyond_its_end() -> None:
+def test_schedule_of_the_jobs_steps_is_not_stepped_beyond_end() -> None:
     optimizer, _ = scheduler()
     item = OneCycleLR(optimizer, 1.0, total_steps=4)
     schedules = Schedules({"scheduler": item})

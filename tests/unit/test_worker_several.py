@@ -394,7 +394,7 @@ def test_exact_mode_takes_one_backward() -> None:
         one_body(body, logical_workers=2)
 
 
-def test_second_step_and_second_optimizer_are_told_how_to_be_declared() -> None:
+def test_second_step_and_optimizer_are_told_how_to_declare() -> None:
     def twice(rank: Rank, net: Net, optimizer: Any, ids: Any) -> None:
         net.loss(ids).backward()
         optimizer.step()

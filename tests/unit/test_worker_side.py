@@ -46,7 +46,7 @@ def test_sums_flags_and_maps() -> None:
     assert first.changed == [True]
 
 
-def test_values_are_means_by_weight_and_a_stand_in_does_not_count() -> None:
+def test_values_are_weighted_means_without_stand_ins() -> None:
     results = reduce(
         part(values={"loss": 1.0, "acc": 0.5}, values_weight=3.0),
         part(values={"acc": 1.0, "loss": 5.0}, values_weight=1.0),

@@ -70,7 +70,7 @@ def test_optimizer_state_is_not_cast() -> None:
         assert torch.equal(optimizer.state[ours]["master"], other_optimizer.state[theirs]["master"])
 
 
-def test_state_of_a_fresh_holder_empties_the_optimizer_of_a_survivor() -> None:
+def test_state_of_fresh_holder_empties_survivors_optimizer() -> None:
     *_, state = make(1)
     model, optimizer, scheduler, other = make(2)
     train(model, optimizer, scheduler, 1)
@@ -143,7 +143,7 @@ def test_state_of_another_script_is_refused(change: Any, message: str) -> None:
         state.check(tree)
 
 
-def test_a_state_that_does_not_say_of_which_optimizer_it_is_is_taken() -> None:
+def test_state_that_names_no_optimizer_is_taken() -> None:
     *_, state = make(1)
     tree = copy.deepcopy(travelled(state))
     del tree["optimizer"]["kinds"]
@@ -295,7 +295,7 @@ def unfreezing(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, Any, 
     return model, optimizer, scheduler, state
 
 
-def test_groups_that_were_added_during_training_come_with_the_state() -> None:
+def test_groups_added_during_training_come_with_the_state() -> None:
     """Gradual unfreezing: a joiner's script has not added them, and goes on as the holder does."""
     model, optimizer, scheduler, state = unfreezing(1)
     train(model, optimizer, scheduler, 2)

@@ -163,7 +163,7 @@ def test_dropped_body_is_dealt_again_and_leaves_no_trace(runtime: Runtime) -> No
     assert (audit["repeated"], audit["lost"], audit["totalSeen"]) == (0, 0, 48)
 
 
-def test_script_that_swallows_exceptions_cannot_keep_a_dropped_body(runtime: Runtime) -> None:
+def test_script_swallowing_exceptions_keeps_no_dropped_body(runtime: Runtime) -> None:
     script = Script()
     committed = 0
     dropped = False

@@ -159,7 +159,7 @@ def test_rows_are_trained_when_another_parameter_stands_for_them(replace: Any) -
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps, AveragedModel])
-def test_a_copy_in_which_the_rows_would_stand_still_is_refused_with_the_remedy(copied: Any) -> None:
+def test_copy_with_frozen_rows_is_refused_with_the_remedy(copied: Any) -> None:
     model = torch.nn.Sequential(springtide.EmbeddingBag(9, 2), torch.nn.Linear(2, 1))
     with pytest.raises(UsageError, match=r"EmbeddingBag is neither copied .* state_dict\(\) has the rows"):
         copied(model)
@@ -174,7 +174,7 @@ def test_rows_that_a_table_has_no_place_for_are_refused() -> None:
         springtide.Embedding(5, 2).load_state_dict(table.state_dict())
 
 
-def test_the_same_seed_makes_the_same_table_and_torch_s_seed_chooses_one() -> None:
+def test_same_seed_makes_the_same_table_and_torch_seed_chooses() -> None:
     dense = springtide.Embedding(50, 3, seed=8).to_dense()
     assert torch.equal(dense, springtide.EmbeddingBag(50, 3, seed=8, slices=3).to_dense())
     drawn = []

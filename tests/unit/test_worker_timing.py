@@ -37,7 +37,7 @@ def test_fetching_in_the_body_is_no_computing() -> None:
     assert timing.take() is None
 
 
-def test_fetching_before_the_body_is_data_and_takes_nothing_from_computing() -> None:
+def test_fetching_before_body_is_data_and_not_computing() -> None:
     clock = Clock()
     timing = Timing(clock)
 
@@ -72,7 +72,7 @@ def test_a_dropped_step_and_a_failed_fetch_leave_nothing_behind() -> None:
     assert timing.committed(1.0, 0.5, 0.0) == (0.0, 0.0)
 
 
-def test_means_over_the_steps_since_the_last_time_and_checkpoints_between_them() -> None:
+def test_means_cover_steps_and_checkpoints_since_the_last_take() -> None:
     timing = Timing()
     timing.paused(0.5)
     timing.paused(0.25)

@@ -41,7 +41,7 @@ def test_dropped_step_raises_at_every_call_until_its_end() -> None:
     transaction.require_open("backward()")
 
 
-def test_drop_between_two_steps_drops_the_next_until_a_generation_begins() -> None:
+def test_drop_between_steps_drops_next_until_a_generation() -> None:
     transaction = Transaction()
     assert transaction.drop("the generation is over")
     transaction.begin()

@@ -30,7 +30,7 @@ PIECES = 25
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "MOST_PIECE_BYTES", 1024)
-    monkeypatch.setattr(pieces, "_LEAST_PIECE_BYTES", 1024)
+    monkeypatch.setattr(pieces, "LEAST_PIECE_BYTES", 1024)
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_a_piece_that_differs_comes_again(groups: Callable[..., list[Group]]) ->
     assert sent == moved == len(codec.flatten(tree())[0]) + 1024
 
 
-def test_a_wrong_checksum_is_told_and_that_piece_alone_comes_again(
+def test_wrong_checksum_is_told_and_that_piece_comes_again(
     groups: Callable[..., list[Group]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder, receiver = groups(2)
@@ -220,7 +220,7 @@ def test_a_state_of_another_script_is_taken_whole(groups: Callable[..., list[Gro
     check(got)
 
 
-def test_state_beyond_the_limit_is_refused_before_memory_is_taken(groups: Callable[..., list[Group]]) -> None:
+def test_state_beyond_limit_is_refused_before_taking_memory(groups: Callable[..., list[Group]]) -> None:
     holder, receiver = groups(2)
 
     def receive() -> None:
@@ -239,7 +239,7 @@ def test_a_state_without_tensors(groups: Callable[..., list[Group]]) -> None:
     assert got == {"step": 3}
 
 
-def test_a_message_is_waited_for_as_long_as_a_collective_and_once() -> None:
+def test_message_is_awaited_as_long_as_a_collective_and_once() -> None:
     class Work:
         def __init__(self) -> None:
             self.waits: list[timedelta] = []
@@ -258,7 +258,7 @@ def test_a_message_is_waited_for_as_long_as_a_collective_and_once() -> None:
     waiter.close()
 
 
-def test_a_message_that_the_backend_has_lost_is_left_once_the_group_is_shut() -> None:
+def test_message_lost_by_backend_is_left_once_group_is_shut() -> None:
     shut, never = threading.Event(), threading.Event()
 
     class Work:
@@ -303,7 +303,7 @@ def test_one_thread_does_not_wait_for_the_message_of_another() -> None:
 def test_a_group_with_a_lost_message_is_set_aside_at_once(
     groups: Callable[..., list[Group]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups_module, "_RELEASE_SECONDS", 1000.0)
+    monkeypatch.setattr(groups_module, "RELEASE_SECONDS", 1000.0)
     one, _ = groups(2)
     message = one.start_receive(torch.zeros(4), 1)
     assert isinstance(message, Message)

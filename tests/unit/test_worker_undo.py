@@ -68,7 +68,7 @@ def test_everything_is_put_back() -> None:
     assert average.history == []
 
 
-def test_batch_norm_is_put_back_although_its_statistics_keep_their_version() -> None:
+def test_batch_norm_is_put_back_though_statistics_keep_version() -> None:
     model = torch.nn.BatchNorm1d(2)
     buffers = Buffers(model)
     version = model.running_mean._version
@@ -106,7 +106,7 @@ def test_removed_buffer_is_named() -> None:
         buffers.moved()
 
 
-def test_large_tensor_of_a_tracked_object_may_not_move_before_the_step() -> None:
+def test_large_tracked_tensor_may_not_move_before_the_step() -> None:
     *_, average, undo = make()
     undo.begin()
     average.large += 1

@@ -35,7 +35,8 @@ from springtide.train_step.validation import declare
 Models = TypeVar("Models", bound=torch.nn.Module | Sequence[torch.nn.Module])
 Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 
-_runtime: Runtime | None = None
+active_runtime: Runtime | None = None
+"""What `init()` has made; None before it."""
 
 
 def init() -> None:
@@ -43,8 +44,8 @@ def init() -> None:
 
     Raise UsageError on a second call, SpringtideError for an environment that cannot be right.
     """
-    global _runtime
-    if _runtime is not None:
+    global active_runtime
+    if active_runtime is not None:
         raise UsageError("springtide.init() was called already: call it once, at the script's begin")
     settings = read_settings()
     faults.arm(settings.fault)
@@ -56,10 +57,10 @@ def init() -> None:
         torch.set_num_threads(settings.threads)
     if settings.logical_workers:
         prepare(settings)
-    _runtime = Runtime(settings)
+    active_runtime = Runtime(settings)
     # A SIGTERM that comes early is heard already.
-    _runtime.exit.install()
-    _runtime.begin()
+    active_runtime.exit.install()
+    active_runtime.begin()
 
 
 def distribute(
@@ -290,11 +291,11 @@ class retry:
 
 
 def _get(call: str) -> Runtime:
-    if _runtime is None:
+    if active_runtime is None:
         raise UsageError(
             f"springtide.{call} before springtide.init(): call springtide.init() at the script's begin"
         )
-    return _runtime
+    return active_runtime
 
 
 def _log_to_stderr() -> None:

@@ -30,7 +30,7 @@ _ALSO_CALLED = {
 
 
 # The list is open: runtimes and clouds give reasons of their own. It serves to notice typing errors.
-_KNOWN = frozenset(
+KNOWN_REASONS = frozenset(
     [
         "Completed",
         "ContainerCannotRun",
@@ -90,7 +90,7 @@ def words(end: End) -> frozenset[str]:
 
 def doubts(rules: Sequence[FailureRule]) -> list[str]:
     """Reasons that are almost those of known ends: sentences for people."""
-    by_word = {word.casefold(): word for word in sorted(_KNOWN)}
+    by_word = {word.casefold(): word for word in sorted(KNOWN_REASONS)}
     found = []
     for number, rule in enumerate(rules):
         for reason in rule.reasons or ():

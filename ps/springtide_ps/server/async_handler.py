@@ -72,6 +72,12 @@ class AsyncHandler:
         self._leases: Leases | None = None
         self._waiting: list[_Asked] = []
 
+    @property
+    def waiting(self) -> int:
+        """How many questions for a lease wait for others to go on."""
+        with self._lock:
+            return len(self._waiting)
+
     def check(self, header: Header, meta: dict[str, Any]) -> None:
         """Refuse a payload of another size than it must have; nothing is allocated before."""
         pushes = header.kind in (Kind.PUSH_RANGE, Kind.COPY_RANGE) and "o" not in meta

@@ -99,7 +99,7 @@ class Server:
         # One limit for all that is here, by hand and of a job.
         store.others = lambda: self.sync_handler.store.unlocked_bytes
         self.sync_handler.others = lambda: store.held_bytes
-        self._async_handler = AsyncHandler(self.sync_handler, self.counters, lambda: self.offered_bytes)
+        self.async_handler = AsyncHandler(self.sync_handler, self.counters, lambda: self.offered_bytes)
         self._token, self._about, self._tls = token, about or {}, tls
         # Strangers do not count among the clients, or they would keep these out.
         self.lobby = Lobby(_STRANGERS_LIMIT, handshake)
@@ -290,7 +290,7 @@ class Server:
             in_steps = in_ranges or header.kind in KINDS
             handler: Any = self._kv_handler
             if in_steps:
-                handler = self._async_handler if in_ranges else self.sync_handler
+                handler = self.async_handler if in_ranges else self.sync_handler
             taken = False
             try:
                 handler.check(header, meta)
@@ -303,7 +303,7 @@ class Server:
                 )
                 taken = True
                 if in_ranges:
-                    self._async_handler.answer(header, meta, payload, reply, client.stash)
+                    self.async_handler.answer(header, meta, payload, reply, client.stash)
                 elif in_steps:
                     self.sync_handler.answer(header, meta, payload, reply, own is not None)
                 else:

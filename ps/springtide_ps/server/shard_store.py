@@ -772,6 +772,12 @@ class ShardStore:
     # ---- where workers do not step together: shards are updated as pushes come
 
     @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep everything as it is for the time of the block: other threads wait, this one may go on."""
+        with self._lock:
+            yield
+
+    @contextmanager
     def locked(self, token: Token, key: str) -> Iterator[LockedShard]:
         """A shard that nobody else changes meanwhile, or reads, but for rows of a slice."""
         with self._lock:

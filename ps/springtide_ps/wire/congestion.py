@@ -15,7 +15,8 @@ from typing import Final
 NEAR_SECONDS: Final = 0.001
 """A shorter round trip does not leave the data centre."""
 _PACED: Final = "bbr"
-_INSTEAD: Final = ("cubic", "reno")
+INSTEAD: Final = ("cubic", "reno")
+"""Algorithms without pacing, the best first."""
 _NAME_BYTES: Final = 16
 _MIN_RTT_AT: Final = 148  # of struct tcp_info: uint32, microseconds (Linux 4.6)
 _UNKNOWN: Final = 0xFFFFFFFF
@@ -27,7 +28,7 @@ def instead_of(current: str, round_trip: float | None) -> tuple[str, ...]:
     current: what the connection has. round_trip: the shortest one so far, in seconds; None: not known.
     """
     near = round_trip is not None and round_trip < NEAR_SECONDS
-    return _INSTEAD if near and current.startswith(_PACED) else ()
+    return INSTEAD if near and current.startswith(_PACED) else ()
 
 
 def choose(sock: socket.socket) -> str:
@@ -41,14 +42,15 @@ def choose(sock: socket.socket) -> str:
     except OSError:
         return ""
     current = raw.rstrip(b"\0").decode("ascii", "replace")
-    for name in instead_of(current, _round_trip(sock)):
+    for name in instead_of(current, round_trip_of(sock)):
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
             return name
     return current
 
 
-def _round_trip(sock: socket.socket) -> float | None:
+def round_trip_of(sock: socket.socket) -> float | None:
+    """Return the shortest round trip of a connection so far, in seconds; None: not known."""
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + 4)
     except OSError:

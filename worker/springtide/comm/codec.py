@@ -26,7 +26,7 @@ VERSION = 1
 ALIGNMENT = 64  # bytes; every tensor of a packed buffer starts at a multiple
 _DEPTH = 100
 
-_DTYPES: dict[str, torch.dtype] = {
+DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
         *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -123,7 +123,7 @@ class _Encoder:
                 f"{path or 'state'}: the job's state is made of dense tensors, not {value.layout}"
             )
         name = str(value.dtype).removeprefix("torch.")
-        if name not in _DTYPES:
+        if name not in DTYPES:
             raise TypeError(f"{path or 'state'}: tensors of {value.dtype} cannot be part of the job's state")
         plain = value.detach().resolve_conj().resolve_neg()
         known = (str(plain.device), plain.data_ptr(), plain.dtype, tuple(plain.shape), plain.stride())
@@ -217,12 +217,12 @@ def _specs(described: Any, limit_bytes: int) -> list[TensorSpec]:
         if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], list)):
             raise ValueError(f"state header: tensor {i} is not described by a dtype and a shape")
         name, shape = entry
-        if not isinstance(name, str) or name not in _DTYPES:
+        if not isinstance(name, str) or name not in DTYPES:
             raise ValueError(f"state header: tensor {i} has the unknown dtype {name!r}")
         possible = len(shape) <= 64 and all(type(size) is int and size >= 0 for size in shape)
         if not possible or math.prod(size for size in shape if size) > 1 << 60:
             raise ValueError(f"state header: tensor {i} has the impossible shape {shape!r}")
-        dtype = _DTYPES[name]
+        dtype = DTYPES[name]
         nbytes = math.prod(shape) * dtype.itemsize
         specs.append(TensorSpec(dtype, tuple(shape), _aligned(end), nbytes))
         end = specs[-1].offset + nbytes
@@ -292,7 +292,7 @@ class _Decoder:
             case "size":
                 return torch.Size(value)
             case "dtype":
-                return _DTYPES[value]
+                return DTYPES[value]
             case "device":
                 return torch.device(value)
             case "scalar" | "array":

@@ -91,18 +91,20 @@ class LowRankBuckets(Buckets):
     may_expect_unused = False  # products cannot be added to
 
     def __init__(self, layout: Layout, device: torch.device | None, several: bool = False) -> None:
-        self._matrices = {
+        self.matrices = {
             index: matrix
             for index, field in enumerate(layout.fields)
             if (matrix := plan_matrix(field.shape)) is not None
         }
+        """By parameter: the matrix as which it is compressed."""
         generator = torch.Generator()
         self._bases = {}
-        for index, matrix in self._matrices.items():
+        for index, matrix in self.matrices.items():
             generator.manual_seed(index)
             start = torch.randn(matrix.columns, matrix.rank, generator=generator)
             self._bases[index] = start.to(device=device, dtype=layout.fields[index].dtype)
-        self._residuals: dict[int, torch.Tensor] = {}
+        self.residuals: dict[int, torch.Tensor] = {}
+        """By parameter: the rest of its gradients that committed steps have left out."""
         # Of the running body: as its steps have left them.
         self._since: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         # Of the running backward pass: what it leaves out, and the next basis.
@@ -127,7 +129,7 @@ class LowRankBuckets(Buckets):
     def _residual(self, index: int) -> torch.Tensor | None:
         if index in self._open:
             return self._open[index]
-        return self._since[index][0] if index in self._since else self._residuals.get(index)
+        return self._since[index][0] if index in self._since else self.residuals.get(index)
 
     def _basis(self, index: int) -> torch.Tensor:
         return self._since[index][1] if index in self._since else self._bases[index]
@@ -135,7 +137,7 @@ class LowRankBuckets(Buckets):
     def _outgoing(self, bucket: int) -> torch.Tensor:
         parts = []
         for index in self.layout.members[bucket]:
-            view, matrix = self.views[index], self._matrices.get(index)
+            view, matrix = self.views[index], self.matrices.get(index)
             if matrix is None:
                 parts.append(view.reshape(-1))
                 continue
@@ -154,7 +156,7 @@ class LowRankBuckets(Buckets):
             factors = []
             offset = 0
             for index in self.layout.members[bucket]:
-                view, matrix = self.views[index], self._matrices.get(index)
+                view, matrix = self.views[index], self.matrices.get(index)
                 size = view.numel() if matrix is None else matrix.rows * matrix.rank
                 piece, offset = sent[offset : offset + size], offset + size
                 if matrix is None:
@@ -171,7 +173,7 @@ class LowRankBuckets(Buckets):
             work.wait()
             offset = 0
             for index, left in columns.items():
-                matrix, view = self._matrices[index], self.views[index]
+                matrix, view = self.matrices[index], self.views[index]
                 size = matrix.columns * matrix.rank
                 mine = own[offset : offset + size].view(matrix.columns, matrix.rank)
                 all_ = total[offset : offset + size].view(matrix.columns, matrix.rank)
@@ -216,7 +218,7 @@ class LowRankBuckets(Buckets):
     def committed(self) -> None:
         """The step cannot be dropped any more. A gradient that no step took keeps its residual for later."""
         for index, (residual, basis) in self._since.items():
-            self._residuals[index], self._bases[index] = residual, basis
+            self.residuals[index], self._bases[index] = residual, basis
         self._since, self._next = {}, {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -232,7 +234,7 @@ class LowRankBuckets(Buckets):
             raise ValueError("PowerSGD: the job's state is of another model or rank")
         for index, basis in self._bases.items():
             self._bases[index] = bases[str(index)].to(basis.device, copy=True)
-        self._residuals, self._since, self._next = {}, {}, {}
+        self.residuals, self._since, self._next = {}, {}, {}
 
 
 def _orthonormal(columns: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,8 @@ from springtide_ps.wire import congestion
 log = logging.getLogger("springtide")
 
 _LISTENER_KEY = "listener"
-_RELEASE_SECONDS = 1.0
+RELEASE_SECONDS = 1.0
+"""Limit of the wait for collectives to end when a group is freed."""
 _CANCEL_SECONDS = 0.01
 _PEER = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
@@ -156,6 +157,11 @@ class Group:
         return work
 
     @property
+    def is_idle(self) -> bool:
+        """Whether all that was begun has ended."""
+        return all(work.is_completed() for work in self._works)
+
+    @property
     def is_shut(self) -> bool:
         return self._shut
 
@@ -198,7 +204,7 @@ class Group:
         clean = True
         if self._device is not None:
             clean, self._device = self._device.release(), None
-        deadline = time.monotonic() + _RELEASE_SECONDS
+        deadline = time.monotonic() + RELEASE_SECONDS
         while pending := [work for work in self._works if not work.is_completed()]:
             lost = all(isinstance(work, Message | Collective) and work.lost for work in pending)
             if lost or time.monotonic() > deadline:
@@ -247,16 +253,16 @@ def form(
     """
     if size == 1:
         return Group(None, 0, 1, collective_seconds)
-    before = _sockets()
+    before = sockets_by_inode()
     options = _Gloo._Options()
     options._devices = [_Gloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=connect_seconds)
-    listener = _listener(before, address)
+    listener = listener_among_new(before, address)
     store.set(f"{_LISTENER_KEY}/{rank}", listener.encode())
     backend = _built(store, lambda: _Gloo(store, rank, size, options))
     group = Group(backend, rank, size, collective_seconds)
     peers = {store.get(f"{_LISTENER_KEY}/{other}").decode() for other in range(size) if other != rank}
-    connections = _connections(before, listener, peers)
+    connections = connections_among_new(before, listener, peers)
     if len(connections) != size - 1:
         log.warning(
             "found %d connections of a group of %d; a collective that gets stuck may block longer",
@@ -344,7 +350,7 @@ def peers_in(error: BaseException) -> list[str]:
     return list(dict.fromkeys(_PEER.findall(str(error))))
 
 
-def _sockets() -> dict[str, list[int]]:
+def sockets_by_inode() -> dict[str, list[int]]:
     """Descriptors by inode: numbers of descriptors are used again as soon as an old group is freed.
 
     All of them, since one may be a duplicate that another thread closes the next moment.
@@ -367,7 +373,7 @@ def _inode(descriptor: int) -> str | None:
 
 def _new_sockets(before: Collection[str]) -> Iterator[socket.socket]:
     """Duplicates, each for one turn of the loop, of the process's IP sockets that were not there before."""
-    for inode, descriptors in sorted(_sockets().items()):
+    for inode, descriptors in sorted(sockets_by_inode().items()):
         duplicate = None if inode in before else _duplicate(inode, descriptors)
         if duplicate is not None:
             with duplicate:
@@ -393,7 +399,7 @@ def _listens(candidate: socket.socket) -> bool:
     return bool(candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def _listener(before: Collection[str], address: str) -> str:
+def listener_among_new(before: Collection[str], address: str) -> str:
     """`host:port` of the new socket that listens on the address."""
     for candidate in _new_sockets(before):
         if _listens(candidate):
@@ -403,7 +409,7 @@ def _listener(before: Collection[str], address: str) -> str:
     raise RuntimeError("the backend opened no listening socket; this version of torch is not supported")
 
 
-def _connections(before: Collection[str], listener: str, peers: set[str]) -> list[socket.socket]:
+def connections_among_new(before: Collection[str], listener: str, peers: set[str]) -> list[socket.socket]:
     """Duplicates of this group's connected sockets; other threads may have opened some of their own."""
     found = []
     for candidate in _new_sockets(before):

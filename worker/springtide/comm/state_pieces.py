@@ -15,14 +15,14 @@ import torch
 from springtide.comm import codec
 
 MOST_PIECE_BYTES = 8 << 20
-_LEAST_PIECE_BYTES = 64 << 10
+LEAST_PIECE_BYTES = 64 << 10
 _PIECES = 32
 """As many pieces a state is cut into within these bounds: members pass pieces on while the next ones come."""
 
 
 def piece_size(total: int) -> int:
     """Bytes of each piece (the last one: at most) of `total` bytes."""
-    return max(_LEAST_PIECE_BYTES, min(MOST_PIECE_BYTES, -(-total // _PIECES)))
+    return max(LEAST_PIECE_BYTES, min(MOST_PIECE_BYTES, -(-total // _PIECES)))
 
 
 def checksum(piece: torch.Tensor) -> int:

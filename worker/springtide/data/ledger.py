@@ -23,7 +23,7 @@ import torch
 from springtide.data.cursor import Cursor
 from springtide.data.mixing import MASK_64, mix, mix_tensor
 
-_CHUNK = 1 << 20
+IDS_AT_ONCE = 1 << 20
 _HALF = (1 << 32) - 1
 
 
@@ -97,7 +97,7 @@ class DatasetSum:
     def _go_on(self, count: int) -> None:
         stop = self.done + count
         while self.done < stop:
-            end = min(stop, self.done + _CHUNK)
+            end = min(stop, self.done + IDS_AT_ONCE)
             self._sum = (self._sum + _sum(torch.arange(self.done, end))) & MASK_64
             self.done = end
 

@@ -28,7 +28,8 @@ __all__ = [
     "connect",
 ]
 
-_SEND_SECONDS = 60.0
+SEND_SECONDS = 60.0
+"""Limit of the wait for room in the queue of requests to a server."""
 
 
 class Handle:
@@ -251,7 +252,7 @@ def connect(
     try:
         for address in addresses(servers):
             try:
-                clients.append(ServerClient(address, token, timeout, tls, patience=_SEND_SECONDS))
+                clients.append(ServerClient(address, token, timeout, tls, patience=SEND_SECONDS))
             except RejectedError:
                 raise
             except OSError as error:

@@ -48,7 +48,8 @@ class CudaCopier:
     def __init__(self, device: torch.device) -> None:
         streams: Any = torch.cuda.Stream
         self._device = device
-        self._out, self._in = streams(device), streams(device)
+        self._out, self.incoming = streams(device), streams(device)
+        """`incoming`: the stream of copies to the device."""
         self._mark: Any = None
 
     def host(self, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -66,10 +67,10 @@ class CudaCopier:
 
     def to_device(self, source: torch.Tensor, target: torch.Tensor) -> None:
         if self._mark is not None:
-            self._in.wait_event(self._mark)
-        with torch.cuda.stream(self._in):
+            self.incoming.wait_event(self._mark)
+        with torch.cuda.stream(self.incoming):
             target.copy_(source, non_blocking=True)
-        torch.cuda.current_stream(self._device).wait_stream(self._in)
+        torch.cuda.current_stream(self._device).wait_stream(self.incoming)
 
 
 class HostMemory:

@@ -208,6 +208,11 @@ class Trainer:
 
     # ---- the body
 
+    @property
+    def batch_number(self) -> int:
+        """Number of the global batch that the open body trains. Raise UsageError outside of a body."""
+        return self._running().deal.number
+
     def begin(self, deal: Deal) -> None:
         """Open a body. Raise UsageError when the step cannot be isolated."""
         self._gradients.check_gone()

@@ -55,7 +55,7 @@ def declare(
     _check_models(models)
     _check_optimizers(optimizers, models)
     _check_tracked(tracked, clip_norm)
-    _check_parameters(_named(models), in_job=in_job, exact=exact)
+    check_parameters(_named(models), in_job=in_job, exact=exact)
     if exact and compression != "None":
         raise UsageError(
             f"distribute(): exact sums and compression {compression} exclude each other: set "
@@ -127,7 +127,7 @@ def _check_tracked(tracked: Mapping[str, Any], clip_norm: Any) -> None:
             )
 
 
-def _check_parameters(parameters: Mapping[str, torch.nn.Parameter], *, in_job: bool, exact: bool) -> None:
+def check_parameters(parameters: Mapping[str, torch.nn.Parameter], *, in_job: bool, exact: bool) -> None:
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise UsageError("distribute(): no parameter of the model requires a gradient")
     for name, parameter in parameters.items():

@@ -214,7 +214,7 @@ class Api:
         plan = watch.prepare(self.store, target, request.query)
         try:
             parts = watch.stream(self.store, target, plan, show)
-            return await _stream(
+            return await stream_parts(
                 request, parts, "application/json", plan.subscription, plan.deadline - self.store.now()
             )
         finally:
@@ -225,7 +225,9 @@ class Api:
         options = log_options(pod, request.query, self.store.now())
         if self.log_provider is None:
             raise ApiError(501, "NotImplemented", "no kubelet runs in this cluster: there are no logs")
-        return await _stream(request, self.log_provider(clone(pod), options), "text/plain; charset=utf-8")
+        return await stream_parts(
+            request, self.log_provider(clone(pod), options), "text/plain; charset=utf-8"
+        )
 
     # Writing.
 
@@ -303,7 +305,7 @@ class Api:
         return _json({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"})
 
 
-async def _stream(
+async def stream_parts(
     request: web.Request,
     parts: AsyncIterator[bytes | memoryview],
     kind: str,
