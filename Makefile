@@ -16,7 +16,7 @@ export PYTHONSAFEPATH := 1
 # Hundreds of processes start: each would compile our modules anew where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test tools lint compiled format generate lock sbom bench chaos fuzz e2e images kind-load clean venv
+.PHONY: help demo test unit tools lint compiled format generate lock sbom bench chaos fuzz e2e images kind-load clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ test: $(STAMP) ## lint, then all tests in JOBS processes (default 3; ARGS='-k na
 	@$(MAKE) -j 2 --output-sync=target lint compiled
 	@python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+unit: $(STAMP) ## the tests that need no process and no socket, in one process (ARGS='-k name' narrows them)
+	@PYTHONPATH=tests/support python -m pytest -q -p unit_guard $(ARGS) tests/*/unit
+
 lint: $(STAMP) ## ruff, strict mypy, import directions, structure
 	ruff check .
 	ruff format --check .
@@ -37,7 +40,7 @@ lint: $(STAMP) ## ruff, strict mypy, import directions, structure
 
 # What pytest makes of the tests is kept. Without this each of the JOBS processes would make all of it at once.
 compiled: $(STAMP)
-	@[ -d tests/unit/__pycache__ ] || python -m pytest --collect-only -qq >/dev/null 2>&1 || true
+	@[ -d tests/worker/unit/__pycache__ ] || python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 
 format: $(STAMP) ## let ruff format and sort imports
 	ruff check --fix .
@@ -68,8 +71,8 @@ bench: $(STAMP) ## run every benchmark, one after the other (ARGS=--quick for th
 	@for file in benchmarks/*.py; do name=$$(basename $$file .py); echo "== $$name"; PYTHONSAFEPATH= python -m benchmarks.$$name $(ARGS); done
 
 chaos: $(STAMP) ## other examples in the property tests; faults at random on the operator, on workers (without checkpoints and with them) and on servers, SPRINGTIDE_CHAOS_SECONDS (300) each; the demo's story ROUNDS times (default 3)
-	SPRINGTIDE_EXPLORE=1 python -m pytest -q -n $(JOBS) tests/unit
-	SPRINGTIDE_CHAOS_SECONDS=$${SPRINGTIDE_CHAOS_SECONDS:-300} python -m pytest -q -s tests/integration/test_operator_chaos.py tests/integration/test_worker_chaos.py tests/integration/test_server_chaos.py
+	SPRINGTIDE_EXPLORE=1 python -m pytest -q -n $(JOBS) $$(grep -lr --include='test_*.py' hypothesis tests/*/unit tests/*/component)
+	SPRINGTIDE_CHAOS_SECONDS=$${SPRINGTIDE_CHAOS_SECONDS:-300} python -m pytest -q -s tests/operator/component/test_operator_chaos.py tests/worker/component/test_worker_chaos.py tests/worker/component/test_server_chaos.py
 	@for round in $$(seq 1 $${ROUNDS:-3}); do echo "== round $$round"; python -m springtide_demo --out build/chaos/$$round $(ARGS); done
 
 e2e: $(STAMP) ## the end-to-end tests alone, on SPRINGTIDE_E2E_KUBECONFIG's cluster where it is set (docs/install.md)

@@ -64,3 +64,14 @@ def nothing_is_left_behind() -> Iterator[None]:
 def require_tool() -> Callable[[str], str]:
     """`require_tool("kubectl")` returns its path, or skips (fails when SPRINGTIDE_REQUIRE names it)."""
     return _require_tool
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest: several processes share them out in this order."""
+    kinds = ("e2e", "fuzz", "component", "unit")
+
+    def kind(item: pytest.Item) -> int:
+        folders = item.path.relative_to(config.rootpath).parts
+        return next((number for number, name in enumerate(kinds) if name in folders), 0)
+
+    items.sort(key=kind)

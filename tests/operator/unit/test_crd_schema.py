@@ -1,0 +1,303 @@
+"""The CRD file is what the models say, and a structural schema with limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import celpy
+import kubernetes_validate
+import pytest
+import yaml
+
+from springtide_operator.api import crd, names
+from springtide_operator.api.job import InvalidJob, Job
+from springtide_operator.api.model import TrainingJobSpec
+
+ROOT = Path(__file__).resolve().parents[3]
+CRD = crd.custom_resource_definition()
+SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
+    result = [(path, schema)]
+    for name, child in schema.get("properties", {}).items():
+        result += walk(child, f"{path}.{name}")
+    if "items" in schema:
+        result += walk(schema["items"], f"{path}[]")
+    if isinstance(schema.get("additionalProperties"), dict):
+        result += walk(schema["additionalProperties"], f"{path}{{}}")
+    return result
+
+
+def test_the_file_is_up_to_date() -> None:
+    text = (ROOT / "deploy" / "crd" / "trainingjobs.yaml").read_text(encoding="utf-8")
+    assert text == crd.to_yaml(), "run: python -m springtide_operator.api.crd > deploy/crd/trainingjobs.yaml"
+    assert yaml.safe_load(text) == CRD
+
+
+def test_kubernetes_own_schema_accepts_it() -> None:
+    kubernetes_validate.validate(yaml.safe_load(crd.to_yaml()), "1.31", strict=True)
+
+
+def test_everything_has_a_type_a_description_and_limits() -> None:
+    for path, schema in walk(SCHEMA):
+        assert "$ref" not in schema, path
+        assert "anyOf" not in schema, path
+        if "type" not in schema:  # a quantity is a string or a number, and nothing that nests
+            assert schema["maxLength"] == 64, path
+            assert {"pattern", "minimum", "maximum"} <= schema.keys(), path
+            assert schema["maxProperties"] == schema["maxItems"] == 0, path
+            continue
+        # The parts of a pod template belong to Kubernetes, which explains them.
+        if (
+            path.startswith((".spec", ".status"))
+            and not path.endswith(("[]", "{}"))
+            and ".template" not in path
+        ):
+            assert schema.get("description"), path
+        if schema["type"] == "string" and path.startswith((".spec", ".status")):
+            assert "maxLength" in schema or "enum" in schema, path
+        if schema["type"] == "array":
+            assert "maxItems" in schema, path
+        if schema["type"] == "object" and "additionalProperties" in schema:
+            assert "maxProperties" in schema, path
+        if schema["type"] == "integer":
+            assert "minimum" in schema or path.endswith("exitCode"), path
+
+
+def test_no_rule_has_a_message_expression() -> None:
+    assert "messageExpression" not in crd.to_yaml()
+
+
+def test_rules_of_objects_name_a_field_that_is_there() -> None:
+    seen = []
+    for path, schema in walk(SCHEMA):
+        for rule in schema.get("x-kubernetes-validations", []):
+            if schema["type"] != "object" or path.endswith("[]"):
+                assert "fieldPath" not in rule, path  # the error names the field as it is
+                continue
+            inner = schema
+            for name in rule["fieldPath"].removeprefix(".").split("."):
+                inner = inner["properties"][name]
+            seen.append(path + rule["fieldPath"])
+    assert {".metadata.name", ".spec.workers.replicas", ".spec.strategy.allReduce.exact"} <= set(seen)
+
+
+def test_status_has_no_defaults() -> None:
+    assert all("default" not in schema for _, schema in walk(SCHEMA["properties"]["status"]))
+
+
+def test_columns_and_subresources() -> None:
+    version = CRD["spec"]["versions"][0]
+    shown = [c["name"] for c in version["additionalPrinterColumns"] if not c.get("priority")]
+    assert shown == ["State", "Workers", "PS", "Step", "Samples/s", "Goodput", "Restarts", "Age"]
+    assert version["subresources"]["scale"] == {
+        "specReplicasPath": ".spec.workers.replicas",
+        "statusReplicasPath": ".status.workers.replicas",
+        "labelSelectorPath": ".status.workers.selector",
+    }
+    assert CRD["spec"]["names"]["shortNames"] == ["stj"]
+
+
+def test_the_models_defaults_and_the_schemas_are_the_same() -> None:
+    template = {"spec": {"containers": [{"image": "x"}]}}
+    said = TrainingJobSpec.model_validate({"workers": {"template": template}}).model_dump(
+        by_alias=True, mode="json", exclude_none=True
+    )
+
+    def defaulted(schema: dict[str, Any], value: Any) -> Any:
+        if schema.get("type") != "object" or not isinstance(value, dict):
+            return value
+        result = dict(value)
+        for name, child in schema.get("properties", {}).items():
+            if name not in result and "default" in child:
+                result[name] = child["default"]
+            if name in result:
+                result[name] = defaulted(child, result[name])
+        return result
+
+    assert defaulted(SCHEMA["properties"]["spec"], {"workers": {"template": template}}) == said
+
+
+def holds(schema: dict[str, Any], value: dict[str, Any]) -> list[str]:
+    """Return the messages of the rules that `value` breaks."""
+    environment = celpy.Environment()
+    broken = []
+    context = {"self": celpy.json_to_cel(value)}
+    for rule in schema["x-kubernetes-validations"]:
+        program = environment.program(environment.compile(rule["rule"]))
+        if not program.evaluate(context):
+            broken.append(rule["message"])
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({"replicas": 3, "minReplicas": 1, "maxReplicas": 6}, []),
+        ({"replicas": 3, "minReplicas": 3, "maxReplicas": 3}, []),
+        ({"replicas": 900, "minReplicas": 1}, []),
+        (
+            {"replicas": 7, "minReplicas": 1, "maxReplicas": 6},
+            ["workers.replicas must lie between workers.minReplicas and workers.maxReplicas"],
+        ),
+        ({"replicas": 1, "minReplicas": 2}, ["workers.replicas must lie between"]),
+        ({"replicas": 3, "minReplicas": 4, "maxReplicas": 2}, ["must not be greater", "replicas must lie"]),
+    ],
+)
+def test_rules_of_sizes(sizes: dict[str, int], says: list[str]) -> None:
+    broken = holds(SCHEMA["properties"]["spec"]["properties"]["workers"], sizes)
+    assert len(broken) == len(says)
+    for text, part in zip(broken, says, strict=True):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("digits", None),
+        ("d" * 40, None),
+        ("d" * 41, "at most 40"),
+        ("3d", "begin with a letter"),
+        ("a.b", "lower case letters"),
+    ],
+)
+def test_rules_of_names(name: str, says: str | None) -> None:
+    broken = holds(SCHEMA, {"metadata": {"name": name}})
+    assert (not broken) if says is None else any(says in text for text in broken)
+
+
+@pytest.mark.parametrize(
+    ("entry", "valid"),
+    [
+        ({"action": "FailJob", "reasons": ["OOMKilled"]}, True),
+        ({"action": "Ignore", "exitCodes": {"operator": "NotIn", "values": [1]}}, True),
+        ({"action": "Replace", "exceptions": ["torch.AcceleratorError"]}, True),
+        ({"action": "FailJob"}, False),
+        ({"action": "FailJob", "name": "without a cause"}, False),
+    ],
+)
+def test_a_failure_rule_says_when_it_holds(entry: dict[str, Any], valid: bool) -> None:
+    policy = SCHEMA["properties"]["spec"]["properties"]["failurePolicy"]["properties"]
+    broken = holds(policy["rules"]["items"], entry)
+    assert bool(broken) is not valid
+    assert valid or "give exitCodes, reasons or exceptions" in broken[0]
+
+
+def test_the_longest_name_leaves_room_for_what_derives_from_it() -> None:
+    longest = "d" * names.MAX_JOB_NAME
+    for name in (
+        names.worker_name(longest, 999, 99999),
+        names.coordinator_name(longest, 99999),
+        names.server_name(longest, 63, 99999),
+        names.service_name(longest),
+        names.secret_name(longest, "12345678-1234"),
+    ):
+        assert len(name) <= 63
+
+
+def test_the_strategy_is_immutable_and_nothing_below_it() -> None:
+    strategy = SCHEMA["properties"]["spec"]["properties"]["strategy"]
+    assert strategy["properties"]["type"]["x-kubernetes-validations"][0]["rule"] == "self == oldSelf"
+    assert "x-kubernetes-validations" not in strategy
+
+
+def test_the_consistency_of_a_job_can_be_edited() -> None:
+    strategy = SCHEMA["properties"]["spec"]["properties"]["strategy"]["properties"]
+    schemas = strategy["parameterServer"]["properties"]
+    for name in ("consistency", "staleness"):
+        assert "x-kubernetes-validations" not in schemas[name]
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({}, None),
+        ({"strategy": {"type": "ParameterServer"}}, None),
+        ({"strategy": {"type": "ParameterServer"}, "parameterServers": {"replicas": 3}}, None),
+        (
+            {
+                "strategy": {"type": "ParameterServer", "parameterServer": {"replication": 2}},
+                "parameterServers": {"replicas": 2},
+            },
+            None,
+        ),
+        (
+            {"strategy": {"type": "ParameterServer", "parameterServer": {"replication": 2}}},
+            "must not be greater than parameterServers.replicas",
+        ),
+        ({"parameterServers": {"replicas": 1}}, "for strategy.type ParameterServer and Hybrid only"),
+        ({"strategy": {"type": "Hybrid"}, "parameterServers": {"replicas": 2}}, None),
+        (
+            {"strategy": {"type": "Hybrid", "parameterServer": {"replication": 2}}},
+            "must not be greater than parameterServers.replicas",
+        ),
+        (
+            {"strategy": {"type": "Hybrid", "parameterServer": {"consistency": "Asynchronous"}}},
+            "Hybrid has consistency Synchronous only",
+        ),
+        (
+            {
+                "strategy": {
+                    "type": "Hybrid",
+                    "allReduce": {"compression": "PowerSGD"},
+                    "parameterServer": {"compression": "BF16"},
+                }
+            },
+            None,
+        ),
+        (
+            {"strategy": {"type": "Hybrid", "parameterServer": {"compression": "TopK"}}},
+            "TopK is not for strategy.type Hybrid",
+        ),
+        (
+            {"strategy": {"type": "ParameterServer", "allReduce": {"compression": "BF16"}}},
+            "allReduce.compression is for strategy.type AllReduce and Hybrid only",
+        ),
+        (
+            {"strategy": {"parameterServer": {"compression": "BF16"}}},
+            "parameterServer.compression is for strategy.type ParameterServer and Hybrid only",
+        ),
+        ({"strategy": {"type": "ParameterServer"}, "checkpoint": {"uri": "file:///data"}}, None),
+        ({"strategy": {"type": "ParameterServer"}, "workers": {"groupSize": 2}}, None),
+        (
+            {
+                "strategy": {"type": "ParameterServer", "parameterServer": {"consistency": "Asynchronous"}},
+                "workers": {"groupSize": 2},
+            },
+            None,
+        ),
+        ({"strategy": {"type": "Hybrid"}, "workers": {"groupSize": 2}}, "groupSize is for strategy.type"),
+        ({"workers": {"groupSize": 2}}, "groupSize is for strategy.type ParameterServer"),
+        (
+            {"strategy": {"type": "ParameterServer", "allReduce": {"exact": True}}},
+            "exact is for strategy.type AllReduce only",
+        ),
+    ],
+)
+def test_parameter_servers_and_their_strategy_belong_together(spec: dict[str, Any], text: str | None) -> None:
+    template = {"spec": {"containers": [{"image": "x"}]}}
+    workers = {"template": template, "maxReplicas": 4, **spec.get("workers", {})}
+    whole = TrainingJobSpec.model_validate({**spec, "workers": workers})
+    value = whole.model_dump(by_alias=True, mode="json", exclude_none=True)
+    broken = holds(SCHEMA["properties"]["spec"], value)
+    assert (not broken) if text is None else any(text in found for found in broken), broken
+
+
+def test_an_unreadable_spec_names_its_fields() -> None:
+    meta = {"name": "a", "namespace": "b", "uid": "c"}
+    with pytest.raises(InvalidJob, match=r"spec\.workers\.template: Field required"):
+        Job.parse({"metadata": meta, "spec": {"workers": {}}})
+    with pytest.raises(InvalidJob, match=r"spec\.workers\.replicas"):
+        Job.parse({"metadata": meta, "spec": {"workers": {"replicas": "three", "template": {}}}})
+
+
+def test_the_sample_is_read_and_fits_the_schema() -> None:
+    sample = yaml.safe_load(
+        (ROOT / "deploy" / "samples" / "digits-allreduce.yaml").read_text(encoding="utf-8")
+    )
+    spec = TrainingJobSpec.model_validate(sample["spec"])
+    assert (spec.workers.replicas, spec.workers.min_replicas, spec.workers.max_replicas) == (3, 1, 6)
+    workers = {"minReplicas": 1, **sample["spec"]["workers"]}
+    assert holds(SCHEMA["properties"]["spec"]["properties"]["workers"], workers) == []

@@ -1,0 +1,165 @@
+"""Exact mode in real processes: whatever their number and whatever happens to them, the bits are equal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_cluster import Worker, WorkerCluster, Zygote
+
+from springtide.coordination import outcome
+
+SCRIPT = Path(__file__).parents[2] / "support" / "worker_exact_script.py"
+LOGICAL_WORKERS = 7
+ENVIRONMENT = {"SPRINGTIDE_LOGICAL_WORKERS": str(LOGICAL_WORKERS)}
+# 103 = 3 x 32 + 7: the last batch of an epoch has three parts, of 3, 2 and 2 samples, so that with five
+# workers two have none; the others have seven, of 4 and 5.
+OPTIONS: dict[str, Any] = {"samples": 103, "batch": 32, "epochs": 5}
+STEPS = 20
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote(MKL_CBWR="AVX2,STRICT")
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., WorkerCluster]]:
+    clusters: list[WorkerCluster] = []
+
+    def make(environment: dict[str, str] | None = None, minimum: int = 1, **options: Any) -> WorkerCluster:
+        folder = tmp_path / f"job-{len(clusters)}"
+        folder.mkdir()
+        environment = ENVIRONMENT | (environment or {})
+        cluster = WorkerCluster(
+            zygote, folder, OPTIONS | options, script=SCRIPT, environment=environment, minimum=minimum
+        )
+        clusters.append(cluster)
+        return cluster
+
+    yield make
+    for cluster in clusters:
+        cluster.close()
+
+
+Alone = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """Result of the undisturbed run in one process."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def run(**options: Any) -> dict[str, Any]:
+        key = json.dumps(options)
+        if key not in known:
+            folder = tmp_path_factory.mktemp("alone")
+            log = folder / "alone.log"
+            pid = zygote.fork(ENVIRONMENT, [str(SCRIPT), str(folder), json.dumps(OPTIONS | options)], log)
+            deadline = time.monotonic() + 60
+            while zygote.code(pid) is None:
+                assert time.monotonic() < deadline, "the run in one process did not end in 60 s"
+                time.sleep(0.01)
+            assert zygote.code(pid) == 0, log.read_text()
+            known[key] = json.loads((folder / "alone.json").read_text())
+        return known[key]
+
+    return run
+
+
+def check(cluster: WorkerCluster, expected: dict[str, Any], members: list[Worker]) -> None:
+    for worker in members:
+        assert isinstance(worker.outcome(), outcome.Finished), f"{worker.outcome()}\n{cluster.logs()}"
+        assert worker.result() == expected, f"{worker.name}\n{cluster.logs()}"
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_equal_bits_at_any_size(make_cluster: Callable[..., WorkerCluster], alone: Alone, size: int) -> None:
+    expected = alone()
+    assert expected["step"] == STEPS
+    assert expected["audit"]["totalSeen"] == 5 * 103
+    assert (expected["audit"]["repeated"], expected["audit"]["lost"]) == (0, 0)
+    cluster = make_cluster()
+    cluster.start(size)
+    cluster.until_done()
+    check(cluster, expected, cluster.workers)
+
+
+def test_equal_bits_over_kills_and_joins(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
+    """Sizes 3, 2, 3, 4, 3, 2, with deaths in the middle of a part and between reductions and commit."""
+    cluster = make_cluster(pace=0.01)
+    first, second, third = cluster.start(3, faults={1: "backward:3:kill"})
+    cluster.until(lambda: not second.running, "the first death")
+    fourth = cluster.add(fault="reduced:*:kill")
+    cluster.until(lambda: not fourth.running, "the second death")
+    fifth = cluster.add()
+    sixth = cluster.add(fault="stepped:*:kill")
+    cluster.until(lambda: not sixth.running, "the third death")
+    first.terminate()
+    cluster.until_done()
+    assert isinstance(first.outcome(), outcome.Left)
+    check(cluster, alone(), [third, fifth])
+    assert fifth.commits()[0]["step"] > 3
+
+
+def test_equal_bits_with_a_scaler(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
+    """Steps are skipped and the scale moves, with one worker as with three, two and three."""
+    expected = alone(scaler=True)
+    assert expected["audit"]["skipped"] >= 2
+    assert expected["step"] == STEPS
+    assert expected["finite"]
+    cluster = make_cluster(scaler=True)
+    first, second, third = cluster.start(3, faults={1: "backward:3:kill", 2: "committed:14:sleep=1"})
+    cluster.until(lambda: not second.running, "the death")
+    joiner = cluster.add()
+    cluster.until_done()
+    check(cluster, expected, [first, third])
+    assert isinstance(joiner.outcome(), outcome.Finished | outcome.Left)
+    if joiner in cluster.finished():
+        check(cluster, expected, [joiner])
+
+
+def test_equal_bits_from_a_checkpoint_at_another_size(
+    make_cluster: Callable[..., WorkerCluster], alone: Alone, tmp_path: Path
+) -> None:
+    """The exponents of the sums are part of what is saved."""
+    place = {"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path), "SPRINGTIDE_CHECKPOINT_SECONDS": "0.05"}
+    cluster = make_cluster(place, minimum=2)
+    first, second = cluster.start(2, faults={0: "saved:*:kill"})
+    cluster.until(lambda: not first.running, "the death after a checkpoint")
+    second.kill()
+    after = [cluster.add() for _ in range(3)]
+    cluster.until_done()
+    # Each step is there once, though not begun at the first.
+    assert min(worker.commits()[0]["step"] for worker in after) > 1
+    check(cluster, alone(), after)
+
+
+def test_values_that_are_not_finite_travel(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
+    """A NaN of one sample is in the parameters of all workers, with the same bits."""
+    options = {"not_finite": "nan", "epochs": 1}
+    expected = alone(**options)
+    assert not expected["finite"]
+    cluster = make_cluster(**options)
+    cluster.start(2)
+    cluster.until_done()
+    check(cluster, expected, cluster.workers)
+
+
+def test_micro_batches_and_half_precision(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
+    options = {"split": 2, "bfloat16": True, "autocast": False, "epochs": 2}
+    expected = alone(**options)
+    assert expected["finite"]
+    assert expected["parameters"] != alone()["parameters"]
+    cluster = make_cluster(**options)
+    cluster.start(2)
+    cluster.until_done()
+    check(cluster, expected, cluster.workers)
