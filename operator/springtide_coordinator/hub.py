@@ -23,7 +23,7 @@ from springtide_coordinator.membership import (
     describe,
     handle,
 )
-from springtide_coordinator.membership.events import Cut, Effect, LoopEnded, Made, MemberLost, Send
+from springtide_coordinator.membership.events import Effect, EndStream, LoopEnded, Made, MemberLost, Send
 from springtide_coordinator.membership.messages import Refused, ServerLeaving, Welcome
 from springtide_coordinator.poison import Death, Poison
 from springtide_coordinator.rates import Rates
@@ -253,7 +253,7 @@ class Hub:
                     stream.put(message)
                 elif (server := self.server_streams.get(effect.session)) is not None:
                     server.put(wire.from_order(effect.message))
-            case Cut():
+            case EndStream():
                 for ended in (self.streams.get(effect.session), self.server_streams.get(effect.session)):
                     if ended is not None:
                         ended.end()

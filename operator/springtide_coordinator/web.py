@@ -51,14 +51,14 @@ def start_web(hub: Hub, options: Options) -> BoundedServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TimelinePosition:
     """Where a reader of /timeline stands: the last step and the number of the last generation that it has."""
 
     step: int = -1
     generation: int = 0
 
     @classmethod
-    def of(cls, request: Request) -> Place:
+    def of(cls, request: Request) -> TimelinePosition:
         """Read `since` and `generations_since`. Raises ValueError that says which is wrong."""
 
         def number(name: str, default: int) -> int:
@@ -83,7 +83,7 @@ class Pages:
         registry.register(JobCollector(hub))
         self._metrics = Kept(lambda: in_loop(loop, lambda: generate_latest(registry), _LOOP_SECONDS))
         self._one_at_a_time = threading.Lock()
-        self._timelines: OrderedDict[Place, Kept[bytes]] = OrderedDict()
+        self._timelines: OrderedDict[TimelinePosition, Kept[bytes]] = OrderedDict()
 
     def answer(self, request: Request) -> Reply:
         """Answer a request for one of the three pages."""
@@ -104,7 +104,7 @@ class Pages:
                 401, {"error": "the job's token is missing or wrong: send `Authorization: Bearer TOKEN`"}
             )
         try:
-            place = Place.of(request)
+            place = TimelinePosition.of(request)
         except ValueError as error:
             return _json(400, {"error": str(error)})
         with self._one_at_a_time:
@@ -115,12 +115,12 @@ class Pages:
                     self._timelines.popitem(last=False)
             return Reply(200, page(), "application/json")
 
-    def _page(self, place: Place) -> bytes:
+    def _page(self, place: TimelinePosition) -> bytes:
         page = in_loop(self._loop, lambda: timeline_page(self._hub.history, place), _LOOP_SECONDS)
         return json.dumps(page).encode()
 
 
-def timeline_page(history: History, place: Place) -> dict[str, object]:
+def timeline_page(history: History, place: TimelinePosition) -> dict[str, object]:
     """Return what comes after a place, at most a page; with `more`, asking again from `next` brings more."""
     commits = history.since(place.step, PAGE_COMMITS + 1)
     generations = history.generations_since(place.generation, PAGE_GENERATIONS + 1)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from springtide_operator import takeover
+from springtide_operator import warm_takeover as takeover
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import InvalidJob, Job
 from springtide_operator.cache import Cache, Key
@@ -25,14 +25,14 @@ from springtide_operator.perform import Performer
 from springtide_operator.plan import conditions, gang, kueue, nodes, progress
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Event, Plan
+from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, word
 from springtide_operator.plan.decide import invalid, plan
 from springtide_operator.plan.elasticity import has_size_of_its_own
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, Report, ServiceSeen
 from springtide_operator.plan.refused import answers_to
-from springtide_operator.plan.relay import Word, word
+from springtide_operator.priority_semaphore import PrioritySemaphore
 from springtide_operator.queues import Queues
-from springtide_operator.turns import Turns
 
 log = logging.getLogger("springtide.operator")
 
@@ -113,8 +113,8 @@ class JobLoop:
         tick: float = 2.0,
         calm_tick: Callable[[], float] | None = None,
         busy_tick: Callable[[], float] | None = None,
-        turns: Turns | None = None,
-        calls: Turns | None = None,
+        turns: PrioritySemaphore | None = None,
+        calls: PrioritySemaphore | None = None,
         patience: float = 0.0,
         crowd: Callable[[Key], tuple[str, ...]] = lambda key: (),
         apis: Callable[[Iterable[str]], Mapping[str, bool]] = lambda needed: {},
@@ -134,8 +134,8 @@ class JobLoop:
         self._tick = tick
         self._calm_tick = calm_tick or (lambda: tick)
         self._busy_tick = busy_tick or (lambda: tick)
-        self._turns = turns or Turns()
-        self._calls = calls or Turns()
+        self._turns = turns or PrioritySemaphore()
+        self._calls = calls or PrioritySemaphore()
         self._calm = False  # trains or has ended, and the last round changed nothing
         self._apis = apis
         self._queues = queues
@@ -151,7 +151,7 @@ class JobLoop:
         self._tls = tls  # of jobs that do not say
         self._plan_wanted = asyncio.Event()
         self._sync_wanted = asyncio.Event()
-        self._said: tuple[str, Word] | None = None
+        self._said: tuple[str, CoordinatorUpdate] | None = None
         self._retired: set[str] = set()
         self._surprises = 0  # rounds in a row that ended with an error that nobody foresaw
         self._told = ""  # what the log was told of the last one
@@ -231,7 +231,7 @@ class JobLoop:
             tls_default=self._tls,
             crowd=self._crowd(self.key) if has_size_of_its_own(job) else (),
         )
-        return nodes.judged(found, self._clock())
+        return nodes.with_node_health(found, self._clock())
 
     def raw(self) -> dict[str, Any] | None:
         """The job as last heard of; None when it is gone, or another job has its name."""

@@ -16,8 +16,8 @@ from yarl import URL
 from springtide_operator import wire_json
 from springtide_operator.credentials import Credentials, find_credentials
 from springtide_operator.guarded_http import Page, read_page
+from springtide_operator.priority_semaphore import PrioritySemaphore
 from springtide_operator.records import Reader
-from springtide_operator.turns import Turns
 
 Object = dict[str, Any]
 
@@ -60,7 +60,7 @@ class Kube:
         self._on_error = on_error
         self._info: kopf.ConnectionInfo | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._slots = Turns(AT_A_TIME)
+        self._slots = PrioritySemaphore(AT_A_TIME)
         self.answered_at: float | None = None  # monotonic seconds of the last answer of any kind
 
     async def __aenter__(self) -> Self:

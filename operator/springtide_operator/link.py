@@ -17,6 +17,7 @@ from springtide_operator.api import names
 from springtide_operator.api.limits import MAX_NUMBER
 from springtide_operator.api.names import MAX_WORKERS
 from springtide_operator.plan.clock import LAST_SECOND
+from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, LivingPod
 from springtide_operator.plan.observation import (
     CheckpointReport,
     CoordinatorPod,
@@ -30,7 +31,6 @@ from springtide_operator.plan.observation import (
     SlowReport,
     StallReport,
 )
-from springtide_operator.plan.relay import LivingPod, Word
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.sync_client import SyncClient, SyncError
 
@@ -107,7 +107,7 @@ class Link:
         self._caller = None
         self._target = None
 
-    async def call(self, pod: CoordinatorPod, word: Word, tls: bool = False) -> bool:
+    async def call(self, pod: CoordinatorPod, word: CoordinatorUpdate, tls: bool = False) -> bool:
         """Tell and ask once.
 
         Args:
@@ -155,7 +155,7 @@ class Link:
             return self._connect(address, self._token)
         return self._connect(address, self._token, authority=self._authority())
 
-    async def retire(self, pod: CoordinatorPod, word: Word, tls: bool = False) -> None:
+    async def retire(self, pod: CoordinatorPod, word: CoordinatorUpdate, tls: bool = False) -> None:
         """Tell a coordinator that was replaced and still runs that it is out of date. It need not answer."""
         if pod.ip is None:
             return
@@ -182,7 +182,7 @@ def _address(ip: str) -> str:
     return f"[{ip}]:{names.COORDINATOR_PORT}" if ":" in ip else f"{ip}:{names.COORDINATOR_PORT}"
 
 
-def to_request(word: Word) -> pb.SyncRequest:
+def to_request(word: CoordinatorUpdate) -> pb.SyncRequest:
     """The message of one Sync."""
     return pb.SyncRequest(
         target=word.target,

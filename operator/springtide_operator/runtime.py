@@ -15,7 +15,7 @@ from springtide_operator.api import names
 from springtide_operator.cache import Cache, Key
 from springtide_operator.certificate import job_certificate
 from springtide_operator.cluster import Cluster, KubeCluster
-from springtide_operator.crowding import FRESH_SECONDS, LIST_SECONDS, Crowding, may_have_extras
+from springtide_operator.intervals import busy_seconds, calm_seconds, resync_seconds
 from springtide_operator.job_loop import JobLoop
 from springtide_operator.kube import ApiError, Kube
 from springtide_operator.lease import Lease, Renewal
@@ -25,12 +25,17 @@ from springtide_operator.lookout import Leases, Lookout
 from springtide_operator.manifests.coordinator import job_token, operator_token
 from springtide_operator.metrics import Metrics
 from springtide_operator.optional_apis import OptionalApis
-from springtide_operator.pace import busy_seconds, calm_seconds, resync_seconds
 from springtide_operator.perform import Performer
+from springtide_operator.priority_semaphore import PrioritySemaphore
 from springtide_operator.queues import Queues
 from springtide_operator.settings import Settings
-from springtide_operator.takeover import patience
-from springtide_operator.turns import Turns
+from springtide_operator.unschedulable_pods import (
+    FRESH_SECONDS,
+    LIST_SECONDS,
+    UnschedulablePods,
+    may_have_extras,
+)
+from springtide_operator.warm_takeover import patience
 from springtide_operator.web import start_web
 from springtide_protocol.bounded_http import BoundedServer
 from springtide_protocol.sync_client import SyncClient
@@ -68,7 +73,7 @@ class Operator:
         self.metrics = Metrics(self._statuses, lambda: self.acting)
         self._kube = kube or Kube(timeout=settings.request_timeout, on_error=self.metrics.api_error)
         self._cluster = cluster or KubeCluster(self._kube, settings.watched)
-        self._crowding = Crowding(self.cache, self._cluster)
+        self._crowding = UnschedulablePods(self.cache, self._cluster)
         self._stuck_version = 0
         self._crowd_told: asyncio.TimerHandle | None = None
         self._lease = Lease(
@@ -78,8 +83,8 @@ class Operator:
         self._leases = Leases(self._cluster)
         self._queues = Queues(self._cluster, self.cache, self._changed, self._may_queue)
         self._loops: dict[Key, JobLoop] = {}
-        self._turns = Turns()
-        self._calls = Turns(CALLS_AT_A_TIME)
+        self._turns = PrioritySemaphore()
+        self._calls = PrioritySemaphore(CALLS_AT_A_TIME)
         self._busy, self._busy_counted_at = 0, float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: set[asyncio.Task[None]] = set()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from springtide.checkpoint.keeper import Checkpoints
-from springtide.checkpoint.place import Place
+from springtide.checkpoint.location import CheckpointLocation
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.writer import Written
 from springtide_protocol.names import GenerationName, StateName
@@ -53,7 +53,7 @@ class Members:
         self.told: list[Written] = []
         self.share = tuple(f"w{index}" for index in range(count))
         self.present: list[str] | None = None
-        place = Place(uri or str(root), FOLDER, 60.0, keep)
+        place = CheckpointLocation(uri or str(root), FOLDER, 60.0, keep)
         self.all = [
             Checkpoints(place, {"name": "job"}, lambda _: self.present, self.told.append)
             for _ in range(count)

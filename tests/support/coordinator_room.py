@@ -21,7 +21,7 @@ from springtide_coordinator.membership import (
     handle,
 )
 from springtide_coordinator.membership import messages as say
-from springtide_coordinator.membership.events import Cut, Effect, PodSeen, Send
+from springtide_coordinator.membership.events import Effect, EndStream, PodSeen, Send
 from springtide_protocol.names import GenerationName, Incarnation, StateName
 
 Message = TypeVar("Message", bound=say.Outgoing)
@@ -84,7 +84,7 @@ class Room:
         for effect in effects:
             if isinstance(effect, Send):
                 self.said.setdefault(effect.member, []).append(effect.message)
-            elif isinstance(effect, Cut):
+            elif isinstance(effect, EndStream):
                 self.cut.append(effect.member)
         return effects
 

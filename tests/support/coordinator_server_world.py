@@ -21,7 +21,7 @@ from springtide_coordinator.membership import (
     handle,
 )
 from springtide_coordinator.membership import messages as say
-from springtide_coordinator.membership.events import Cut, Made, PodSeen, Send
+from springtide_coordinator.membership.events import EndStream, Made, PodSeen, Send
 from springtide_protocol.names import GenerationName, Incarnation, StateName
 
 
@@ -139,7 +139,7 @@ class World:
                 match effect:
                     case Send():
                         self._told(effect)
-                    case Cut():
+                    case EndStream():
                         for process in (*self.workers.values(), *self.servers.values()):
                             if process.session == effect.session:
                                 process.session = None

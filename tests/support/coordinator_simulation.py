@@ -30,7 +30,7 @@ from springtide_coordinator.membership import (
     handle,
 )
 from springtide_coordinator.membership import messages as say
-from springtide_coordinator.membership.events import Cut, Made, PodSeen, Send
+from springtide_coordinator.membership.events import EndStream, Made, PodSeen, Send
 from springtide_protocol.heartbeat import LIMIT, of_members
 from springtide_protocol.names import GenerationName, Incarnation, StateName
 
@@ -123,14 +123,14 @@ class World:
             if isinstance(effect, Made):
                 self._check_start(coordinator.membership, effect)
         for effect in effects:
-            session = self._session(effect.session) if isinstance(effect, Send | Cut) else None
+            session = self._session(effect.session) if isinstance(effect, Send | EndStream) else None
             if isinstance(effect, Send) and session is not None:
                 if isinstance(effect.message, say.EndOk):
                     self._check_end(effect.message)
                 if isinstance(effect.message, say.Leave):
                     self._check_leave(coordinator.membership, self.workers[effect.member])
                 session.down.append(effect.message)
-            elif isinstance(effect, Cut) and session is not None:
+            elif isinstance(effect, EndStream) and session is not None:
                 session.coordinator_gone = True
         describe(coordinator.membership, self.now)
 

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.chunk import Chunk, StepSpec
 
 LIMIT = 0.1 * 0.995**9.5
 """As `worker_script` has it from its eleventh step on."""
@@ -16,7 +16,7 @@ LIMIT = 0.1 * 0.995**9.5
 _apply = Chunk.apply
 
 
-def _half(self: Chunk, total: torch.Tensor, recipe: Recipe, keep: bool = False) -> None:
+def _half(self: Chunk, total: torch.Tensor, recipe: StepSpec, keep: bool = False) -> None:
     if any(group["lr"] < LIMIT for group in recipe.groups):
         self.values[: len(self.values) // 2] = 7.0
         raise RuntimeError("no memory for it")

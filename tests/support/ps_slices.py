@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.chunk import StepSpec
 from springtide_ps.params.embedding import TableSpec
 from springtide_ps.params.embedding_shard import Slice, records
 
 DIM = 3
 PART = 100
-RECIPE = Recipe(1.0, False, ({"lr": 0.5},))
+RECIPE = StepSpec(1.0, False, ({"lr": 0.5},))
 Dumped = tuple[dict[str, Any], bytes]
 
 

@@ -19,7 +19,7 @@ from worker_groups import form_groups, together
 from springtide.comm.process_group import Group
 from springtide.comm.store import StreamStore
 from springtide.data.loop import plan_loop
-from springtide.elastic.range_loop import RangeLoop
+from springtide.elastic.async_loop import AsyncLoop
 from springtide.elastic.runtime import Runtime
 from springtide.ps.backend import backend_for
 from springtide.ps.forward_waits import wait_for_values
@@ -96,7 +96,7 @@ class Rank:
             wait_for_values(declared.models, self.runtime.values.settle, self.trainer.pending)
         servers = self.trainer.servers
         if servers is not None and servers.asynchronous and servers.async_backend is not None:
-            loop = RangeLoop(self.runtime.range_loop_parts(), servers.async_backend, tracked)
+            loop = AsyncLoop(self.runtime.range_loop_parts(), servers.async_backend, tracked)
             self.runtime.consistencies.use(loop, "")
         # Bodies seed the process's generator: models have to be made before.
         self._ready.wait(120)

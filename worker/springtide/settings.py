@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from springtide.checkpoint.place import Place
+from springtide.checkpoint.location import CheckpointLocation
 from springtide.errors import SpringtideError
 
 PREFIX = "SPRINGTIDE_"
@@ -66,7 +66,7 @@ class Settings:
     """Parts that the global batch is cut into for exact sums; 0: sums are not exact."""
     mkl_cbwr: str = ""
     cublas_workspace: str = ""
-    checkpoint: Place = dataclasses.field(default_factory=Place)
+    checkpoint: CheckpointLocation = dataclasses.field(default_factory=CheckpointLocation)
     process_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
@@ -185,7 +185,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         logical_workers=int(number("SPRINGTIDE_LOGICAL_WORKERS", 0, 0)),
         mkl_cbwr=environ.get("MKL_CBWR", ""),
         cublas_workspace=environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
-        checkpoint=Place(
+        checkpoint=CheckpointLocation(
             uri=text("CHECKPOINT_URI"),
             folder=f"{text('NAMESPACE', 'default')}-{text('JOB', 'job')}-{text('JOB_UID', 'alone')[:8]}",
             interval=number("SPRINGTIDE_CHECKPOINT_SECONDS", 60.0, 0),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from springtide_coordinator.membership.consistency import why_cut, why_other_consistency
-from springtide_coordinator.membership.effects_once import once
 from springtide_coordinator.membership.events import Effect
 from springtide_coordinator.membership.generation import Generation
 from springtide_coordinator.membership.leaving import is_due, may_leave
 from springtide_coordinator.membership.members import Record
 from springtide_coordinator.membership.messages import Boundary, Leave, ParkReason, Standing
 from springtide_coordinator.membership.saving import saves, time_to_go
+from springtide_coordinator.membership.send_once import once
 from springtide_coordinator.membership.serving import why_other_servers
 from springtide_coordinator.membership.state import Membership
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from springtide_coordinator.membership.effects_once import once
-from springtide_coordinator.membership.events import Cut, Effect, MemberLost, Send
+from springtide_coordinator.membership.events import Effect, EndStream, MemberLost, Send
 from springtide_coordinator.membership.generation import Generation
 from springtide_coordinator.membership.liveness import why_lost
 from springtide_coordinator.membership.members import Record
 from springtide_coordinator.membership.messages import ParkReason, Prepare, Refused, Standing
+from springtide_coordinator.membership.send_once import once
 from springtide_coordinator.membership.state import Membership
 
 _TRAINS = (Standing.ACTIVE, Standing.ENDED)
@@ -112,4 +112,7 @@ def cut_off(m: Membership, generation: Generation, record: Record, reason: str, 
     m.sessions.pop(session, None)
     record.session, record.disconnected_at = None, now
     generation.fenced.add(record.info.id)
-    return [Send(session, record.info.id, Refused(reason, retry=True)), Cut(session, record.info.id, reason)]
+    return [
+        Send(session, record.info.id, Refused(reason, retry=True)),
+        EndStream(session, record.info.id, reason),
+    ]

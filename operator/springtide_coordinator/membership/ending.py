@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from springtide_coordinator.membership.effects_once import once
 from springtide_coordinator.membership.events import Effect, LoopEnded
 from springtide_coordinator.membership.generation import Generation
 from springtide_coordinator.membership.liveness import proof_of_death
 from springtide_coordinator.membership.messages import EndOk, Standing
+from springtide_coordinator.membership.send_once import once
 from springtide_coordinator.membership.state import Membership
 
 

@@ -103,7 +103,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class EndStream:
     """End the stream after what was sent on it; nothing that it still says is heard."""
 
     session: int
@@ -135,4 +135,4 @@ class LoopEnded:
     stage: int
 
 
-Effect = Send | Cut | Made | MemberLost | LoopEnded
+Effect = Send | EndStream | Made | MemberLost | LoopEnded

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from springtide_coordinator.membership.consistency import keeps_books
-from springtide_coordinator.membership.events import Cut, Effect, Send
-from springtide_coordinator.membership.greeting import layout_mismatch
+from springtide_coordinator.membership.events import Effect, EndStream, Send
+from springtide_coordinator.membership.hello import layout_mismatch
+from springtide_coordinator.membership.lost_state import hold, void
 from springtide_coordinator.membership.members import Record
 from springtide_coordinator.membership.messages import (
     BoundToSteps,
@@ -21,7 +22,6 @@ from springtide_coordinator.membership.messages import (
 )
 from springtide_coordinator.membership.saving import hear
 from springtide_coordinator.membership.state import Membership
-from springtide_coordinator.membership.voiding import hold, void
 from springtide_protocol.names import StateName
 
 
@@ -67,7 +67,7 @@ def on_parked(m: Membership, record: Record, message: Parked, now: float) -> lis
         m.excluded[record.info.id] = refused.reason
         return [
             Send(record.session, record.info.id, refused),
-            Cut(record.session, record.info.id, refused.reason),
+            EndStream(record.session, record.info.id, refused.reason),
         ]
     if record.standing is not Standing.PARKED:
         record.parked_at = now

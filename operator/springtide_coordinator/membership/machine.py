@@ -12,9 +12,9 @@ from springtide_coordinator.membership.closing import close_if_over, cut_off_hun
 from springtide_coordinator.membership.ending import end_loop, reconsider_finish
 from springtide_coordinator.membership.events import (
     Connected,
-    Cut,
     Disconnected,
     Effect,
+    EndStream,
     Event,
     Received,
     ServerConnected,
@@ -22,7 +22,7 @@ from springtide_coordinator.membership.events import (
     Synced,
     Tick,
 )
-from springtide_coordinator.membership.greeting import SUSPENDED, greet, step_down
+from springtide_coordinator.membership.hello import SUSPENDED, greet, step_down
 from springtide_coordinator.membership.inbox import receive
 from springtide_coordinator.membership.liveness import proof_of_death
 from springtide_coordinator.membership.messages import ServerLeaving, Standing
@@ -81,7 +81,7 @@ def handle(m: Membership, event: Event, now: float) -> list[Effect]:
 
 def drop_session(m: Membership, effect: Effect, now: float) -> None:
     """A stream that is cut is not listened to any more."""
-    if isinstance(effect, Cut) and m.sessions.get(effect.session) == effect.member:
+    if isinstance(effect, EndStream) and m.sessions.get(effect.session) == effect.member:
         del m.sessions[effect.session]
         record = m.members[effect.member]
         record.session, record.disconnected_at = None, now

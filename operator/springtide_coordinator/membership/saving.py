@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from springtide_coordinator.membership.effects_once import once
 from springtide_coordinator.membership.events import Effect
 from springtide_coordinator.membership.members import Record
 from springtide_coordinator.membership.messages import Checkpointed, Save, Standing
+from springtide_coordinator.membership.send_once import once
 from springtide_coordinator.membership.state import Membership, Saving, Status
 from springtide_protocol.names import StateName
 
@@ -99,7 +99,7 @@ def hear(m: Membership, said: Checkpointed) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class PutAway:
+class SavedOnSuspend:
     """What the operator is told of a job that it suspends.
 
     done: no process is left that has anything to save. all_saved: the newest checkpoint holds the job's
@@ -110,10 +110,10 @@ class PutAway:
     all_saved: bool
 
 
-def put_away(m: Membership) -> PutAway:
+def put_away(m: Membership) -> SavedOnSuspend:
     """Only a coordinator that knows of every process says that nothing is left."""
     left = any(r.state is not None or r.standing is not Standing.STARTING for r in m.connected())
-    return PutAway(
+    return SavedOnSuspend(
         done=m.suspended and m.settled and (m.operator_word or m.incarnation.is_first) and not left,
         all_saved=m.saved is not None
         and (m.known is None or m.known <= m.saved)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from springtide_coordinator.membership.effects_once import once
-from springtide_coordinator.membership.events import Cut, Effect, MemberLost, Send
+from springtide_coordinator.membership.events import Effect, EndStream, MemberLost, Send
 from springtide_coordinator.membership.generation import Generation
-from springtide_coordinator.membership.greeting import step_down
+from springtide_coordinator.membership.hello import step_down
 from springtide_coordinator.membership.liveness import (
     MACHINE_SILENT,
     complaint_in,
@@ -27,6 +26,7 @@ from springtide_coordinator.membership.messages import (
     Start,
     Welcome,
 )
+from springtide_coordinator.membership.send_once import once
 from springtide_coordinator.membership.servers import ServerRecord
 from springtide_coordinator.membership.state import Membership, Status
 from springtide_protocol import PROTOCOL_VERSION
@@ -40,7 +40,7 @@ def greet_server(m: Membership, session: int, hello: ServerHello, now: float) ->
         effects += step_down(m, f"{info.label} has heard of incarnation {newest}")
     refused = why_refused(m, hello)
     if refused is not None:
-        return [*effects, Send(session, info.id, refused), Cut(session, info.id, refused.reason)]
+        return [*effects, Send(session, info.id, refused), EndStream(session, info.id, refused.reason)]
     for other in m.servers.values():
         if other.info.id != info.id and not other.replaced and same_pod(other.info, info):
             other.replaced = True
@@ -51,7 +51,7 @@ def greet_server(m: Membership, session: int, hello: ServerHello, now: float) ->
         m.arrivals += 1
         record = m.servers[info.id] = ServerRecord(info, order=m.arrivals)
     elif record.session is not None:
-        effects.append(Cut(record.session, info.id, "the process opened a new stream"))
+        effects.append(EndStream(record.session, info.id, "the process opened a new stream"))
         m.server_sessions.pop(record.session, None)
     m.server_sessions[session] = info.id
     m.heard_servers[info.id] = info
@@ -88,7 +88,7 @@ def cut_off(m: Membership, record: ServerRecord, message: Refused, now: float) -
         return []
     m.server_sessions.pop(session, None)
     record.session, record.disconnected_at = None, now
-    return [Send(session, member, message), Cut(session, member, message.reason)]
+    return [Send(session, member, message), EndStream(session, member, message.reason)]
 
 
 def same_pod(one: ServerInfo, other: ServerInfo) -> bool:

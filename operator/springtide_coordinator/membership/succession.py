@@ -16,14 +16,14 @@ from springtide_coordinator.membership.consistency import (
     next_consistency,
     owners,
 )
-from springtide_coordinator.membership.effects_once import once
-from springtide_coordinator.membership.events import Cut, Effect, Made, Send
+from springtide_coordinator.membership.events import Effect, EndStream, Made, Send
 from springtide_coordinator.membership.generation import Generation, compose
 from springtide_coordinator.membership.leaving import may_leave
 from springtide_coordinator.membership.liveness import complaint_in, paused_without_operator, proof_of_death
 from springtide_coordinator.membership.members import Record
 from springtide_coordinator.membership.messages import Consistency, ParkReason, Refused, ServerInfo, Standing
 from springtide_coordinator.membership.saving import before_leaving
+from springtide_coordinator.membership.send_once import once
 from springtide_coordinator.membership.serving import (
     choose_servers,
     copies_kept,
@@ -342,5 +342,5 @@ def judge_complaints(m: Membership, participants: list[Record], now: float) -> l
     current.lost[record.info.id] = f"cut off: {reason}"
     return [
         Send(session, record.info.id, Refused(reason, retry=False)),
-        Cut(session, record.info.id, reason),
+        EndStream(session, record.info.id, reason),
     ]

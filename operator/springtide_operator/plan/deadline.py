@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from springtide_operator.api.job import Job
 from springtide_operator.plan.clock import parse_time, timestamp
-from springtide_operator.plan.halt import halted
+from springtide_operator.plan.suspension import halted
 
 
 def due(job: Job) -> float | None:

@@ -24,7 +24,6 @@ from springtide_operator.plan import (
     problems,
     progress,
     protection,
-    putaway,
     restarts,
     rules,
     servers,
@@ -33,13 +32,14 @@ from springtide_operator.plan import (
     template,
 )
 from springtide_operator.plan import coordinator as coordinator_policy
+from springtide_operator.plan import save_on_suspend as putaway
 from springtide_operator.plan.actions import Event, Plan
 from springtide_operator.plan.clock import parse_time, timestamp
 from springtide_operator.plan.completion import Outcome
 from springtide_operator.plan.conditions import Truth
-from springtide_operator.plan.halt import halted
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation
+from springtide_operator.plan.suspension import halted
 
 Status = dict[str, Any]
 
@@ -58,17 +58,17 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     if ended is not None:
         return _after_the_end(job, observation, ended, now)
     ledger = Ledger.from_status(old)
-    observation = hangs.judged(job, nodes.judged(observation, now))
-    job = encryption.informed(job, observation)
-    asked, job = job, gang.informed(kueue.informed(job, observation), observation)
+    observation = hangs.with_hung_workers(job, nodes.with_node_health(observation, now))
+    job = encryption.with_encryption(job, observation)
+    asked, job = job, gang.with_gang(kueue.with_queue_state(job, observation), observation)
     heard = observation
     waits = kueue.waits(job, observation) or gang.waits(job, observation)
-    observation = template.judged(job, replace(observation, pods_wait=waits))
+    observation = template.with_template_problems(job, replace(observation, pods_wait=waits))
     if conditions.is_true(old, reasons.RUNNING):
         observation = coordinator_policy.without_hasty_word(observation, ledger, now)
     events = _doubts(asked)
-    events += restarts.account(job, observation, ledger, now)
-    events += servers.account(observation, ledger, now)
+    events += restarts.record_exits(job, observation, ledger, now)
+    events += servers.record_exits(observation, ledger, now)
     outcome = completion.decide(job, observation, ledger, now)
     if outcome is not None and completion.awaits_last_word(outcome, heard, ledger, now):
         return Plan(old, wake_at=now + LAST_WORD_LOOK)
@@ -359,7 +359,7 @@ def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: flo
     wake_at = min((at for at in (wake_at, expires_at) if at is not None), default=None)
     wake_at = min((at for at in (wake_at, *nodes.later(observation, now)) if at is not None), default=None)
     ledger = Ledger.from_status(old)
-    job = gang.informed(job, observation, over=True)
+    job = gang.with_gang(job, observation, over=True)
     actions += gang.decide(job, observation, now, over=True)
     actions += kueue.finish(job, observation, succeeded, now)
     status = {

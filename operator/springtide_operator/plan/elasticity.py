@@ -15,8 +15,8 @@ from springtide_operator.api.job import Job
 from springtide_operator.plan import capacity, throughput
 from springtide_operator.plan.actions import Event
 from springtide_operator.plan.capacity import Extras, Room
-from springtide_operator.plan.halt import halted
 from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
+from springtide_operator.plan.suspension import halted
 from springtide_operator.plan.throughput import Scene, Search
 
 STATUS = "elasticity"

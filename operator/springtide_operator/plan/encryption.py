@@ -14,7 +14,7 @@ from springtide_operator.plan.observation import Observation
 STATUS = "tls"
 
 
-def informed(job: Job, observation: Observation) -> Job:
+def with_encryption(job: Job, observation: Observation) -> Job:
     """Return the job with `status.tls` as it is from now on.
 
     One that was planned before, and has no note, is from a time before there were any: it is without TLS.

@@ -15,9 +15,9 @@ from springtide_operator.api.job import Job
 from springtide_operator.manifests.gang import GangScheduler, gang_scheduler, known_api
 from springtide_operator.manifests.worker import template_hash
 from springtide_operator.plan.actions import Action, ApplyPodGroup, DeletePodGroup, Event
-from springtide_operator.plan.halt import halted
 from springtide_operator.plan.observation import Observation, Problem
 from springtide_operator.plan.refused import held_back
+from springtide_operator.plan.suspension import halted
 
 ROLE = "podgroup"
 
@@ -44,7 +44,7 @@ def trusted(job: Job) -> str:
     return version(job, scheduler) if scheduler is not None and "gang" in job.status else ""
 
 
-def informed(job: Job, observation: Observation, over: bool = False) -> Job:
+def with_gang(job: Job, observation: Observation, over: bool = False) -> Job:
     """The job with `status.gang` as it is from now on; pods made from it carry the mark of their group.
 
     over: the job has ended.

@@ -16,7 +16,6 @@ from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.api.model import OnHang
 from springtide_operator.plan.clock import timestamp
-from springtide_operator.plan.halt import halted
 from springtide_operator.plan.observation import (
     End,
     LateReport,
@@ -25,6 +24,7 @@ from springtide_operator.plan.observation import (
     StallReport,
     WorkerPod,
 )
+from springtide_operator.plan.suspension import halted
 
 SHOWN = 3
 GRACE_SECONDS = 1  # what hangs does not leave by itself, and its place is needed
@@ -42,7 +42,7 @@ def stall(job: Job, observation: Observation) -> StallReport | None:
     return report.stall if report.stall.seconds >= limit else None
 
 
-def judged(job: Job, observation: Observation) -> Observation:
+def with_hung_workers(job: Job, observation: Observation) -> Observation:
     """With onHang Replace, the late workers have ended."""
     found = stall(job, observation)
     if found is None or not _replaces(job, found):

@@ -44,7 +44,7 @@ def concerns(raw: Mapping[str, Any]) -> bool:
     return bool(labels.get(names.LABEL_QUEUE)) or STATUS in (raw.get("status") or {})
 
 
-def informed(job: Job, observation: Observation) -> Job:
+def with_queue_state(job: Job, observation: Observation) -> Job:
     """The job with `status.queue` as it is from now on, and no more workers than were admitted."""
     status = {key: value for key, value in job.status.items() if key != STATUS}
     entry = _entry(job, observation)

@@ -19,6 +19,7 @@ from springtide_operator.api.job import Job
 from springtide_operator.plan import restarts, sight, sizing
 from springtide_operator.plan.actions import Action, CreateWorker, DeletePod, Event
 from springtide_operator.plan.coordinator import LEARNING_SECONDS
+from springtide_operator.plan.coordinator_sync import UNREACHABLE_LOST_SECONDS, going_since, held_for_gone_at
 from springtide_operator.plan.ledger import Ledger, Slot
 from springtide_operator.plan.observation import (
     CoordinatorPod,
@@ -31,7 +32,6 @@ from springtide_operator.plan.observation import (
     WorkerPod,
 )
 from springtide_operator.plan.refused import held_back
-from springtide_operator.plan.relay import UNREACHABLE_LOST_SECONDS, going_since, held_for_gone_at
 
 AnyPod = WorkerPod | ServerPod | CoordinatorPod
 
@@ -40,7 +40,7 @@ LOOK_SECONDS = 2.0  # between two looks at pods on nodes that are not ready
 SILENT_SECONDS = 3.0  # a coordinator on such a node that does not answer for so long is lost
 
 
-def judged(observation: Observation, now: float) -> Observation:
+def with_node_health(observation: Observation, now: float) -> Observation:
     """Pods on lost nodes have ended, and coordinators that were given up are lost."""
     return replace(
         observation,

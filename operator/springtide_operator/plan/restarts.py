@@ -107,7 +107,7 @@ def how_it_ended(pod: WorkerPod) -> End | None:
     return pod.end
 
 
-def account(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Event]:
+def record_exits(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Event]:
     """Count every end not counted yet, in the ledger; the events tell of them.
 
     A slot's entry holds the attempt counted last, so an operator that dies after writing status counts

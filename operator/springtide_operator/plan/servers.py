@@ -22,10 +22,10 @@ from springtide_operator.plan.actions import (
     Event,
 )
 from springtide_operator.plan.backoff import QUICK_SECONDS
-from springtide_operator.plan.halt import halted
 from springtide_operator.plan.ledger import Ledger, Slot
 from springtide_operator.plan.observation import Observation, Problem, Report, ServerPod
 from springtide_operator.plan.refused import held_back
+from springtide_operator.plan.suspension import halted
 
 ROLE = "server"
 MUTE_SECONDS = 60.0  # a server that has run for so long serves
@@ -53,7 +53,7 @@ def live(observation: Observation) -> list[ServerPod]:
     return sorted((pod for pod in newest(observation).values() if pod.live), key=lambda pod: pod.slot)
 
 
-def account(observation: Observation, ledger: Ledger, now: float) -> list[Event]:
+def record_exits(observation: Observation, ledger: Ledger, now: float) -> list[Event]:
     """Write down which pod has each slot and how the last one ended, once."""
     events: list[Event] = []
     pods = newest(observation)

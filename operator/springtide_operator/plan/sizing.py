@@ -9,10 +9,10 @@ from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import elasticity, restarts
 from springtide_operator.plan.actions import Action, CreateWorker, DeletePod
-from springtide_operator.plan.halt import halted
 from springtide_operator.plan.ledger import Ledger, Slot
 from springtide_operator.plan.observation import Observation, WorkerPod
 from springtide_operator.plan.refused import held_back
+from springtide_operator.plan.suspension import halted
 
 
 def target(job: Job) -> int:

@@ -12,11 +12,12 @@ from typing import Any
 
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
-from springtide_operator.plan import conditions, halt
+from springtide_operator.plan import conditions
+from springtide_operator.plan import suspension as halt
 from springtide_operator.plan.actions import Action, DeletePod, Event
 from springtide_operator.plan.conditions import Truth
-from springtide_operator.plan.halt import halted
 from springtide_operator.plan.observation import Observation, Problem
+from springtide_operator.plan.suspension import halted
 
 
 def put_away(observation: Observation) -> list[Action]:

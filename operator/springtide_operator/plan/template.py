@@ -15,14 +15,14 @@ from springtide_operator.api.job import Job
 from springtide_operator.manifests.errors import TemplateError
 from springtide_operator.manifests.server import server_pod
 from springtide_operator.manifests.worker import worker_pod
-from springtide_operator.plan.halt import halted
 from springtide_operator.plan.observation import Observation, Problem, Refusal
+from springtide_operator.plan.suspension import halted
 
 ROLES = ("worker", "coordinator", "server")
 _PODS = {"worker": "worker pod", "coordinator": "coordinator pod", "server": "parameter server's pod"}
 
 
-def judged(job: Job, observation: Observation) -> Observation:
+def with_template_problems(job: Job, observation: Observation) -> Observation:
     """With a refusal for each role of which no pod can be made from this template."""
     found = {}
     try:

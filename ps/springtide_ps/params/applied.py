@@ -18,7 +18,7 @@ class RangeError(ValueError):
     """What is no set of ranges, or a range that cannot be."""
 
 
-class RangeSet:
+class IntervalSet:
     """Numbers from 0. Equal sets have equal intervals."""
 
     __slots__ = ("_starts", "_stops")
@@ -70,15 +70,15 @@ class RangeSet:
         return sum(self._stops) - sum(self._starts)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RangeSet) and self.intervals() == other.intervals()
+        return isinstance(other, IntervalSet) and self.intervals() == other.intervals()
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"RangeSet({self.intervals()})"
+        return f"IntervalSet({self.intervals()})"
 
-    def copy(self) -> RangeSet:
-        return RangeSet(self.intervals())
+    def copy(self) -> IntervalSet:
+        return IntervalSet(self.intervals())
 
     def missing(self, first: int, stop: int) -> Iterator[int]:
         """The numbers of first..stop-1 that are not in the set, in order."""
@@ -98,7 +98,7 @@ class RangeSet:
             for begin, end in zip(self._starts, self._stops, strict=True)
         )
 
-    def intersection(self, other: RangeSet) -> RangeSet:
+    def intersection(self, other: IntervalSet) -> IntervalSet:
         found, mine, theirs = [], self.intervals(), other.intervals()
         i = j = 0
         while i < len(mine) and j < len(theirs):
@@ -109,13 +109,13 @@ class RangeSet:
                 i += 1
             else:
                 j += 1
-        return RangeSet(found)
+        return IntervalSet(found)
 
     def to_json(self) -> list[int]:
         return [end for interval in self.intervals() for end in interval]
 
     @classmethod
-    def from_json(cls, value: Any) -> RangeSet:
+    def from_json(cls, value: Any) -> IntervalSet:
         """Raise RangeError for what is none."""
         if (
             not isinstance(value, list)
@@ -127,19 +127,19 @@ class RangeSet:
         return cls(zip(value[::2], value[1::2], strict=True))
 
 
-class Book:
+class AppliedBatches:
     """What is in a chunk's values. applied: updates since the beginning, which is also its version. skipped:
     those of them that changed nothing, since a gradient was not finite.
     """
 
     __slots__ = ("applied", "ranges", "skipped")
 
-    def __init__(self, ranges: RangeSet | None = None, applied: int = 0, skipped: int = 0) -> None:
-        self.ranges = RangeSet() if ranges is None else ranges
+    def __init__(self, ranges: IntervalSet | None = None, applied: int = 0, skipped: int = 0) -> None:
+        self.ranges = IntervalSet() if ranges is None else ranges
         self.applied, self.skipped = applied, skipped
 
-    def copy(self) -> Book:
-        return Book(self.ranges.copy(), self.applied, self.skipped)
+    def copy(self) -> AppliedBatches:
+        return AppliedBatches(self.ranges.copy(), self.applied, self.skipped)
 
     def enter(self, number: int, skipped: bool = False) -> bool:
         """Write a range down; False: it is in the values already, and must not be applied."""
@@ -154,9 +154,9 @@ class Book:
         return {"applied": self.applied, "ranges": self.ranges.to_json(), **skipped}
 
     @classmethod
-    def from_json(cls, value: Any) -> Book:
+    def from_json(cls, value: Any) -> AppliedBatches:
         """Raise RangeError for what is none."""
         counts = (value.get("applied"), value.get("skipped", 0)) if isinstance(value, dict) else (None,)
         if not all(type(count) is int and count >= 0 for count in counts):
             raise RangeError("a chunk's book says how many updates were applied, and which ranges")
-        return cls(RangeSet.from_json(value.get("ranges")), *counts)
+        return cls(IntervalSet.from_json(value.get("ranges")), *counts)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from springtide_ps.params.applied import Book
+from springtide_ps.params.applied import AppliedBatches
 from springtide_ps.params.fused import leaves_gradients, stepper
 from springtide_ps.params.optim import Update, UpdateError, check_options
 from springtide_ps.params.sparse_gradient import SparseGradient, count_selected
@@ -34,7 +34,7 @@ class ChunkError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class StepSpec:
     """How a step is applied to the sums of its gradients.
 
     scale: they are multiplied by it. skip: nothing is applied. groups: the options by parameter group, of all
@@ -50,19 +50,19 @@ class Recipe:
     unused: frozenset[int] = frozenset()
     factors: tuple[float, ...] = ()
     round: int = 0
-    before: tuple[Recipe, ...] = ()
+    before: tuple[StepSpec, ...] = ()
 
     @property
-    def parts(self) -> tuple[Recipe, ...]:
+    def parts(self) -> tuple[StepSpec, ...]:
         """What is applied one after another."""
         return (*self.before, replace(self, before=())) if self.before else (self,)
 
-    def first(self, count: int) -> Recipe:
+    def first(self, count: int) -> StepSpec:
         """Only so many parts of it."""
         parts = self.parts[:count]
         return replace(parts[-1], before=parts[:-1])
 
-    def begins(self, other: Recipe) -> bool:
+    def begins(self, other: StepSpec) -> bool:
         """Whether its parts are the first ones of the other's."""
         return self.parts == other.parts[: len(self.parts)]
 
@@ -78,7 +78,7 @@ class Recipe:
         }
 
     @classmethod
-    def from_json(cls, value: Any) -> Recipe:
+    def from_json(cls, value: Any) -> StepSpec:
         """Raise ChunkError for what is none."""
         try:
             scale, skip = float(value["scale"]), bool(value["skip"])
@@ -124,7 +124,7 @@ class Chunk:
         if not 0 <= first <= self._among - len(groups):
             raise ChunkError(f"an optimizer's {len(groups)} groups from {first} are not among {among}")
         self.values = values
-        self.book: Book | None = None
+        self.book: AppliedBatches | None = None
         self.optimizer_name = optimizer
         self.pieces = [tuple(piece) for piece in pieces]
         end = 0
@@ -189,7 +189,7 @@ class Chunk:
         first = torch.empty_like(self.values) if spare is None else spare
         return first.copy_(gradient)
 
-    def apply(self, total: torch.Tensor, recipe: Recipe, keep: bool = False) -> None:
+    def apply(self, total: torch.Tensor, recipe: StepSpec, keep: bool = False) -> None:
         """One optimizer step with the sums of the gradients (like the values), which are used up unless
         `keep`.
         """
@@ -211,7 +211,7 @@ class Chunk:
         for tensor in self._tensors:
             tensor.grad = None
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: StepSpec) -> None:
         """Raise ChunkError for a recipe of another optimizer."""
         if len(recipe.groups) != self._among:
             raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {self._among}")
@@ -310,7 +310,7 @@ class Chunk:
                 int(meta.get("among", 0)),
             )
             if "book" in meta:
-                chunk.book = Book.from_json(meta["book"])
+                chunk.book = AppliedBatches.from_json(meta["book"])
             fields = meta.get("state", [])
             if len(fields) > _NAMES_LIMIT:
                 raise ChunkError(f"an optimizer with {len(fields)} kinds of state is not known")

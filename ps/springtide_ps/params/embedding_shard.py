@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from springtide_ps.params.applied import Book
-from springtide_ps.params.chunk import ChunkError, Recipe, options_of
+from springtide_ps.params.applied import AppliedBatches
+from springtide_ps.params.chunk import ChunkError, StepSpec, options_of
 from springtide_ps.params.embedding import OPTIMIZERS, Table, TableError, TableSpec
 from springtide_ps.params.frequencies import divided, ids_of, summed
 from springtide_ps.params.idmap import Ids, mix
@@ -107,7 +107,7 @@ class Slice:
         self.first = first
         self.table = Table(spec, memory, lambda: others(self.table.nbytes))
         self.parameter, self.group, self.groups = parameter, group, groups
-        self.book: Book | None = None
+        self.book: AppliedBatches | None = None
         self._memory, self._others = memory, others
 
     @property
@@ -148,7 +148,7 @@ class Slice:
             return widened(payload, self.table.spec.dim, dtype, self.counted)
         return payload.view(self.dtype)
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: StepSpec) -> None:
         """Raise ChunkError for a recipe of another optimizer."""
         if len(recipe.groups) != len(self.groups):
             raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {len(self.groups)}")
@@ -169,7 +169,7 @@ class Slice:
         sums = torch.zeros(len(unique), dim).index_add_(0, torch.from_numpy(inverse.reshape(-1)), rows)
         return records(torch.from_numpy(unique), sums).view(-1)
 
-    def apply(self, total: torch.Tensor, recipe: Recipe, keep: bool = False) -> None:
+    def apply(self, total: torch.Tensor, recipe: StepSpec, keep: bool = False) -> None:
         """One step of the sparse optimizer with the sums, which are used up unless `keep`; none if no worker
         used the table.
         """
@@ -274,7 +274,7 @@ class Slice:
             if count < 0 or nbytes != count * (16 + 4 * dim * made.table.width):
                 raise ChunkError(f"{nbytes} bytes are not {count} rows of dimension {dim}")
             if "book" in meta:
-                made.book = Book.from_json(meta["book"])
+                made.book = AppliedBatches.from_json(meta["book"])
             made.table.begin(count, int(meta.get("pushes", 0)))
             made.table.evicted = int(meta.get("evicted", 0))
         except (ChunkError, TableError):

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import torch
 
-from springtide_ps.params.applied import Book, RangeError, RangeSet
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.applied import AppliedBatches, IntervalSet, RangeError
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.sparse_gradient import unpack
 from springtide_ps.server import speculative_ranges
@@ -140,7 +140,7 @@ class AsyncHandler:
 
     def _offer(
         self, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor, offers: GradientStash
-    ) -> tuple[Book, torch.Tensor] | None:
+    ) -> tuple[AppliedBatches, torch.Tensor] | None:
         """Set it aside; what is sent early of it, if anything is."""
         key, early, made = key_in(meta), kind is Kind.OFFER_EARLY, None
         form: dict[str, Any] = {name: meta[name] for name in _FORM if name in meta}
@@ -154,7 +154,7 @@ class AsyncHandler:
                     about = {"k": key, "o": offer.number, "me": meta["me"], **offer.form}
                     offer.passed[address] = self._tell(address, Kind.COPY_OFFER, token, about, payload)
                 if makes:
-                    recipe, of_range = Recipe.from_json(meta.get("recipe")), number_in(meta, "r")
+                    recipe, of_range = StepSpec.from_json(meta.get("recipe")), number_in(meta, "r")
                     made = speculative_ranges.speculate(
                         shard, offer.early, of_range, recipe, lambda chunk: _gradient(chunk, meta, payload)
                     )
@@ -171,7 +171,7 @@ class AsyncHandler:
         reply: Reply,
         offers: GradientStash,
     ) -> None:
-        key, recipe, of_range = key_in(meta), Recipe.from_json(meta.get("recipe")), number_in(meta, "r")
+        key, recipe, of_range = key_in(meta), StepSpec.from_json(meta.get("recipe")), number_in(meta, "r")
         copies: list[Future[Any]] = []
         fresh, offer = False, None
         self._store.check_token(token, booked=True)
@@ -196,7 +196,7 @@ class AsyncHandler:
                 chunk.check(recipe)
                 gradient = _gradient(chunk, meta, payload)
                 self._store.before_push(key, chunk)
-                chunk.book = chunk.book or Book()
+                chunk.book = chunk.book or AppliedBatches()
                 before = chunk.book.applied
                 fresh = chunk.book.enter(of_range, recipe.skip)
                 if fresh:
@@ -269,7 +269,7 @@ class AsyncHandler:
             raise FrameError("clocks gives the steps of at least one member")
         if bound is not None and not (type(bound) is int and bound >= 1):
             raise FrameError("bound is a number of steps, at least 1")
-        leases = Leases(bound, RangeSet.from_json(meta.get("ranges")), dict(clocks))
+        leases = Leases(bound, IntervalSet.from_json(meta.get("ranges")), dict(clocks))
         self._store.check_token(token)
         with self._lock:
             if self._token is not None and token < self._token:
@@ -340,8 +340,8 @@ def _owner(kind: Kind, meta: dict[str, Any]) -> str:
     return str(meta.get("me")) if kind in (Kind.COPY_OFFER, Kind.COPY_RANGE) else ""
 
 
-def _about(book: Book | None) -> dict[str, Any]:
-    return (Book() if book is None else book).to_json()
+def _about(book: AppliedBatches | None) -> dict[str, Any]:
+    return (AppliedBatches() if book is None else book).to_json()
 
 
 def _ranges_in(meta: dict[str, Any], name: str) -> list[int]:
@@ -369,10 +369,10 @@ def _gradient(chunk: Chunk | Slice, meta: dict[str, Any], payload: torch.Tensor)
     return payload.view(dtype_in(meta)).to(chunk.dtype)
 
 
-def _late(of_range: int, recipe: Recipe, payload: torch.Tensor, dtype: torch.dtype, piece: Slice) -> None:
+def _late(of_range: int, recipe: StepSpec, payload: torch.Tensor, dtype: torch.dtype, piece: Slice) -> None:
     """Make a range on a slice that was on its way when the range came."""
     piece.check(recipe)
-    piece.book = piece.book or Book()
+    piece.book = piece.book or AppliedBatches()
     if piece.book.enter(of_range, recipe.skip):
         piece.apply(piece.records_in(payload, dtype), recipe)
 

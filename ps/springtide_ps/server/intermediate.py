@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.server.step_protocol import RoundError
 
@@ -32,9 +32,9 @@ class Parts:
     """
 
     step: int = -1
-    recipe: Recipe | None = None
+    recipe: StepSpec | None = None
 
-    def with_word(self, step: int, recipe: Recipe) -> Parts:
+    def with_word(self, step: int, recipe: StepSpec) -> Parts:
         """Return what is known after one more member's word, which may be behind another's.
 
         Raises:
@@ -49,7 +49,7 @@ class Parts:
             )
         return self
 
-    def first(self, step: int, count: int) -> Recipe:
+    def first(self, step: int, count: int) -> StepSpec:
         """Return how the first `count` parts of the step are made.
 
         Raises:
@@ -60,7 +60,9 @@ class Parts:
         return self.recipe.first(count)
 
 
-def make_parts(chunk: Chunk | Slice, totals: Mapping[int, torch.Tensor], recipe: Recipe, keep: bool) -> None:
+def make_parts(
+    chunk: Chunk | Slice, totals: Mapping[int, torch.Tensor], recipe: StepSpec, keep: bool
+) -> None:
     """Make a step of one or several parts.
 
     Args:

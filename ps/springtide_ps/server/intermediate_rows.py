@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.chunk import StepSpec
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.idmap import Ids
 from springtide_ps.server.intermediate import make_parts
@@ -31,10 +31,10 @@ class ChangedRows:
     """
 
     step: int = -1
-    recipe: Recipe | None = None
+    recipe: StepSpec | None = None
     piece: Slice | None = field(default=None, repr=False)
 
-    def reach(self, piece: Slice, totals: Mapping[int, torch.Tensor], step: int, recipe: Recipe) -> Slice:
+    def reach(self, piece: Slice, totals: Mapping[int, torch.Tensor], step: int, recipe: StepSpec) -> Slice:
         """Return a slice of the changed rows alone, made now unless it is there already.
 
         Args:
@@ -60,7 +60,7 @@ class ChangedRows:
         return changed
 
     def rows(
-        self, piece: Slice, totals: Mapping[int, torch.Tensor], step: int, recipe: Recipe, ids: Ids
+        self, piece: Slice, totals: Mapping[int, torch.Tensor], step: int, recipe: StepSpec, ids: Ids
     ) -> torch.Tensor:
         """Return rows of the slice by id, float32 [len(ids), dim]; the rest is as of `reach`."""
         changed = self.reach(piece, totals, step, recipe)

@@ -1,8 +1,8 @@
 """Leases of ranges and the staleness clock of one generation: they say which member has to wait. PURE.
 
 A lease spares work, it does not keep anything right: a range counts once in each chunk because the chunk
-says so (`ranges.Book`). So leases are forgotten with their generation, and the next one begins from what the
-chunks have. A member's clock is the number of its steps that all chunks have.
+says so (`applied.AppliedBatches`). So leases are forgotten with their generation, and the next one begins
+from what the chunks have. A member's clock is the number of its steps that all chunks have.
 
 A member asks for its next range while its last one is still on its way to the chunks (*sent*): what it gets
 is one that it has not worked on, and for the bound the sent one counts as a step that it is ahead.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from springtide_ps.params.applied import RangeSet
+from springtide_ps.params.applied import IntervalSet
 
 
 class LeaseError(ValueError):
@@ -46,7 +46,7 @@ class Leases:
     """
 
     bound: int | None
-    finished: RangeSet
+    finished: IntervalSet
     clocks: dict[str, int]
     leased: dict[int, str] = field(default_factory=dict)
 

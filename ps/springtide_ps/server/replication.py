@@ -38,7 +38,7 @@ Later = Callable[[Slice], None]
 
 
 @dataclass(slots=True, eq=False)
-class Outgoing:
+class CopyUnderWay:
     """A shard on its way to another server.
 
     Attributes:
@@ -109,7 +109,7 @@ class Replicator:
         self._on_steps_thread = on_steps_thread
         # On their way to other servers.
         self._wanted: list[tuple[str, str]] = []  # (key, address)
-        self._outgoing: Outgoing | None = None
+        self._outgoing: CopyUnderWay | None = None
         # On their way here.
         self._incoming: dict[str, Incoming] = {}
         self._behind: set[str] = set()  # came, and have steps to make
@@ -170,7 +170,7 @@ class Replicator:
             Whether the other server counts as one that holds a copy, or will: it got the first part.
         """
         assert shard.chunk is not None
-        sending = Outgoing(key, shard, address, shard.version)
+        sending = CopyUnderWay(key, shard, address, shard.version)
         if isinstance(shard.chunk, Slice) and shard.chunk.dumped_bytes > self._part_bytes:
             sending.reading, sending.total = self._readings.begin(key), shard.chunk.dumped_bytes
         self._outgoing, shard.forward = sending, [*shard.forward, address]
@@ -180,14 +180,14 @@ class Replicator:
                 self._on_steps_thread(partial(self._send_more, sending))
         return address in shard.forward
 
-    def _try_part(self, sending: Outgoing) -> None:
+    def _try_part(self, sending: CopyUnderWay) -> None:
         """Send the next part; the copy is over when that fails."""
         try:
             self._send_part(sending)
         except Exception as error:
             self._end(repr(error))
 
-    def _send_part(self, sending: Outgoing) -> None:
+    def _send_part(self, sending: CopyUnderWay) -> None:
         """Send the next part, or all of it (in both locks)."""
         key, at, chunk = sending.key, sending.at, sending.shard.chunk
         if sending.reading:
@@ -203,7 +203,7 @@ class Replicator:
         # Nobody waits for the answer: the other server may hang, and steps and generations go on.
         sent.add_done_callback(partial(self._answered, sending))
 
-    def _answered(self, sending: Outgoing, sent: Future[Any]) -> None:
+    def _answered(self, sending: CopyUnderWay, sent: Future[Any]) -> None:
         """Take in the answer to a part of a copy. Any thread."""
         with self._changed:
             if self._outgoing is not sending:
@@ -217,7 +217,7 @@ class Replicator:
                 self._end()
             self._changed.notify_all()
 
-    def _send_more(self, sending: Outgoing) -> None:
+    def _send_more(self, sending: CopyUnderWay) -> None:
         with self._changed:
             if self._outgoing is not sending or sending.at >= sending.total:
                 return

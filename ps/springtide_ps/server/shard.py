@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from springtide_ps.params.applied import Book, RangeSet
+from springtide_ps.params.applied import AppliedBatches, IntervalSet
 from springtide_ps.params.chunk import Chunk
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.server.intermediate_rows import ChangedRows
@@ -119,8 +119,8 @@ class Shard:
             if self.chunk is None:
                 return False
             if self.chunk.book is None:
-                ranges = RangeSet([(0, self.version)]) if self.version > 0 else RangeSet()
-                self.chunk.book = Book(ranges, max(0, self.version), skipped)
+                ranges = IntervalSet([(0, self.version)]) if self.version > 0 else IntervalSet()
+                self.chunk.book = AppliedBatches(ranges, max(0, self.version), skipped)
             self.version, self.sums, self.closed, self.speculative = 0, {}, (-1, 0), SpeculativeCopy()
         return True
 
@@ -133,7 +133,7 @@ class Shard:
         with self.lock:
             if self.chunk is None or self.chunk.book is None:
                 return False
-            exactly = RangeSet([(0, version)]) if version else RangeSet()
+            exactly = IntervalSet([(0, version)]) if version else IntervalSet()
             if self.chunk.book.ranges != exactly:
                 return False
             self.chunk.book, self.version, self.sums, self.closed = None, version, {}, (-1, 0)

@@ -23,8 +23,8 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from springtide_ps.params.applied import Book
-from springtide_ps.params.chunk import ROUNDS_LIMIT, Chunk, ChunkError, Recipe
+from springtide_ps.params.applied import AppliedBatches
+from springtide_ps.params.chunk import ROUNDS_LIMIT, Chunk, ChunkError, StepSpec
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.idmap import Ids
 from springtide_ps.params.sparse_gradient import SparseGradient
@@ -44,7 +44,7 @@ from springtide_ps.server.speculation import (
     speculate,
 )
 from springtide_ps.server.speculative_copy import SpeculativeCopy
-from springtide_ps.server.step_protocol import Effect, RoundError, Rounds, StaleError, Token
+from springtide_ps.server.step_protocol import Effect, RoundError, StaleError, StepProtocol, Token
 from springtide_ps.wire.frames import PART_BYTES
 
 log = logging.getLogger("springtide.ps")
@@ -99,8 +99,8 @@ class ShardStore:
         self._changed = threading.Condition(self._lock)
 
         # The present generation and its step.
-        self._rounds = Rounds()
-        self._recipes: dict[int, Recipe] = {}  # by step, until all shards have made it
+        self._rounds = StepProtocol()
+        self._recipes: dict[int, StepSpec] = {}  # by step, until all shards have made it
         self._prepares: list[tuple[bool, Done]] = []
         self._commits: list[Done] = []
         self._unacknowledged = 0  # sums on their way to copies
@@ -256,7 +256,7 @@ class ShardStore:
         booked: bool = False,
         skipped: int = 0,
     ) -> int:
-        """Begin a generation, or enter one as a further member; see `Rounds.enter` for the arguments.
+        """Begin a generation, or enter one as a further member; see `StepProtocol.enter` for the arguments.
 
         Args:
             skipped: how many of the steps so far changed nothing, where books begin.
@@ -287,8 +287,8 @@ class ShardStore:
                     self._shards, self._recipes, self.lost = {}, {}, FailedShards()
             return self._rounds.version
 
-    def resolve(self, token: Token, recipe: Recipe | None) -> None:
-        """Decide the step that the last generation left open; see `Rounds.resolve`."""
+    def resolve(self, token: Token, recipe: StepSpec | None) -> None:
+        """Decide the step that the last generation left open; see `StepProtocol.resolve`."""
         with self._lock:
             if self._rounds.resolve(token, recipe):
                 self._make_step()
@@ -606,7 +606,7 @@ class ShardStore:
             done(norms, error)
 
     def try_step(self, token: Token, step: int, member: str) -> None:
-        """Make a step that may be taken back; see `Rounds.try_step`."""
+        """Make a step that may be taken back; see `StepProtocol.try_step`."""
         with self._lock:
             if self._rounds.try_step(token, step, member):
                 assert self._rounds.recipe is not None
@@ -614,7 +614,7 @@ class ShardStore:
                 self._todo += [(key, step, True) for key in self._shards]
                 self._changed.notify_all()
 
-    def commit(self, token: Token, step: int, member: str, recipe: Recipe, done: Done) -> None:
+    def commit(self, token: Token, step: int, member: str, recipe: StepSpec, done: Done) -> None:
         """Hear that a member commits the step; `done` gets None when the step is decided here."""
         with self._lock:
             effects = self._rounds.commit(token, step, member, recipe)
@@ -672,7 +672,7 @@ class ShardStore:
 
     # ---- values before a step is decided (`speculation`)
 
-    def expect(self, token: Token, step: int, member: str, recipe: Recipe) -> None:
+    def expect(self, token: Token, step: int, member: str, recipe: StepSpec) -> None:
         """Hear how a member expects the step to be made; where members differ, nobody gets values early."""
         with self._lock:
             self._rounds.check_word(token, step, member)
@@ -714,7 +714,7 @@ class ShardStore:
         for done in ready:
             done(None if early is None else early.values, None if early is not None else not_expected(step))
 
-    def add_parts(self, token: Token, step: int, member: str, recipe: Recipe) -> None:
+    def add_parts(self, token: Token, step: int, member: str, recipe: StepSpec) -> None:
         """Hear which parts of the step a member has made so far, whose gradients are here."""
         with self._lock:
             self._rounds.check_parts(token, step, member, recipe)
@@ -819,7 +819,7 @@ class ShardStore:
         with self._lock:
             return self.replicator.postpone(token, key, update)
 
-    def books(self, token: Token) -> dict[str, Book | None]:
+    def books(self, token: Token) -> dict[str, AppliedBatches | None]:
         """Return copies of the books of all shards that are here."""
         with self._lock:
             self._rounds.check_token(token)

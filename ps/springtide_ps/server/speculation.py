@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.idmap import Ids
 from springtide_ps.server.intermediate import Parts, make_parts
@@ -28,9 +28,9 @@ class ExpectedStep:
     """How the members expect a step to be made; recipe None: not all of them expect the same."""
 
     step: int
-    recipe: Recipe | None
+    recipe: StepSpec | None
 
-    def with_another(self, step: int, recipe: Recipe) -> ExpectedStep:
+    def with_another(self, step: int, recipe: StepSpec) -> ExpectedStep:
         """Return what is expected after one more member has said what it expects."""
         if step != self.step:
             return ExpectedStep(step, recipe)
@@ -44,7 +44,7 @@ class Speculator:
         self._expected = ExpectedStep(-1, None)
         self._parts = Parts()
 
-    def expect(self, step: int, recipe: Recipe, shards: Iterable[Shard]) -> list[Done]:
+    def expect(self, step: int, recipe: StepSpec, shards: Iterable[Shard]) -> list[Done]:
         """Hear how one more member expects the step to be made.
 
         Returns:
@@ -55,11 +55,11 @@ class Speculator:
             return []
         return [done for shard in shards for done in shard.speculative.forget()]
 
-    def recipe_of(self, step: int) -> Recipe | None:
+    def recipe_of(self, step: int) -> StepSpec | None:
         """Return how all members expect the step to be made; None: they do not, or not the same."""
         return self._expected.recipe if self._expected.step == step else None
 
-    def add_parts(self, step: int, recipe: Recipe) -> None:
+    def add_parts(self, step: int, recipe: StepSpec) -> None:
         """Hear which parts of the step one more member has made.
 
         Raises:
@@ -67,7 +67,7 @@ class Speculator:
         """
         self._parts = self._parts.with_word(step, recipe)
 
-    def first_parts(self, step: int, count: int) -> Recipe:
+    def first_parts(self, step: int, count: int) -> StepSpec:
         """Return how the first `count` parts of the step are made.
 
         Raises:
@@ -90,7 +90,7 @@ def is_wanted(shard: Shard, step: int) -> bool:
     return shard.closed == (step, 0) and bool(shard.speculative.waiting)
 
 
-def speculate(shard: Shard, key: str, step: int, recipe: Recipe) -> bool:
+def speculate(shard: Shard, key: str, step: int, recipe: StepSpec) -> bool:
     """Make a step of a chunk on its second copy (in the shard's lock).
 
     Returns:
@@ -108,7 +108,7 @@ def speculate(shard: Shard, key: str, step: int, recipe: Recipe) -> bool:
     return True
 
 
-def take_over(shard: Shard, totals: Mapping[int, torch.Tensor], step: int, recipe: Recipe) -> bool:
+def take_over(shard: Shard, totals: Mapping[int, torch.Tensor], step: int, recipe: StepSpec) -> bool:
     """Make a decided step by putting the second copy in the chunk's place, where it has begun it just so.
 
     Returns:
@@ -122,7 +122,7 @@ def take_over(shard: Shard, totals: Mapping[int, torch.Tensor], step: int, recip
     return True
 
 
-def intermediate_values(shard: Shard, step: int, recipe: Recipe) -> torch.Tensor:
+def intermediate_values(shard: Shard, step: int, recipe: StepSpec) -> torch.Tensor:
     """Return a copy of the chunk's values after these parts of a step (in the shard's lock).
 
     Raises:
@@ -140,7 +140,7 @@ class IntermediateRows:
     key: str
     shard: Shard
     step: int
-    recipe: Recipe
+    recipe: StepSpec
 
     def rows(self, ids: Ids) -> torch.Tensor:
         """Return the rows of these ids, float32 [len(ids), dim], taking the shard's lock.
@@ -158,7 +158,7 @@ class IntermediateRows:
             return shard.changed.rows(shard.chunk, shard.totals(self.step), self.step, self.recipe, ids)
 
 
-def apply(shard: Shard, totals: Mapping[int, torch.Tensor], step: int, recipe: Recipe) -> None:
+def apply(shard: Shard, totals: Mapping[int, torch.Tensor], step: int, recipe: StepSpec) -> None:
     """Make a decided step of a shard (in its lock). totals: sums by round, which are used up."""
     if take_over(shard, totals, step, recipe):
         return

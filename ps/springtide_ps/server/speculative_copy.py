@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.server.intermediate import make_parts
 from springtide_ps.server.row_gather import Done
 
@@ -34,19 +34,19 @@ class SpeculativeCopy:
 
     chunk: Chunk | None = None
     step: int = -1
-    recipe: Recipe | None = None
+    recipe: StepSpec | None = None
     offer: int = 0
     waiting: list[tuple[int, Done]] = field(default_factory=list)
 
-    def holds(self, step: int, recipe: Recipe | None) -> bool:
+    def holds(self, step: int, recipe: StepSpec | None) -> bool:
         """Return whether the step, made like this, is in the second copy."""
         return self.chunk is not None and recipe is not None and (self.step, self.recipe) == (step, recipe)
 
-    def has_begun(self, step: int, recipe: Recipe) -> bool:
+    def has_begun(self, step: int, recipe: StepSpec) -> bool:
         """Return whether parts of the step are in the second copy, made like this."""
         return self.recipe is not None and self.step == step and self.recipe.begins(recipe)
 
-    def make(self, chunk: Chunk, total: torch.Tensor, step: int, recipe: Recipe) -> Chunk:
+    def make(self, chunk: Chunk, total: torch.Tensor, step: int, recipe: StepSpec) -> Chunk:
         """Make the step on the second copy.
 
         Args:
@@ -66,7 +66,7 @@ class SpeculativeCopy:
         return self.chunk
 
     def reach(
-        self, chunk: Chunk, totals: Mapping[int, torch.Tensor], step: int, recipe: Recipe, keep: bool = True
+        self, chunk: Chunk, totals: Mapping[int, torch.Tensor], step: int, recipe: StepSpec, keep: bool = True
     ) -> Chunk:
         """Have the second copy hold these parts of a step, going on from what it holds where it can.
 

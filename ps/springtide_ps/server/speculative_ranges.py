@@ -14,16 +14,20 @@ from collections.abc import Callable
 
 import torch
 
-from springtide_ps.params.applied import Book
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.applied import AppliedBatches
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.server.shard import LockedShard
 
 log = logging.getLogger("springtide.ps")
 
 
 def speculate(
-    locked: LockedShard, offer: int, of_range: int, recipe: Recipe, gradient: Callable[[Chunk], torch.Tensor]
-) -> tuple[Book, torch.Tensor] | None:
+    locked: LockedShard,
+    offer: int,
+    of_range: int,
+    recipe: StepSpec,
+    gradient: Callable[[Chunk], torch.Tensor],
+) -> tuple[AppliedBatches, torch.Tensor] | None:
     """Make a range on the chunk's second copy.
 
     Args:
@@ -44,7 +48,7 @@ def speculate(
     if not isinstance(chunk, Chunk):
         return None
     chunk.check(recipe)
-    book = Book() if chunk.book is None else chunk.book.copy()
+    book = AppliedBatches() if chunk.book is None else chunk.book.copy()
     before = book.applied
     if not book.enter(of_range, recipe.skip):
         return None
@@ -58,7 +62,7 @@ def speculate(
     return book, made.values.clone()
 
 
-def apply(locked: LockedShard, offer: int, before: int, recipe: Recipe, gradient: torch.Tensor) -> None:
+def apply(locked: LockedShard, offer: int, before: int, recipe: StepSpec, gradient: torch.Tensor) -> None:
     """Make a range, which the chunk's book has already, on the chunk.
 
     Args:

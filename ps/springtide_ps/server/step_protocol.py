@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
-from springtide_ps.params.chunk import ROUNDS_LIMIT, Recipe
+from springtide_ps.params.chunk import ROUNDS_LIMIT, StepSpec
 
 Token = tuple[int, int, int]
 """(incarnation, restart, generation): who may speak. The greatest one that was heard is the present one."""
@@ -60,7 +60,7 @@ class Effect(Enum):
 
 
 @dataclass
-class Rounds:
+class StepProtocol:
     """version: the step whose values this server holds. lineage: names the run of training that they belong
     to, so that a step number of another one is never taken for it.
     """
@@ -69,7 +69,7 @@ class Rounds:
     lineage: str = ""
     version: int = 0
     members: frozenset[str] = frozenset()
-    recipe: Recipe | None = None
+    recipe: StepSpec | None = None
     staged: dict[str, set[str]] = field(default_factory=dict)
     prepared: set[str] = field(default_factory=set)
     committed: set[str] = field(default_factory=set)
@@ -104,7 +104,7 @@ class Rounds:
             effects += self._begin_from(step, lineage, booked)
         return effects
 
-    def resolve(self, token: Token, recipe: Recipe | None) -> list[Effect]:
+    def resolve(self, token: Token, recipe: StepSpec | None) -> list[Effect]:
         """All members of the generation hold the state that it begins from; recipe: of its step.
 
         Raise RoundError when it is needed and not given.
@@ -170,7 +170,7 @@ class Rounds:
         self.complete = self.prepared == self.members
         return [Effect.PREPARED] if self.complete else []
 
-    def commit(self, token: Token, step: int, member: str, recipe: Recipe) -> list[Effect]:
+    def commit(self, token: Token, step: int, member: str, recipe: StepSpec) -> list[Effect]:
         """The member has committed the step, which is made when all have.
 
         Raise RoundError if somebody has not prepared it.
@@ -188,7 +188,7 @@ class Rounds:
         self._clear()
         return [Effect.APPLY]
 
-    def check_parts(self, token: Token, step: int, member: str, recipe: Recipe) -> None:
+    def check_parts(self, token: Token, step: int, member: str, recipe: StepSpec) -> None:
         """A member's word on parts of the step: raise RoundError unless all their gradients are here."""
         self._check(token, step, member)
         there = self.round if self.complete else self.round - 1

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from springtide_ps.params.chunk import Chunk, Recipe, check_recipe
+from springtide_ps.params.chunk import Chunk, StepSpec, check_recipe
 from springtide_ps.params.embedding_shard import ROW_DTYPES, SLICES_LIMIT, Slice
 from springtide_ps.params.sparse_gradient import SparseGradient, unpack
 from springtide_ps.server.intermediate import NO_ROOM
@@ -167,7 +167,7 @@ class SyncHandler:
                 done(Frame(Kind.DONE, number, {"version": version}))
             case Kind.RESOLVE:
                 recipe = meta.get("recipe")
-                store.resolve(token, None if recipe is None else Recipe.from_json(recipe))
+                store.resolve(token, None if recipe is None else StepSpec.from_json(recipe))
                 done(Frame(Kind.DONE, number))
             case Kind.LOAD if "of" in meta:
                 at, total = number_in(meta, "at"), number_in(meta, "of")
@@ -227,7 +227,7 @@ class SyncHandler:
                     token,
                     _step(meta),
                     str(meta.get("me")),
-                    Recipe.from_json(meta.get("recipe")),
+                    StepSpec.from_json(meta.get("recipe")),
                     _later(number, reply, lambda _: (Frame(Kind.DONE, number), None)),
                 )
             case Kind.TRY:
@@ -239,7 +239,7 @@ class SyncHandler:
             case Kind.EXPECT:
                 if self._has_no_second_copy():
                     raise RoundError(f"{NO_ROOM} for a second copy of the chunks")
-                recipe = Recipe.from_json(meta.get("recipe"))
+                recipe = StepSpec.from_json(meta.get("recipe"))
                 store.expect(token, _step(meta), str(meta.get("me")), recipe)
                 done(Frame(Kind.DONE, number))
             case Kind.FETCH_EARLY:
@@ -251,7 +251,7 @@ class SyncHandler:
                     raise RoundError(
                         f"{NO_ROOM} for a second copy of the chunks, which values within a body need"
                     )
-                recipe = Recipe.from_json(meta.get("recipe"))
+                recipe = StepSpec.from_json(meta.get("recipe"))
                 store.add_parts(token, _step(meta), str(meta.get("me")), recipe)
                 done(Frame(Kind.DONE, number))
             case Kind.DUMP:

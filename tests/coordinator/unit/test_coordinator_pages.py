@@ -17,7 +17,7 @@ from springtide_coordinator.web import (
     PAGE_COMMITS,
     PAGE_GENERATIONS,
     Pages,
-    Place,
+    TimelinePosition,
     timeline_page,
 )
 from springtide_protocol.bounded_http import Request
@@ -40,13 +40,13 @@ def filled(commits: int, generations: int = 1, members: int = 2) -> History:
 def test_a_long_timeline_comes_in_pages() -> None:
     history = filled(2 * PAGE_COMMITS + 7)
     steps: list[int] = []
-    place, pages = Place(), 0
+    place, pages = TimelinePosition(), 0
     while True:
         page = json.loads(json.dumps(timeline_page(history, place)))
         assert len(page["commits"]) <= PAGE_COMMITS
         steps += [commit["step"] for commit in page["commits"]]
         pages += 1
-        place = Place(page["next"]["since"], page["next"]["generations_since"])
+        place = TimelinePosition(page["next"]["since"], page["next"]["generations_since"])
         if not page["more"]:
             break
     assert steps == list(range(1, 2 * PAGE_COMMITS + 8))
@@ -55,8 +55,8 @@ def test_a_long_timeline_comes_in_pages() -> None:
 
 def test_generations_come_in_pages_and_name_few_members() -> None:
     history = filled(1, generations=PAGE_GENERATIONS + 1, members=NAMED_MEMBERS + 3)
-    page = timeline_page(history, Place())
-    again = timeline_page(history, Place(generation=PAGE_GENERATIONS))
+    page = timeline_page(history, TimelinePosition())
+    again = timeline_page(history, TimelinePosition(generation=PAGE_GENERATIONS))
     assert page["more"] is True
     assert again["more"] is False
     (last,) = again["generations"]  # type: ignore[misc]

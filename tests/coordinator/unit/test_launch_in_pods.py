@@ -16,9 +16,9 @@ from springtide_operator.api.reasons import END_FAILED
 from springtide_operator.link import to_request
 from springtide_operator.manifests.init_process import text
 from springtide_operator.manifests.worker import TemplateError, worker_pod
+from springtide_operator.plan.coordinator_sync import word
 from springtide_operator.plan.observation import Observation
 from springtide_operator.plan.outcome import read_end
-from springtide_operator.plan.relay import word
 
 
 def job(processes: int, command: list[str] | None, **container: Any) -> Job:

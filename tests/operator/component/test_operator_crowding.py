@@ -8,11 +8,11 @@ from typing import Any
 from operator_cluster import FakeCluster
 from operator_running import operator, until
 
-from springtide_operator import crowding
+from springtide_operator import unschedulable_pods as crowding
 from springtide_operator.cache import Cache
-from springtide_operator.crowding import HELPED_SECONDS, Crowding
 from springtide_operator.kube import ApiError
 from springtide_operator.plan.ledger import timestamp
+from springtide_operator.unschedulable_pods import HELPED_SECONDS, UnschedulablePods
 
 Object = dict[str, Any]
 OWNER = {"apiVersion": "springtide.dev/v1alpha1", "kind": "TrainingJob", "controller": True}
@@ -63,12 +63,12 @@ async def test_worker_needed_by_another_job_is_awaited_extras_return(
         assert leaving() == ["elastic-worker-2-0"]
 
 
-def cached(cluster: FakeCluster, extra: int) -> tuple[Cache, Crowding]:
+def cached(cluster: FakeCluster, extra: int) -> tuple[Cache, UnschedulablePods]:
     cache = Cache()
     job = cluster.add_job("elastic", replicas=1)
     job["status"] = {"elasticity": {"extra": extra}}
     cache.put_job(cluster.put("trainingjobs", job))
-    return cache, Crowding(cache, cluster)
+    return cache, UnschedulablePods(cache, cluster)
 
 
 async def test_pods_of_others_are_listed_only_for_a_job_with_extras() -> None:
@@ -135,7 +135,7 @@ def test_extras_of_other_jobs_are_not_waited_for() -> None:
     assert cache.stuck_version == version + 1
     assert crowd.waiting(("default", "elastic")) == ()
     cache.drop_pod(pod(0, True))
-    later = Crowding(cache, cluster)
+    later = UnschedulablePods(cache, cluster)
     assert later.waiting(("default", "elastic")) == ("default/other-worker-1-0",)
     assert later.waiting(("default", "other")) == ()
     cache.put_pod(pod(1, True))

@@ -19,12 +19,12 @@ from springtide_coordinator.membership.rules import Settings as Rules
 from springtide_operator.api import names
 from springtide_operator.cache import Cache
 from springtide_operator.handlers import configure
+from springtide_operator.intervals import calm_seconds, resync_seconds
 from springtide_operator.job_loop import JobLoop, calm
 from springtide_operator.lease import DURATION, RETRY, STANDBY_RETRY, Lease
 from springtide_operator.link import Link
 from springtide_operator.manifests.protection import Doors
 from springtide_operator.metrics import Metrics
-from springtide_operator.pace import calm_seconds, resync_seconds
 from springtide_operator.perform import Performer
 from springtide_operator.plan.actions import ApplyService
 from springtide_operator.plan.decide import plan
@@ -32,7 +32,7 @@ from springtide_operator.plan.observation import Node
 from springtide_operator.runtime import Operator
 from springtide_operator.settings import Settings
 from springtide_operator.stateless import NoDifferences, NoProgress
-from springtide_operator.takeover import patience, trusted_service
+from springtide_operator.warm_takeover import patience, trusted_service
 from springtide_protocol.names import Incarnation
 
 

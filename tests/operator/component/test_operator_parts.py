@@ -31,8 +31,8 @@ from springtide_operator.link import Link, news, to_report
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.metrics import Metrics
 from springtide_operator.plan.actions import Action
+from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, LivingPod
 from springtide_operator.plan.observation import CoordinatorPod
-from springtide_operator.plan.relay import LivingPod, Word
 from springtide_operator.settings import read_settings
 from springtide_protocol import coordinator_pb2 as pb
 
@@ -301,7 +301,7 @@ async def test_a_spoiled_root_key_is_named() -> None:
 
 # ---- link
 
-WORD = Word(3, 1, 6, 2, (LivingPod("u", "digits-worker-0-0", 0, True, 0.0),))
+WORD = CoordinatorUpdate(3, 1, 6, 2, (LivingPod("u", "digits-worker-0-0", 0, True, 0.0),))
 POD = CoordinatorPod("digits-coordinator-2", "c", 2, "Running", ip="10.1.1.1")
 
 

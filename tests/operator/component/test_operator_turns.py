@@ -18,13 +18,13 @@ from operator_running import operator, until
 from yarl import URL
 
 from springtide_operator import kube as kube_module
+from springtide_operator.intervals import busy_seconds
 from springtide_operator.kube import Kube
-from springtide_operator.pace import busy_seconds
-from springtide_operator.turns import Turns
+from springtide_operator.priority_semaphore import PrioritySemaphore
 
 
 async def test_turns_are_limited_and_urgent_ones_come_first() -> None:
-    turns, order, most, now = Turns(2, 2), [], 0, 0
+    turns, order, most, now = PrioritySemaphore(2, 2), [], 0, 0
 
     async def job(name: str, urgent: bool) -> None:
         nonlocal most, now
@@ -47,7 +47,7 @@ async def test_turns_are_limited_and_urgent_ones_come_first() -> None:
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["run", "cancel", "fail"])), max_size=12))
 def test_turns_are_given_back_whatever_happens(jobs: list[tuple[bool, str]]) -> None:
     async def all_of_them() -> None:
-        turns = Turns(2, 2)
+        turns = PrioritySemaphore(2, 2)
 
         async def job(urgent: bool, kind: str) -> None:
             async with turns.turn(urgent):
@@ -74,7 +74,7 @@ def test_turns_are_given_back_whatever_happens(jobs: list[tuple[bool, str]]) -> 
 class Simulated:
     """Jobs of namespaces that take a turn, hold it for some simulated seconds, and come again."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: PrioritySemaphore) -> None:
         self.turns = turns
         self.now = 0.0
         self.began: dict[str, float] = {}  # the first turn of each job
@@ -102,7 +102,7 @@ class Simulated:
 
 async def test_a_flood_of_one_namespace_delays_no_other() -> None:
     """200 jobs whose turns take 2.5 s each, as creating 20 pods does among 32 others."""
-    world = Simulated(Turns(32))
+    world = Simulated(PrioritySemaphore(32))
     tasks = [asyncio.create_task(world.job("flood", f"flood-{n}", 3, 2.5)) for n in range(200)]
     await world.run(7.0)
     tasks += [asyncio.create_task(world.job("other", f"other-{n}", 1, 0.2)) for n in range(3)]
@@ -115,7 +115,7 @@ async def test_a_flood_of_one_namespace_delays_no_other() -> None:
 
 
 async def test_namespaces_take_turns_and_trains_go_first() -> None:
-    turns, order = Turns(1, 1), []
+    turns, order = PrioritySemaphore(1, 1), []
 
     async def job(namespace: str, name: str, urgent: bool = False) -> None:
         async with turns.turn(urgent, namespace):
@@ -131,7 +131,7 @@ async def test_namespaces_take_turns_and_trains_go_first() -> None:
 
 
 async def test_no_namespace_holds_more_than_its_share() -> None:
-    turns, held, most = Turns(8), 0, 0
+    turns, held, most = PrioritySemaphore(8), 0, 0
 
     async def job() -> None:
         nonlocal held, most

@@ -14,7 +14,7 @@ from worker_alone import library
 import springtide
 from springtide.checkpoint import names
 from springtide.checkpoint.keeper import Checkpoints
-from springtide.checkpoint.place import Place
+from springtide.checkpoint.location import CheckpointLocation
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.writer import Written
 from springtide_cli import checkpoints, main
@@ -38,7 +38,7 @@ def model() -> torch.nn.Module:
 def folder(tmp_path: Path, model: torch.nn.Module) -> Path:
     """Two whole checkpoints, and one that was never completed."""
     told: list[Written] = []
-    member = Checkpoints(Place(str(tmp_path), FOLDER), {}, lambda _: None, told.append)
+    member = Checkpoints(CheckpointLocation(str(tmp_path), FOLDER), {}, lambda _: None, told.append)
     tree: dict[str, Any] = {
         "parameters": {name: item.detach() for name, item in model.named_parameters()},
         "buffers": dict(model.named_buffers()),
@@ -126,7 +126,7 @@ def test_export_of_a_model_whose_state_dict_has_other_names(tmp_path: Path) -> N
                 optimizer.zero_grad()
         assert runtime.trainer is not None
         tree = runtime.trainer.checkpoint_tree(runtime.position, {})
-        member = Checkpoints(Place(str(tmp_path), FOLDER), {}, lambda _: None, lambda _: None)
+        member = Checkpoints(CheckpointLocation(str(tmp_path), FOLDER), {}, lambda _: None, lambda _: None)
         member.take(state(2), lambda: tree, Share(0, ("w0",)), "end")
         assert member.flush(60)
         member.close()

@@ -13,7 +13,7 @@ from springtide_operator.link import news, to_report, to_request
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan import hangs
 from springtide_operator.plan.actions import CreateWorker, DeletePod
-from springtide_operator.plan.relay import word
+from springtide_operator.plan.coordinator_sync import word
 from springtide_protocol import coordinator_pb2 as pb
 
 

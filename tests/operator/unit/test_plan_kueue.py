@@ -25,7 +25,7 @@ from springtide_operator.plan.actions import (
     ReportWorkload,
     UpdateWorkload,
 )
-from springtide_operator.plan.relay import word
+from springtide_operator.plan.coordinator_sync import word
 from springtide_operator.plan.workload import workload_seen
 
 Object = dict[str, Any]

@@ -15,8 +15,8 @@ from springtide_operator.api import names
 from springtide_operator.plan import nodes, observe
 from springtide_operator.plan.actions import DeletePod
 from springtide_operator.plan.clock import timestamp
+from springtide_operator.plan.coordinator_sync import word
 from springtide_operator.plan.observation import MemberReport, Node
-from springtide_operator.plan.relay import word
 
 Object = dict[str, Any]
 
@@ -51,7 +51,7 @@ def counts(world: World) -> tuple[int, int]:
 
 def living(world: World) -> list[str]:
     """Those that the coordinator is told about."""
-    seen = nodes.judged(world.observe(), world.now)
+    seen = nodes.with_node_health(world.observe(), world.now)
     return [pod.name for pod in word(world.parsed(), seen, 1, world.now).living]
 
 

@@ -13,9 +13,9 @@ from springtide_operator.api.checkpoint import Checkpoint
 from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan.actions import DeletePod
+from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, word
 from springtide_operator.plan.observation import CheckpointReport
-from springtide_operator.plan.putaway import DEAF_SECONDS, LAST_WORD_SECONDS, SAVE_SECONDS
-from springtide_operator.plan.relay import Word, word
+from springtide_operator.plan.save_on_suspend import DEAF_SECONDS, LAST_WORD_SECONDS, SAVE_SECONDS
 
 NAME = "step-000000000030-g1.0.1"
 
@@ -44,7 +44,7 @@ def saved(step: int = 30) -> CheckpointReport:
     return CheckpointReport(NAME, "/volume/default-digits-job-uid-", step, 1_800_000_000.0)
 
 
-def said(world: World) -> Word:
+def said(world: World) -> CoordinatorUpdate:
     return word(world.observe_job(), world.observe(), 1, world.now)
 
 

@@ -22,8 +22,8 @@ from springtide_operator.plan.actions import (
     DeletePod,
     Plan,
 )
+from springtide_operator.plan.coordinator_sync import word
 from springtide_operator.plan.observation import ServerReport
-from springtide_operator.plan.relay import word
 from springtide_operator.plan.servers import MUTE_SECONDS
 from springtide_protocol import coordinator_pb2 as pb
 

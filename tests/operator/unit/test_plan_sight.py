@@ -15,6 +15,7 @@ from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.plan import nodes, sight
 from springtide_operator.plan.actions import CreateCoordinator, DeletePod
 from springtide_operator.plan.clock import timestamp
+from springtide_operator.plan.coordinator_sync import word
 from springtide_operator.plan.observation import (
     LeaseSeen,
     MemberReport,
@@ -24,7 +25,6 @@ from springtide_operator.plan.observation import (
     WorkerPod,
 )
 from springtide_operator.plan.observation import Testimony as Told
-from springtide_operator.plan.relay import word
 
 
 class Doubted(World):
@@ -159,7 +159,7 @@ def test_successor_is_not_kept_off_the_only_node() -> None:
 
 
 def unheard(world: Doubted) -> set[int]:
-    said = word(world.parsed(), nodes.judged(world.observe(), world.now), 1, world.now)
+    said = word(world.parsed(), nodes.with_node_health(world.observe(), world.now), 1, world.now)
     return {pod.slot for pod in said.living if pod.unheard}
 
 
@@ -270,7 +270,7 @@ def test_no_pod_is_lost_that_its_coordinator_hears(
     members = (MemberReport(uid, True, on, False) for uid, on in zip(uids, heard, strict=False))
     world.reports(members=tuple(members))
     world.unreachable_since = None if answers else world.now - 3600
-    judged = nodes.judged(world.observe(), world.now)
+    judged = nodes.with_node_health(world.observe(), world.now)
     for pod, on in zip(judged.workers, heard, strict=False):
         if on or not answers:
             assert pod.end is None, "a coordinator that cannot be heard is no evidence"

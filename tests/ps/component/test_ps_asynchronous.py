@@ -12,8 +12,8 @@ import pytest
 import torch
 from ps_servers import TOKEN, names, servers
 
-from springtide_ps.params.applied import Book
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.applied import AppliedBatches
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.server.server import Server
 from springtide_ps.wire.client import Answer, RefusedError, ServerClient
 from springtide_ps.wire.frames import Kind
@@ -55,7 +55,7 @@ class Client:
     ) -> tuple[list[float], dict[str, Any]]:
         """(values after it, what the server says)."""
         out = torch.zeros(len(gradient))
-        about = {"k": key, "r": number, "recipe": Recipe(1.0, False, ({"lr": lr},)).to_json()}
+        about = {"k": key, "r": number, "recipe": StepSpec(1.0, False, ({"lr": lr},)).to_json()}
         payload = torch.tensor(gradient, dtype=dtype)
         future = self.ask(Kind.PUSH_RANGE, token, about, payload=payload, out=out, typed=True)
         answer = future.result(20)
@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(clients: list[Client])
         client.push(FIRST, 0, "k", [1.0])
     with pytest.raises(RefusedError, match="not held here"):
         client.push(FIRST, 0, "other", [1.0])
-    about = {"k": "k", "r": 0, "recipe": Recipe(1.0, False, ({}, {})).to_json()}
+    about = {"k": "k", "r": 0, "recipe": StepSpec(1.0, False, ({}, {})).to_json()}
     with pytest.raises(RefusedError, match="2 parameter groups"):
         client.ask(Kind.PUSH_RANGE, FIRST, about, payload=torch.zeros(2), typed=True).result(20)
     assert client.books(FIRST) == {"k": {"applied": 0, "ranges": []}}
@@ -160,7 +160,7 @@ def test_a_chunk_takes_its_book_along(clients: list[Client]) -> None:
     answer = client.ask(Kind.DUMP, FIRST, {"k": "k"}, any_size=True).result(20)
     assert answer.payload is not None
     again = Chunk.load(answer.meta, answer.payload)
-    assert isinstance(again.book, Book)
+    assert isinstance(again.book, AppliedBatches)
     assert again.book.to_json() == {"applied": 1, "ranges": [7, 8]}
 
 
@@ -200,7 +200,7 @@ def test_push_waits_for_hanging_copy_until_next_generation(
     for client in clients:
         client.load(FIRST, "k", [0.0, 0.0])
     first.ask(Kind.ARRANGE, FIRST, {"forward": {"k": [second.address]}}).result(20)
-    about = {"k": "k", "r": 0, "recipe": Recipe(1.0, False, ({"lr": 1.0},)).to_json()}
+    about = {"k": "k", "r": 0, "recipe": StepSpec(1.0, False, ({"lr": 1.0},)).to_json()}
     values = torch.zeros(2)
     with running[1].sync_handler.store.shard("k").lock:
         pushed = first.ask(

@@ -16,7 +16,7 @@ from ps_snapshots import states_on
 
 from springtide.ps.compression import GradientCompression
 from springtide.ps.connections import ServerError
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.server.speculation import ExpectedStep
 from springtide_ps.server.speculative_copy import SpeculativeCopy
 from springtide_ps.wire.client import RefusedError
@@ -273,12 +273,12 @@ def test_optimizer_changing_gradients_leaves_a_kept_sum(monkeypatch: pytest.Monk
     one = Chunk(torch.ones(6), [(0, 0, 0, 6)], "rmsprop", groups)
     total = torch.arange(6, dtype=torch.float32)
     for scale in (1.0, 0.5):
-        one.apply(total, Recipe(scale, False, groups), keep=True)
+        one.apply(total, StepSpec(scale, False, groups), keep=True)
         assert torch.equal(total, torch.arange(6, dtype=torch.float32))
 
 
 def test_what_members_foresee_holds_while_all_foresee_the_same() -> None:
-    recipe, other = Recipe(1.0, False, GROUPS), Recipe(0.5, False, GROUPS)
+    recipe, other = StepSpec(1.0, False, GROUPS), StepSpec(0.5, False, GROUPS)
     first = ExpectedStep(-1, None).with_another(3, recipe)
     assert first.with_another(3, recipe).recipe == recipe
     split = first.with_another(3, other)
@@ -288,7 +288,7 @@ def test_what_members_foresee_holds_while_all_foresee_the_same() -> None:
 
 
 def test_second_copy_makes_same_bits_and_leaves_the_chunk() -> None:
-    recipe, early = Recipe(0.5, False, GROUPS), SpeculativeCopy()
+    recipe, early = StepSpec(0.5, False, GROUPS), SpeculativeCopy()
     one, expected = chunk(), chunk()
     for step in range(1, 5):
         total = torch.full((6,), float(step))
@@ -299,7 +299,7 @@ def test_second_copy_makes_same_bits_and_leaves_the_chunk() -> None:
         expected.apply(total.clone(), recipe)
         assert torch.equal(made.values, expected.values)
         assert early.holds(step, recipe)
-        assert not early.holds(step, Recipe(1.0, False, GROUPS))
+        assert not early.holds(step, StepSpec(1.0, False, GROUPS))
         assert not early.holds(step + 1, recipe)
         one = early.swap(one)
         assert torch.equal(one.values, expected.values)
@@ -309,10 +309,10 @@ def test_second_copy_makes_same_bits_and_leaves_the_chunk() -> None:
 def test_a_chunk_becomes_another_only_in_its_own_form() -> None:
     one, other = chunk(), chunk()
     assert one.become(other)
-    other.apply(torch.ones(6), Recipe(1.0, False, GROUPS))
+    other.apply(torch.ones(6), StepSpec(1.0, False, GROUPS))
     assert not one.become(other), "it has no memory for the momentum"
     again = one.again(*other.dump())
-    other.apply(torch.ones(6), Recipe(1.0, False, GROUPS))
+    other.apply(torch.ones(6), StepSpec(1.0, False, GROUPS))
     assert again.become(other)
     assert torch.equal(again.values, other.values)
     assert torch.equal(again.state_of(1)["momentum_buffer"], other.state_of(1)["momentum_buffer"])

@@ -19,8 +19,8 @@ from ps_snapshots import states_on
 
 from springtide.ps.backend import PsBackend
 from springtide.ps.connections import ServerError
-from springtide_ps.params.applied import Book
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.applied import AppliedBatches
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.server import speculative_ranges
 from springtide_ps.server.server import Server
 from springtide_ps.server.shard import LockedShard, Shard
@@ -317,7 +317,7 @@ def test_an_early_offer_without_a_number_is_refused() -> None:
 # ---- the second copy
 
 GROUPS = ({"lr": 0.1},)
-RECIPES = (Recipe(1.0, False, GROUPS), Recipe(0.5, False, GROUPS), Recipe(1.0, True, GROUPS))
+RECIPES = (StepSpec(1.0, False, GROUPS), StepSpec(0.5, False, GROUPS), StepSpec(1.0, True, GROUPS))
 
 
 class Ranges(RuleBasedStateMachine):
@@ -330,18 +330,18 @@ class Ranges(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.held, self.reference = Shard(chunk=self.make()), self.make()
-        self.offers: dict[str, tuple[int, int, Recipe, torch.Tensor]] = {}
+        self.offers: dict[str, tuple[int, int, StepSpec, torch.Tensor]] = {}
         self.number = 0
 
     @staticmethod
     def make() -> Chunk:
         values = torch.arange(6, dtype=torch.float32)
         chunk = Chunk(values, [(0, 0, 0, 4), (1, 0, 4, 6)], "adam", GROUPS)
-        chunk.book = Book()
+        chunk.book = AppliedBatches()
         return chunk
 
     @rule(owner=owners, of_range=st.integers(0, 40), recipe=recipes)
-    def offer(self, owner: str, of_range: int, recipe: Recipe) -> None:
+    def offer(self, owner: str, of_range: int, recipe: StepSpec) -> None:
         self.number += 1
         gradient = torch.full((6,), float(self.number % 7) - 2.5)
         book = self.reference.book
@@ -359,7 +359,7 @@ class Ranges(RuleBasedStateMachine):
         self.offers[owner] = self.number, of_range, recipe, gradient
 
     @rule(owner=owners, recipe=st.one_of(st.none(), recipes))
-    def push(self, owner: str, recipe: Recipe | None) -> None:
+    def push(self, owner: str, recipe: StepSpec | None) -> None:
         if owner not in self.offers:
             return
         number, of_range, foreseen, gradient = self.offers.pop(owner)

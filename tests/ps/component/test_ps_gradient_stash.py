@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from ps_servers import TOKEN, names, servers
 
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.params.sparse_gradient import SparseGradient, pack
 from springtide_ps.server.gradient_stash import GradientStash, Offer
 from springtide_ps.server.server import Server
@@ -25,7 +25,7 @@ from springtide_ps.wire.frames import Frame, Kind
 from springtide_ps.wire.stream import connect, parse_address
 
 FIRST, SECOND = (1, 0, 1), (1, 0, 2)
-RECIPE = Recipe(1.0, False, ({"lr": 1.0},)).to_json()
+RECIPE = StepSpec(1.0, False, ({"lr": 1.0},)).to_json()
 
 
 def offer(number: int, size: int = 4, answers: dict[str, Any] | None = None) -> Offer:
@@ -257,7 +257,7 @@ def test_what_is_no_offer_is_refused_and_the_client_goes_on(server: Server) -> N
 def test_a_refused_push_uses_the_offer_up_and_changes_nothing(server: Server) -> None:
     with client_of(server) as client:
         client.enter().load().offer(1, [1.0, 1.0])
-        about = {"k": "k", "r": 0, "recipe": Recipe(1.0, False, ({}, {})).to_json(), "o": 1, "me": "a"}
+        about = {"k": "k", "r": 0, "recipe": StepSpec(1.0, False, ({}, {})).to_json(), "o": 1, "me": "a"}
         with pytest.raises(RefusedError, match="2 parameter groups"):
             client.link.ask_step(Kind.PUSH_RANGE, FIRST, about).result(60)
         assert (client.pull(), server.offered_bytes) == ([0.0, 0.0], 0)

@@ -16,7 +16,7 @@ from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
 from springtide.errors import UsageError
 from springtide.ps.forward_waits import ForwardWaits
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.wire.client import ServerClient
 from springtide_ps.wire.frames import FrameError
 
@@ -248,11 +248,11 @@ def test_a_state_is_loaded_before_the_first_step() -> None:
 def test_a_chunk_is_copied_whatever_a_script_has_set(options: dict[str, Any]) -> None:
     """torch refuses these when an optimizer is made, and takes them in a step."""
     chunk = Chunk(torch.ones(3), [(0, 0, 0, 3)], "sgd", [{"lr": 0.1, "momentum": 0.9, "nesterov": True}])
-    chunk.apply(torch.ones(3), Recipe(1.0, False, ({"lr": 0.1, "momentum": 0.9, "nesterov": True},)))
-    chunk.apply(torch.ones(3), Recipe(1.0, False, ({"lr": 0.1, "nesterov": True, **options},)))
+    chunk.apply(torch.ones(3), StepSpec(1.0, False, ({"lr": 0.1, "momentum": 0.9, "nesterov": True},)))
+    chunk.apply(torch.ones(3), StepSpec(1.0, False, ({"lr": 0.1, "nesterov": True, **options},)))
     other = Chunk.load(*chunk.dump())
     for one in (chunk, other):
-        one.apply(torch.ones(3), Recipe(1.0, False, ({"lr": 0.1, "momentum": 0.9, "nesterov": True},)))
+        one.apply(torch.ones(3), StepSpec(1.0, False, ({"lr": 0.1, "momentum": 0.9, "nesterov": True},)))
     assert torch.equal(chunk.values, other.values)
 
 

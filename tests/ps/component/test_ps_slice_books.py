@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ps_servers import TOKEN, names, servers
 
-from springtide_ps.params.applied import Book, RangeSet
-from springtide_ps.params.chunk import ChunkError, Recipe
+from springtide_ps.params.applied import AppliedBatches, IntervalSet
+from springtide_ps.params.chunk import ChunkError, StepSpec
 from springtide_ps.params.embedding import TableSpec
 from springtide_ps.params.embedding_shard import Slice, records
 from springtide_ps.server.server import Server
@@ -24,7 +24,7 @@ from springtide_ps.wire.frames import DTYPE_NAMES, Kind
 from springtide_ps.wire.stream import parse_address
 
 TOKEN_OF = (1, 0, 1)
-RECIPE = Recipe(1.0, False, ({"lr": 1.0},))
+RECIPE = StepSpec(1.0, False, ({"lr": 1.0},))
 DIM = 3
 
 
@@ -44,7 +44,7 @@ def record(ids: list[int], value: float, dtype: torch.dtype = torch.float32) -> 
 @settings(deadline=None, max_examples=50)
 def test_a_slice_takes_its_book_along_and_a_cut_does_not(numbers: list[int]) -> None:
     piece = make(max_rows=4)
-    piece.book = Book()
+    piece.book = AppliedBatches()
     for number in numbers:
         if piece.book.enter(number):
             piece.apply(record([number], 1.0), RECIPE)
@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(clients: list[Client])
         client.ask(Kind.PUSH_RANGE, {**about, "d": "float64"}, payload=record([1], 1.0))
     with pytest.raises(RefusedError, match="is a slice of a table"):
         client.ask(Kind.PUSH_RANGE, {**about, "sel": True}, payload=record([1], 1.0))
-    two = {**about, "recipe": Recipe(1.0, False, ({}, {})).to_json()}
+    two = {**about, "recipe": StepSpec(1.0, False, ({}, {})).to_json()}
     with pytest.raises(RefusedError, match="2 parameter groups"):
         client.ask(Kind.PUSH_RANGE, two, payload=record([1], 1.0))
     with pytest.raises(RefusedError, match="is a slice of a table"):
@@ -203,5 +203,5 @@ def test_a_book_with_gaps_is_counted(clients: list[Client]) -> None:
     client.load()
     for number in (9, 3, 4):
         client.push(number, [1], 1.0)
-    book = Book.from_json(client.books()["t2.0"])
-    assert book.ranges == RangeSet([(3, 5), (9, 10)])
+    book = AppliedBatches.from_json(client.books()["t2.0"])
+    assert book.ranges == IntervalSet([(3, 5), (9, 10)])

@@ -19,7 +19,7 @@ import springtide
 from springtide import kv
 from springtide.checkpoint.staging import GoneError
 from springtide.ps.snapshot import Plan, parts
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.server.snapshot import SnapshotKeeper, give, tell
 from springtide_ps.server.snapshot_reader import KEPT_SECONDS
@@ -30,7 +30,7 @@ from springtide_ps.wire.stream import parse_address
 
 torch.set_num_threads(1)
 KEYS = ("a", "b", "c")
-RECIPE = Recipe(1.0, False, ({"lr": 0.5, "momentum": 0.9},))
+RECIPE = StepSpec(1.0, False, ({"lr": 0.5, "momentum": 0.9},))
 
 
 def small(number: int) -> Chunk:

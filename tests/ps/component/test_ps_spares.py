@@ -9,7 +9,7 @@ import pytest
 import torch
 from ps_servers import TOKEN, servers
 
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.params.sparse_gradient import SparseGradient
 from springtide_ps.server.server import Server
 from springtide_ps.wire.client import RefusedError, ServerClient
@@ -17,7 +17,7 @@ from springtide_ps.wire.frames import Kind
 
 KEY, SIZE = "0.0", 1000
 GROUPS = ({"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},)
-RECIPE = Recipe(0.5, False, GROUPS)
+RECIPE = StepSpec(0.5, False, GROUPS)
 
 
 def chunk() -> Chunk:

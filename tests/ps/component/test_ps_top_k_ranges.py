@@ -16,7 +16,7 @@ from worker_ranks import Rank, on_ranks, seeded
 
 from springtide.ps.compression import GradientCompression
 from springtide.ps.sharding import PlannedChunk
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.params.sparse_gradient import SparseGradient, pack
 from springtide_ps.server.server import Server
 from springtide_ps.wire.client import RefusedError, ServerClient
@@ -115,7 +115,7 @@ def client_of(server: Server) -> ServerClient:
 
 
 def push(client: ServerClient, number: int, selected: torch.Tensor, **more: Any) -> dict[str, Any]:
-    about = {"k": "k", "r": number, "recipe": Recipe(0.5, False, ({"lr": 1.0},)).to_json()}
+    about = {"k": "k", "r": number, "recipe": StepSpec(0.5, False, ({"lr": 1.0},)).to_json()}
     about |= {"d": "float32", "sel": True, **more}
     return client.ask_step(Kind.PUSH_RANGE, FIRST, about, selected, torch.zeros(4)).result(60).meta
 
@@ -208,7 +208,7 @@ def bring_the_first_range(exchange: Any) -> None:
     assert exchange.asynchronous
     chunk = next(chunk for chunk in exchange.chunks if chunk.key == "0.0")
     key, size = chunk.key, chunk.stop - chunk.start
-    about = {"k": key, "r": 0, "d": "float32", "recipe": Recipe(1.0, True, ({},)).to_json()}
+    about = {"k": key, "r": 0, "d": "float32", "recipe": StepSpec(1.0, True, ({},)).to_json()}
     asked = exchange.connections.ask(
         exchange.context.generation.homes[key][0], Kind.COPY_RANGE, FIRST, about, torch.zeros(size)
     )

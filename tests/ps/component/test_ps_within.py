@@ -14,20 +14,20 @@ from ps_members import Member, Store, build, gradients_of, members, together
 from ps_servers import servers
 from worker_groups import addresses
 
-from springtide_ps.params.chunk import ROUNDS_LIMIT, Chunk, ChunkError, Recipe
+from springtide_ps.params.chunk import ROUNDS_LIMIT, Chunk, ChunkError, StepSpec
 from springtide_ps.server.intermediate import Parts, make_parts
 from springtide_ps.server.server import Server
 from springtide_ps.server.shard_store import ShardStore
-from springtide_ps.server.step_protocol import Effect, RoundError, Rounds, Token
+from springtide_ps.server.step_protocol import Effect, RoundError, StepProtocol, Token
 
 FIRST: Token = (1, 0, 1)
 SECOND: Token = (1, 0, 2)
 
 
-def recipe(*rounds: int, lr: float = 0.1) -> Recipe:
+def recipe(*rounds: int, lr: float = 0.1) -> StepSpec:
     """Of parts with the sums of these rounds."""
-    parts = tuple(Recipe(1.0 + n, False, ({"lr": lr},), round=number) for n, number in enumerate(rounds))
-    return Recipe(
+    parts = tuple(StepSpec(1.0 + n, False, ({"lr": lr},), round=number) for n, number in enumerate(rounds))
+    return StepSpec(
         **{
             **{name: getattr(parts[-1], name) for name in ("scale", "skip", "groups", "round")},
             "before": parts[:-1],
@@ -35,9 +35,9 @@ def recipe(*rounds: int, lr: float = 0.1) -> Recipe:
     )
 
 
-def begun(*done: tuple[str, int]) -> Rounds:
+def begun(*done: tuple[str, int]) -> StepProtocol:
     """Two members, of whom these have prepared these rounds, one after another, with a gradient each."""
-    rounds = Rounds()
+    rounds = StepProtocol()
     rounds.enter(FIRST, ["a", "b"], 0, "run")
     for member, number in done:
         rounds.stage(FIRST, 1, member, "chunk", number)
@@ -136,10 +136,10 @@ def test_parts_are_made_one_after_another_and_sums_may_be_kept() -> None:
         return Chunk(torch.zeros(2), [(0, 0, 0, 2)], "sgd", [{"lr": 0.0, "momentum": 0.5}])
 
     groups = ({"lr": 1.0, "momentum": 0.5},)
-    whole = Recipe(
-        1.0, False, groups, round=1, before=(Recipe(2.0, False, groups), Recipe(1.0, False, groups))
+    whole = StepSpec(
+        1.0, False, groups, round=1, before=(StepSpec(2.0, False, groups), StepSpec(1.0, False, groups))
     )
-    assert Recipe.from_json(whole.to_json()) == whole
+    assert StepSpec.from_json(whole.to_json()) == whole
     totals = {0: torch.ones(2), 1: torch.full((2,), 3.0)}
     kept, used = chunk(), chunk()
     make_parts(kept, totals, whole, keep=True)
@@ -149,7 +149,7 @@ def test_parts_are_made_one_after_another_and_sums_may_be_kept() -> None:
     assert kept.values.tolist() == used.values.tolist() == [-8.0, -8.0]
     for broken in ({"round": -1}, {"round": ROUNDS_LIMIT}, {"before": [whole.to_json()]}, {"before": 3}):
         with pytest.raises(ChunkError):
-            Recipe.from_json({**recipe(0).to_json(), **broken})
+            StepSpec.from_json({**recipe(0).to_json(), **broken})
 
 
 # ---- with servers

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ps_loose import until
 
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.server.shard_store import ShardStore
 from springtide_ps.server.step_protocol import RoundError
 
@@ -36,7 +36,7 @@ def test_a_sum_on_its_way_to_a_copy_is_not_used_up(scale: float) -> None:
         shards.arrange(TOKEN, {}, {"k": ["other"]}, [])
         assert told.wait(60)
         for member in "ab":
-            shards.commit(TOKEN, 1, member, Recipe(scale, False, (OPTIONS,)), lambda *_: None)
+            shards.commit(TOKEN, 1, member, StepSpec(scale, False, (OPTIONS,)), lambda *_: None)
         values = shards.shard("k")
         until(lambda: values.version == 1, "the step")
         assert torch.equal(values.values, torch.full((8,), -3.0 * scale))

@@ -11,27 +11,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide_ps.params.applied import Book, RangeSet
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.applied import AppliedBatches, IntervalSet
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.server.shard import Shard
 from springtide_ps.server.shard_store import ShardStore
-from springtide_ps.server.step_protocol import Effect, RoundError, Rounds
+from springtide_ps.server.step_protocol import Effect, RoundError, StepProtocol
 
-RECIPE = Recipe(1.0, False, ({"lr": 1.0},))
+RECIPE = StepSpec(1.0, False, ({"lr": 1.0},))
 
 
-def chunk_with(book: Book | None = None) -> Chunk:
+def chunk_with(book: AppliedBatches | None = None) -> Chunk:
     chunk = Chunk(torch.zeros(2), [(0, 0, 0, 2)], "sgd", [{"lr": 1.0}])
     chunk.book = book
     return chunk
 
 
-def up_to(count: int) -> RangeSet:
-    return RangeSet([(0, count)]) if count else RangeSet()
+def up_to(count: int) -> IntervalSet:
+    return IntervalSet([(0, count)]) if count else IntervalSet()
 
 
 def test_entering_in_another_kind_turns_one_into_the_other() -> None:
-    rounds = Rounds()
+    rounds = StepProtocol()
     assert rounds.enter((1, 0, 1), ("a",), 7, "L") == [Effect.FENCE, Effect.FORGET]
     rounds.stage((1, 0, 1), 8, "a", "k")
     rounds.prepare((1, 0, 1), 8, "a", 1)
@@ -45,7 +45,7 @@ def test_entering_in_another_kind_turns_one_into_the_other() -> None:
 
 
 def test_a_step_that_was_only_tried_is_in_no_book() -> None:
-    rounds = Rounds()
+    rounds = StepProtocol()
     rounds.enter((1, 0, 1), ("a", "b"), 0, "L")
     for member in ("a", "b"):
         rounds.stage((1, 0, 1), 1, member, "k")
@@ -75,7 +75,9 @@ def test_books_of_the_first_steps_and_their_number_mean_the_same(version: int, s
 
 @pytest.mark.parametrize("ranges", [[(0, 3)], [(0, 5)], [(0, 3), (4, 5)], [(1, 4)], []])
 def test_a_chunk_with_other_ranges_is_at_no_step(ranges: list[tuple[int, int]]) -> None:
-    held = Shard(chunk_with(Book(RangeSet(ranges), sum(stop - start for start, stop in ranges))), 0)
+    held = Shard(
+        chunk_with(AppliedBatches(IntervalSet(ranges), sum(stop - start for start, stop in ranges))), 0
+    )
     assert not held.count_steps(4)
     assert isinstance(held.chunk, Chunk)
     assert held.chunk.book is not None
@@ -149,7 +151,7 @@ class Server:
             self.truth.add(self.done)
             self.done += 1
 
-    def holds(self) -> tuple[float, RangeSet | None]:
+    def holds(self) -> tuple[float, IntervalSet | None]:
         """How often the chunk was updated, and its book."""
         self.shards.inventory(self.token)  # waits for what is decided
         with self.shards.locked(self.token, "k") as held:

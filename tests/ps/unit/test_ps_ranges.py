@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from springtide_ps.params.applied import INTERVALS_LIMIT, RANGE_LIMIT, Book, RangeError, RangeSet
+from springtide_ps.params.applied import INTERVALS_LIMIT, RANGE_LIMIT, AppliedBatches, IntervalSet, RangeError
 from springtide_ps.server.lease_table import Granted, LeaseError, Leases, Over, Wait, starting_clocks
 
 NUMBERS = st.lists(st.integers(0, 30), max_size=40)
 
 
-def made(numbers: list[int]) -> RangeSet:
-    found = RangeSet()
+def made(numbers: list[int]) -> IntervalSet:
+    found = IntervalSet()
     for number in numbers:
         found.add(number)
     return found
@@ -34,18 +34,18 @@ def test_a_set_of_ranges_is_a_set(a: list[int], b: list[int], first: int, stop: 
     assert list(ours.missing(first, stop)) == sorted(window - set(a))
     assert ours.count(first, stop) == len(window & set(a))
     assert ours.intersection(made(b)) == made([n for n in a if n in b])
-    assert RangeSet.from_json(ours.to_json()) == ours
+    assert IntervalSet.from_json(ours.to_json()) == ours
     bounds = ours.intervals()
     assert all(stop < start for (_, stop), (start, _) in itertools.pairwise(bounds))
 
 
 @given(st.lists(st.integers(0, 9), max_size=30))
 def test_a_book_counts_what_it_has_applied(numbers: list[int]) -> None:
-    book = Book()
+    book = AppliedBatches()
     applied = [number for number in numbers if book.enter(number)]
     assert applied == list(dict.fromkeys(numbers))
     assert book.applied == len(applied)
-    again = Book.from_json(book.to_json())
+    again = AppliedBatches.from_json(book.to_json())
     assert (again.applied, again.ranges) == (book.applied, book.ranges)
 
 
@@ -62,20 +62,20 @@ def test_the_copy_of_a_set_has_a_life_of_its_own() -> None:
 )
 def test_what_is_no_set_of_ranges_is_refused(value: object) -> None:
     with pytest.raises(RangeError):
-        RangeSet.from_json(value)
+        IntervalSet.from_json(value)
     for long in ([0, RANGE_LIMIT + 1], [0] * (2 * INTERVALS_LIMIT + 2)):
         with pytest.raises(RangeError):
-            RangeSet.from_json(long)
+            IntervalSet.from_json(long)
 
 
 def test_what_is_no_book_is_refused() -> None:
     for value in (None, {"ranges": []}, {"applied": -1, "ranges": []}, {"applied": 1}):
         with pytest.raises(RangeError):
-            Book.from_json(value)
+            AppliedBatches.from_json(value)
 
 
 def test_a_set_has_limits() -> None:
-    full = RangeSet((2 * n, 2 * n + 1) for n in range(INTERVALS_LIMIT))
+    full = IntervalSet((2 * n, 2 * n + 1) for n in range(INTERVALS_LIMIT))
     with pytest.raises(RangeError, match="gap"):
         full.add(10 * INTERVALS_LIMIT)
     assert full.add(1)  # closes a gap
@@ -101,7 +101,7 @@ def test_ranges_are_given_out_lowest_first_and_once() -> None:
 
 
 def test_the_fastest_waits_for_the_slowest() -> None:
-    leases = Leases(2, RangeSet(), {"fast": 0, "slow": 0})
+    leases = Leases(2, IntervalSet(), {"fast": 0, "slow": 0})
     assert leases.ask("slow", 0, 100) == Granted(0)
     for number in (1, 2):
         assert leases.ask("fast", 0, 100) == Granted(number)
@@ -113,7 +113,7 @@ def test_the_fastest_waits_for_the_slowest() -> None:
 
 
 def test_batch_on_its_way_is_not_given_again_and_counts() -> None:
-    leases = Leases(2, RangeSet(), {"fast": 0, "slow": 0})
+    leases = Leases(2, IntervalSet(), {"fast": 0, "slow": 0})
     assert leases.ask("fast", 0, 4) == Granted(0)
     assert leases.ask("fast", 0, 4, sent=[0]) == Granted(1)
     assert leases.ask("fast", 0, 4, sent=[0]) == Granted(1)  # its answer was lost
@@ -123,12 +123,12 @@ def test_batch_on_its_way_is_not_given_again_and_counts() -> None:
     assert leases.ask("slow", 0, 4) == Granted(2)
     leases.done("slow", 2)
     assert leases.ask("fast", 0, 4, sent=[1]) == Granted(3)
-    alone = Leases(1, RangeSet(), {"a": 5})
+    alone = Leases(1, IntervalSet(), {"a": 5})
     assert [alone.ask("a", 0, 2), alone.ask("a", 0, 2, sent=[0])] == [Granted(0), Granted(1)]
 
 
 def test_strangers_get_nothing() -> None:
-    leases = Leases(None, RangeSet(), {"a": 0})
+    leases = Leases(None, IntervalSet(), {"a": 0})
     with pytest.raises(LeaseError):
         leases.ask("b", 0, 1)
     with pytest.raises(LeaseError):
@@ -136,7 +136,7 @@ def test_strangers_get_nothing() -> None:
 
 
 def test_what_somebody_else_finished_does_not_move_the_clock() -> None:
-    leases = Leases(None, RangeSet(), {"a": 0, "b": 0})
+    leases = Leases(None, IntervalSet(), {"a": 0, "b": 0})
     leases.ask("a", 0, 5)
     leases.done("b", 0)
     leases.done("a", 3)
@@ -176,9 +176,9 @@ class Training(RuleBasedStateMachine):
     @initialize(bound=st.sampled_from([None, 1, 2, 4]), count=st.integers(1, 3))
     def begin(self, bound: int | None, count: int) -> None:
         self.bound, self.numbers = bound, 0
-        self.books = {key: Book() for key in CHUNKS}
+        self.books = {key: AppliedBatches() for key in CHUNKS}
         self.updates: dict[str, list[int]] = {key: [] for key in CHUNKS}
-        self.pulled = {key: (Book(), [0][:0]) for key in CHUNKS}
+        self.pulled = {key: (AppliedBatches(), [0][:0]) for key in CHUNKS}
         self.workers: dict[str, Worker] = {}
         for _ in range(count):
             self._add()
@@ -262,12 +262,12 @@ class Training(RuleBasedStateMachine):
     @rule(key=st.sampled_from(CHUNKS))
     def pull(self, key: str) -> None:
         book = self.books[key]
-        self.pulled[key] = (Book(book.ranges.copy(), book.applied), list(self.updates[key]))
+        self.pulled[key] = (AppliedBatches(book.ranges.copy(), book.applied), list(self.updates[key]))
 
     @rule(key=st.sampled_from(CHUNKS))
     def lose_a_server(self, key: str) -> None:
         book, updates = self.pulled[key]
-        self.books[key] = Book(book.ranges.copy(), book.applied)
+        self.books[key] = AppliedBatches(book.ranges.copy(), book.applied)
         self.updates[key] = list(updates)
         self._generation()
 

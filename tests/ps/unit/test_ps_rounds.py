@@ -10,21 +10,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from springtide_ps.params.chunk import Recipe
-from springtide_ps.server.step_protocol import Effect, RoundError, Rounds, StaleError
+from springtide_ps.params.chunk import StepSpec
+from springtide_ps.server.step_protocol import Effect, RoundError, StaleError, StepProtocol
 
 SERVERS = 2
-RECIPE = Recipe(1.0, False, ({},))
+RECIPE = StepSpec(1.0, False, ({},))
 
 
-def entered(token: tuple[int, int, int] = (1, 0, 1), members: tuple[str, ...] = ("a", "b")) -> Rounds:
-    rounds = Rounds()
+def entered(token: tuple[int, int, int] = (1, 0, 1), members: tuple[str, ...] = ("a", "b")) -> StepProtocol:
+    rounds = StepProtocol()
     for _ in members:
         rounds.enter(token, members, 0, "L")
     return rounds
 
 
-def prepare_all(rounds: Rounds, token: tuple[int, int, int], step: int) -> None:
+def prepare_all(rounds: StepProtocol, token: tuple[int, int, int], step: int) -> None:
     for member in sorted(rounds.members):
         rounds.stage(token, step, member, "k")
     for member in sorted(rounds.members):
@@ -122,7 +122,7 @@ class Training(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.servers = [Rounds() for _ in range(SERVERS)]
+        self.servers = [StepProtocol() for _ in range(SERVERS)]
         self.made: list[dict[int, frozenset[str]]] = [{} for _ in range(SERVERS)]
         self.sums: list[set[str]] = [set() for _ in range(SERVERS)]
         self.tried: list[frozenset[str] | None] = [None] * SERVERS

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.chunk import StepSpec
 from springtide_ps.params.embedding import TableSpec
 from springtide_ps.params.embedding_shard import Slice, records
 from springtide_ps.params.frequencies import heads_of
@@ -42,10 +42,10 @@ def total(ids: list[int], seed: int, counted: bool = False) -> torch.Tensor:
     return records(heads, gradients).view(-1)
 
 
-def recipe(optimizer: str, parts: list[tuple[int, bool]]) -> Recipe:
+def recipe(optimizer: str, parts: list[tuple[int, bool]]) -> StepSpec:
     """parts: (round, whether the table's parameter rests in it)."""
     made = [
-        Recipe(0.5 + n, False, (OPTIONS[optimizer],), frozenset({1} if rests else ()), round=number)
+        StepSpec(0.5 + n, False, (OPTIONS[optimizer],), frozenset({1} if rests else ()), round=number)
         for n, (number, rests) in enumerate(parts)
     ]
     return replace(made[-1], before=tuple(made[:-1]))

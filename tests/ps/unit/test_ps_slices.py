@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide_ps.params.chunk import ChunkError, Recipe
+from springtide_ps.params.chunk import ChunkError, StepSpec
 from springtide_ps.params.embedding import TableSpec
 from springtide_ps.params.embedding_shard import Slice, records, slice_numbers, unpack
 from springtide_ps.params.optim import UpdateError
@@ -31,8 +31,8 @@ def make(optimizer: str = "sgd", dim: int = 3, **spec: Any) -> Slice:
     return Slice(TableSpec(dim, optimizer, seed=7, **spec), 2, 0, [{"lr": 0.1}])
 
 
-def recipe(scale: float = 1.0, unused: tuple[int, ...] = (), skip: bool = False, **options: Any) -> Recipe:
-    return Recipe(scale, skip, ({"lr": 0.1, **options},), frozenset(unused))
+def recipe(scale: float = 1.0, unused: tuple[int, ...] = (), skip: bool = False, **options: Any) -> StepSpec:
+    return StepSpec(scale, skip, ({"lr": 0.1, **options},), frozenset(unused))
 
 
 @given(st.lists(IDS, min_size=1, max_size=4), st.integers(1, 5))
@@ -135,7 +135,7 @@ def test_what_is_no_slice_is_refused(change: dict[str, Any], message: str) -> No
     with pytest.raises(ChunkError, match="20 bytes each"):
         piece.check_gradient(21, None)
     with pytest.raises(ChunkError, match="2 parameter groups, not 1"):
-        piece.apply(record([1], 3), Recipe(1.0, False, ({"lr": 1.0}, {"lr": 1.0})))
+        piece.apply(record([1], 3), StepSpec(1.0, False, ({"lr": 1.0}, {"lr": 1.0})))
 
 
 class Answers:

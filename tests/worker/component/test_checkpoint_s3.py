@@ -11,8 +11,8 @@ from s3_server import s3_server
 
 from springtide.checkpoint import names, restore
 from springtide.checkpoint.keeper import Checkpoints
+from springtide.checkpoint.location import CheckpointLocation
 from springtide.checkpoint.manifest import CorruptError
-from springtide.checkpoint.place import Place
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.storage import Storage, StorageError
 from springtide.checkpoint.writer import Written
@@ -44,7 +44,7 @@ def tree(step: int) -> dict[str, torch.Tensor]:
 def save(step: int, uri: str = URI) -> list[Written]:
     """All members write their shares of a state."""
     told: list[Written] = []
-    place = Place(uri, FOLDER, keep=2)
+    place = CheckpointLocation(uri, FOLDER, keep=2)
     members = [Checkpoints(place, {}, lambda _: None, told.append) for _ in MEMBERS]
     for index, member in enumerate(members):
         member.take(state(step), lambda: tree(step), Share(index, MEMBERS), "interval")

@@ -27,7 +27,7 @@ from springtide.exact import exponents as scale
 from springtide.exact.buckets import ExactBuckets
 from springtide.exact.buffers import pack_parts
 from springtide.exact.on_device import DEVICE_PIECE, DeviceRounder
-from springtide.exact.parts import Kept
+from springtide.exact.parts import PartContribution
 from springtide.exact.rounding import BLOCK
 from springtide.exact.settings import CUBLAS_WORKSPACE, OnGpu, check_gpu, describe
 
@@ -132,8 +132,8 @@ def test_buffers_of_all_parts_leave_the_device_in_one_copy() -> None:
         {0: torch.tensor([2.0, 4.0]), 1: torch.tensor(9), 2: torch.tensor([11.0])},
     ]
 
-    def kept(number: int, buffers: dict[int, torch.Tensor]) -> Kept:
-        return Kept(number, 1.0, Contribution(0, 0, 0), [True] * 3, buffers)
+    def kept(number: int, buffers: dict[int, torch.Tensor]) -> PartContribution:
+        return PartContribution(number, 1.0, Contribution(0, 0, 0), [True] * 3, buffers)
 
     expected = pack_parts([kept(n, own) for n, own in enumerate(left)], [0, 1, 2], committed, 4)
     with Accelerator() as accelerator:

@@ -22,7 +22,7 @@ from springtide.errors import UsageError
 from springtide.ps.sharding import plan_chunks
 from springtide.ps.step_spec import ServerOptimizers
 from springtide.train_step.validation import declare
-from springtide_ps.params.chunk import Chunk, ChunkError, Recipe
+from springtide_ps.params.chunk import Chunk, ChunkError, StepSpec
 
 SAMPLES, BATCH, EPOCHS = 24, 8, 3
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))
@@ -58,16 +58,16 @@ def test_chunks_hold_one_optimizers_parameters_and_miss_none(
 
 
 def test_a_chunk_takes_the_options_of_its_own_optimizer() -> None:
-    recipe = Recipe(0.5, False, ({"lr": 9.0}, {"lr": 1.0}, {"lr": 3.0}), factors=(7.0, 0.5, 0.5))
-    assert Recipe.from_json(recipe.to_json()) == recipe
+    recipe = StepSpec(0.5, False, ({"lr": 9.0}, {"lr": 1.0}, {"lr": 3.0}), factors=(7.0, 0.5, 0.5))
+    assert StepSpec.from_json(recipe.to_json()) == recipe
     chunk = Chunk(torch.zeros(4), [(0, 0, 0, 2), (1, 1, 2, 4)], "sgd", [{"lr": 0.0}, {"lr": 0.0}], 1, 3)
     chunk = Chunk.load(*chunk.dump())
     chunk.apply(torch.ones(4), recipe)
     assert chunk.values.tolist() == [-0.25, -0.25, -0.75, -0.75]
     with pytest.raises(ChunkError, match="2 parameter groups, not 3"):
-        chunk.apply(torch.ones(4), Recipe(1.0, False, ({"lr": 1.0}, {"lr": 1.0})))
+        chunk.apply(torch.ones(4), StepSpec(1.0, False, ({"lr": 1.0}, {"lr": 1.0})))
     with pytest.raises(ChunkError, match="2 factors for 3 groups"):
-        Recipe.from_json({**recipe.to_json(), "factors": [1.0, 2.0]})
+        StepSpec.from_json({**recipe.to_json(), "factors": [1.0, 2.0]})
     for first, among in ((2, 3), (-1, 3), (0, 1)):
         with pytest.raises(ChunkError, match="are not among"):
             Chunk(torch.zeros(1), [(0, 0, 0, 1)], "sgd", [{}, {}], first, among)

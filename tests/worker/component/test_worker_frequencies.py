@@ -23,7 +23,7 @@ import springtide
 from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
 from springtide.errors import UsageError
-from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.chunk import StepSpec
 from springtide_ps.params.embedding import TableSpec
 from springtide_ps.params.embedding_shard import Slice, record_bytes, records, unpack, widened
 from springtide_ps.params.frequencies import carried, divided, heads_of, ids_of, renumbered, summed
@@ -75,7 +75,7 @@ def test_any_split_over_workers_is_one_batch(workers: list[list[tuple[int, int]]
     tolerance = 0.1 if narrow else 1e-5
     square = float(expected.square().sum())
     assert piece.square_norm(total) == pytest.approx(square, rel=tolerance, abs=tolerance)
-    piece.apply(total, Recipe(1.0, False, ({"lr": 1.0},)))
+    piece.apply(total, StepSpec(1.0, False, ({"lr": 1.0},)))
     piece = Slice.load(*piece.dump())
     assert piece.counted
     found = piece.rows(torch.arange(-3, 4).numpy())

@@ -15,7 +15,7 @@ import springtide
 from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
 from springtide.errors import UsageError
-from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.chunk import StepSpec
 from springtide_ps.params.embedding import TableSpec
 from springtide_ps.params.embedding_shard import Slice, records
 from springtide_ps.params.row_norms import bounded
@@ -43,7 +43,7 @@ def make(max_norm: float | None) -> Slice:
 
 def step(piece: Slice, ids: list[int], skip: bool = False) -> None:
     gradients = torch.ones(len(ids), 3)
-    piece.apply(records(torch.tensor(ids), gradients).view(-1), Recipe(1.0, skip, ({"lr": 0.1},)))
+    piece.apply(records(torch.tensor(ids), gradients).view(-1), StepSpec(1.0, skip, ({"lr": 0.1},)))
 
 
 def test_step_bounds_its_rows_and_dropped_or_skipped_one_none() -> None:

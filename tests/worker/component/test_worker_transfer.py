@@ -18,7 +18,7 @@ from springtide.comm import process_group as groups_module
 from springtide.comm import state_pieces as pieces
 from springtide.comm import state_transfer as transfer
 from springtide.comm.process_group import Group
-from springtide.comm.state_pieces import Incoming, Outgoing, piece_size
+from springtide.comm.state_pieces import Incoming, OutgoingState, piece_size
 from springtide.comm.state_transfer import Route, receive_state, route, send_state
 from springtide.comm.transfer_progress import Progress
 from springtide.comm.work import Message, Waiter
@@ -317,7 +317,7 @@ def test_pieces_are_the_packed_bytes(sizes: list[int], piece: int) -> None:
     tensors = [torch.arange(size, dtype=torch.int32).to(torch.uint8) for size in sizes]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pieces, "piece_size", lambda total: piece)
-        outgoing = Outgoing(tensors)
+        outgoing = OutgoingState(tensors)
         room = torch.empty(piece, dtype=torch.uint8)
         parts = [outgoing.gather(number, room).clone() for number in range(len(outgoing))]
         assert [part.numel() for part in parts] == [

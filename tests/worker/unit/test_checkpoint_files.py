@@ -19,9 +19,9 @@ from fsspec.spec import AbstractFileSystem
 from springtide import faults
 from springtide.checkpoint import inspect, names, restore
 from springtide.checkpoint.keeper import Checkpoints
+from springtide.checkpoint.location import CheckpointLocation
 from springtide.checkpoint.manifest import CorruptError
 from springtide.checkpoint.names import TABLES
-from springtide.checkpoint.place import Place
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.staging import Collected, GoneError, Stage
 from springtide.checkpoint.storage import Storage, StorageError
@@ -401,7 +401,7 @@ def test_checkpoint_of_another_job_is_restored_only_if_named(root: Path) -> None
     told: list[Written] = []
 
     def other(restore_from: str) -> Checkpoints:
-        place = Place(str(root), "space-job-87654321", 60.0, 3, restore_from)
+        place = CheckpointLocation(str(root), "space-job-87654321", 60.0, 3, restore_from)
         return Checkpoints(place, {}, lambda _: None, told.append)
 
     assert other("").newest(must_read=False) == (None, [])
@@ -419,7 +419,7 @@ def test_checkpoint_of_another_job_is_restored_only_if_named(root: Path) -> None
 def test_the_interval_runs_from_the_last_one(root: Path) -> None:
     now = [100.0]
     member = Checkpoints(
-        Place(str(root), FOLDER, 60.0), {}, lambda _: None, lambda _: None, clock=lambda: now[0]
+        CheckpointLocation(str(root), FOLDER, 60.0), {}, lambda _: None, lambda _: None, clock=lambda: now[0]
     )
     assert member.wish(first=True) == 0.0
     now[0] += 60

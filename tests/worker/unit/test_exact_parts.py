@@ -15,7 +15,7 @@ from springtide.data.cursor import Cursor
 from springtide.data.ledger import Contribution
 from springtide.data.loop import plan_loop
 from springtide.exact.buffers import pack_parts, unpack_parts
-from springtide.exact.parts import Kept, assignment, deal, weights_by_part
+from springtide.exact.parts import PartContribution, assignment, deal, weights_by_part
 
 
 @settings(max_examples=60, deadline=None)
@@ -79,8 +79,8 @@ def test_each_part_is_collated_into_aligned_memory_of_its_own() -> None:
             assert tensor.untyped_storage().data_ptr() == tensor.data_ptr()
 
 
-def kept(number: int, weight: float, buffers: dict[int, torch.Tensor]) -> Kept:
-    return Kept(number, weight, Contribution(0, 0, 0), [True] * 3, buffers)
+def kept(number: int, weight: float, buffers: dict[int, torch.Tensor]) -> PartContribution:
+    return PartContribution(number, weight, Contribution(0, 0, 0), [True] * 3, buffers)
 
 
 def test_buffers_are_combined_in_logical_order() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from springtide.errors import Dropped
-from springtide.ps.lazy_values import Awaited, Pending
+from springtide.ps.lazy_values import LazyParameter, Pending
 
 
 def expected(model: torch.nn.Module) -> tuple[Pending, list[list[int]]]:
@@ -37,7 +37,7 @@ def test_the_first_look_waits_and_only_for_what_it_looks_at() -> None:
     pending, waited = expected(model)
     assert F.linear(torch.ones(1, 2), model.weight).tolist() == [[2.0] * 3]
     assert waited == [[0]]
-    assert kinds(model) == [torch.nn.Parameter, Awaited]
+    assert kinds(model) == [torch.nn.Parameter, LazyParameter]
     model.weight.sum()
     assert waited == [[0]]
     norms = torch._foreach_norm([model.weight, model.bias])
@@ -113,8 +113,8 @@ def test_what_others_have_made_of_a_parameter_stays_theirs() -> None:
     model = torch.nn.Linear(2, 3)
     model.bias = Other(torch.zeros(3))
     pending, waited = expected(model)
-    assert kinds(model) == [Awaited, Other]
-    copy = Awaited(torch.ones(2))  # somebody has called type(parameter)
+    assert kinds(model) == [LazyParameter, Other]
+    copy = LazyParameter(torch.ones(2))  # somebody has called type(parameter)
     assert copy.sum() == 2.0
     assert type(copy) is torch.nn.Parameter
     assert not waited

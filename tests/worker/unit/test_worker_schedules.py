@@ -24,7 +24,7 @@ from springtide.errors import UsageError
 from springtide.ps.books import newest_copies, rescue
 from springtide.train_step.lr_schedulers import Schedules
 from springtide.train_step.scheduler_count import count_of, count_steps
-from springtide_ps.params.applied import Book, RangeSet
+from springtide_ps.params.applied import AppliedBatches, IntervalSet
 
 KINDS: dict[str, Callable[[torch.optim.Optimizer], LRScheduler]] = {
     "exponential": lambda optimizer: ExponentialLR(optimizer, 0.5),
@@ -379,8 +379,8 @@ def test_what_would_differ_from_worker_to_worker_is_refused() -> None:
         Schedules({"average": torch.optim.swa_utils.AveragedModel(torch.nn.Linear(1, 1))})
 
 
-def book(applied: int) -> Book:
-    return Book(RangeSet([(0, applied)]) if applied else RangeSet(), applied)
+def book(applied: int) -> AppliedBatches:
+    return AppliedBatches(IntervalSet([(0, applied)]) if applied else IntervalSet(), applied)
 
 
 def test_a_copy_that_lags_behind_does_not_count() -> None:

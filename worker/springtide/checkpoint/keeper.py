@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from springtide.checkpoint import names, restore, schedule
+from springtide.checkpoint.location import CheckpointLocation
 from springtide.checkpoint.manifest import CorruptError
-from springtide.checkpoint.place import Place
 from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.staging import Elsewhere, Stage, Staged
@@ -33,7 +33,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        place: Place,
+        place: CheckpointLocation,
         job: Mapping[str, str],
         present: Callable[[StateName], Collection[str] | None],
         report: Callable[[Written], None],

@@ -30,7 +30,7 @@ def checksum(piece: torch.Tensor) -> int:
     return zlib.crc32(piece.numpy().data)
 
 
-class Outgoing:
+class OutgoingState:
     """The packed bytes of a tree, without a copy of it.
 
     tensors: of `codec.flatten`; they do not change while this is used.

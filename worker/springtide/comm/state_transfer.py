@@ -25,7 +25,7 @@ import torch
 
 from springtide.comm import codec
 from springtide.comm.process_group import Group, Work
-from springtide.comm.state_pieces import MOST_PIECE_BYTES, Incoming, Outgoing, checksum
+from springtide.comm.state_pieces import MOST_PIECE_BYTES, Incoming, OutgoingState, checksum
 from springtide.comm.transfer_progress import Progress
 
 _MOST_HEADER_BYTES = 256 << 20
@@ -64,7 +64,7 @@ def send_state(
     """Send the tree to the rank `receiver`; return the bytes sent. Raise RuntimeError of the group's."""
     progress = progress or Progress("", sends=True)
     header, tensors = codec.flatten(tree)
-    pieces = Outgoing(tensors)
+    pieces = OutgoingState(tensors)
     with _Link(group) as link:
         reach = int(link.receive(torch.zeros(1, dtype=torch.int64), receiver)[0])
         known = pieces.checksums(reach)

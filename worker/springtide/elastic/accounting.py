@@ -9,7 +9,7 @@ import time
 from springtide.coordination.metrics import Metrics
 from springtide.coordination.progress import Commit, CommitLog, StepLog
 from springtide.settings import Settings
-from springtide.train_step.context import Body
+from springtide.train_step.context import StepContext
 from springtide.train_step.timing import Timing
 from springtide_protocol.names import StateName
 
@@ -25,7 +25,9 @@ class Accounting:
         self._committed_at = math.nan
         self.metrics.since_commit.set_function(lambda: time.monotonic() - self._committed_at)
 
-    def count_step(self, body: Body, seconds: float, state: StateName, values: dict[str, float]) -> Commit:
+    def count_step(
+        self, body: StepContext, seconds: float, state: StateName, values: dict[str, float]
+    ) -> Commit:
         """Count a committed step in metrics and times.
 
         Args:

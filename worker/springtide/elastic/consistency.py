@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from springtide.coordination.membership import Membership
-from springtide.elastic.range_loop import RangeLoop, RangeLoopParts
+from springtide.elastic.async_loop import AsyncLoop, RangeLoopParts
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import UsageError
 from springtide.ps.backend import PsBackend
@@ -40,16 +40,16 @@ class Consistencies:
         """
         self._asynchronous, self._state, self._membership = settings.asynchronous, state, membership
         self._declared = False
-        self._range_loop: RangeLoop | None = None
-        self._active: RangeLoop | None = None
+        self._range_loop: AsyncLoop | None = None
+        self._active: AsyncLoop | None = None
         self._problem = ""
 
     @property
-    def range_loop(self) -> RangeLoop | None:
+    def range_loop(self) -> AsyncLoop | None:
         """Return the loop of the present generation if its members do not step together, else None."""
         return self._active
 
-    def use(self, range_loop: RangeLoop | None, problem: str) -> None:
+    def use(self, range_loop: AsyncLoop | None, problem: str) -> None:
         """Declare what the script can do.
 
         Args:
@@ -126,7 +126,7 @@ def declare_consistencies(
     try:
         check(consistency="Asynchronous")
         if servers is not None and servers.async_backend is not None:
-            range_loop = RangeLoop(parts, servers.async_backend, tracked)
+            range_loop = AsyncLoop(parts, servers.async_backend, tracked)
         else:
             problem = "training without common steps takes strategy.type ParameterServer"
     except UsageError as error:

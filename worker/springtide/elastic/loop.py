@@ -24,7 +24,7 @@ from springtide.elastic.warm_up import WarmUp
 from springtide.errors import UsageError
 from springtide.exact import parts as exact_parts
 from springtide.loading.prefetch import Loader
-from springtide.train_step.context import Deal
+from springtide.train_step.context import StepAssignment
 from springtide.train_step.timing import Timing
 from springtide.train_step.transaction import Phase
 
@@ -128,7 +128,9 @@ class TrainingLoops:
         self._state.close_loop(stage)
         return True
 
-    def _deals(self, plan: LoopPlan, cursor: Cursor, stage: int, loader: Loader | None) -> list[Deal]:
+    def _deals(
+        self, plan: LoopPlan, cursor: Cursor, stage: int, loader: Loader | None
+    ) -> list[StepAssignment]:
         """Return the bodies that this worker runs for the step at the cursor: one, or one per logical part.
 
         Return none when the loop has to look at the cursor again.
@@ -143,10 +145,10 @@ class TrainingLoops:
                 loader.stand_at(cursor, group.rank, group.size)
                 fetch = self._parts.timing.timed(partial(loader.read, cursor.step))
             batch = plan.batch(cursor, group.rank, group.size, fetch)
-            return [Deal(batch, group, number, plan.seed, stage, cursor.epoch, group.rank)]
+            return [StepAssignment(batch, group, number, plan.seed, stage, cursor.epoch, group.rank)]
         own = exact_parts.deal(plan, cursor, group.rank, group.size, self._parts.logical_workers)
         return [
-            Deal(
+            StepAssignment(
                 part.batch,
                 group,
                 number,

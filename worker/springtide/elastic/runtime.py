@@ -16,12 +16,12 @@ from springtide.coordination.progress import as_numbers
 from springtide.coordination.report_limits import ReportedNames
 from springtide.coordination.session import Session, SessionSources
 from springtide.elastic.accounting import Accounting
+from springtide.elastic.async_loop import RangeLoopParts
 from springtide.elastic.consistency import Consistencies, declare_consistencies
 from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.exit import ExitParts, ProcessExit
 from springtide.elastic.loop import LoopParts, TrainingLoops
-from springtide.elastic.range_loop import RangeLoopParts
 from springtide.elastic.recovery import Recovery, RecoveryParts
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.saving import CheckpointSaver

@@ -6,7 +6,7 @@ from springtide import faults
 from springtide.checkpoint import names as checkpoint_names
 from springtide.checkpoint import schedule
 from springtide.checkpoint.keeper import Checkpoints
-from springtide.checkpoint.place import Place
+from springtide.checkpoint.location import CheckpointLocation
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.writer import Written
 from springtide.coordination.membership import Membership, generation_of
@@ -35,7 +35,7 @@ class CheckpointSaver:
         self._accounting = accounting
         self._membership = membership
         self.checkpoints = Checkpoints(
-            Place() if settings.alone else settings.checkpoint,
+            CheckpointLocation() if settings.alone else settings.checkpoint,
             {"namespace": settings.namespace, "name": settings.job, "uid": settings.job_uid},
             self._members_besides,
             self._on_written,

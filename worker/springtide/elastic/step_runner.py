@@ -16,7 +16,7 @@ from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import Dropped, SpringtideError, UsageError
-from springtide.train_step.context import Body, Deal
+from springtide.train_step.context import StepAssignment, StepContext
 from springtide.train_step.trainer import Trainer
 from springtide.train_step.transaction import Phase
 from springtide_protocol.names import StateName
@@ -44,7 +44,7 @@ class StepRunner:
     def __init__(self, parts: StepParts) -> None:
         self._parts = parts
         self._state = parts.state
-        self._deal: Deal | None = None
+        self._deal: StepAssignment | None = None
         self._set_aside = False
         self._broken = False
         self._warned_of_names = self._warned_of_values = False
@@ -56,7 +56,7 @@ class StepRunner:
         """Return whether the last body was one part of its step, which goes on with the next body."""
         return self._set_aside
 
-    def deal(self, deal: Deal) -> None:
+    def deal(self, deal: StepAssignment) -> None:
         """Give the next body its samples."""
         if deal.first:
             self._parts.accounting.timing.dealt()
@@ -196,7 +196,7 @@ class StepRunner:
         parts.accounting.step_log.write(commit)
         faults.reach("committed", cursor.step)
 
-    def _warn_once(self, body: Body, values: dict[str, float] | None) -> None:
+    def _warn_once(self, body: StepContext, values: dict[str, float] | None) -> None:
         number = body.deal.number
         odd = [name for name, value in (values or {}).items() if not math.isfinite(value)]
         if odd and not self._warned_of_values:

@@ -20,7 +20,7 @@ from springtide.elastic.step_runner import StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.settings import Settings
-from springtide.train_step.context import Deal
+from springtide.train_step.context import StepAssignment
 from springtide.train_step.randomness import isolated
 from springtide_protocol.names import GenerationName
 
@@ -107,7 +107,9 @@ class WarmUp:
                 batch = plan.batch(cursor, others, others + 1)
                 number = cursor.step + 1
                 self._steps.deal(
-                    Deal(batch, group, number, plan.seed, stage, cursor.epoch, others, rehearsal=True)
+                    StepAssignment(
+                        batch, group, number, plan.seed, stage, cursor.epoch, others, rehearsal=True
+                    )
                 )
                 yield batch
                 self._steps.check_taken()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.chunk import StepSpec
 from springtide_ps.params.embedding import TableSpec
 from springtide_ps.params.embedding_shard import Slice, records, slice_numbers
 from springtide_ps.params.frequencies import ids_of, summed
@@ -69,7 +69,7 @@ class LocalRows:
 
     def apply(self, ids: torch.Tensor, sums: torch.Tensor, scale: float, options: Mapping[str, Any]) -> None:
         """One step with the sums of gradients (each id once, or heads), multiplied by `scale`."""
-        recipe = Recipe(scale, False, (dict(options),))
+        recipe = StepSpec(scale, False, (dict(options),))
         for piece, own in zip(self.slices, by_slice(ids, len(self.slices)), strict=True):
             piece.apply(records(ids[own], sums[own]).view(-1), recipe)
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import torch
 
 from springtide.comm.combine import flat_view, is_floating, join_halves, shaped_like, split_halves
-from springtide.exact.parts import Kept
+from springtide.exact.parts import PartContribution
 
 
 def pack_parts(
-    kept: Sequence[Kept], indices: Sequence[int], committed: Sequence[torch.Tensor], logical: int
+    kept: Sequence[PartContribution], indices: Sequence[int], committed: Sequence[torch.Tensor], logical: int
 ) -> torch.Tensor:
     """float64 [n] on the CPU: what this worker's parts put into the sum for the buffers `indices`.
 

@@ -26,7 +26,7 @@ class LogicalPart:
 
 
 @dataclass(slots=True)
-class Kept:
+class PartContribution:
     """What a finished part has put in. moved: by buffer. buffers: by index, values of those."""
 
     number: int
@@ -98,7 +98,7 @@ def _seeded(
     return read
 
 
-def weights_by_part(kept: Sequence[Kept], logical_workers: int) -> list[float]:
+def weights_by_part(kept: Sequence[PartContribution], logical_workers: int) -> list[float]:
     """By logical part: its weight, 0 where another worker has it."""
     weights = [0.0] * logical_workers
     for part in kept:
@@ -107,6 +107,6 @@ def weights_by_part(kept: Sequence[Kept], logical_workers: int) -> list[float]:
     return weights
 
 
-def total_ids(kept: Sequence[Kept]) -> Contribution:
+def total_ids(kept: Sequence[PartContribution]) -> Contribution:
     """Sums over this worker's parts, as the side reduction adds them."""
     return Contribution(*(sum(part.ids[place] for part in kept) for place in range(3)))

@@ -10,7 +10,7 @@ import torch
 from springtide.comm.process_group import Group, Work
 from springtide.exact.buckets import ExactBuckets
 from springtide.exact.buffers import pack_parts, unpack_parts
-from springtide.exact.parts import Kept, weights_by_part
+from springtide.exact.parts import PartContribution, weights_by_part
 
 
 class ExactStep:
@@ -20,7 +20,7 @@ class ExactStep:
         self._buckets = buckets
         self._logical_workers = logical_workers
         self._raised: tuple[Group, int, torch.Tensor] | None = None
-        self.kept: list[Kept] = []
+        self.kept: list[PartContribution] = []
 
     def begin(
         self, group: Group, number: int, first: bool, last: bool, start_sum: Callable[[torch.Tensor], Work]
@@ -34,7 +34,7 @@ class ExactStep:
         again = self._raised is not None and self._raised[0] is group and self._raised[1] == number
         self._buckets.begin(start_sum, last, self._raised[2] if again and self._raised else None)
 
-    def keep(self, part: Kept) -> list[Kept]:
+    def keep(self, part: PartContribution) -> list[PartContribution]:
         """The gradients of a part are complete; return all parts of the step so far."""
         self.kept.append(part)
         return self.kept

@@ -49,9 +49,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _crew(options: Options, settings: Settings, count: int, environ: Mapping[str, str]) -> int:
-    from springtide.launch.script_launcher import Crew
+    from springtide.launch.script_launcher import ScriptLauncher
 
-    return Crew(options, settings, count, environ, settings.job_uid or settings.job).run()
+    return ScriptLauncher(options, settings, count, environ, settings.job_uid or settings.job).run()
 
 
 def agreed(count: int, environ: Mapping[str, str]) -> int:

@@ -73,7 +73,7 @@ def scrape(port: int) -> str:
         return text
 
 
-class Board:
+class MetricsProxy:
     """Serves /metrics and /healthz.
 
     ports: the files of the processes' ports, by local rank. own: the launcher's own series. health: (whether

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from springtide.coordination import outcome
 from springtide.coordination.outcome import Failed, Left, Outcome
 from springtide.launch import cgroup, cpus
-from springtide.launch.metrics_proxy import Board
+from springtide.launch.metrics_proxy import MetricsProxy
 from springtide.launch.options import Options
 from springtide.launch.process_env import Folder, environment
 from springtide.launch.processes import CannotStart, Child, reap, spawn
@@ -56,7 +56,7 @@ class Pod:
     def run(self) -> int:
         """Return the exit code; the outcome is in the termination message."""
         folder = Folder(self._supervisor.count)
-        board = Board(
+        board = MetricsProxy(
             {rank: place.port for rank, place in enumerate(folder.places)},
             self._series.registry,
             self._health,

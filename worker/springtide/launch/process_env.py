@@ -16,7 +16,7 @@ METRICS_FILE_VARIABLE = "SPRINGTIDE_METRICS_FILE"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessFiles:
     """The files of one process."""
 
     folder: Path
@@ -59,7 +59,7 @@ class Folder:
                     f"springtide launch needs a folder to write to, and has none ({error.strerror}): mount an"
                     " emptyDir at /tmp, or set TMPDIR"
                 ) from error
-        self.places = [Place(self._path / str(rank)) for rank in range(count)]
+        self.places = [ProcessFiles(self._path / str(rank)) for rank in range(count)]
         for place in self.places:
             place.folder.mkdir()
 
@@ -68,7 +68,7 @@ class Folder:
 
 
 def environment(
-    environ: Mapping[str, str], rank: int, count: int, place: Place, threads: int | None
+    environ: Mapping[str, str], rank: int, count: int, place: ProcessFiles, threads: int | None
 ) -> dict[str, str]:
     """The environment of one process. threads: OMP_NUM_THREADS where nobody has set it; None: not set."""
     result = {

@@ -12,12 +12,12 @@ from springtide.coordination import outcome
 from springtide.coordination.outcome import Failed, Finished, Left, Outcome
 from springtide.elastic.termination import UNHEARD_SECONDS
 from springtide.launch import cgroup
-from springtide.launch.metrics_proxy import Board
+from springtide.launch.metrics_proxy import MetricsProxy
 from springtide.launch.options import Options
 from springtide.launch.pod import machine
 from springtide.launch.processes import Child, reap, spawn
 from springtide.launch.script import Attempts
-from springtide.launch.script_member import Seat
+from springtide.launch.script_member import ScriptMember
 from springtide.launch.series import LauncherSeries
 from springtide.launch.signals import ENDING, Signals
 from springtide.launch.supervision import End
@@ -29,7 +29,7 @@ log = logging.getLogger("springtide")
 _WAIT_SECONDS = 1.0
 
 
-class Crew:
+class ScriptLauncher:
     """Runs `count` seats to their common end."""
 
     def __init__(
@@ -50,7 +50,8 @@ class Crew:
         self._series = LauncherSeries(settings.job, settings.namespace, count, lambda: len(self._children))
         grace = options.grace if options.grace is not None else 10.0
         self._seats = [
-            Seat(rank, settings, environment, self, run_id=run_id, grace=grace) for rank in range(count)
+            ScriptMember(rank, settings, environment, self, run_id=run_id, grace=grace)
+            for rank in range(count)
         ]
         self._gave_up = ""
         self._signals: Signals | None = None
@@ -91,7 +92,7 @@ class Crew:
 
     def run(self) -> int:
         """Return the exit code; the outcome is in the termination message."""
-        board = Board({}, self._series.registry, self._health)
+        board = MetricsProxy({}, self._series.registry, self._health)
         threads = [
             threading.Thread(target=self._sit, args=(seat,), name=f"springtide-seat-{seat.rank}", daemon=True)
             for seat in self._seats
@@ -120,7 +121,7 @@ class Crew:
             log.error("cannot write the outcome to %s: %s", self._settings.termination_log, error)
         return 1 if isinstance(said, Failed) else 0
 
-    def _sit(self, seat: Seat) -> None:
+    def _sit(self, seat: ScriptMember) -> None:
         seat.run()
         if self._signals is not None:
             self._signals.wake()

@@ -37,15 +37,15 @@ _END_PATIENCE = 2.0
 _POLL_SECONDS = 0.5
 
 
-class Crew(Protocol):
-    """What a seat needs of its launcher."""
+class Launcher(Protocol):
+    """The launcher, as a script's member needs it."""
 
     def spawn(self, rank: int, environment: Mapping[str, str]) -> Child: ...
     def one_too_many(self) -> bool: ...
     def describe(self, rank: int, end: End) -> Failed: ...
 
 
-class Seat:
+class ScriptMember:
     """`run` is called in a thread of its own; `ended` and `stop` from others."""
 
     def __init__(
@@ -53,14 +53,14 @@ class Seat:
         rank: int,
         settings: Settings,
         environ: Mapping[str, str],
-        crew: Crew,
+        launcher: Launcher,
         *,
         run_id: str,
         grace: float,
     ) -> None:
         self.rank = rank
         self._settings = replace(settings, local_rank=rank, process_id=uuid.uuid4().hex)
-        self._environ, self._crew, self._run_id, self._grace = environ, crew, run_id, grace
+        self._environ, self._launcher, self._run_id, self._grace = environ, launcher, run_id, grace
         self._changed = threading.Condition()
         self._boundary_at: float | None = None
         self._stopped = ""
@@ -204,14 +204,14 @@ class Seat:
             failures = {
                 member: Failure.from_json(store.get(f"failure/{other}")) for other, member in enumerate(ids)
             }
-            if culprit(failures, ids) == self.membership.me.id and self._crew.one_too_many():
+            if culprit(failures, ids) == self.membership.me.id and self._launcher.one_too_many():
                 assert self._end is not None
-                return self._crew.describe(self.rank, self._end)
+                return self._launcher.describe(self.rank, self._end)
             port = int(store.get("master/0"))
             round = Round(self._run_id, members[0].address, port, start.generation.number - 1)
             self._failure, self._end = Failure(), None
             self.membership.hold(required_state(start.message.state, "Start.state"))
-            child = self._crew.spawn(self.rank, variables(self._environ, members, ids[rank], round))
+            child = self._launcher.spawn(self.rank, variables(self._environ, members, ids[rank], round))
             self.membership.formed(time.monotonic() - began, 0.0, 0)
             self.generations += 1
             log.info(

@@ -51,8 +51,8 @@ from springtide.ps.speculative_pull import SpeculativeValues
 from springtide.ps.speculative_push import SpeculativePush
 from springtide.ps.step_fetches import Asked
 from springtide.ps.worker_groups import GradientRoute
-from springtide_ps.params.applied import Book, RangeSet
-from springtide_ps.params.chunk import Chunk, Recipe, square_norm
+from springtide_ps.params.applied import AppliedBatches, IntervalSet
+from springtide_ps.params.chunk import Chunk, StepSpec, square_norm
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.sparse_gradient import SparseGradient
 from springtide_ps.wire.client import Answer, RefusedError
@@ -104,7 +104,7 @@ class AsyncBackend:
         # ---- of the body
         self.early_push = EarlyPush(context.settings.me)
         self._pushed = 0
-        self._recipe = Recipe(1.0, True, ())
+        self._recipe = StepSpec(1.0, True, ())
         self._skipping: frozenset[int] = frozenset()
         self._sums: tuple[float, tuple[int, ...]] = (1.0, ())
         self._ahead_of_end: set[str] = set()  # chunks and slices that were pushed before the body's end
@@ -171,8 +171,8 @@ class AsyncBackend:
 
     def _new_shard(self, planned: Planned) -> Chunk | Slice:
         shard = self._context.new_shard(planned)
-        before = RangeSet([(0, self._restored)]) if self._restored else RangeSet()
-        shard.book = Book(before, self._restored, self._skipped)
+        before = IntervalSet([(0, self._restored)]) if self._restored else IntervalSet()
+        shard.book = AppliedBatches(before, self._restored, self._skipped)
         return shard
 
     def _send_again(self) -> None:
@@ -226,10 +226,10 @@ class AsyncBackend:
         reported = [json.loads(meeting.store.get(f"clock/{number}")) for number in range(len(members))]
         clocks, self.clock = self._sharing.clocks(reported, meeting)
         if meeting.leads:
-            finished: RangeSet | None = None
+            finished: IntervalSet | None = None
             for book in self.books().values():
                 finished = book.ranges if finished is None else finished.intersection(book.ranges)
-            ranges = RangeSet() if finished is None else finished
+            ranges = IntervalSet() if finished is None else finished
             about = {"ranges": ranges.to_json(), "clocks": clocks, "bound": context.generation.start.bound}
             desk = self.desk
             context.connections.answer(context.ask(desk, Kind.OPEN, about), desk, "the ranges' begin")
@@ -371,7 +371,7 @@ class AsyncBackend:
             answer = context.ask(server, Kind.PULL_CHUNK, about, out=context.values.of(chunk))
             self._fetches[chunk.key] = (answer, server)
 
-    def books(self) -> dict[str, Book]:
+    def books(self) -> dict[str, AppliedBatches]:
         """Return by chunk and slice which batches are in it. Raise ServerError."""
         generation = self._context.generation
         homes = {key: home[0] for key, home in generation.homes.items()}
@@ -549,7 +549,7 @@ class AsyncBackend:
         client = self._context.connections[generation.homes[key][0]]
         self.early_push.offer(client, generation.start.token, key, gradient)
 
-    def _counting(self, key: str, recipe: Recipe) -> dict[str, Any]:
+    def _counting(self, key: str, recipe: StepSpec) -> dict[str, Any]:
         """Say how a chunk's push is going to count its gradient."""
         return {"r": self._leased, "recipe": self._own(recipe, key).to_json(), **self._wanted(key)}
 
@@ -686,14 +686,14 @@ class AsyncBackend:
             # The step stays committed: the rest of it leaves in the next generation.
             self._context.connections.over(str(error))
 
-    def _rest_of(self, recipe: Recipe, skip: bool) -> Recipe:
+    def _rest_of(self, recipe: StepSpec, skip: bool) -> StepSpec:
         """Return how the body's last pushes are made. recipe: of what is staged then, if anything is."""
         if not self._ahead_of_end or not skip:
             return recipe
         every = frozenset(range(len(self._context.values.parameters)))
-        return Recipe(recipe.scale, False, recipe.groups, recipe.unused | every)
+        return StepSpec(recipe.scale, False, recipe.groups, recipe.unused | every)
 
-    def _take_over(self, keys: Iterable[str], recipe: Recipe, skipping: Collection[int]) -> None:
+    def _take_over(self, keys: Iterable[str], recipe: StepSpec, skipping: Collection[int]) -> None:
         """The group's first member pushes these with what this one has owed of them. skipping: optimizers."""
         for key in keys:
             if key in self._context.sharding.by_key:
@@ -907,7 +907,7 @@ class AsyncBackend:
         """Return the chunks and slices that steps of these optimizers change."""
         return [key for key in self.keys_in_order() if self.owner_of(key) in optimizers]
 
-    def _own(self, recipe: Recipe, key: str) -> Recipe:
+    def _own(self, recipe: StepSpec, key: str) -> StepSpec:
         """Return of a recipe what is about one chunk or slice."""
         if key in self._slices:
             own = {self._slices[key].parameter}

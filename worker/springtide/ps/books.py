@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from springtide.ps.connections import Connections, ServerError
-from springtide_ps.params.applied import Book, RangeError
+from springtide_ps.params.applied import AppliedBatches, RangeError
 from springtide_ps.wire.frames import Kind
 
 Rescue = Callable[[list[str], dict[str, int]], dict[str, str]]
@@ -36,7 +36,7 @@ class NewestPull:
 
 
 def newest_copies(
-    holders: Mapping[str, list[str]], books: Mapping[str, Mapping[str, Book]]
+    holders: Mapping[str, list[str]], books: Mapping[str, Mapping[str, AppliedBatches]]
 ) -> dict[str, list[str]]:
     """Return the holders of each chunk that have everything any of them has. PURE.
 
@@ -69,14 +69,16 @@ def rescue(
     return chosen
 
 
-def ask_books(connections: Connections, server: str, token: tuple[int, int, int]) -> dict[str, Book]:
+def ask_books(
+    connections: Connections, server: str, token: tuple[int, int, int]
+) -> dict[str, AppliedBatches]:
     """Return the books of all chunks of a server. Raise ServerError."""
     answer = connections.answer(
         connections.ask(server, Kind.BOOKS, token, {}, any_size=True), server, "its books"
     )
     payload = b"{}" if answer.payload is None else answer.payload.numpy().tobytes()
     try:
-        return {key: Book.from_json(book) for key, book in json.loads(payload).items()}
+        return {key: AppliedBatches.from_json(book) for key, book in json.loads(payload).items()}
     except (RangeError, ValueError, AttributeError) as error:
         raise ServerError(f"the books of parameter server {connections[server].address}: {error}") from None
 
@@ -105,7 +107,7 @@ def with_newest(
 
 def books_of(
     connections: Connections, token: tuple[int, int, int], homes: Mapping[str, str]
-) -> dict[str, Book]:
+) -> dict[str, AppliedBatches]:
     """Return by chunk the book that its server has. Raise ServerError."""
     books = {server: ask_books(connections, server, token) for server in sorted(set(homes.values()))}
     try:

@@ -26,7 +26,7 @@ from springtide.ps.connections import ServerError
 from springtide.ps.context import PsContext
 from springtide.ps.sharding import PlannedChunk
 from springtide.ps.step_fetches import Asked, StepFetches
-from springtide_ps.params.chunk import PARTS_LIMIT, ROUNDS_LIMIT, Recipe
+from springtide_ps.params.chunk import PARTS_LIMIT, ROUNDS_LIMIT, StepSpec
 from springtide_ps.server.intermediate import NO_ROOM, OTHERWISE
 from springtide_ps.wire.client import Answer
 from springtide_ps.wire.frames import Kind
@@ -45,7 +45,7 @@ class IntermediateValues:
         """Chunks whose values of this body were asked for."""
         self.seen_before = False
         """Whether the body before this one has looked at values."""
-        self._substeps: list[Recipe] = []
+        self._substeps: list[StepSpec] = []
         self._told: list[Asked] = []  # of the newest substeps, to the servers
         self._outdated: set[str] = (
             set()
@@ -175,7 +175,7 @@ class IntermediateValues:
 
     def commit(
         self, scale: float, unused: Collection[int], skip: bool
-    ) -> tuple[Recipe, Sequence[PlannedChunk]]:
+    ) -> tuple[StepSpec, Sequence[PlannedChunk]]:
         """End the body.
 
         Args:
@@ -204,7 +204,7 @@ class IntermediateValues:
     # ---- what servers are asked
 
     @property
-    def _whole(self) -> Recipe:
+    def _whole(self) -> StepSpec:
         """All substeps as one step."""
         return replace(self._substeps[-1], before=tuple(self._substeps[:-1]))
 

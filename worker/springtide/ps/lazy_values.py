@@ -2,8 +2,8 @@
 
 A forward pass waits module by module (`servers.waiting`). But scripts also use a weight where no module runs:
 an average of the weights by hand, a norm as a regulariser, a tied projection, a printed value. So between a
-step and the arrival of its values a parameter is of the class `Awaited`, to which torch gives every operation
-on it first. Once the values are here it is what it was, and nothing is in the way of any operation.
+step and the arrival of its values a parameter is of the class `LazyParameter`, to which torch gives every
+operation on it first. Once the values are here it is what it was, and nothing is in the way of any operation.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _owners: dict[int, tuple[Pending, int]] = {}
 """By id() of a parameter: who waits for it, and its number there."""
 
 
-class Awaited(Parameter):
+class LazyParameter(Parameter):
     """A parameter whose values may be on their way."""
 
     @classmethod
@@ -117,7 +117,7 @@ class Pending:
         self._thread, self._expecting = threading.get_ident(), True
         for number in self._parameters if numbers is None else numbers:
             if (item := self._parameters.get(number)) is not None:
-                item.__class__ = Awaited
+                item.__class__ = LazyParameter
 
     def here(self, numbers: Collection[int] | None) -> None:
         """The values of these parameters (None: all) are here."""
@@ -164,7 +164,7 @@ def await_all(value: Any) -> bool:
 
 
 def _awaited_in(value: Any) -> Iterator[Parameter]:
-    if type(value) is Awaited:
+    if type(value) is LazyParameter:
         yield value
     elif isinstance(value, list | tuple):
         for item in value:

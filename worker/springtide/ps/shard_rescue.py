@@ -15,7 +15,7 @@ from typing import Any
 from springtide.ps.books import NewestPull, rescue
 from springtide.ps.context import PsContext
 from springtide.ps.generation import Meeting
-from springtide_ps.params.applied import Book, RangeSet
+from springtide_ps.params.applied import AppliedBatches, IntervalSet
 from springtide_ps.wire.frames import Kind
 
 log = logging.getLogger("springtide")
@@ -106,7 +106,7 @@ class ShardRescue:
             planned, offer = context.sharding.by_key[key], self.pulled[key]
             values = context.values.of(planned)
             chunk = context.optimizers.make(values, planned.pieces, planned.optimizer)
-            chunk.book = Book(RangeSet.from_json(offer.ranges), offer.applied, offer.skipped)
+            chunk.book = AppliedBatches(IntervalSet.from_json(offer.ranges), offer.applied, offer.skipped)
             meta, payload = chunk.dump()
             about = {**meta, "k": key, "s": 0}
             asked.append((server, context.ask(server, Kind.LOAD, about, payload)))

@@ -125,7 +125,7 @@ class Snapshot:
         mine.sort(key=lambda item: (-specs[item[1].tensor].dtype.itemsize, item[1].tensor, item[1].start))
         sizes = [(piece.stop - piece.start) * specs[piece.tensor].dtype.itemsize for _, piece in mine]
         memory = torch.zeros(sum(sizes), dtype=torch.uint8)
-        into: dict[str, list[tuple[Place, torch.Tensor]]] = {key: [] for key in own}
+        into: dict[str, list[tuple[TensorPiece, torch.Tensor]]] = {key: [] for key in own}
         for (place, _), size, end in zip(mine, sizes, accumulate(sizes), strict=True):
             into[place.key].append((place, memory[end - size : end]))
         asked = deque[tuple[str, Future[Answer]]]()
@@ -138,7 +138,7 @@ class Snapshot:
             self._take(*asked.popleft(), into)
         return Collected(header, specs, [piece for _, piece in mine], memory)
 
-    def _read_chunk(self, key: str, into: list[tuple[Place, torch.Tensor]]) -> Iterator[Future[Answer]]:
+    def _read_chunk(self, key: str, into: list[tuple[TensorPiece, torch.Tensor]]) -> Iterator[Future[Answer]]:
         """Ask for all of a chunk; of a slice the bytes come right to where they belong, in parts."""
         server = self._plan.homes[key]
         if key not in self._slices:
@@ -150,7 +150,7 @@ class Snapshot:
                 yield self._ask(server, Kind.READ_SNAPSHOT, about, out=memory[at : at + size])
 
     def _take(
-        self, key: str, future: Future[Answer], into: Mapping[str, list[tuple[Place, torch.Tensor]]]
+        self, key: str, future: Future[Answer], into: Mapping[str, list[tuple[TensorPiece, torch.Tensor]]]
     ) -> None:
         answer = self._result(future, self._plan.homes[key])
         if answer.payload is not None:
@@ -181,7 +181,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPiece:
     """Elements start to stop of a tensor in the tree come from the chunk `key`: of its piece number `piece`
     the state `name`; of a slice (piece -1) its memory.
     """
@@ -194,7 +194,7 @@ class Place:
     name: str = ""
 
 
-def outline(plan: Plan, told: Told) -> tuple[dict[str, Any], list[Place]]:
+def outline(plan: Plan, told: Told) -> tuple[dict[str, Any], list[TensorPiece]]:
     """(the tree, its tensors without memory, and where each part of them comes from). PURE."""
     states: dict[int, dict[str, torch.Tensor]] = {}
     places, single = [], set[int]()
@@ -208,13 +208,13 @@ def outline(plan: Plan, told: Told) -> tuple[dict[str, Any], list[Place]]:
                 held[name] = torch.empty(shape, dtype=DTYPES[kind], device="meta")
                 if scalar:
                     single.add(id(held[name]))
-                    places.append(Place(held[name], 0, 1, planned.key, number, name))
+                    places.append(TensorPiece(held[name], 0, 1, planned.key, number, name))
     for planned in plan.chunks:
         for number, (index, _, start, stop) in enumerate(planned.pieces):
             offset = planned.start + start - plan.layout.slots[index].offset
             # Where another piece of the parameter has state and this one has none, it is zero.
             places += [
-                Place(tensor, offset, offset + stop - start, planned.key, number, name)
+                TensorPiece(tensor, offset, offset + stop - start, planned.key, number, name)
                 for name, tensor in states.get(index, {}).items()
                 if id(tensor) not in single
             ]
@@ -223,7 +223,7 @@ def outline(plan: Plan, told: Told) -> tuple[dict[str, Any], list[Place]]:
         memory = torch.empty(int(told[piece.key]["bytes"]), dtype=torch.uint8, device="meta")
         tables[piece.key] = {"about": json.dumps(told[piece.key]["about"]), "memory": memory}
         if memory.numel():
-            places.append(Place(memory, 0, memory.numel(), piece.key))
+            places.append(TensorPiece(memory, 0, memory.numel(), piece.key))
     optimizer = {plan.positions[index]: held for index, held in states.items() if held}
     return {"optimizer": optimizer, "tables": tables}, places
 
@@ -240,7 +240,7 @@ def parts(plan: Plan, told: Told, count: int) -> list[list[str]]:
     return found
 
 
-def fill(answer: Answer, into: Sequence[tuple[Place, torch.Tensor]]) -> None:
+def fill(answer: Answer, into: Sequence[tuple[TensorPiece, torch.Tensor]]) -> None:
     """Put a chunk's state where it belongs (uint8 memory); what it has no state of stays zero."""
     assert answer.payload is not None
     chunk = Chunk.load(answer.meta, answer.payload)

@@ -24,7 +24,7 @@ from springtide.ps.connections import ServerError
 from springtide.ps.context import PsContext
 from springtide.ps.sharding import PlannedChunk
 from springtide.ps.step_fetches import Asked, StepFetches
-from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.chunk import StepSpec
 from springtide_ps.params.sparse_gradient import SparseGradient
 from springtide_ps.wire.client import Answer
 from springtide_ps.wire.frames import Kind
@@ -45,9 +45,9 @@ class SpeculativeValues:
         self._values = values
         self._landing: list[torch.Tensor] = []
         self._step = -1
-        self._last: Recipe | None = None
+        self._last: StepSpec | None = None
         self._options: Options = tuple
-        self._expected: Recipe | None = None
+        self._expected: StepSpec | None = None
         self._told: set[str] = set()
         self._asked: dict[str, Asked] = {}
         self._abandoned: dict[str, Future[Answer]] = {}
@@ -58,7 +58,7 @@ class SpeculativeValues:
         """What was asked for in the running body."""
         return [future for future, _ in self._asked.values()]
 
-    def begin(self, step: int, last: Recipe | None, options: Options) -> None:
+    def begin(self, step: int, last: StepSpec | None, options: Options) -> None:
         """A body begins that would make this step. last: how the step before was made, if that is known."""
         self.abandon()
         self._step, self._expected, self._told = step, None, set()
@@ -66,7 +66,7 @@ class SpeculativeValues:
         self._options = options
         self._rest = max(0, self._rest - 1)
 
-    def expect(self, chunk: PlannedChunk) -> tuple[Recipe, torch.Tensor] | None:
+    def expect(self, chunk: PlannedChunk) -> tuple[StepSpec, torch.Tensor] | None:
         """How the step is expected to be made, and where the chunk's values may land; None: nothing is to be
         asked for.
         """
@@ -84,7 +84,7 @@ class SpeculativeValues:
         """The values of a chunk, which land where `expect` said, are asked for."""
         self._asked[key] = future, server
 
-    def tell(self, server: str, recipe: Recipe, me: str, ask: Callable[..., object]) -> None:
+    def tell(self, server: str, recipe: StepSpec, me: str, ask: Callable[..., object]) -> None:
         """Before the first gradient the server hears how the step is expected to be made. Raise ServerError.
 
         ask: of (server, kind, what).
@@ -93,7 +93,7 @@ class SpeculativeValues:
             self._told.add(server)
             ask(server, Kind.EXPECT, {"s": self._step, "me": me, "recipe": recipe.to_json()})
 
-    def commit(self, step: int, made: Recipe) -> dict[str, Asked]:
+    def commit(self, step: int, made: StepSpec) -> dict[str, Asked]:
         """The step is committed, made like this: the values by chunk, here or under way, and their server."""
         if not self._asked or self._step != step:
             self.abandon()
@@ -150,7 +150,7 @@ class SpeculativePull:
         self._came = {}
         self._values.abandon()
 
-    def begin_step(self, last: Recipe | None) -> None:
+    def begin_step(self, last: StepSpec | None) -> None:
         """Begin a body. last: how the step before was made; None: nothing is to be asked for in this one."""
         self._expected = {}
         step = self._context.generation.step + 1
@@ -189,7 +189,7 @@ class SpeculativePull:
         self._values.asked(key, server, asked)
         return True
 
-    def begin_commit(self, step: int, recipe: Recipe) -> None:
+    def begin_commit(self, step: int, recipe: StepSpec) -> None:
         """Keep what was asked for if the step was made as expected.
 
         Args:

@@ -22,7 +22,7 @@ from springtide.ps.context import PsContext
 from springtide.ps.early_push import EarlyPush, Outgoing
 from springtide.ps.sharding import PlannedChunk
 from springtide.ps.speculative_pull import SpeculativeValues
-from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.chunk import StepSpec
 from springtide_ps.wire.client import Answer, RefusedError
 from springtide_ps.wire.frames import Kind
 
@@ -52,7 +52,7 @@ class SpeculativePush:
             self._values.keep(key, future)
         self._came = {}
 
-    def begin_step(self, last: Recipe | None) -> None:
+    def begin_step(self, last: StepSpec | None) -> None:
         """Begin a body. last: how the one before was pushed; None: nothing is to be asked for in this one."""
         step = self._context.generation.step + 1
         self._values.begin(step, last, lambda: self._context.optimizers.options)
@@ -67,7 +67,7 @@ class SpeculativePush:
         chunk: PlannedChunk,
         gradient: Outgoing,
         early_push: EarlyPush,
-        count: Callable[[Recipe], dict[str, Any]],
+        count: Callable[[StepSpec], dict[str, Any]],
     ) -> bool:
         """Offer a chunk's gradient, and ask for its values with it.
 
@@ -100,7 +100,7 @@ class SpeculativePush:
         self._values.asked(chunk.key, server, answer)
         return True
 
-    def commit(self, recipe: Recipe) -> None:
+    def commit(self, recipe: StepSpec) -> None:
         """The body is committed like this, and its pushes are about to leave."""
         asked = self._values.commit(self._context.generation.step + 1, recipe)
         self._came = {key: future for key, (future, _) in asked.items()}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from springtide.errors import UsageError
-from springtide_ps.params.chunk import Chunk, Recipe
+from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.params.optim import UpdateError, allowed_options
 
 log = logging.getLogger("springtide")
@@ -215,11 +215,11 @@ class ServerOptimizers:
         self._check_groups()
         return tuple(group for optimizer in self.all for group in group_options(optimizer))
 
-    def recipe(self, scale: float, unused: Collection[int], skip: bool) -> Recipe:
+    def recipe(self, scale: float, unused: Collection[int], skip: bool) -> StepSpec:
         """How the servers make the step of all optimizers, or of those that are staged. Raise UsageError."""
         self._check_groups()
         if not self._staged:
-            return Recipe(scale, skip, self.options, frozenset(unused))
+            return StepSpec(scale, skip, self.options, frozenset(unused))
         now = [group_options(optimizer) for optimizer in self.all]
         groups, factors = list[dict[str, Any]](), list[float]()
         for number, own in enumerate(now):
@@ -231,7 +231,7 @@ class ServerOptimizers:
         self._staged = {}
         plain = all(factor == 1.0 for factor in factors)
         left_out = frozenset(unused) | resting
-        return Recipe(scale, skip, tuple(groups), left_out, () if plain else tuple(factors))
+        return StepSpec(scale, skip, tuple(groups), left_out, () if plain else tuple(factors))
 
 
 def optimizer_name(optimizer: torch.optim.Optimizer) -> str:

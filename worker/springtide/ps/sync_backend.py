@@ -31,7 +31,7 @@ from springtide.ps.speculative_pull import SpeculativePull, SpeculativeValues
 from springtide.ps.step_fetches import StepFetches
 from springtide.ps.tables import table_name
 from springtide.ps.worker_groups import GradientRoute
-from springtide_ps.params.chunk import Recipe
+from springtide_ps.params.chunk import StepSpec
 from springtide_ps.wire.client import Answer, in_round
 from springtide_ps.wire.frames import Kind
 
@@ -57,7 +57,7 @@ class SyncBackend:
         self.speculative: SpeculativePull | None = None
         if speculative is not None:
             self.speculative = SpeculativePull(context, self.fetches, speculative)
-        self.recipe: Recipe | None = None
+        self.recipe: StepSpec | None = None
         """How the last step was made, as far as this worker knows."""
         self._made: Made | None = None
         self._commits: list[Future[Answer]] = []
@@ -148,7 +148,7 @@ class SyncBackend:
         """Know what another member does."""
         recipe, made = json.loads(state["recipe"]), json.loads(state["made"])
         self._made = None if made is None else ((made[0][0], made[0][1], made[0][2]), made[1])
-        self.recipe = None if recipe is None else Recipe.from_json(recipe)
+        self.recipe = None if recipe is None else StepSpec.from_json(recipe)
 
     def rest(self) -> None:
         """At a boundary, where all members have committed the last step: let its values pass the group."""
@@ -167,7 +167,7 @@ class SyncBackend:
             self.speculative.begin_step(self._last_made())
         self._route.begin_pass()
 
-    def _last_made(self) -> Recipe | None:
+    def _last_made(self) -> StepSpec | None:
         """Return how the last step was made; None: nothing is to be asked for early in the next one."""
         if self.intermediate.seen_before or (self.recipe is not None and self.recipe.before):
             return None  # what is seen within a body comes then

@@ -14,7 +14,7 @@ from springtide.train_step.transaction import Phase
 
 
 @dataclass(slots=True)
-class Deal:
+class StepAssignment:
     """What a body works on. number: the step that it would commit, from 1. stage, epoch: of its samples.
 
     part: whose random numbers it draws. first, last: of the bodies that this worker runs for the step (more
@@ -34,7 +34,7 @@ class Deal:
 
 
 @dataclass(slots=True)
-class Body:
+class StepContext:
     """Account of the running body; times in seconds.
 
     round: of backward and reductions, from 0; more than one only where several optimizer steps were declared.
@@ -44,7 +44,7 @@ class Body:
     begun. told: reported values that a reduction has taken along.
     """
 
-    deal: Deal
+    deal: StepAssignment
     began: float
     reports: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     round: int = 0
@@ -104,7 +104,7 @@ def _mean(entries: list[tuple[float, float]]) -> float:
     return math.fsum(value * weight for value, weight in entries) / total if total else 0.0
 
 
-def check_whole(body: Body, used: bool) -> None:
+def check_whole(body: StepContext, used: bool) -> None:
     """Before sums: raise UsageError unless all samples have had their backward. used: there is a gradient."""
     batch = body.deal.batch
     missing = batch.micro.remaining_samples
@@ -115,7 +115,7 @@ def check_whole(body: Body, used: bool) -> None:
         )
 
 
-def check_ended(body: Body, phase: Phase, used: bool) -> None:
+def check_ended(body: StepContext, phase: Phase, used: bool) -> None:
     """The script's code of the body is over: raise UsageError unless it was one whole step.
 
     used: whether there was a gradient. Raise SpringtideError for a step that is half made.

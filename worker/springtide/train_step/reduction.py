@@ -20,12 +20,12 @@ from springtide.data.ledger import contribution
 from springtide.embedding.handle import Handle
 from springtide.embedding.step import StepTables
 from springtide.errors import Dropped, SpringtideError, UsageError
-from springtide.exact.parts import Kept, total_ids
+from springtide.exact.parts import PartContribution, total_ids
 from springtide.exact.step import ExactStep
 from springtide.ps.backend import ParameterBackend
 from springtide.ps.connections import servers_in
 from springtide.train_step.buffers import Buffers
-from springtide.train_step.context import Body, Deal, Failure
+from springtide.train_step.context import Failure, StepAssignment, StepContext
 from springtide.train_step.gradients import Gradients
 from springtide.train_step.hyperparameters import Hyperparameters
 from springtide.train_step.transaction import Phase, Transaction
@@ -75,14 +75,14 @@ def commit_on(
         gradients.forget()
 
 
-def own_part(deal: Deal, buffers: Buffers, exact: bool) -> Kept:
+def own_part(deal: StepAssignment, buffers: Buffers, exact: bool) -> PartContribution:
     """What the body that has worked on this puts in. exact: with the buffers that moved."""
     ids = contribution(deal.batch.micro.contributed_ids, deal.stage, deal.epoch)
     moved = [moved and not deal.batch.standin for moved in buffers.moved()]
     values: dict[int, torch.Tensor] = {}
     if exact:
         values = buffers.copies([index for index, has_moved in enumerate(moved) if has_moved])
-    return Kept(deal.part, deal.batch.micro.contributed_weight, ids, moved, values)
+    return PartContribution(deal.part, deal.batch.micro.contributed_weight, ids, moved, values)
 
 
 class Reduction:
@@ -114,7 +114,7 @@ class Reduction:
         self._buffers = buffers
         self._exact = exact
         self._transaction = transaction
-        self._body: Body | None = None
+        self._body: StepContext | None = None
         self._moving: tuple[Group | None, list[int]] = (None, [])
         self._unused: tuple[Group | None, list[int]] = (None, [])
         """The parameters without a gradient in the group's last step, which all its members know alike."""
@@ -129,7 +129,7 @@ class Reduction:
         """It was given the state that the generation began from, and has made no step since."""
         self._hyperparameters = Hyperparameters(optimizers)
 
-    def begin(self, body: Body) -> None:
+    def begin(self, body: StepContext) -> None:
         """What is summed from here on belongs to this body."""
         self._body = body
         if self._home is not None:
@@ -205,7 +205,7 @@ class Reduction:
             return str(error)
         return None
 
-    def complete(self, body: Body, parts: list[Kept]) -> Reduced:
+    def complete(self, body: StepContext, parts: list[PartContribution]) -> Reduced:
         """Wait for all sums of the round. parts: what this member's bodies have put in.
 
         Raise Dropped when one fails or the step has to be done again, SpringtideError or UsageError when it
@@ -282,14 +282,14 @@ class Reduction:
                 self._wait(work.wait)
             self._buckets.add_late(late, [flat for flat, _ in started])
 
-    def mean(self, value: float, body: Body) -> float:
+    def mean(self, value: float, body: StepContext) -> float:
         """The mean over the samples of all members. Raise Dropped when that fails."""
         weight = body.weight
         sums = torch.tensor([value * weight if weight > 0 else 0.0, weight], dtype=torch.float64)
         self._wait(self.start_sum(sums).wait)
         return float(sums[0] / sums[1])
 
-    def mean_loss(self, loss: Any, body: Body) -> Any:
+    def mean_loss(self, loss: Any, body: StepContext) -> Any:
         """As `mean`, for what a closure returns: a number, a tensor of one, or None."""
         if loss is None:
             return None
@@ -298,7 +298,7 @@ class Reduction:
         return torch.full_like(loss.detach(), self.mean(float(loss.detach()), body))
 
     def _combined(
-        self, result: side.Result, expected: list[int], riders: torch.Tensor, deal: Deal
+        self, result: side.Result, expected: list[int], riders: torch.Tensor, deal: StepAssignment
     ) -> dict[int, torch.Tensor]:
         changed = [index for index, anywhere in enumerate(result.changed) if anywhere]
         combined: dict[int, torch.Tensor] = {}
@@ -313,7 +313,7 @@ class Reduction:
         self._moving = (deal.group, changed)
         return {index: combined[index] for index in changed} if combined else {}
 
-    def _contribution(self, body: Body, parts: list[Kept]) -> side.Contribution:
+    def _contribution(self, body: StepContext, parts: list[PartContribution]) -> side.Contribution:
         deal = body.deal
         ids = total_ids(parts)
         weight = math.fsum(part.weight for part in parts)
@@ -351,7 +351,7 @@ class Reduction:
         """Whether there are buffers to combine: those of other members, or of logical parts."""
         return group.size > 1 or self._exact is not None
 
-    def _packed(self, indices: list[int], deal: Deal) -> torch.Tensor:
+    def _packed(self, indices: list[int], deal: StepAssignment) -> torch.Tensor:
         if self._exact is not None:
             return self._exact.pack(indices, self._buffers.committed)
         buffers = self._buffers.current()
@@ -365,7 +365,7 @@ class Reduction:
         buffers = self._buffers.current()
         return unpack(total, [buffers[index] for index in indices], result.weight)
 
-    def _do_again(self, exact: ExactStep, deal: Deal) -> NoReturn:
+    def _do_again(self, exact: ExactStep, deal: StepAssignment) -> NoReturn:
         """Agree on exponents that fit, and leave the body: its samples are dealt again."""
         needed = exact.needed()
         self._wait(lambda: deal.group.start_max(needed).wait())
@@ -397,6 +397,6 @@ class Reduction:
         self._running().deal.group.shut()
         raise Dropped(self._transaction.reason) from None
 
-    def _running(self) -> Body:
+    def _running(self) -> StepContext:
         assert self._body is not None
         return self._body

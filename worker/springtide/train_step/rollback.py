@@ -64,7 +64,7 @@ class Snapshot:
         return Snapshot(self._state, self._most is None)._state
 
 
-class Kept:
+class OptimizerCopy:
     """An optimizer's parameters and state before its first step of a body."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -104,7 +104,7 @@ class Undo:
         self._groups: list[list[Snapshot]] = []
         self._objects: dict[str, Snapshot] = {}
         self._versions: dict[int, int] = {}
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, OptimizerCopy] = {}
 
     def begin(self) -> None:
         self._buffers.remember()
@@ -125,7 +125,7 @@ class Undo:
         """The optimizer is about to step, and the step may still be dropped afterwards."""
         if id(optimizer) in self._kept:
             return
-        self._kept[id(optimizer)] = Kept(optimizer)
+        self._kept[id(optimizer)] = OptimizerCopy(optimizer)
         self.expect(optimizer)
 
     def expect(self, optimizer: torch.optim.Optimizer) -> None:

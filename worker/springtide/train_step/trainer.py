@@ -28,7 +28,7 @@ from springtide.ps.lazy_values import Pending
 from springtide.ps.snapshot import Snapshot
 from springtide.ps.states import states_of
 from springtide.train_step.buffers import Buffers
-from springtide.train_step.context import Body, Deal, Failure, check_ended, check_whole
+from springtide.train_step.context import Failure, StepAssignment, StepContext, check_ended, check_whole
 from springtide.train_step.grad_scaler import Scalings, enabled_among
 from springtide.train_step.gradients import Gradients
 from springtide.train_step.hooks import Hook
@@ -40,7 +40,7 @@ from springtide.train_step.rollback import Undo
 from springtide.train_step.staged import HereSteps, StagedSteps
 from springtide.train_step.state import Position
 from springtide.train_step.transaction import Phase, Transaction
-from springtide.train_step.undeclared import DECLARE, Strangers
+from springtide.train_step.undeclared import DECLARE, UndeclaredOptimizers
 
 
 class Trainer:
@@ -138,8 +138,8 @@ class Trainer:
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
         agreed = f"{kinds} {clip_norm} {settings}{' several' if several else ''}"
         self.layout_hash = layout_hash(layout, [*frozen, *self._buffers.fields], agreed)
-        self._body: Body | None = None
-        self._earlier: Body | None = None
+        self._body: StepContext | None = None
+        self._earlier: StepContext | None = None
         self._handles: list[Any] = []
         for index, parameter in enumerate(self._gradients.parameters):
             hook = partial(self._on_gradient, index)
@@ -151,7 +151,7 @@ class Trainer:
             optimizer.register_step_post_hook(self._after_step)
         for part in models:
             part.register_forward_pre_hook(Hook(lambda *_: self.transaction.check_alive()))
-        self._strangers = Strangers(optimizers, self._scalings.scalers, self.transaction)
+        self._strangers = UndeclaredOptimizers(optimizers, self._scalings.scalers, self.transaction)
 
     def close(self) -> None:
         """Take the hooks away that reach beyond the script's own objects."""
@@ -213,7 +213,7 @@ class Trainer:
         """Number of the global batch that the open body trains. Raise UsageError outside of a body."""
         return self._running().deal.number
 
-    def begin(self, deal: Deal) -> None:
+    def begin(self, deal: StepAssignment) -> None:
         """Open a body. Raise UsageError when the step cannot be isolated."""
         self._gradients.check_gone()
         self._gradients.check_frozen()
@@ -225,7 +225,7 @@ class Trainer:
         self._depth = 0
         self._stepping = []
         self._strangers.begin()
-        self._body = Body(deal, time.perf_counter())
+        self._body = StepContext(deal, time.perf_counter())
         if self._earlier is not None and not deal.first:
             self._body.began, self._body.reports = self._earlier.began, self._earlier.reports
         self._reduction.begin(self._body)
@@ -295,7 +295,7 @@ class Trainer:
         self._strangers.end()
         self.transaction.end()
 
-    def end_stepped(self) -> Body:
+    def end_stepped(self) -> StepContext:
         """The body has ended after its optimizer step; return its account.
 
         Raise UsageError if it made no step.
@@ -396,7 +396,7 @@ class Trainer:
             return None
         return with_closure(args, kwargs, partial(self._evaluate, optimizer, closure))
 
-    def _stage(self, optimizer: torch.optim.Optimizer, body: Body) -> None:
+    def _stage(self, optimizer: torch.optim.Optimizer, body: StepContext) -> None:
         assert self._staged is not None
         self._complete(body)
         self._undo.expect(optimizer)
@@ -452,7 +452,7 @@ class Trainer:
         elif self._staged is not None:
             self._staged.skip(optimizer)
 
-    def _complete(self, body: Body) -> None:
+    def _complete(self, body: StepContext) -> None:
         """Wait for the sums of what the body has put in, and make them the gradients."""
         if body.reduced:
             return
@@ -484,7 +484,7 @@ class Trainer:
         if self.servers is not None:
             self.ask(self.servers.make_way)
 
-    def _cross(self, body: Body) -> None:
+    def _cross(self, body: StepContext) -> None:
         """From here on the step cannot be dropped. Raise Dropped if it has been."""
         if not self._dense_here:
             self.buckets.check_untouched()
@@ -523,7 +523,7 @@ class Trainer:
         self.transaction.set_aside()
         raise PartDone
 
-    def _running(self) -> Body:
+    def _running(self) -> StepContext:
         if self._body is None:
             raise UsageError(
                 "outside of a step: put the training code of each batch into `with springtide.step():`"

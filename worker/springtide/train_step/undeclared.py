@@ -19,7 +19,7 @@ DECLARE = (
 )
 
 
-class Strangers:
+class UndeclaredOptimizers:
     """Looks at every optimizer step and every GradScaler of this process while a body runs.
 
     begin, end: a body of the calling thread. What other threads do is their own affair.

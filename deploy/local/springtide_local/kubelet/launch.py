@@ -57,7 +57,7 @@ class ContainerFolder:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ProcessEnv:
     """What a process is told beside what its pod declares.
 
     `service_account` is the real folder of what is mounted at SERVICE_ACCOUNT, or None. `names_resolve`:
@@ -85,7 +85,7 @@ def build_launch(
     paths: PathMap,
     folder: ContainerFolder,
     attempt: int,
-    around: Surroundings,
+    around: ProcessEnv,
 ) -> Launch:
     """`declared` is the environment of the pod's specification, before paths are rewritten. Raise
     ConfigError when there is nothing to run.

@@ -13,7 +13,7 @@ from springtide_local.kubelet.environment import ConfigError, declared_environme
 from springtide_local.kubelet.launch import (
     SERVICE_ACCOUNT,
     ContainerFolder,
-    Surroundings,
+    ProcessEnv,
     build_launch,
     path_map,
 )
@@ -157,7 +157,7 @@ class ContainerStarter:
         folder = self.folder(name)
         folder.prepare(attempt)
         mounts = mount_paths(container, self._volumes, lambda text: expand(text, declared))
-        around = Surroundings(
+        around = ProcessEnv(
             node.cluster,
             self._ip,
             pod["spec"].get("hostname") or pod["metadata"]["name"],

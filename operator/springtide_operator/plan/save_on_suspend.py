@@ -15,9 +15,9 @@ from springtide_operator.plan import conditions, sizing
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import DeletePod, Event
 from springtide_operator.plan.clock import parse_time
-from springtide_operator.plan.halt import halted
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation
+from springtide_operator.plan.suspension import halted
 
 SAVE_SECONDS = 600.0
 DEAF_SECONDS = 30.0  # a coordinator that does not answer for so long tells nobody to save

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from springtide_coordinator.membership.adoption import adopt
-from springtide_coordinator.membership.effects_once import once
-from springtide_coordinator.membership.events import Cut, Effect, Send
+from springtide_coordinator.membership.events import Effect, EndStream, Send
 from springtide_coordinator.membership.liveness import same_place
+from springtide_coordinator.membership.lost_state import hold
 from springtide_coordinator.membership.members import Record
 from springtide_coordinator.membership.messages import Hello, ParkReason, Refused, Standing, Welcome
+from springtide_coordinator.membership.send_once import once
 from springtide_coordinator.membership.state import Membership
-from springtide_coordinator.membership.voiding import hold
 from springtide_protocol import PROTOCOL_VERSION
 
 SUSPENDED = "the job is suspended"
@@ -27,7 +27,7 @@ def greet(m: Membership, session: int, hello: Hello, now: float) -> list[Effect]
         return [
             *effects,
             Send(session, hello.member.id, refused),
-            Cut(session, hello.member.id, refused.reason),
+            EndStream(session, hello.member.id, refused.reason),
         ]
     effects += replace_predecessors(m, hello)
     record = m.members.get(hello.member.id)
@@ -35,7 +35,7 @@ def greet(m: Membership, session: int, hello: Hello, now: float) -> list[Effect]
         m.arrivals += 1
         record = m.members[hello.member.id] = Record(hello.member, order=m.arrivals)
     elif record.session is not None:
-        effects.append(Cut(record.session, record.info.id, "the process opened a new stream"))
+        effects.append(EndStream(record.session, record.info.id, "the process opened a new stream"))
         m.sessions.pop(record.session, None)
     m.sessions[session] = hello.member.id
     take_report(m, record, hello, now)
@@ -102,14 +102,14 @@ def step_down(m: Membership, why: str) -> list[Effect]:
         assert record.session is not None
         reason = f"this coordinator is out of date: {why}"
         effects.append(Send(record.session, record.info.id, Refused(reason, retry=True)))
-        effects.append(Cut(record.session, record.info.id, reason))
+        effects.append(EndStream(record.session, record.info.id, reason))
         m.sessions.pop(record.session, None)
         record.session = None
     for server in m.servers.values():
         if server.session is not None:
             reason = f"this coordinator is out of date: {why}"
             effects.append(Send(server.session, server.info.id, Refused(reason, retry=True)))
-            effects.append(Cut(server.session, server.info.id, reason))
+            effects.append(EndStream(server.session, server.info.id, reason))
             m.server_sessions.pop(server.session, None)
             server.session = None
     return effects
@@ -125,7 +125,7 @@ def replace_predecessors(m: Membership, hello: Hello) -> list[Effect]:
         if other.session is not None:
             reason = f"process {hello.member.id} took the place of {other.info.id} in pod {other.info.label}"
             effects.append(Send(other.session, other.info.id, Refused(reason, retry=False)))
-            effects.append(Cut(other.session, other.info.id, reason))
+            effects.append(EndStream(other.session, other.info.id, reason))
             m.sessions.pop(other.session, None)
             other.session = None
     return effects

@@ -1,4 +1,4 @@
-"""Turns: so many jobs are planned and carried out at a time, those of each namespace in their turn.
+"""A semaphore by namespace: so many jobs are planned and carried out at a time, each namespace in its turn.
 
 Without a limit a thousand jobs that start together have thousands of requests wait for the API server at
 once, and all of them run into their timeouts. Without an order among namespaces, two hundred jobs of one
@@ -37,7 +37,7 @@ class _Line:
         return sum(not future.done() for queue in (self.urgent, self.others) for future in queue)
 
 
-class Turns:
+class PrioritySemaphore:
     """For one event loop. Namespaces take turns, none has more than its share at a time, and within each one
     the urgent come first, then who came first.
     """

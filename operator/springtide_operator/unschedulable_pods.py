@@ -39,7 +39,7 @@ def may_have_extras(job: Object | None) -> bool:
     return policy == ElasticityPolicy.CAPACITY.value
 
 
-class Crowding:
+class UnschedulablePods:
     """`waiting(key)`: names of the pods that job `key` should make room for."""
 
     def __init__(self, cache: Cache, cluster: Cluster, clock: Callable[[], float] = time.time) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointLocation:
     """Where a job's checkpoints are and how many: uri "" means nowhere. interval: seconds, 0: none by time.
 
     restore_from: URI of another job's checkpoints, or of one of them, for a job that has none of its own.

@@ -11,7 +11,8 @@ from typing import Any
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.api.servers import Consistency
-from springtide_operator.plan import conditions, hangs, putaway, sight, sizing
+from springtide_operator.plan import conditions, hangs, sight, sizing
+from springtide_operator.plan import save_on_suspend as putaway
 from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
 
 # A pod is held for gone when its deletionTimestamp is past by this much, although its node never said so.
@@ -51,7 +52,7 @@ class LivingPod:
 
 
 @dataclass(frozen=True)
-class Word:
+class CoordinatorUpdate:
     """One Sync call. Sizes are processes."""
 
     target: int
@@ -72,7 +73,9 @@ class Word:
     saved: str = ""  # name of the checkpoint that the job was put away with
 
 
-def word(job: Job, observation: Observation, incarnation: int, now: float, pause: float = 0.0) -> Word:
+def word(
+    job: Job, observation: Observation, incarnation: int, now: float, pause: float = 0.0
+) -> CoordinatorUpdate:
     """Everything each time, never changes: a lost call loses nothing."""
     living = [
         _living(pod, observation)
@@ -94,7 +97,7 @@ def word(job: Job, observation: Observation, incarnation: int, now: float, pause
         and pod.phase not in ("Succeeded", "Failed")
         and observation.seen_for(held_for_gone_at(pod), now) < 0
     ]
-    return Word(
+    return CoordinatorUpdate(
         *sizes,
         incarnation,
         tuple(living),

@@ -28,7 +28,7 @@ from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.training_state import TrainingState
 from springtide.ps.async_backend import AsyncBackend
 from springtide.ps.connections import ServerError, servers_in
-from springtide.train_step.context import Body, Deal, Failure
+from springtide.train_step.context import Failure, StepAssignment, StepContext
 from springtide.train_step.grad_scaler import agree
 from springtide.train_step.lr_schedulers import Schedules
 from springtide.train_step.trainer import Trainer
@@ -51,7 +51,7 @@ class RangeLoopParts:
     collective_seconds: float  # limit of a collective
 
 
-class RangeLoop:
+class AsyncLoop:
     """Train batch after batch as the servers give them out, until the workers meet at the epoch's end.
 
     The script's thread uses it; `interrupt` and `stop_at_the_end` may come from any.
@@ -99,7 +99,7 @@ class RangeLoop:
         self._asked.set()
         self._servers.interrupt()
 
-    def deal(self, trainer: Trainer, plan: LoopPlan, cursor: Cursor, stage: int) -> list[Deal]:
+    def deal(self, trainer: Trainer, plan: LoopPlan, cursor: Cursor, stage: int) -> list[StepAssignment]:
         """Return the next body: one range, or this member's part of its group's.
 
         Return none when the loop has to look first where it stands.
@@ -140,7 +140,7 @@ class RangeLoop:
         self._schedules.go_to(number)
         own = Cursor(stage, cursor.epoch, (number - first) * plan.batch_size, number)
         batch = plan.batch(own, team.rank, team.size)
-        return [Deal(batch, team, number + 1, plan.seed, stage, cursor.epoch, team.rank)]
+        return [StepAssignment(batch, team, number + 1, plan.seed, stage, cursor.epoch, team.rank)]
 
     def _await_reason(self, trainer: Trainer, error: RuntimeError) -> None:
         """Wait up to ten seconds for the coordinator to say why a peer has gone.
@@ -170,7 +170,7 @@ class RangeLoop:
             self._worker_group = team
         return team
 
-    def commit(self, trainer: Trainer, body: Body) -> None:
+    def commit(self, trainer: Trainer, body: StepContext) -> None:
         """Count a body whose gradients are on their way."""
         deal = body.deal
         assert body.result is not None
