@@ -31,10 +31,13 @@ def children() -> dict[int, str]:
         return found
     for child in psutil.Process().children():
         try:
-            command = " ".join(child.cmdline())
+            # One that is about to begin its program has no command line yet; nor has one that has ended.
+            command = " ".join(child.cmdline()) or child.name()
+            if child.status() == psutil.STATUS_ZOMBIE:
+                continue
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
-        if command and not any(kept in command for kept in _KEPT_CHILDREN):
+        if not any(kept in command for kept in _KEPT_CHILDREN):
             found[child.pid] = command
     return found
 

@@ -91,7 +91,7 @@ def test_given_cluster_is_told_used_by_one_image_and_left_clean(foreign: Cluster
 
 
 def test_interrupted_tests_leave_nothing(foreign: Cluster) -> None:
-    process = begin(foreign, "tests/e2e/test_e2e_gone.py", "-k", "scale_down")
+    process = begin(foreign, "tests/e2e/test_e2e_gone.py", "-k", "ended_by_scaling")
     until_there(foreign, process)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=SECONDS)
@@ -100,7 +100,7 @@ def test_interrupted_tests_leave_nothing(foreign: Cluster) -> None:
 
 
 def test_killed_tests_are_cleaned_up_by_the_next(foreign: Cluster) -> None:
-    killed = begin(foreign, "tests/e2e/test_e2e_gone.py", "-k", "scale_down")
+    killed = begin(foreign, "tests/e2e/test_e2e_gone.py", "-k", "ended_by_scaling")
     until_there(foreign, killed)
     killed.kill()
     killed.communicate()

@@ -44,4 +44,5 @@ def test_sum_over_broken_line_fails_long_before_its_own_limit() -> None:
     assert [sorted(ends) for ends in groups] == [["0", "1"], ["0"], ["1"]]
     for ends in groups:
         assert all(ends.values()), ends
-        assert any("timed out" in said for said in ends.values()), ends
+        # The second is what the kernel says of a packet that meets the rule while it is sent.
+        assert any("timed out" in said or "Invalid argument" in said for said in ends.values()), ends
