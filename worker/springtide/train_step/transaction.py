@@ -1,4 +1,4 @@
-"""The step as a transaction: *open -> stepping -> stepped -> committed*, or *open -> dropped*.
+"""The step as a transaction: *open -> stepping -> stepped*, and committed, or *open -> dropped*.
 
 In exact mode a worker runs several bodies for one step: those before the last one are *open -> set aside*.
 
@@ -40,7 +40,7 @@ class Transaction:
 
     @property
     def stepped(self) -> bool:
-        """Whether the running body has committed its step."""
+        """Whether the running body's step can only be committed: it is stepping, or has stepped."""
         return self._phase in (Phase.STEPPING, Phase.STEPPED)
 
     @property
