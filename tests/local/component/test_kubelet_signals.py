@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
-from springtide_local.kubelet.processes import hears
+from springtide_local.kubelet.logs import ContainerLog
+from springtide_local.kubelet.processes import Process, ProcessRuntime, hears
+from springtide_local.kubelet.runtime import Launch
 
 CASES = {
     "signal.signal(signal.SIGTERM, lambda *_: None)": True,
@@ -30,8 +34,17 @@ def test_what_a_program_does_decides_what_it_hears(does: str, heard: bool) -> No
     ) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == b"up\n"
-        assert hears(program.pid, signal.SIGTERM) is heard
+        assert _hears(program.pid) is heard
         program.kill()
+
+
+def _hears(pid: int) -> bool:
+    """What is known of it once it sleeps."""
+    deadline = time.monotonic() + 20
+    while (heard := hears(pid, signal.SIGTERM)) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return heard
 
 
 def test_program_that_waits_for_the_signal_hears_it() -> None:
@@ -51,12 +64,57 @@ def _waits(pid: int) -> bool:
     return "sigtimedwait" in Path(f"/proc/{pid}/wchan").read_text()
 
 
+WAKES = (
+    "import signal; s = {signal.SIGTERM}; signal.pthread_sigmask(0, s); print('up', flush=True)\n"
+    "while signal.sigtimedwait(s, 0.0002) is None: pass\n"
+)
+COMPUTES = "print('up', flush=True)\nwhile True: pass\n"
+
+
+async def _started(tmp_path: Path, code: str) -> Process:
+    key = uuid.uuid4().hex
+    log = ContainerLog(tmp_path / key)
+    process = ProcessRuntime().start(
+        Launch(key, [sys.executable, "-c", code], dict(os.environ), tmp_path, log)
+    )
+    deadline = time.monotonic() + 20
+    while b"up" not in log.path.read_bytes():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    return process
+
+
+def test_waits_that_end_again_and_again_lose_no_signal(tmp_path: Path) -> None:
+    """Between two looks at it a process comes back from its wait and begins the next one."""
+
+    async def main() -> None:
+        for _ in range(10):
+            process = await _started(tmp_path, WAKES)
+            process.terminate()
+            async with asyncio.timeout(20):
+                assert (await process.exited).code == 0
+
+    asyncio.run(main())
+
+
+def test_program_that_computes_hears_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        process = await _started(tmp_path, COMPUTES)
+        process.terminate()
+        await asyncio.sleep(0.5)
+        assert not process.exited.done()
+        process.kill()
+        assert (await process.exited).signal == signal.SIGKILL
+
+    asyncio.run(main())
+
+
 def test_handlers_of_the_parent_are_not_the_childs() -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         assert hears(os.getpid(), signal.SIGTERM)
         with subprocess.Popen(["sleep", "60"]) as program:
-            assert not hears(program.pid, signal.SIGTERM)
+            assert not _hears(program.pid)
             program.kill()
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import shutil
 import signal
@@ -25,6 +26,11 @@ from springtide_local.strays import CONTAINER_VARIABLE, processes_of_session, pr
 
 _CHUNK = 64 * 1024
 _EXEC_OUTPUT = 10 * 1024
+_SWITCHES = "voluntary_ctxt_switches"  # one more each time that it begins to wait
+_HEARD = ("SigCgt", "SigBlk")
+_DEAF_LOOKS = 3  # a process can be seen between two sleeps as if it were in one
+_LOOK_SECONDS = 0.01  # until one that was awake is looked at again
+_AWAKE_SECONDS = 0.005  # of computing: far more than it takes to come back from a wait
 
 
 class Process:
@@ -54,10 +60,23 @@ class Process:
 
     def terminate(self) -> None:
         """SIGTERM to the main process, unless the kernel would drop it on its way to process 1."""
-        if self.exited.done() or not hears(self.pid, signal.SIGTERM):
+        self._terminate(ran=cpu_seconds(self.pid), deaf=0)
+
+    def _terminate(self, ran: float, deaf: int) -> None:
+        """One look, and others while that is not sure.
+
+        ran: what it had computed at the first look. deaf: how often in a row it was seen not to hear.
+        """
+        if self.exited.done():
             return
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+        heard = hears(self.pid, signal.SIGTERM)
+        if heard:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+            return
+        deaf = deaf + 1 if heard is False else 0
+        if deaf < _DEAF_LOOKS and cpu_seconds(self.pid) - ran < _AWAKE_SECONDS:
+            self._loop.call_later(_LOOK_SECONDS, self._terminate, ran, deaf)
 
     def kill(self) -> None:
         self._killed_here = True
@@ -209,12 +228,15 @@ def signal_escaped(key: str, number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def hears(pid: int, number: signal.Signals) -> bool:
+def hears(pid: int, number: signal.Signals) -> bool | None:
     """Return whether a process would get a signal from outside if it were process 1 of a PID namespace.
 
     The kernel drops one that the process neither catches nor blocks, SIGKILL and SIGSTOP apart. A blocked one
-    waits for `sigwait` and its like; while a process waits so, as `tini` does, it shows as not blocked. The
-    program is loaded by the time its number is known, so that handlers of the process that started it are
+    waits for `sigwait` and its like; while a process waits so, as `tini` does, it shows as not blocked: it is
+    known by the call that it sleeps in. One that has just been woken from that call, and waits for a
+    processor, cannot be told from one that computes and would not hear: then the answer is None.
+
+    The program is loaded by the time its number is known, so that handlers of the process that started it are
     never taken for its own.
 
     Args:
@@ -222,12 +244,33 @@ def hears(pid: int, number: signal.Signals) -> bool:
         number: the signal.
     """
     bit = 1 << (number - 1)
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            masks = [int(line.split()[1], 16) for line in file if line.startswith(("SigCgt:", "SigBlk:"))]
-    except OSError:
+    first, before = _status(pid), _status(pid)
+    waits = "sigtimedwait" in _waits_in(pid)
+    after = _status(pid)
+    if not after:
         return False  # it has ended
-    return any(mask & bit for mask in masks) or "sigtimedwait" in _waits_in(pid)
+    if waits or any(int(status.get(mask, "0"), 16) & bit for status in (before, after) for mask in _HEARD):
+        return True
+    # One sleep all the time: one file tells a state and a count that belong to two moments.
+    slept = not any(status.get("State", "").startswith("R") for status in (before, after))
+    return False if slept and first.get(_SWITCHES) == after.get(_SWITCHES) else None
+
+
+def cpu_seconds(pid: int) -> float:
+    """How long the main thread of a process has computed so far; infinity once it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except OSError:
+        return math.inf
+
+
+def _status(pid: int) -> dict[str, str]:
+    """The kernel's account of a process's main thread; empty once it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def _waits_in(pid: int) -> str:
