@@ -5,9 +5,10 @@ from __future__ import annotations
 from springtide_coordinator import stall, wire
 from springtide_coordinator.history import Recovery
 from springtide_coordinator.hub import Hub
-from springtide_coordinator.membership import Phase, describe, serving
+from springtide_coordinator.membership import Phase, describe
+from springtide_coordinator.membership import servers as serving
 from springtide_coordinator.membership.consistency import why_cut, why_refused
-from springtide_coordinator.membership.liveness import silent_pods, vanished_pods
+from springtide_coordinator.membership.failure import silent_pods, vanished_pods
 from springtide_coordinator.membership.saving import put_away
 from springtide_coordinator.reported import bounded
 from springtide_protocol import codec

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from springtide_coordinator import evaluation
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.consistency import BOUNDED, MODES
-from springtide_coordinator.membership.describe import Phase
 from springtide_coordinator.membership.events import PodSeen, Synced
+from springtide_coordinator.membership.machine import Phase
 from springtide_protocol import PROTOCOL_VERSION
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import (

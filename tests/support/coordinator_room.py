@@ -11,7 +11,6 @@ from springtide_coordinator.membership import (
     Membership,
     Phase,
     Received,
-    Rules,
     ServerConnected,
     Status,
     StoodStill,
@@ -60,7 +59,6 @@ class Room:
         minimum: int = 1,
         maximum: int = 8,
         incarnation: tuple[int, int] = (1, 0),
-        rules: Rules | None = None,
         servers: int = 0,
     ) -> None:
         self.now = 1000.0
@@ -70,7 +68,6 @@ class Room:
             target=target,
             minimum=minimum,
             maximum=maximum,
-            rules=rules or Rules(),
             servers_wanted=servers,
         )
         self.sessions: dict[str, int] = {}

@@ -14,7 +14,6 @@ from springtide_coordinator.membership import (
     Event,
     Membership,
     Received,
-    Rules,
     ServerConnected,
     Synced,
     Tick,
@@ -79,7 +78,6 @@ class Worker(Process):
 class World:
     wanted: int = 2
     target: int = 2
-    rules: Rules = field(default_factory=Rules)
     now: float = 1000.0
     operator_up: bool = True
     workers: dict[str, Worker] = field(default_factory=dict)
@@ -112,7 +110,6 @@ class World:
             target=self.target,
             minimum=1,
             maximum=4,
-            rules=self.rules,
             servers_wanted=self.wanted,
         )
 

@@ -21,7 +21,6 @@ from springtide_coordinator.membership import (
     Event,
     Membership,
     Received,
-    Rules,
     Settings,
     StoodStill,
     Synced,
@@ -55,7 +54,6 @@ class World:
         minimum: int = 1,
         maximum: int = 4,
         last_step: int = 10_000,
-        rules: Rules | None = None,
         storage: Storage | None = None,
     ) -> None:
         self.storage = storage
@@ -63,7 +61,6 @@ class World:
         self.now = 1000.0
         self.target, self.minimum, self.maximum = target, minimum, maximum
         self.last_step = last_step
-        self.rules = rules or Rules()
         self.coordinators: list[Coordinator] = []
         self.workers: dict[str, Worker] = {}
         self.pods: dict[str, Pod] = {}
@@ -87,7 +84,6 @@ class World:
             minimum=self.minimum,
             maximum=self.maximum,
             settings=Settings(),
-            rules=self.rules,
         )
         self.coordinators.append(Coordinator(membership))
         return len(self.coordinators) - 1

@@ -7,15 +7,12 @@ import random
 from coordinator_simulation import World
 from coordinator_worker_model import Storage
 
-from springtide_coordinator.membership import Rules
-
 
 def walk(
     seed: int,
     *,
     events: int = 300,
     last_step: int = 10_000,
-    rules: Rules | None = None,
     storage: Storage | None = None,
 ) -> World:
     """Do random things to a job, then let it go on undisturbed.
@@ -23,7 +20,7 @@ def walk(
     Raises BrokenPromise when something does not hold, or when the undisturbed job makes no progress.
     """
     chance = random.Random(seed)
-    world = World(target=chance.choice([1, 2, 3]), last_step=last_step, rules=rules, storage=storage)
+    world = World(target=chance.choice([1, 2, 3]), last_step=last_step, storage=storage)
     for _ in range(events):
         one_event(world, chance)
     world.heal()

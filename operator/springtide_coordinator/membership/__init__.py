@@ -4,7 +4,6 @@ Nothing here reads a clock, a socket or the environment; time is an argument. `m
 way in.
 """
 
-from springtide_coordinator.membership.describe import Phase, describe
 from springtide_coordinator.membership.events import (
     Connected,
     Disconnected,
@@ -16,8 +15,8 @@ from springtide_coordinator.membership.events import (
     Synced,
     Tick,
 )
-from springtide_coordinator.membership.machine import handle
-from springtide_coordinator.membership.rules import Rules, Settings
+from springtide_coordinator.membership.machine import Phase, describe, handle
+from springtide_coordinator.membership.settings import Settings
 from springtide_coordinator.membership.state import Membership, Status
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "Membership",
     "Phase",
     "Received",
-    "Rules",
     "ServerConnected",
     "Settings",
     "Status",

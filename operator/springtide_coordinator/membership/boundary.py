@@ -1,16 +1,21 @@
-"""Joins and leaves happen at a step boundary: when it is asked for, and who leaves in between."""
+"""Step boundaries: joins and leaves happen there, and a training loop ends there.
+
+Nothing that only a leaver holds is let go before its last moment, and nobody goes on after a loop before all
+members stand at its end with the same state.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from springtide_coordinator.membership.consistency import why_cut, why_other_consistency
-from springtide_coordinator.membership.events import Effect
+from springtide_coordinator.membership.events import Effect, LoopEnded
+from springtide_coordinator.membership.failure import proof_of_death
 from springtide_coordinator.membership.generation import Generation
-from springtide_coordinator.membership.leaving import is_due, may_leave
-from springtide_coordinator.membership.members import Record
-from springtide_coordinator.membership.messages import Boundary, Leave, ParkReason, Standing
-from springtide_coordinator.membership.saving import saves, time_to_go
-from springtide_coordinator.membership.send_once import once
-from springtide_coordinator.membership.serving import why_other_servers
+from springtide_coordinator.membership.members import Record, once
+from springtide_coordinator.membership.messages import Boundary, EndOk, Leave, ParkReason, Standing
+from springtide_coordinator.membership.saving import leave_deadline, saves, time_to_go
+from springtide_coordinator.membership.servers import why_other_servers
 from springtide_coordinator.membership.state import Membership
 
 
@@ -135,3 +140,84 @@ def send_away(record: Record, reason: str, surplus: bool = False) -> list[Effect
     """Leave: the process exits with outcome Left. surplus: the job has finished, and needs nobody."""
     record.dismissed, record.surplus = reason, surplus
     return once(record, "leave", Leave(reason, surplus))
+
+
+def is_due(m: Membership, record: Record, now: float, relieved: bool = False) -> bool:
+    """Whether the leaver must be let go now, whatever it holds; relieved: others wait to take that over."""
+    if not record.leaving:
+        return False
+    if now >= leave_deadline(m, record):
+        return True
+    wanted = m.target > 0 or m.operator_heard_at is None
+    if relieved and wanted and not m.suspended:
+        return False
+    return time_to_go(m, record, now) and not saves(m, record)
+
+
+def may_leave(
+    m: Membership, leavers: Sequence[Record], staying: int, holders: int, now: float
+) -> list[Record]:
+    """Those of the leavers that can go now.
+
+    Args:
+        staying: processes that stay and are ready to train.
+        holders: how many of them hold the newest state.
+    """
+    if holders > 0 and staying >= max(1, m.minimum):
+        return list(leavers)
+    return [record for record in leavers if is_due(m, record, now, relieved=staying > 0)]
+
+
+def end_loop(m: Membership, generation: Generation) -> list[Effect]:
+    """Say EndOk when all members wait at the end of the same loop; say it again to who missed it."""
+    effects: list[Effect] = []
+    records = [m.members.get(member) for member in generation.ids]
+    there = [record for record in records if record is not None]
+    after = [r for r in there if r.standing is Standing.AFTER and r.generation == generation.name]
+    if after:
+        stage = max(record.ended_stages for record in after) - 1
+        if stage >= 0 and (generation.ended_stage is None or stage > generation.ended_stage):
+            generation.ended_stage = stage
+            generation.ended_state = max((r.state for r in after if r.state is not None), default=None)
+    waiting = [r for r in there if r.standing is Standing.ENDED and r.generation == generation.name]
+    if not waiting or generation.closing:
+        return effects
+    if ended_together(generation, waiting):
+        stage = max(record.at_stage or 0 for record in waiting)
+        if generation.ended_stage is None or stage > generation.ended_stage:
+            generation.ended_stage = stage
+            generation.ended_state = max((r.state for r in waiting if r.state is not None), default=None)
+            effects.append(LoopEnded(stage))
+    if generation.ended_stage is None:
+        return effects
+    m.ended_stages = max(m.ended_stages, generation.ended_stage + 1)
+    for record in waiting:
+        if record.at_stage is not None and record.at_stage <= generation.ended_stage and record.connected:
+            effects += once(record, ("end", record.at_stage), EndOk(generation.name, record.at_stage))
+            record.standing = Standing.AFTER
+            record.ended_stages = max(record.ended_stages, record.at_stage + 1)
+    return effects
+
+
+def ended_together(generation: Generation, waiting: list[Record]) -> bool:
+    """Whether all members stand at one end with one state. waiting: those that wait at an end."""
+    ends = {(record.at_stage, record.state) for record in waiting}
+    return len(waiting) == len(generation.ids) and all(r.connected for r in waiting) and len(ends) == 1
+
+
+def reconsider_finish(m: Membership, now: float) -> None:
+    """Forget a Finished that nobody took: its pod was deleted before the operator could read it.
+
+    It was in vain when the operator still wants workers a while later and nobody who holds state is alive.
+    The job can then only start again, and says that its state is lost.
+    """
+    heard = m.operator_heard_at
+    if not m.finished or heard is None or now - m.finished_at < m.settings.finish:
+        return
+    if heard < m.finished_at + m.settings.finish or m.deaf(now) or not m.target or not m.living:
+        return
+    holders = {record.info.id: record.info for record in m.members.values() if record.state is not None}
+    if m.current is not None:
+        holders.update((info.id, info) for info in m.current.members)
+    if all(info.pod_uid not in m.living and proof_of_death(m, info) for info in holders.values()):
+        m.finished = False

@@ -1,16 +1,44 @@
-"""Hello: who is let in, and what a process that comes (back) is told."""
+"""Hello: the processes that are let in, and how a later incarnation learns from them what there is.
+
+A later incarnation takes the greatest reported generation as it is, so that training goes on without a missed
+step. Before it makes a generation of its own it must know of every process that may hold state. That is the
+case
+
+* when every member of the greatest reported generation has reported to it: a greater one would need one of
+  them, parked, as the source of its state, and none has heard of one; or
+* when the operator listed the living pods after this incarnation began, every started one among them has said
+  Hello, and every process that a report named has reported or is known to be dead. A process whose machine
+  nobody hears, neither the operator nor this coordinator, is not waited for (`failure.gone_with_machine`).
+
+The very first incarnation knows that nobody holds state.
+"""
 
 from __future__ import annotations
 
-from springtide_coordinator.membership.adoption import adopt
 from springtide_coordinator.membership.events import Effect, EndStream, Send
-from springtide_coordinator.membership.liveness import same_place
-from springtide_coordinator.membership.lost_state import hold
-from springtide_coordinator.membership.members import Record
-from springtide_coordinator.membership.messages import Hello, ParkReason, Refused, Standing, Welcome
-from springtide_coordinator.membership.send_once import once
+from springtide_coordinator.membership.failure import (
+    gone_with_machine,
+    is_outranked,
+    proof_of_death,
+    same_place,
+    silent_machine,
+    silent_pods,
+    step_down,
+)
+from springtide_coordinator.membership.generation import Generation
+from springtide_coordinator.membership.members import Record, once
+from springtide_coordinator.membership.messages import (
+    Hello,
+    MemberInfo,
+    ParkReason,
+    Refused,
+    Standing,
+    Welcome,
+)
+from springtide_coordinator.membership.servers import hold
 from springtide_coordinator.membership.state import Membership
 from springtide_protocol import PROTOCOL_VERSION
+from springtide_protocol.names import StateName
 
 SUSPENDED = "the job is suspended"
 
@@ -20,7 +48,7 @@ def greet(m: Membership, session: int, hello: Hello, now: float) -> list[Effect]
     effects: list[Effect] = []
     heard_of = [hello.newest_incarnation, hello.generation.incarnation if hello.generation else None]
     newest = max((incarnation for incarnation in heard_of if incarnation), default=m.incarnation)
-    if m.rules.supersede and newest > m.incarnation and not m.superseded:
+    if is_outranked(m, newest):
         effects += step_down(m, f"{hello.member.label} has heard of incarnation {newest}")
     refused = why_refused(m, hello)
     if refused is not None:
@@ -94,27 +122,6 @@ def reference_layout(m: Membership, besides: str) -> tuple[str, str] | None:
     return best.layout_hash, best.info.label
 
 
-def step_down(m: Membership, why: str) -> list[Effect]:
-    """Become passive for good: a newer coordinator lives. All are sent to look for it."""
-    m.superseded = why
-    effects: list[Effect] = []
-    for record in list(m.connected()):
-        assert record.session is not None
-        reason = f"this coordinator is out of date: {why}"
-        effects.append(Send(record.session, record.info.id, Refused(reason, retry=True)))
-        effects.append(EndStream(record.session, record.info.id, reason))
-        m.sessions.pop(record.session, None)
-        record.session = None
-    for server in m.servers.values():
-        if server.session is not None:
-            reason = f"this coordinator is out of date: {why}"
-            effects.append(Send(server.session, server.info.id, Refused(reason, retry=True)))
-            effects.append(EndStream(server.session, server.info.id, reason))
-            m.server_sessions.pop(server.session, None)
-            server.session = None
-    return effects
-
-
 def replace_predecessors(m: Membership, hello: Hello) -> list[Effect]:
     """A new process in the same place of the same pod proves that the earlier one is dead."""
     effects: list[Effect] = []
@@ -177,3 +184,53 @@ def resume(m: Membership, record: Record) -> list[Effect]:
         record.standing, record.generation = Standing.ACTIVE, current.name
         return once(record, ("start", current.name), current.start)
     return []
+
+
+def adopt(m: Membership, hello: Hello, now: float) -> None:
+    """Take a report into account: the process's generation, its members and its state."""
+    name = hello.generation
+    m.heard[hello.member.id] = hello.member
+    if name is None:
+        return
+    m.generations = max(m.generations, name.number)
+    members = hello.members or (hello.member,)
+    m.named.update((info.id, info) for info in members)
+    current = m.current
+    if name.incarnation < m.incarnation and (current is None or (current.adopted and name > current.name)):
+        m.current = current = Generation(name, members, made_at=now, base=None, servers=hello.servers)
+        current.consistency = hello.consistency
+    if current is not None and current.adopted and current.name == name and hello.state is not None:
+        current.base = higher(current.base, hello.state, below=current)
+
+
+def higher(base: StateName | None, state: StateName, below: Generation) -> StateName | None:
+    """The greater of two states that a generation may have begun from."""
+    if state.generation == below.name:
+        return base
+    return state if base is None else max(base, state)
+
+
+def settle(m: Membership, now: float) -> list[str]:
+    """Find out whether enough is known to make generations; return for whom it still waits."""
+    if m.settled or m.incarnation.is_first:
+        m.settled = True
+        return []
+    current = m.current
+    if current is not None and all(info.id in m.heard for info in current.members):
+        m.settled = True
+        return []
+    missing = [info.label for info in unreported(m) if not gone_with_machine(m, info, now)]
+    awaited = ((uid, name) for uid, name in silent_pods(m) if not silent_machine(m, m.living[uid], now))
+    missing += [name for _, name in awaited if name not in missing]
+    if not m.operator_word:
+        missing.append("the operator")
+    m.settled = not missing
+    return missing
+
+
+def unreported(m: Membership) -> list[MemberInfo]:
+    """Processes that reports name, that have not reported and are not known to be dead."""
+    named = dict(m.named)
+    if m.current is not None:
+        named.update((info.id, info) for info in m.current.members)
+    return [info for info in named.values() if info.id not in m.heard and not proof_of_death(m, info)]

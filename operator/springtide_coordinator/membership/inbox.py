@@ -5,7 +5,6 @@ from __future__ import annotations
 from springtide_coordinator.membership.consistency import keeps_books
 from springtide_coordinator.membership.events import Effect, EndStream, Send
 from springtide_coordinator.membership.hello import layout_mismatch
-from springtide_coordinator.membership.lost_state import hold, void
 from springtide_coordinator.membership.members import Record
 from springtide_coordinator.membership.messages import (
     BoundToSteps,
@@ -21,6 +20,7 @@ from springtide_coordinator.membership.messages import (
     Standing,
 )
 from springtide_coordinator.membership.saving import hear
+from springtide_coordinator.membership.servers import hold, void
 from springtide_coordinator.membership.state import Membership
 from springtide_protocol.names import StateName
 

@@ -1,15 +1,14 @@
-"""The state machine: one event in, effects out.
+"""The state machine: one event in, effects out; and what it is at, in words for the operator and people.
 
-Facts are written down first (greeting, inbox), then all decisions are taken again from the facts (`decide`),
-so that no decision depends on the way that led to it.
+Facts are written down first (hello, inbox), then all decisions are taken again from the facts (`decide`), so
+that no decision depends on the way that led to it.
 """
 
 from __future__ import annotations
 
-from springtide_coordinator.membership.adoption import settle
-from springtide_coordinator.membership.boundary import ask_for_boundary, dismiss
-from springtide_coordinator.membership.closing import close_if_over, cut_off_hung, note_losses, tell_to_park
-from springtide_coordinator.membership.ending import end_loop, reconsider_finish
+from enum import StrEnum
+
+from springtide_coordinator.membership.boundary import ask_for_boundary, dismiss, end_loop, reconsider_finish
 from springtide_coordinator.membership.events import (
     Connected,
     Disconnected,
@@ -22,20 +21,30 @@ from springtide_coordinator.membership.events import (
     Synced,
     Tick,
 )
-from springtide_coordinator.membership.hello import SUSPENDED, greet, step_down
+from springtide_coordinator.membership.failure import (
+    close_if_over,
+    cut_off_hung,
+    is_outranked,
+    note_losses,
+    paused_without_operator,
+    proof_of_death,
+    step_down,
+    tell_to_park,
+)
+from springtide_coordinator.membership.hello import SUSPENDED, greet, settle
 from springtide_coordinator.membership.inbox import receive
-from springtide_coordinator.membership.liveness import proof_of_death
 from springtide_coordinator.membership.messages import ServerLeaving, Standing
 from springtide_coordinator.membership.saving import ask_to_save
-from springtide_coordinator.membership.serving import (
+from springtide_coordinator.membership.servers import (
     forget_servers,
     greet_server,
     let_servers_go,
     mark_leaving,
     note_lost_servers,
 )
-from springtide_coordinator.membership.state import Membership
+from springtide_coordinator.membership.state import Membership, Status
 from springtide_coordinator.membership.succession import Plan, carry_out, plan_next
+from springtide_protocol.names import Incarnation
 
 
 def handle(m: Membership, event: Event, now: float) -> list[Effect]:
@@ -89,7 +98,7 @@ def drop_session(m: Membership, effect: Effect, now: float) -> None:
 
 def hear_operator(m: Membership, event: Synced, now: float) -> list[Effect]:
     """Take in sizes, the living pods, and which of them are going away."""
-    if m.rules.supersede and event.number > m.incarnation.number and not m.superseded:
+    if is_outranked(m, Incarnation(event.number)):
         return step_down(m, f"the operator has made incarnation {event.number}")
     m.target, m.minimum, m.maximum = event.target, event.minimum, event.maximum
     before, m.living = m.living, {pod.uid: pod for pod in event.living}
@@ -162,3 +171,69 @@ def forget(m: Membership) -> None:
         harmless = record.state is None or record.standing is Standing.STARTING
         if harmless or proof_of_death(m, record.info):
             del m.members[member]
+
+
+SILENT = "members fell silent and the operator too; this coordinator may be the one that is cut off"
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"
+    FORMING = "forming"
+    RUNNING = "running"
+    ENDING = "ending"
+    AFTER_LOOP = "after_loop"
+
+
+def after_loop(m: Membership) -> bool:
+    """Whether a loop ended and nobody has begun another one: members run the script's code."""
+    current = m.current
+    if current is None or current.ended_stage is None:
+        return False
+    return not any(record.parked and m.in_current(record.info.id) for record in m.connected())
+
+
+def describe(m: Membership, now: float) -> tuple[Phase, Status]:
+    """Where the job stands, and why."""
+    if m.superseded:
+        return Phase.WAITING, Status("Superseded", f"a newer coordinator lives: {m.superseded}")
+    current = m.current
+    if m.blocked is not None and not (m.blocked.reason == "Parking" and after_loop(m)):
+        forming = m.blocked.reason == "Parking"
+        return (Phase.FORMING if forming else Phase.WAITING), m.blocked
+    if current is None:
+        return Phase.WAITING, Status("WaitingForWorkers", "no process is ready")
+    silent = [
+        info.label
+        for info in current.members
+        if info.id not in current.lost and (info.id not in m.members or not m.members[info.id].connected)
+    ]
+    silent += [
+        info.label
+        for info in current.servers
+        if info.id not in current.lost_servers and not m.server_connected(info.id)
+    ]
+    if current.ended_stage is not None:
+        return Phase.AFTER_LOOP, Status("LoopEnded", f"training loop {current.ended_stage} ended")
+    if silent and paused_without_operator(m, current, now) and not current.adopted:
+        return Phase.RUNNING, Status("OperatorUnreachable", SILENT, tuple(silent))
+    if any(record.standing is Standing.ENDED for record in m.connected()):
+        late = [
+            info.label
+            for info in current.members
+            if info.id not in m.members or m.members[info.id].standing is not Standing.ENDED
+        ]
+        return Phase.ENDING, Status("Ending", "members wait at the end of the loop", tuple(late))
+    if not current.complete:
+        late = [info.label for info in current.members if info.id not in current.formed]
+        message = (
+            f"generation {current.name} is being formed: {current.start.reason}" if current.start else ""
+        )
+        return Phase.FORMING, Status("Forming", message, tuple(late))
+    if current.boundary:
+        return Phase.RUNNING, Status("Rescaling", current.boundary)
+    if silent:
+        return Phase.RUNNING, Status("Reconnecting", "streams are broken", tuple(silent))
+    word = "goes on as it was found" if current.adopted else "trains"
+    return Phase.RUNNING, Status(
+        "Running", f"generation {current.name} {word} with {len(current.ids)} processes"
+    )

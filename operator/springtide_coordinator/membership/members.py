@@ -1,11 +1,12 @@
-"""What the coordinator remembers of one process."""
+"""What the coordinator remembers of a process and of a parameter server, and what it has told them."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from springtide_coordinator.membership.messages import MemberInfo, ParkReason, Standing
+from springtide_coordinator.membership.events import Effect, Send
+from springtide_coordinator.membership.messages import MemberInfo, Outgoing, ParkReason, ServerInfo, Standing
 from springtide_protocol.names import GenerationName, StateName
 
 
@@ -76,3 +77,39 @@ class Record:
         if self.leaving_since is None:
             return float("inf")
         return (self.leave_by or self.leaving_since + assumed_grace) - margin
+
+
+@dataclass(slots=True)
+class ServerRecord:
+    """Times are unix seconds."""
+
+    info: ServerInfo
+    order: int  # of arrival: the youngest has the greatest
+    session: int | None = None
+    disconnected_at: float | None = None
+    leaving: str = ""  # why it is to go; "" while it stays
+    replaced: bool = False  # another process has its place
+    dismissed: bool = False  # ServerLeave was said
+    sent: set[Hashable] = field(default_factory=set)  # what was said once on this stream
+
+    @property
+    def connected(self) -> bool:
+        return self.session is not None
+
+    @property
+    def usable(self) -> bool:
+        """Whether a generation may be made with it."""
+        return self.connected and not self.replaced and not self.dismissed
+
+    @property
+    def newness(self) -> tuple[bool, int, int]:
+        """The greatest of a slot is taken: one that stays before one that leaves, then the newest."""
+        return (not self.leaving, self.info.attempt, self.order)
+
+
+def once(record: Record | ServerRecord, key: Hashable, message: Outgoing) -> list[Effect]:
+    """Send `message` unless `key` was said on the member's stream already; nothing without a stream."""
+    if record.session is None or key in record.sent:
+        return []
+    record.sent.add(key)
+    return [Send(record.session, record.info.id, message)]

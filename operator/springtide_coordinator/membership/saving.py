@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from springtide_coordinator.membership.events import Effect
-from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.members import Record, once
 from springtide_coordinator.membership.messages import Checkpointed, Save, Standing
-from springtide_coordinator.membership.send_once import once
 from springtide_coordinator.membership.state import Membership, Saving, Status
 from springtide_protocol.names import StateName
 
@@ -28,8 +27,7 @@ def leave_deadline(m: Membership, record: Record) -> float:
 def saves(m: Membership, record: Record) -> bool:
     """Whether what the process holds can be saved, and is not known to be."""
     return (
-        m.rules.save_before_leaving
-        and record.checkpoints
+        record.checkpoints
         and record.state is not None
         and (m.saved is None or m.saved < record.state)
         and not (m.saving is not None and m.saving.given_up and m.saving.state == record.state)

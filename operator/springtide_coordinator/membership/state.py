@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from springtide_coordinator.membership.complaints import ComplaintRow
 from springtide_coordinator.membership.events import PodSeen
-from springtide_coordinator.membership.generation import Generation
-from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.generation import ComplaintRow, Generation
+from springtide_coordinator.membership.members import Record, ServerRecord
 from springtide_coordinator.membership.messages import Consistency, MemberInfo, ServerInfo
-from springtide_coordinator.membership.rules import Rules, Settings
-from springtide_coordinator.membership.servers import ServerRecord
+from springtide_coordinator.membership.settings import Settings
 from springtide_protocol.names import GenerationName, Incarnation, StateName
 
 
@@ -45,7 +43,6 @@ class Membership:
     minimum: int = 0
     maximum: int = 0
     settings: Settings = field(default_factory=Settings)
-    rules: Rules = field(default_factory=Rules)
 
     members: dict[str, Record] = field(default_factory=dict)
     sessions: dict[int, str] = field(default_factory=dict)
@@ -120,7 +117,4 @@ class Membership:
     def next_name(self) -> GenerationName:
         """The name of the generation to make; used once."""
         self.generations += 1
-        incarnation = self.incarnation
-        if not self.rules.own_incarnation and self.current is not None:
-            incarnation = self.current.name.incarnation
-        return GenerationName(incarnation, self.generations)
+        return GenerationName(self.incarnation, self.generations)

@@ -1,13 +1,11 @@
-"""The next generation: who takes part, from which state, and why not yet."""
+"""The next generation: who takes part, from which state, and why it is not made yet."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from springtide_coordinator.membership.adoption import settle
-from springtide_coordinator.membership.boundary import send_away
-from springtide_coordinator.membership.closing import why_parked
+from springtide_coordinator.membership.boundary import may_leave, send_away
 from springtide_coordinator.membership.consistency import (
     CAUSE,
     describe_change,
@@ -17,20 +15,24 @@ from springtide_coordinator.membership.consistency import (
     owners,
 )
 from springtide_coordinator.membership.events import Effect, EndStream, Made, Send
+from springtide_coordinator.membership.failure import (
+    complaint_in,
+    paused_without_operator,
+    proof_of_death,
+    silent_pods,
+    why_parked,
+)
 from springtide_coordinator.membership.generation import Generation, compose
-from springtide_coordinator.membership.leaving import may_leave
-from springtide_coordinator.membership.liveness import complaint_in, paused_without_operator, proof_of_death
-from springtide_coordinator.membership.members import Record
+from springtide_coordinator.membership.hello import settle
+from springtide_coordinator.membership.members import Record, once
 from springtide_coordinator.membership.messages import Consistency, ParkReason, Refused, ServerInfo, Standing
 from springtide_coordinator.membership.saving import before_leaving
-from springtide_coordinator.membership.send_once import once
-from springtide_coordinator.membership.serving import (
+from springtide_coordinator.membership.servers import (
     choose_servers,
     copies_kept,
     cut_off_unreached,
     still_holding,
 )
-from springtide_coordinator.membership.startup import enough_to_start, may_start_fresh
 from springtide_coordinator.membership.state import Membership, Status
 from springtide_protocol.names import StateName
 
@@ -127,24 +129,16 @@ def strength(m: Membership, participants: Sequence[Record]) -> int:
 def is_candidate(m: Membership, record: Record) -> bool:
     if record.voided:
         return False
-    if record.parked:
-        return True
-    return not m.rules.parked_only and record.connected and record.standing is Standing.ACTIVE
+    return record.parked
 
 
 def not_parked(m: Membership, generation: Generation, now: float) -> Status | None:
     """Members of the old generation that may still commit in it."""
-    if not m.rules.wait_for_survivors:
-        return None
     waiting = []
     paused = []
     for info in generation.members:
         record = m.members.get(info.id)
-        if info.id in generation.lost or (record is not None and record.parked):
-            continue
-        if not m.rules.parked_only and record is not None and record.connected:
-            continue
-        if record is None and not m.rules.wait_for_reports:
+        if info.id in generation.lost or cannot_commit(record):
             continue
         silent = record is not None and not record.connected and record.disconnected_at is not None
         if silent and paused_without_operator(m, generation, now):
@@ -163,11 +157,14 @@ def not_parked(m: Membership, generation: Generation, now: float) -> Status | No
     return None
 
 
+def cannot_commit(record: Record | None) -> bool:
+    """Whether a member of the old generation has stopped for certain. None: it has not reported yet."""
+    return record is not None and record.parked
+
+
 def choose_state(m: Membership, pool: Sequence[Record]) -> StateName | None:
     """The greatest state that a parked member holds."""
     states = [record.state for record in pool if record.state is not None]
-    if not m.rules.greatest_state:
-        return states[0] if states else None
     return max(states, default=None)
 
 
@@ -190,7 +187,7 @@ def rolls_back(m: Membership, pool: Sequence[Record]) -> bool:
 def newer_state_at_risk(m: Membership, pool: Sequence[Record], chosen: StateName | None) -> Status | None:
     """Older state is taken only when each member of the last generation takes part or is dead for certain."""
     current = m.current
-    if chosen is None or current is None or not m.rules.guard_rollback or not rolls_back(m, pool):
+    if chosen is None or current is None or not rolls_back(m, pool):
         return None
     alive = []
     for info in current.members:
@@ -344,3 +341,58 @@ def judge_complaints(m: Membership, participants: list[Record], now: float) -> l
         Send(session, record.info.id, Refused(reason, retry=False)),
         EndStream(session, record.info.id, reason),
     ]
+
+
+def enough_to_start(m: Membership, ready: int, now: float) -> Status | None:
+    """Decide whether a fresh start has its members; otherwise say what it waits for.
+
+    It starts when `target` processes are ready, or when `minimum` are and nobody else is coming, or the
+    patience since `minimum` was reached is over: a pending worker never holds the others.
+    """
+    minimum = max(1, m.minimum)
+    if ready < minimum:
+        m.minimum_since = None
+        need = f"at least {minimum} {'is' if minimum == 1 else 'are'} needed"
+        return waiting_for_workers(m, f"{_ready(ready)}, {need}")
+    if m.minimum_since is None:
+        m.minimum_since = now
+    if ready >= max(minimum, m.target):
+        return None
+    starting = any(record.standing is Standing.STARTING for record in m.connected())
+    nobody_is_coming = m.operator_word and not starting and not silent_pods(m)
+    if nobody_is_coming or now - m.minimum_since >= m.settings.first_start:
+        return None
+    return waiting_for_workers(m, f"{_ready(ready)}, {m.target} are wanted")
+
+
+def _ready(count: int) -> str:
+    return f"{count or 'no'} {'process is' if count < 2 else 'processes are'} ready"
+
+
+def waiting_for_workers(m: Membership, text: str) -> Status:
+    names = [record.info.label for record in m.connected() if record.standing is Standing.STARTING]
+    names += [name for _, name in silent_pods(m)]
+    return Status("WaitingForWorkers", text, tuple(dict.fromkeys(names)))
+
+
+def may_start_fresh(m: Membership) -> Status | None:
+    """Decide whether it is certain that no process holds state; otherwise say who might."""
+    if m.incarnation.is_first and not m.state_existed and m.current is None:
+        return None
+    if not m.operator_word:
+        return Status(
+            "WaitingForOperator",
+            "no state is left here; only the operator knows who else lives",
+            ("the operator",),
+        )
+    might = [name for _, name in silent_pods(m)]
+    might += [
+        record.info.label
+        for record in m.members.values()
+        if record.state is not None and not record.parked and not proof_of_death(m, record.info)
+    ]
+    if might:
+        return Status(
+            "WaitingForState", "these may still hold the state of the job", tuple(dict.fromkeys(might))
+        )
+    return None

@@ -9,19 +9,16 @@ from dataclasses import replace
 
 import pytest
 from coordinator_room import Room, generation, info, state
+from membership_rules import take_out
 
-from springtide_coordinator.membership import Rules, Synced
+from springtide_coordinator.membership import Synced
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import PodSeen
-from springtide_coordinator.membership.liveness import MACHINE_SILENT, VANISHED_SECONDS, vanished_pods
+from springtide_coordinator.membership.failure import MACHINE_SILENT, VANISHED_SECONDS, vanished_pods
 from springtide_coordinator.membership.messages import ParkReason, Standing
 from springtide_protocol.names import Incarnation
 
 TWO = (info("w0"), info("w1"))
-
-
-def rules(rule: str, on: bool) -> Rules:
-    return replace(Rules(), **{rule: on})
 
 
 def active(
@@ -62,8 +59,10 @@ def test_adopted_generation_admits_joiners_under_new_incarnation() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_no_generation_before_everybody_named_has_reported(on: bool) -> None:
-    room = Room(incarnation=(1, 1), rules=rules("wait_for_reports", on))
+def test_no_generation_before_everybody_named_has_reported(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not on:
+        take_out(monkeypatch, "wait_for_reports")
+    room = Room(incarnation=(1, 1))
     active(room, "w0", 30)
     room.park("w0", ParkReason.REDUCTION_FAILED, state(30, 7))
     room.tick(30)
@@ -198,10 +197,12 @@ def test_the_end_said_by_the_last_incarnation_is_said_again() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_fresh_start_of_later_incarnation_needs_operators_word(on: bool) -> None:
-    room = Room(
-        target=1, incarnation=(2, 0), rules=replace(rules("fresh_needs_word", on), wait_for_reports=on)
-    )
+def test_fresh_start_of_later_incarnation_needs_operators_word(
+    on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not on:
+        take_out(monkeypatch, "fresh_needs_word", "wait_for_reports")
+    room = Room(target=1, incarnation=(2, 0))
     room.hello("w0")
     room.park("w0")
     room.tick(30)
@@ -258,8 +259,10 @@ def test_with_two_processes_in_a_pod_both_must_have_spoken() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_older_state_needs_proof_of_newer_holders_deaths(on: bool) -> None:
-    room = Room(target=1, rules=rules("guard_rollback", on))
+def test_older_state_needs_proof_of_newer_holders_deaths(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not on:
+        take_out(monkeypatch, "guard_rollback")
+    room = Room(target=1)
     room.train("w0")
     room.hello("w1", Standing.PARKED, generation=generation(1), state=state(0), layout_hash="layout")
     room.park("w0", ParkReason.BOUNDARY, state(5))
@@ -281,8 +284,10 @@ def test_older_state_needs_proof_of_newer_holders_deaths(on: bool) -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_a_silent_loss_without_the_operator_pauses(on: bool) -> None:
-    room = Room(rules=rules("pause_when_deaf", on))
+def test_a_silent_loss_without_the_operator_pauses(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not on:
+        take_out(monkeypatch, "pause_when_deaf")
+    room = Room()
     room.train("w0", "w1")
     room.tick(20)
     room.lose("w1")
@@ -369,8 +374,12 @@ def test_a_complaint_is_no_silent_loss() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_coordinator_hearing_of_a_newer_makes_no_generations(on: bool) -> None:
-    room = Room(target=1, rules=rules("supersede", on))
+def test_coordinator_hearing_of_a_newer_makes_no_generations(
+    on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not on:
+        take_out(monkeypatch, "supersede")
+    room = Room(target=1)
     room.train("w0")
     room.hello("w1", newest_incarnation=Incarnation(2, 0))
     if on:
@@ -396,8 +405,10 @@ def test_the_operators_newer_number_makes_it_step_down() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_the_greatest_state_wins(on: bool) -> None:
-    room = Room(rules=rules("greatest_state", on))
+def test_the_greatest_state_wins(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not on:
+        take_out(monkeypatch, "greatest_state")
+    room = Room()
     room.train("w0", "w1")
     room.park("w0", ParkReason.REDUCTION_FAILED, state(4))
     room.tick(1)

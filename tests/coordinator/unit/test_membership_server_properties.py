@@ -7,7 +7,6 @@ that it notices.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,8 +14,7 @@ from coordinator_server_world import BrokenPromise, Server, Worker, World
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-
-from springtide_coordinator.membership import Rules
+from membership_rules import without
 
 WHICH = st.integers(0, 5)
 OFTEN = ["step"] * 4 + ["elapse", "operator", "reconnect"] * 2
@@ -110,12 +108,12 @@ LifeWithServers.TestCase.settings = settings(max_examples=120, stateful_step_cou
 TestLifeWithServers = LifeWithServers.TestCase
 
 
-def walk(seed: int, rules: Rules | None = None, events: int = 60, kills: bool = True) -> World:
+def walk(seed: int, events: int = 60, kills: bool = True) -> World:
     """Random things by seed, then undisturbed. Raises BrokenPromise."""
     kinds = [*OFTEN, *SELDOM, "kill" if kills else "delete"]
     chance = random.Random(seed)
     sizes = chance.randint(1, 3), chance.randint(1, 2)
-    world = World(*sizes, rules or Rules(), replication=chance.randint(1, 2))
+    world = World(*sizes, replication=chance.randint(1, 2))
     for _ in range(events):
         server = one_of(list(world.servers.values()), chance.randrange(6))
         match chance.choice(kinds):
@@ -173,10 +171,10 @@ def test_one_server_at_a_time_may_be_killed_with_two_copies() -> None:
 
 @pytest.mark.parametrize("name", ["all_servers", "server_loss_ends", "void_is_none"])
 def test_without_the_rule_a_promise_breaks(name: str) -> None:
-    rules = replace(Rules(), **{name: False})
     for seed in range(100):
         try:
-            walk(seed, rules)
+            with without(name):
+                walk(seed)
         except BrokenPromise:
             return
     pytest.fail(f"100 walks without the rule {name} broke no promise: the rule or its check does nothing")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from coordinator_room import Room, generation, info, server, state
 from coordinator_servers import dropped, everybody, trains
+from membership_rules import take_out, without
 
-from springtide_coordinator.membership import Phase, Rules
+from springtide_coordinator.membership import Phase
 from springtide_coordinator.membership import messages as say
-from springtide_coordinator.membership.liveness import MACHINE_SILENT
-from springtide_coordinator.membership.serving import settled
+from springtide_coordinator.membership.failure import MACHINE_SILENT
+from springtide_coordinator.membership.servers import settled
 
 # ---- the beginning
 
@@ -117,8 +118,12 @@ def test_briefly_broken_stream_moves_nothing_with_copies() -> None:
 
 
 @pytest.mark.parametrize("waits_in_vain", [False, True])
-def test_lost_server_with_copies_elsewhere_is_not_awaited(waits_in_vain: bool) -> None:
-    room = trains(servers=3, rules=Rules(copies_suffice=not waits_in_vain))
+def test_lost_server_with_copies_elsewhere_is_not_awaited(
+    waits_in_vain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if waits_in_vain:
+        take_out(monkeypatch, "copies_suffice")
+    room = trains(servers=3)
     assert room.m.current is not None
     for member in room.members:
         room.tell(member, say.Formed(room.m.current.name, server_copies=2))
@@ -485,12 +490,14 @@ def test_a_server_that_nobody_reaches_costs_no_worker() -> None:
     assert room.servers == ("s0", "s1")
 
 
-def test_the_switches_take_the_rules_out() -> None:
-    room = Room(servers=2, rules=Rules(all_servers=False))
-    room.serve("s0")
-    room.train("w0", "w1")
-    assert room.servers == ("s0",)
-    room = trains(rules=Rules(server_loss_ends=False))
-    room.lose("s1")
-    room.tick(5)
-    assert not room.told("w0", say.Prepare)
+def test_rules_that_are_taken_out_hold_no_more() -> None:
+    with without("all_servers"):
+        room = Room(servers=2)
+        room.serve("s0")
+        room.train("w0", "w1")
+        assert room.servers == ("s0",)
+    with without("server_loss_ends"):
+        room = trains()
+        room.lose("s1")
+        room.tick(5)
+        assert not room.told("w0", say.Prepare)

@@ -15,7 +15,7 @@ from operator_world import World
 from springtide_coordinator.membership import Membership
 from springtide_coordinator.membership.events import Synced
 from springtide_coordinator.membership.machine import hear_operator
-from springtide_coordinator.membership.rules import Settings as Rules
+from springtide_coordinator.membership.settings import Settings as Rules
 from springtide_operator.api import names
 from springtide_operator.cache import Cache
 from springtide_operator.handlers import configure

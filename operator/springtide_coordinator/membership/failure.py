@@ -1,0 +1,275 @@
+"""Failures: who is dead for certain, who is lost, and when a generation is over because of it."""
+
+from __future__ import annotations
+
+from springtide_coordinator.membership.events import Effect, EndStream, MemberLost, PodSeen, Send
+from springtide_coordinator.membership.generation import Generation
+from springtide_coordinator.membership.members import Record, once
+from springtide_coordinator.membership.messages import MemberInfo, ParkReason, Prepare, Refused, Standing
+from springtide_coordinator.membership.state import Membership
+from springtide_protocol.names import Incarnation
+
+MACHINE_SILENT = "nothing is heard of it, nor of its machine"
+VANISHED_SECONDS = 60.0  # without a stream; whoever restarts in place is back before
+
+
+def proof_of_death(m: Membership, info: MemberInfo) -> str:
+    """How it is known that the process can never act again; "" when it is not known."""
+    record = m.members.get(info.id)
+    if record is not None:
+        if record.goodbye:
+            return f"it ended ({record.goodbye})"
+        if record.replaced:
+            return "another process took its place"
+        if record.connected:
+            return ""
+    if m.operator_word and info.pod_uid and info.pod_uid not in m.living:
+        left = record.disconnected_at if record is not None else None
+        if left is None or (m.operator_heard_at or 0.0) >= left:
+            return "its pod is gone"
+    for other in m.heard.values():
+        if record is None and other.id != info.id and same_place(other, info):
+            return "another process took its place"
+    return ""
+
+
+def same_place(one: MemberInfo, other: MemberInfo) -> bool:
+    """Whether two processes can only have lived one after the other."""
+    return bool(one.pod_uid) and (one.pod_uid, one.local_rank) == (other.pod_uid, other.local_rank)
+
+
+def complaint_in(m: Membership, generation: Generation) -> bool:
+    """Whether a member of the generation said that a reduction or the formation failed."""
+    return any(
+        record.generation == generation.name
+        and record.standing is Standing.PARKED
+        and record.park_reason.is_complaint
+        for record in (m.members[member] for member in generation.ids if member in m.members)
+    )
+
+
+def why_lost(m: Membership, generation: Generation, info: MemberInfo, now: float) -> str:
+    """How it is known that a member will not take part in what follows; "" while it may.
+
+    A stream that broke has a short grace. A failed reduction or the operator's word ends it at once. Without
+    either, a coordinator that cannot hear the operator pauses: it may be the one that was cut off.
+    """
+    if info.pod_uid in m.hung:
+        return "it hangs, and its pod is replaced"
+    if proof := proof_of_death(m, info):
+        return proof
+    record = m.members.get(info.id)
+    if record is None:
+        return MACHINE_SILENT if gone_with_machine(m, info, now) else ""
+    if record.parked:
+        generation.fenced.discard(info.id)
+    if info.id in generation.fenced:
+        return "it did not stop when it was told to"
+    if record.dismissed:
+        return "it left"
+    if record.connected or record.disconnected_at is None:
+        return ""
+    if complaint_in(m, generation):
+        return "its stream broke and a peer could not reach it"
+    if may_return(m, record.disconnected_at, now):
+        return ""
+    if paused_without_operator(m, generation, now):
+        return ""
+    return "its stream broke"
+
+
+def gone_with_machine(m: Membership, info: MemberInfo, now: float) -> bool:
+    """Whether a process that an earlier coordinator knew, and this one never heard, counts as lost.
+
+    It is no proof of death, and starts nothing anew: the process may be on the far side of a broken network.
+    What it does there has an older name than all that comes here, and it is fenced when it returns.
+    """
+    return info.id not in m.heard and silent_machine(m, m.living.get(info.pod_uid), now)
+
+
+def silent_machine(m: Membership, pod: PodSeen | None, now: float) -> bool:
+    """Whether the operator hears nothing of a pod, and this coordinator has listened for long enough, too:
+    as long as it takes all that live to find a coordinator. Others must have come, with their generation;
+    where one of them says that a reduction failed, half of that is long enough.
+    """
+    if pod is None or not pod.unheard or m.current is None or m.deaf(now):
+        return False
+    patience = m.settings.return_after_standstill
+    if complaint_in(m, m.current):
+        patience /= 2
+    return now - m.started_at >= patience
+
+
+def may_return(m: Membership, broken_at: float, now: float) -> bool:
+    """Whether a stream that broke at that time still has time to come back.
+
+    Where this process itself stood still (its node did, or its share of the processor was used up), all
+    streams break at once, and whose grace had not ended before is given one anew that is long enough.
+    """
+    until = broken_at + m.settings.grace
+    if m.awake_since is not None and until > m.asleep_since:
+        until = max(until, m.awake_since + m.settings.return_after_standstill)
+    return now < until
+
+
+def paused_without_operator(m: Membership, generation: Generation, now: float) -> bool:
+    """Whether a silent loss must wait for the operator."""
+    return m.deaf(now) and not complaint_in(m, generation)
+
+
+def silent_pods(m: Membership) -> list[tuple[str, str]]:
+    """(uid, name) of the pods that run and of which not every process has said Hello."""
+    greeted: dict[str, set[int]] = {}
+    for info in m.heard.values():
+        greeted.setdefault(info.pod_uid, set()).add(info.local_rank)
+    return [
+        (pod.uid, pod.name or pod.uid)
+        for pod in m.living.values()
+        if pod.started and len(greeted.get(pod.uid, ())) < m.processes_per_pod
+    ]
+
+
+def vanished_pods(m: Membership, now: float) -> list[str]:
+    """Uids of pods that run, and of which a process was a member and is not heard of any more."""
+    gone = {
+        record.info.pod_uid
+        for record in m.members.values()
+        if record.disconnected_at is not None
+        and now - record.disconnected_at >= VANISHED_SECONDS
+        and not (record.connected or record.dismissed or proof_of_death(m, record.info))
+    }
+    return [pod.uid for pod in m.living.values() if pod.started and pod.uid in gone and pod.uid not in m.hung]
+
+
+_TRAINS = (Standing.ACTIVE, Standing.ENDED)
+
+
+def note_losses(m: Membership, generation: Generation, now: float) -> list[Effect]:
+    """Write down which members of the generation are lost by now."""
+    effects: list[Effect] = []
+    for info in generation.members:
+        if info.id in generation.lost:
+            continue
+        if why := why_lost(m, generation, info, now):
+            generation.lost[info.id] = why
+            effects.append(MemberLost(info.id, f"{info.label}: {why}"))
+    return effects
+
+
+def close_if_over(m: Membership, generation: Generation, now: float) -> None:
+    """Decide whether the generation is over; the reason stays with it."""
+    if generation.closing:
+        return
+    labels = {info.id: info.label for info in generation.members}
+    records = [m.members[member] for member in generation.ids if member in m.members]
+    stage = generation.ended_stage
+    ended = stage is not None and not any(r.at_stage is not None and r.at_stage > stage for r in records)
+    for member, why in generation.lost.items():
+        if not ended or not finished(m, member):
+            generation.close(f"{labels[member]} is lost: {why}", now)
+            return
+    for record in records:
+        if record.standing is not Standing.PARKED or record.park_reason is ParkReason.BOUNDARY:
+            continue
+        if record.park_reason is ParkReason.SERVERS_LACK_STATE:
+            generation.close(why_parked(record), now)
+            return
+        if ended and not record.park_reason.is_complaint:
+            continue
+        if now - record.parked_at >= m.settings.complaint:
+            generation.complained = record.park_reason.is_complaint
+            generation.close(why_parked(record), now)
+            return
+    ends = {(r.at_stage, r.state) for r in records if r.standing is Standing.ENDED and r.connected}
+    if len(ends) > 1:
+        generation.close("members wait at the end of the loop with different states", now)
+
+
+def why_parked(record: Record) -> str:
+    told = f": {record.detail}" if record.detail else ""
+    return f"{record.info.label} parked ({record.park_reason.name}){told}"
+
+
+def finished(m: Membership, member: str) -> bool:
+    """Whether the process ended well after the last loop: the others may do the same."""
+    record = m.members.get(member)
+    return record is not None and record.goodbye == "Finished"
+
+
+def tell_to_park(m: Membership, now: float) -> list[Effect]:
+    """Prepare: to the members of a generation that is over, and to whoever trains in an older one."""
+    effects: list[Effect] = []
+    current = m.current
+    for record in list(m.connected()):
+        name = record.generation
+        if name is None or record.standing not in (*_TRAINS, Standing.AFTER):
+            continue
+        if current is None or (record.info.id in current.ids and name == current.name):
+            if current is None or not current.closing:
+                continue
+            effects += once(record, ("prepare", name), Prepare(name, current.closing))
+            effects += cut_if_stuck(m, current, record, now)
+        elif record.standing in _TRAINS:
+            reason = f"generation {current.name} goes on without this process"
+            effects += once(record, ("prepare", name), Prepare(name, reason))
+    return effects
+
+
+def cut_if_stuck(m: Membership, generation: Generation, record: Record, now: float) -> list[Effect]:
+    """A member that was told to park and does not answer must not hold the others for ever."""
+    since = max(generation.closing_at, record.connected_at)
+    if record.standing not in _TRAINS or now - since < m.settings.parking or record.session is None:
+        return []
+    return cut_off(
+        m, generation, record, f"{record.info.label} did not park within {m.settings.parking:g} s", now
+    )
+
+
+def cut_off_hung(m: Membership, now: float) -> list[Effect]:
+    """The operator replaces the pods of members that hang: the others go on without them at once."""
+    effects: list[Effect] = []
+    current = m.current
+    for record in list(m.connected()):
+        if current is not None and record.info.pod_uid in m.hung and record.info.id in current.ids:
+            effects += cut_off(m, current, record, f"{record.info.label} hangs", now)
+    return effects
+
+
+def cut_off(m: Membership, generation: Generation, record: Record, reason: str, now: float) -> list[Effect]:
+    """End the stream of a member that does not answer; it stays lost to the generation until it parks."""
+    session = record.session
+    if session is None:
+        return []
+    m.sessions.pop(session, None)
+    record.session, record.disconnected_at = None, now
+    generation.fenced.add(record.info.id)
+    return [
+        Send(session, record.info.id, Refused(reason, retry=True)),
+        EndStream(session, record.info.id, reason),
+    ]
+
+
+def is_outranked(m: Membership, newest: Incarnation | None) -> bool:
+    """Whether somebody has heard of a newer incarnation of the coordinator, and this one still works."""
+    return newest is not None and newest > m.incarnation and not m.superseded
+
+
+def step_down(m: Membership, why: str) -> list[Effect]:
+    """Become passive for good: a newer coordinator lives. All are sent to look for it."""
+    m.superseded = why
+    effects: list[Effect] = []
+    for record in list(m.connected()):
+        assert record.session is not None
+        reason = f"this coordinator is out of date: {why}"
+        effects.append(Send(record.session, record.info.id, Refused(reason, retry=True)))
+        effects.append(EndStream(record.session, record.info.id, reason))
+        m.sessions.pop(record.session, None)
+        record.session = None
+    for server in m.servers.values():
+        if server.session is not None:
+            reason = f"this coordinator is out of date: {why}"
+            effects.append(Send(server.session, server.info.id, Refused(reason, retry=True)))
+            effects.append(EndStream(server.session, server.info.id, reason))
+            m.server_sessions.pop(server.session, None)
+            server.session = None
+    return effects
