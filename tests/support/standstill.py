@@ -30,9 +30,14 @@ def stands_still(pid: int) -> bool:
 def states(pid: int) -> list[str]:
     """Of the process's threads, as in /proc; empty where it has ended."""
     found = []
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+    threads = Path(f"/proc/{pid}/task")
+    try:
+        ids = os.listdir(threads)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    for thread in ids:
         try:
-            found.append(stat.read_text().rpartition(")")[2].split()[0])
+            found.append((threads / thread / "stat").read_text().rpartition(")")[2].split()[0])
         except (OSError, IndexError):
             continue  # it has just ended
     return found
