@@ -15,6 +15,7 @@ from springtide_operator.api import names
 from springtide_operator.cache import Cache, Key
 from springtide_operator.certificate import job_certificate
 from springtide_operator.cluster import Cluster, KubeCluster
+from springtide_operator.executor import ClusterExecutor
 from springtide_operator.intervals import busy_seconds, calm_seconds, resync_seconds
 from springtide_operator.job_loop import JobLoop
 from springtide_operator.kube import ApiError, Kube
@@ -23,6 +24,7 @@ from springtide_operator.link import Caller, Link
 from springtide_operator.logs import in_words
 from springtide_operator.lookout import Leases, Lookout
 from springtide_operator.manifests.coordinator import job_token, operator_token
+from springtide_operator.manifests.maker import ManifestMaker
 from springtide_operator.metrics import Metrics
 from springtide_operator.optional_apis import OptionalApis
 from springtide_operator.perform import Performer
@@ -373,22 +375,18 @@ class Operator:
         def may_act() -> bool:
             return self.acting
 
-        performer = Performer(
-            self._cluster,
-            self.cache,
-            key,
+        make = ManifestMaker(
             token,
             self.settings.coordinator_image,
-            may_act,
-            self.metrics.acted,
-            pod_defaults=self.settings.pod_defaults,
-            coordinator_pull_policy=self.settings.coordinator_pull_policy,
-            doors=self.settings.doors,
-            queues=self._queues,
-            server_image=self.settings.server_image,
-            certificate=certificate,
-            operator_token=own,
+            self.settings.coordinator_pull_policy,
+            self.settings.server_image,
+            self.settings.pod_defaults,
+            self.settings.doors,
+            certificate,
+            own,
         )
+        executor = ClusterExecutor(self._cluster, self.cache, key, make, self._queues)
+        performer = Performer(executor, may_act, self.metrics.acted)
         connect = functools.partial(self._connect, operator_token=own)
         secret = names.secret_name(key[1], uid)
         link = Link(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,31 +24,27 @@ WorkloadAction = CreateWorkload | UpdateWorkload | ReportWorkload | DeleteWorklo
 MakePods = Callable[[Job], tuple[Object, Object, Object | None]]  # worker, coordinator, parameter server
 
 
-async def perform(
-    cluster: Cluster,
-    queues: Queues,
-    job: Job,
-    action: WorkloadAction,
-    pods: MakePods,
-    clock: Callable[[], float] = time.time,
-) -> None:
-    """Raises ApiError: 409 where somebody else has changed it; TemplateError."""
-    if isinstance(action, DeleteWorkload):
-        try:
-            await cluster.delete_workload(job.namespace, action.name, action.uid)
-        except ApiError as error:
-            if not is_gone(error):
-                raise
-        queues.drop(job.uid)
-    elif isinstance(action, ReportWorkload):
-        await _report(cluster, queues, job, action, timestamp(clock()))
-    else:
-        await _write(cluster, queues, job, action, pods)
+async def delete(cluster: Cluster, queues: Queues, job: Job, name: str, uid: str) -> None:
+    """Delete it; that it is gone is as good. Raises ApiError."""
+    try:
+        await cluster.delete_workload(job.namespace, name, uid)
+    except ApiError as error:
+        if not is_gone(error):
+            raise
+    queues.drop(job.uid)
 
 
-async def _write(
-    cluster: Cluster, queues: Queues, job: Job, action: CreateWorkload | UpdateWorkload, pods: MakePods
-) -> None:
+async def write(cluster: Cluster, queues: Queues, job: Job, new: bool, pods: MakePods) -> None:
+    """Make it, or write its spec anew.
+
+    Args:
+        new: whether there is none yet, as far as the plan knew.
+        pods: makes one pod of each role.
+
+    Raises:
+        ApiError: 409 where somebody else has changed it.
+        TemplateError: no pod can be made of the template.
+    """
     bare = kueue.unplaced(job)
     source, name = kueue.priority_class(job)
     if name and not names.is_name(name):
@@ -63,7 +58,7 @@ async def _write(
     worker, coordinator, server = pods(bare)
     wanted = kueue.workload(bare, worker, coordinator, priority, server)
     raw = queues.raw(job.uid)
-    if isinstance(action, CreateWorkload) or raw is None:
+    if new or raw is None:
         try:
             queues.put(await cluster.create_workload(wanted))
         except ApiError as error:
@@ -84,16 +79,18 @@ async def _write(
     queues.put(await cluster.patch_workload(job.namespace, raw["metadata"]["name"], patch))
 
 
-async def _report(cluster: Cluster, queues: Queues, job: Job, action: ReportWorkload, now: str) -> None:
+async def report(cluster: Cluster, queues: Queues, job: Job, what: ReportWorkload, unix: float) -> None:
+    """Write its status, unless it is gone. unix: now, in seconds. Raises ApiError."""
+    now = timestamp(unix)
     raw = queues.raw(job.uid)
     if raw is None:
         return
-    if action.what == "Finished":
-        status = kueue.finished(raw, action.succeeded, action.message, now)
-    elif action.what == "PodsReady":
+    if what.what == "Finished":
+        status = kueue.finished(raw, what.succeeded, what.message, now)
+    elif what.what == "PodsReady":
         status = kueue.pods_ready(raw, now)
     else:
-        status = kueue.released(raw, action.evicted, action.message, now)
+        status = kueue.released(raw, what.evicted, what.message, now)
     patch = {"metadata": _precondition(raw), "status": status}
     try:
         queues.put(await cluster.patch_workload(job.namespace, raw["metadata"]["name"], patch, status=True))

@@ -1,87 +1,239 @@
-"""What a plan asks the shell to do, each with its reason. All of them may be carried out twice without
-harm.
+"""What a plan asks for, each with its reason. All of it may be carried out twice without harm.
+
+An action knows what it is to people, what refusals of it are filed under, when its turn comes, and which
+method of an `Executor` carries it out.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from enum import IntEnum
+from typing import Any, ClassVar, Protocol
+
+from springtide_operator.api import names
+from springtide_operator.api.job import Job
+
+
+class Turn(IntEnum):
+    """When the actions of one plan are carried out, in this order."""
+
+    TOGETHER = 0  # none of these needs another, and all of them come before the first pod
+    FIRST = 1  # one after another, as the plan has them
+    DELETION = 2
+    WORKER = 3  # in growing batches
+
+
+class Executor(Protocol):
+    """The shell's side of each action.
+
+    All of them raise ApiError where the API server refuses, and TemplateError for a template of which no pod
+    can be made; they return whether it was carried out.
+    """
+
+    async def make_secret(self, job: Job) -> bool:
+        """POST the job's Secret; AlreadyExists is as good."""
+        ...
+
+    async def apply_network_policy(self, job: Job) -> bool:
+        """Server-side apply of the job's NetworkPolicy."""
+        ...
+
+    async def apply_service(self, job: Job, incarnation: int, cluster_ip: str | None) -> bool:
+        """Server-side apply of the coordinator's Service, selecting one incarnation."""
+        ...
+
+    async def delete_service(self, job: Job) -> bool:
+        """DELETE the coordinator's Service, if it is this job's."""
+        ...
+
+    async def apply_pod_group(self, job: Job, min_member: int, version: str) -> bool:
+        """Server-side apply of the job's PodGroup."""
+        ...
+
+    async def delete_pod_group(self, job: Job, api_version: str, name: str) -> bool:
+        """DELETE; that it is gone already is as good."""
+        ...
+
+    async def write_workload(self, job: Job, new: bool) -> bool:
+        """POST the job's Workload, or write its spec anew, unless somebody else has changed it."""
+        ...
+
+    async def report_workload(self, job: Job, report: ReportWorkload) -> bool:
+        """Write the Workload's status."""
+        ...
+
+    async def delete_workload(self, job: Job, name: str, uid: str) -> bool:
+        """DELETE with its uid as precondition."""
+        ...
+
+    async def create_coordinator(self, job: Job, incarnation: int, avoid: str | None) -> bool:
+        """POST of the coordinator's pod."""
+        ...
+
+    async def create_worker(self, job: Job, action: CreateWorker) -> bool:
+        """POST of a worker's pod."""
+        ...
+
+    async def create_server(self, job: Job, slot: int, attempt: int, address: str) -> bool:
+        """POST of a parameter server's pod."""
+        ...
+
+    async def apply_server_budget(self, job: Job, servers: int) -> bool:
+        """Server-side apply of the disruption budget of so many parameter servers."""
+        ...
+
+    async def delete_pod(self, job: Job, action: DeletePod) -> bool:
+        """Write the reason on the pod, then DELETE with its uid as precondition."""
+        ...
+
+    async def delete_job(self, job: Job) -> bool:
+        """DELETE the job itself with its uid as precondition."""
+        ...
+
+
+class BaseAction(ABC):
+    """What all actions have.
+
+    kind: of the metric that counts them. role: what a refusal is filed under. title: what it does, in words.
+    """
+
+    kind: ClassVar[str]
+    role: ClassVar[str]
+    turn: ClassVar[Turn]
+    title: ClassVar[str]
+
+    def describe(self, job: str) -> str:
+        """Say what it does for the job of this name."""
+        return self.title
+
+    @abstractmethod
+    async def execute(self, on: Executor, job: Job) -> bool:
+        """Carry it out, see `Executor`; return whether that was done."""
 
 
 @dataclass(frozen=True)
-class EnsureSecret:
+class EnsureSecret(BaseAction):
     """POST the job's Secret; AlreadyExists is as good."""
 
     reason: str
     kind: ClassVar[str] = "ensure_secret"
+    role: ClassVar[str] = "secret"
+    turn: ClassVar[Turn] = Turn.TOGETHER
+    title: ClassVar[str] = "makes the Secret"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.make_secret(job)
 
 
 @dataclass(frozen=True)
-class ApplyNetworkPolicy:
+class ApplyNetworkPolicy(BaseAction):
     """Server-side apply of the job's NetworkPolicy."""
 
     reason: str
     kind: ClassVar[str] = "apply_network_policy"
+    role: ClassVar[str] = "networkpolicy"
+    turn: ClassVar[Turn] = Turn.TOGETHER
+    title: ClassVar[str] = "applies the NetworkPolicy"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.apply_network_policy(job)
 
 
 @dataclass(frozen=True)
-class ApplyService:
+class ApplyService(BaseAction):
     """Server-side apply of the coordinator's Service, selecting one incarnation."""
 
     incarnation: int
     cluster_ip: str | None
     reason: str
     kind: ClassVar[str] = "apply_service"
+    role: ClassVar[str] = "service"
+    turn: ClassVar[Turn] = Turn.TOGETHER
+    title: ClassVar[str] = "applies the Service"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.apply_service(job, self.incarnation, self.cluster_ip)
 
 
 @dataclass(frozen=True)
-class DeleteService:
+class DeleteService(BaseAction):
     """DELETE the coordinator's Service, if it is this job's; its address is free for others then."""
 
     reason: str
     kind: ClassVar[str] = "delete_service"
+    role: ClassVar[str] = "service"
+    turn: ClassVar[Turn] = Turn.DELETION
+    title: ClassVar[str] = "deletes the coordinator's Service"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.delete_service(job)
 
 
 @dataclass(frozen=True)
-class ApplyPodGroup:
+class ApplyPodGroup(BaseAction):
     """Server-side apply of the job's PodGroup."""
 
     min_member: int
     version: str  # what the next observation calls it, once it is applied
     reason: str
     kind: ClassVar[str] = "apply_pod_group"
+    role: ClassVar[str] = "podgroup"
+    turn: ClassVar[Turn] = Turn.FIRST
+    title: ClassVar[str] = "applies the PodGroup"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.apply_pod_group(job, self.min_member, self.version)
 
 
 @dataclass(frozen=True)
-class DeletePodGroup:
+class DeletePodGroup(BaseAction):
     """DELETE; that it is gone already is as good."""
 
     api_version: str
     name: str
     reason: str
     kind: ClassVar[str] = "delete_pod_group"
+    role: ClassVar[str] = "podgroup"
+    turn: ClassVar[Turn] = Turn.DELETION
+    title: ClassVar[str] = "deletes the PodGroup"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.delete_pod_group(job, self.api_version, self.name)
 
 
 @dataclass(frozen=True)
-class CreateWorkload:
+class CreateWorkload(BaseAction):
     """POST the job's Workload; AlreadyExists is as good."""
 
     version: str
     reason: str
     kind: ClassVar[str] = "create_workload"
+    role: ClassVar[str] = "workload"
+    turn: ClassVar[Turn] = Turn.FIRST
+    title: ClassVar[str] = "creates the Workload"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.write_workload(job, new=True)
 
 
 @dataclass(frozen=True)
-class UpdateWorkload:
+class UpdateWorkload(BaseAction):
     """Write the Workload's spec anew, unless somebody else has changed it."""
 
     version: str
     reason: str
     kind: ClassVar[str] = "update_workload"
+    role: ClassVar[str] = "workload"
+    turn: ClassVar[Turn] = Turn.FIRST
+    title: ClassVar[str] = "updates the Workload"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.write_workload(job, new=False)
 
 
 @dataclass(frozen=True)
-class ReportWorkload:
+class ReportWorkload(BaseAction):
     """Write the Workload's status: Finished, PodsReady, or Released (no pod of an evicted job is left)."""
 
     what: str
@@ -90,30 +242,50 @@ class ReportWorkload:
     evicted: str = ""  # with Released: Kueue's reason of the eviction
     message: str = ""
     kind: ClassVar[str] = "report_workload"
+    role: ClassVar[str] = "workload"
+    turn: ClassVar[Turn] = Turn.FIRST
+    title: ClassVar[str] = "reports the Workload"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.report_workload(job, self)
 
 
 @dataclass(frozen=True)
-class DeleteWorkload:
+class DeleteWorkload(BaseAction):
     """DELETE with its uid as precondition."""
 
     name: str
     uid: str
     reason: str
     kind: ClassVar[str] = "delete_workload"
+    role: ClassVar[str] = "workload"
+    turn: ClassVar[Turn] = Turn.FIRST
+    title: ClassVar[str] = "deletes the Workload"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.delete_workload(job, self.name, self.uid)
 
 
 @dataclass(frozen=True)
-class CreateCoordinator:
+class CreateCoordinator(BaseAction):
     """POST. The number stands in status before this is carried out. avoid: a node that it must not be on."""
 
     incarnation: int
     reason: str
     avoid: str | None = None
     kind: ClassVar[str] = "create_coordinator"
+    role: ClassVar[str] = "coordinator"
+    turn: ClassVar[Turn] = Turn.FIRST
+
+    def describe(self, job: str) -> str:
+        return f"creates {names.coordinator_name(job, self.incarnation)}"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.create_coordinator(job, self.incarnation, self.avoid)
 
 
 @dataclass(frozen=True)
-class CreateWorker:
+class CreateWorker(BaseAction):
     """POST. Slot and attempt stand in status before this is carried out."""
 
     slot: int
@@ -122,10 +294,18 @@ class CreateWorker:
     reason: str
     avoid: str | None = None  # name of a node that it must not be on
     kind: ClassVar[str] = "create_worker"
+    role: ClassVar[str] = "worker"
+    turn: ClassVar[Turn] = Turn.WORKER
+
+    def describe(self, job: str) -> str:
+        return f"creates {names.worker_name(job, self.slot, self.attempt)}"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.create_worker(job, self)
 
 
 @dataclass(frozen=True)
-class CreateServer:
+class CreateServer(BaseAction):
     """POST of a parameter server's pod. Slot and attempt stand in status before this is carried out."""
 
     slot: int
@@ -133,19 +313,33 @@ class CreateServer:
     address: str  # of the coordinator
     reason: str
     kind: ClassVar[str] = "create_server"
+    role: ClassVar[str] = "server"
+    turn: ClassVar[Turn] = Turn.FIRST
+
+    def describe(self, job: str) -> str:
+        return f"creates {names.server_name(job, self.slot, self.attempt)}"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.create_server(job, self.slot, self.attempt, self.address)
 
 
 @dataclass(frozen=True)
-class ApplyServerBudget:
+class ApplyServerBudget(BaseAction):
     """Server-side apply of the disruption budget of so many parameter servers."""
 
     servers: int
     reason: str
     kind: ClassVar[str] = "apply_server_budget"
+    role: ClassVar[str] = "serverbudget"
+    turn: ClassVar[Turn] = Turn.FIRST
+    title: ClassVar[str] = "applies the disruption budget of the parameter servers"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.apply_server_budget(job, self.servers)
 
 
 @dataclass(frozen=True)
-class DeletePod:
+class DeletePod(BaseAction):
     """Write the reason on the pod, then DELETE with its uid as precondition."""
 
     name: str
@@ -155,14 +349,28 @@ class DeletePod:
     force: bool = False  # do not wait for its node's word
     grace_seconds: int | None = None  # None: as its template says
     kind: ClassVar[str] = "delete_pod"
+    role: ClassVar[str] = "deletion"
+    turn: ClassVar[Turn] = Turn.DELETION
+
+    def describe(self, job: str) -> str:
+        return f"deletes {self.name}{' by force' if self.force else ''} ({self.because})"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.delete_pod(job, self)
 
 
 @dataclass(frozen=True)
-class DeleteJob:
+class DeleteJob(BaseAction):
     """DELETE the job itself with its uid as precondition; Kubernetes collects what it made."""
 
     reason: str
     kind: ClassVar[str] = "delete_job"
+    role: ClassVar[str] = "job"
+    turn: ClassVar[Turn] = Turn.DELETION
+    title: ClassVar[str] = "deletes the job"
+
+    async def execute(self, on: Executor, job: Job) -> bool:
+        return await on.delete_job(job)
 
 
 Action = (

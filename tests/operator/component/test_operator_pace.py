@@ -18,11 +18,13 @@ from springtide_coordinator.membership.machine import hear_operator
 from springtide_coordinator.membership.settings import Settings as Rules
 from springtide_operator.api import names
 from springtide_operator.cache import Cache
+from springtide_operator.executor import ClusterExecutor
 from springtide_operator.handlers import configure
 from springtide_operator.intervals import calm_seconds, resync_seconds
 from springtide_operator.job_loop import JobLoop, calm
 from springtide_operator.lease import DURATION, RETRY, STANDBY_RETRY, Lease
 from springtide_operator.link import Link
+from springtide_operator.manifests.maker import ManifestMaker
 from springtide_operator.manifests.protection import Doors
 from springtide_operator.metrics import Metrics
 from springtide_operator.perform import Performer
@@ -211,7 +213,8 @@ async def test_a_take_over_of_many_jobs_mends_them_by_and_by() -> None:
     def clock() -> float:
         return now[0]
 
-    performer = Performer(cluster, cache, key, "t" * 16, "img", lambda: True, doors=Doors("ns"), clock=clock)
+    make = ManifestMaker("t" * 16, "img", doors=Doors("ns"))
+    performer = Performer(ClusterExecutor(cluster, cache, key, make, clock=clock), lambda: True, clock=clock)
     link = Link("t" * 16, 1.0, FakeCoordinator().connect)
     meter = Metrics(list, lambda: True)
     loop = JobLoop(key, uid, cluster, cache, performer, link, lambda: True, meter, clock=clock, patience=20.0)

@@ -1,0 +1,64 @@
+"""All objects of the jobs of one operator: what their manifests need beside the job itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from springtide_operator.api import names
+from springtide_operator.api.job import Job
+from springtide_operator.manifests.coordinator import coordinator_pod, secret
+from springtide_operator.manifests.defaults import PodDefaults, with_defaults
+from springtide_operator.manifests.protection import Doors, network_policy
+from springtide_operator.manifests.server import CONTAINER as SERVER_CONTAINER
+from springtide_operator.manifests.server import server_pod
+from springtide_operator.manifests.worker import main_container_name, worker_pod
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ManifestMaker:
+    """Makes the objects of one job.
+
+    Attributes:
+        token: what the job's processes show each other.
+        operator_token: what the operator shows the coordinator.
+        certificate: gives the job's certificate and key, in PEM; None: no TLS.
+        doors: who may reach the job's pods; None: no NetworkPolicy is made.
+    """
+
+    token: str
+    coordinator_image: str
+    pull_policy: str = "IfNotPresent"
+    server_image: str = names.PARAMETER_SERVER_IMAGE
+    defaults: PodDefaults = field(default_factory=PodDefaults)
+    doors: Doors | None = None
+    certificate: Callable[[], tuple[str, str]] | None = None
+    operator_token: str = ""
+
+    def secret(self, job: Job) -> Object:
+        """The Secret with the token, and with the certificate where the job has TLS."""
+        certificate = self.certificate() if self.certificate is not None and job.tls else None
+        return secret(job, self.token, certificate)
+
+    def network_policy(self, job: Job) -> Object | None:
+        """The NetworkPolicy of the job; None where none is made."""
+        return None if self.doors is None else network_policy(job, self.doors)
+
+    def coordinator(self, job: Job, incarnation: int, avoid: str | None = None) -> Object:
+        """The coordinator's pod. avoid: a node that it must not be on."""
+        own = self.operator_token
+        pod = coordinator_pod(job, incarnation, self.coordinator_image, self.pull_policy, avoid, own)
+        return with_defaults(pod, self.defaults, names.ROLE_COORDINATOR)
+
+    def worker(self, job: Job, slot: int, attempt: int, address: str, avoid: str | None = None) -> Object:
+        """A worker's pod. Raises TemplateError."""
+        pod = worker_pod(job, slot, attempt, address, avoid)
+        return with_defaults(pod, self.defaults, main_container_name(job.spec.workers.template))
+
+    def server(self, job: Job, slot: int, attempt: int, address: str) -> Object:
+        """A parameter server's pod."""
+        pod = server_pod(job, slot, attempt, address, self.server_image, self.pull_policy)
+        return with_defaults(pod, self.defaults, SERVER_CONTAINER)
