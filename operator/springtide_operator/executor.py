@@ -22,7 +22,7 @@ from springtide_operator.manifests.protection import server_disruption_budget
 from springtide_operator.plan import observe
 from springtide_operator.plan.actions import CreateWorker, DeletePod, ReportWorkload
 from springtide_operator.plan.observation import Refusal, ServiceSeen
-from springtide_operator.plan.refused import room_was_made
+from springtide_operator.plan.retry import room_was_made
 from springtide_operator.queues import Queues
 
 log = logging.getLogger("springtide.operator")

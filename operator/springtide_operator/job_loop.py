@@ -30,7 +30,7 @@ from springtide_operator.plan.decide import invalid, plan
 from springtide_operator.plan.elasticity import has_size_of_its_own
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, Report, ServiceSeen
-from springtide_operator.plan.refused import answers_to
+from springtide_operator.plan.retry import answers_to
 from springtide_operator.priority_semaphore import PrioritySemaphore
 from springtide_operator.queues import Queues
 

@@ -16,7 +16,6 @@ from google.protobuf.message import Message
 from springtide_operator.api import names
 from springtide_operator.api.limits import MAX_NUMBER
 from springtide_operator.api.names import MAX_WORKERS
-from springtide_operator.plan.clock import LAST_SECOND
 from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, LivingPod
 from springtide_operator.plan.observation import (
     CheckpointReport,
@@ -31,6 +30,7 @@ from springtide_operator.plan.observation import (
     SlowReport,
     StallReport,
 )
+from springtide_operator.plan.values import LAST_SECOND
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.sync_client import SyncClient, SyncError
 

@@ -12,7 +12,7 @@ from springtide_operator.executor import ClusterExecutor, fields
 from springtide_operator.kube import ApiError
 from springtide_operator.manifests.worker import TemplateError
 from springtide_operator.plan.actions import Action, DeletePod, Turn
-from springtide_operator.plan.refused import refuse
+from springtide_operator.plan.retry import refuse
 
 log = logging.getLogger("springtide.operator")
 

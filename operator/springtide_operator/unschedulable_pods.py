@@ -16,10 +16,10 @@ from springtide_operator.api.elasticity import ElasticityPolicy
 from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster
 from springtide_operator.kube import ApiError
-from springtide_operator.plan.clock import parse_time
 from springtide_operator.plan.elasticity import HELPED_SECONDS
 from springtide_operator.plan.observation import CoordinatorPod, ServerPod
 from springtide_operator.plan.observe import pod_problem
+from springtide_operator.plan.values import parse_time
 
 log = logging.getLogger("springtide.operator")
 

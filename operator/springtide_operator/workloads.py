@@ -16,7 +16,7 @@ from springtide_operator.plan.actions import (
     ReportWorkload,
     UpdateWorkload,
 )
-from springtide_operator.plan.clock import timestamp
+from springtide_operator.plan.values import timestamp
 from springtide_operator.queues import Queues
 
 Object = dict[str, Any]

@@ -12,7 +12,7 @@ from typing import Any
 
 from e2e_cluster import E2ECluster
 
-from springtide_operator.plan.clock import timestamp
+from springtide_operator.plan.values import timestamp
 
 Object = dict[str, Any]
 

@@ -11,7 +11,7 @@ from operator_world import World, job_object
 from springtide_operator.api import names
 from springtide_operator.plan.actions import CreateCoordinator, CreateServer, CreateWorker, DeletePod, Plan
 from springtide_operator.plan.observation import LateReport, Node, StallReport
-from springtide_operator.plan.refused import refuse
+from springtide_operator.plan.retry import refuse
 
 Object = dict[str, Any]
 

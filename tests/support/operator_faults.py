@@ -18,7 +18,7 @@ from operator_fake_worker import FakeJob
 from springtide_demo.kube import KubeError
 from springtide_local.cluster import Cluster
 from springtide_local.strays import program_of
-from springtide_operator.plan.clock import parse_time
+from springtide_operator.plan.values import parse_time
 
 Object = dict[str, Any]
 

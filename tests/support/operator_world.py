@@ -49,7 +49,7 @@ from springtide_operator.plan.observation import (
     ServerReport,
     ServiceSeen,
 )
-from springtide_operator.plan.refused import refuse
+from springtide_operator.plan.retry import refuse
 from springtide_operator.plan.workload import workload_seen
 
 Object = dict[str, Any]

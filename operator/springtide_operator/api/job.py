@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from springtide_operator.api import names
+from springtide_operator.api import names, reasons
 from springtide_operator.api.model import TrainingJobSpec
 
 
@@ -61,6 +61,24 @@ class Job:
         """Whether its coordinator and parameter servers speak TLS: by its own field, else as status says."""
         asked = self.spec.security.tls
         return asked if asked is not None else self.status.get("tls") is True
+
+    @property
+    def halted(self) -> str:
+        """Why the job is to have no pods; "" while it is to have them."""
+        if self.spec.suspend:
+            return "spec.suspend is true"
+        queue = self.status.get("queue")
+        if queue and not queue.get("admitted"):
+            return f"it waits in the queue {queue.get('name')}: {queue.get('message')}"
+        return ""
+
+    @property
+    def halt_reason(self) -> str:
+        """The same as the reason of the condition Suspended."""
+        if self.spec.suspend:
+            return reasons.JOB_SUSPENDED
+        evicted = (self.status.get("queue") or {}).get("reason") == reasons.EVICTED
+        return reasons.EVICTED if evicted else reasons.QUEUED
 
     @property
     def owner_reference(self) -> dict[str, Any]:

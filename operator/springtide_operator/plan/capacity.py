@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from springtide_operator.api import reasons
-from springtide_operator.plan.clock import parse_time, timestamp
+from springtide_operator.plan.values import parse_time, timestamp
 
 RETRY_LIMIT_SECONDS = 600.0
 YIELD_SECONDS = 10.0  # from one giving back for others to the next: the scheduler has to use the room

@@ -7,10 +7,10 @@ from springtide_operator.api.job import Job
 from springtide_operator.api.model import PodCleanup
 from springtide_operator.plan import hangs, servers
 from springtide_operator.plan.actions import Action, DeleteJob, DeletePod, DeleteService
-from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, WorkerPod
-from springtide_operator.plan.refused import held_back
+from springtide_operator.plan.retry import held_back
+from springtide_operator.plan.values import timestamp
 
 KEEP_FAILED = 5  # newest failed pods kept for their logs
 PATIENCE_SECONDS = 60.0  # for workers that still run when another finished (they may be saving)

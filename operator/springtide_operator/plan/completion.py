@@ -1,5 +1,8 @@
 """Completion: the job succeeds when a worker says Finished, never by exit codes alone; it fails for stated
 reasons.
+
+activeDeadlineSeconds counts from status.startTime, which suspending takes away and resuming sets anew, as for
+a Kubernetes Job.
 """
 
 from __future__ import annotations
@@ -8,9 +11,10 @@ from dataclasses import dataclass
 
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
-from springtide_operator.plan import deadline, hangs, restarts, template
+from springtide_operator.plan import hangs, restarts, template
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Finished, Observation, WorkerPod
+from springtide_operator.plan.values import parse_time, timestamp
 
 LAST_WORD_SECONDS = 60.0
 LAST_CALLS_SECONDS = 15.0  # of failed calls after the end, until the coordinator is given up
@@ -41,7 +45,7 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> Ou
     hung = hangs.fatal(job, observation)
     if hung is not None:
         return Outcome(False, hung.reason, hung.message)
-    late = deadline.exceeded(job, now)
+    late = deadline_exceeded(job, now)
     if late is not None:
         return Outcome(False, reasons.DEADLINE_EXCEEDED, late)
     invalid = template.fatal(job, observation)
@@ -110,3 +114,26 @@ def finished_worker(observation: Observation, ledger: Ledger) -> WorkerPod | Non
         if alone or finished.incarnation == ledger.incarnation or named == adopted:
             return pod
     return None
+
+
+def deadline(job: Job) -> float | None:
+    """Unix seconds at which the job's time is over; None without a limit, or while it is not active."""
+    limit, since = job.spec.active_deadline_seconds, parse_time(job.status.get("startTime"))
+    return since + limit if limit is not None and since is not None and not job.halted else None
+
+
+def deadline_exceeded(job: Job, now: float) -> str | None:
+    """With what the job fails; None while there is time."""
+    at = deadline(job)
+    if at is None or now < at:
+        return None
+    limit = job.spec.active_deadline_seconds
+    return (
+        f"the job was active for {limit} s, its activeDeadlineSeconds, since {timestamp(at - (limit or 0))}"
+    )
+
+
+def wakes(job: Job) -> list[float]:
+    """When to look again; empty without a limit."""
+    at = deadline(job)
+    return [] if at is None else [at]

@@ -8,10 +8,10 @@ from typing import Any
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import restarts, sight, sizing
-from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.completion import Outcome
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, Problem, Report, ServerPod, WorkerPod
+from springtide_operator.plan.values import timestamp
 
 # The short pause while a generation is formed is no news; one that lasts is.
 PAUSE_SECONDS = 4.0

@@ -18,10 +18,9 @@ from springtide_operator.plan.actions import (
     EnsureSecret,
     Event,
 )
-from springtide_operator.plan.backoff import QUICK_SECONDS
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import CoordinatorPod, Observation
-from springtide_operator.plan.refused import held_back
+from springtide_operator.plan.retry import QUICK_SECONDS, held_back
 
 ROLE = "coordinator"
 MIN_LIFE_SECONDS = 2.0  # between two pods, so that a node that evicts at once gets no flood

@@ -11,8 +11,7 @@ from typing import Any
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.api.servers import Consistency
-from springtide_operator.plan import conditions, hangs, sight, sizing
-from springtide_operator.plan import save_on_suspend as putaway
+from springtide_operator.plan import conditions, hangs, sight, sizing, suspend
 from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
 
 # A pod is held for gone when its deletionTimestamp is past by this much, although its node never said so.
@@ -108,8 +107,8 @@ def word(
         tuple(hung),
         job.spec.servers,
         tuple(serving),
-        suspend_by=putaway.leave_by(job),
-        saved=putaway.saved_name(job.status),
+        suspend_by=suspend.leave_by(job),
+        saved=suspend.saved_name(job.status),
         **_consistency(job),
     )
 

@@ -13,9 +13,7 @@ from springtide_operator.plan import (
     cleanup,
     completion,
     conditions,
-    deadline,
     elasticity,
-    encryption,
     gang,
     hangs,
     kueue,
@@ -23,23 +21,21 @@ from springtide_operator.plan import (
     outdated,
     problems,
     progress,
-    protection,
     restarts,
     rules,
+    security,
     servers,
     sizing,
     suspend,
     template,
 )
 from springtide_operator.plan import coordinator as coordinator_policy
-from springtide_operator.plan import save_on_suspend as putaway
 from springtide_operator.plan.actions import Event, Plan
-from springtide_operator.plan.clock import parse_time, timestamp
 from springtide_operator.plan.completion import Outcome
 from springtide_operator.plan.conditions import Truth
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation
-from springtide_operator.plan.suspension import halted
+from springtide_operator.plan.values import parse_time, timestamp
 
 Status = dict[str, Any]
 
@@ -59,7 +55,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
         return _after_the_end(job, observation, ended, now)
     ledger = Ledger.from_status(old)
     observation = hangs.with_hung_workers(job, nodes.with_node_health(observation, now))
-    job = encryption.with_encryption(job, observation)
+    job = security.with_encryption(job, observation)
     asked, job = job, gang.with_gang(kueue.with_queue_state(job, observation), observation)
     heard = observation
     waits = kueue.waits(job, observation) or gang.waits(job, observation)
@@ -79,16 +75,16 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     events += sized.events
     actions = kueue.decide(job, asked, observation, now)
     actions += gang.decide(job, observation, now)
-    actions += putaway.stragglers(job, observation, ledger)
-    if putaway.waits(job, observation, ledger, now):
-        putaway.let_leave(observation, ledger)
-    elif halted(job):
+    actions += suspend.stragglers(job, observation, ledger)
+    if suspend.waits(job, observation, ledger, now):
+        suspend.let_leave(observation, ledger)
+    elif job.halted:
         actions += sizing.decide(job, observation, ledger, now)
         actions += servers.decide(job, observation, ledger, now)
         actions += nodes.move(job, observation, ledger, actions, now)
         actions += suspend.put_away(observation)
     else:
-        actions += protection.decide(observation, now)
+        actions += security.decide(observation, now)
         made, said = coordinator_policy.decide(observation, ledger, now)
         actions += made
         events += said
@@ -107,8 +103,8 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     events += _changes(old, status, observation)
     later = [refusal.retry_at for refusal in observation.refusals.values()]
     later += [backoff.until for backoff in ledger.backoffs.values()]
-    later += deadline.wakes(job)
-    later += putaway.wakes(job, observation)
+    later += completion.wakes(job)
+    later += suspend.wakes(job, observation)
     later += nodes.later(observation, now)
     later += conditions.wakes(old, observation, ledger, now)
     later += sized.wakes
@@ -151,9 +147,9 @@ def _truths(job: Job, observation: Observation, ledger: Ledger, now: float) -> d
     old = job.status
     running = conditions.running(job, observation, ledger, old, now)
     started = running.true or bool(old.get("generation"))
-    if halted(job):
+    if job.halted:
         problem = problems.summary(problems.of_halted(job, observation, now))
-        saving = putaway.waits(job, observation, ledger, now)
+        saving = suspend.waits(job, observation, ledger, now)
         saved = progress.checkpoint(observation.report_of(ledger.incarnation), old)
         return suspend.truths(job, observation, problem, saving, saved)
     problem = problems.summary(problems.find(job, observation, ledger, now))
@@ -174,7 +170,7 @@ def _status(
     if not truths[reasons.RUNNING].true and "samplesPerSecond" in numbers:
         numbers["samplesPerSecond"] = "0"
     started = truths[reasons.RUNNING].true or bool(old.get("generation"))
-    active = {} if halted(job) else {"startTime": old.get("startTime") or timestamp(now)}
+    active = {} if job.halted else {"startTime": old.get("startTime") or timestamp(now)}
     sized = {key: job.status[key] for key in (elasticity.STATUS,) if key in job.status}
     return {
         **numbers,
@@ -205,7 +201,7 @@ def _servers(job: Job, observation: Observation, ledger: Ledger, over: bool = Fa
 
 def _kept(status: Status) -> Status:
     """What other schedulers were asked for, and what was decided once."""
-    return {key: status[key] for key in ("queue", "gang", encryption.STATUS) if key in status}
+    return {key: status[key] for key in ("queue", "gang", security.STATUS) if key in status}
 
 
 def _workers(
@@ -216,7 +212,7 @@ def _workers(
     report = observation.report_of(ledger.incarnation)
     before = (job.status.get("workers") or {}).get("active", 0)
     active = conditions.active_workers(report) if report is not None else min(before, len(live))
-    if over or unknown or (halted(job) and all(pod.end is not None for pod in observation.workers)):
+    if over or unknown or (job.halted and all(pod.end is not None for pod in observation.workers)):
         active = 0
     hashed = template_hash(job)
     want = sizing.expected(job, observation)
@@ -286,7 +282,7 @@ def _changes(old: Status, new: Status, observation: Observation) -> list[Event]:
 
 def _reported(old: Status, new: Status, observation: Observation) -> list[Event]:
     """Events of what the coordinator told of the training; its last word is told of with the end."""
-    events = putaway.events(old, new, observation) + servers.switched(old, new)
+    events = suspend.events_of_saving(old, new, observation) + servers.switched(old, new)
     events += progress.recovered(observation.report_of(new["coordinator"]["incarnation"]), old)
     if new.get("statesLost", 0) > old.get("statesLost", 0):
         who = "no worker with the job's state survived"

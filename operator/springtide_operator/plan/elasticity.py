@@ -16,7 +16,6 @@ from springtide_operator.plan import capacity, throughput
 from springtide_operator.plan.actions import Event
 from springtide_operator.plan.capacity import Extras, Room
 from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
-from springtide_operator.plan.suspension import halted
 from springtide_operator.plan.throughput import Scene, Search
 
 STATUS = "elasticity"
@@ -73,7 +72,7 @@ def decide(
     job: Job, live: Sequence[WorkerPod], observation: Observation, held_back: bool, now: float
 ) -> Sized:
     """Decide anew. `live`: one pod per slot. `held_back`: failed workers wait to be made again."""
-    if halted(job) or job.spec.elasticity.policy is ElasticityPolicy.MANUAL:
+    if job.halted or job.spec.elasticity.policy is ElasticityPolicy.MANUAL:
         return Sized(_with(job, None))
     if job.spec.elasticity.policy is ElasticityPolicy.THROUGHPUT:
         return _by_throughput(job, live, observation, now)

@@ -16,8 +16,7 @@ from springtide_operator.manifests.gang import GangScheduler, gang_scheduler, kn
 from springtide_operator.manifests.worker import template_hash
 from springtide_operator.plan.actions import Action, ApplyPodGroup, DeletePodGroup, Event
 from springtide_operator.plan.observation import Observation, Problem
-from springtide_operator.plan.refused import held_back
-from springtide_operator.plan.suspension import halted
+from springtide_operator.plan.retry import held_back
 
 ROLE = "podgroup"
 
@@ -69,7 +68,7 @@ def with_gang(job: Job, observation: Observation, over: bool = False) -> Job:
 def waits(job: Job, observation: Observation) -> str:
     """Why no pod may be made yet; "" when one may."""
     scheduler = gang_scheduler(job)
-    if scheduler is None or halted(job):
+    if scheduler is None or job.halted:
         return ""
     served = observation.apis.get(scheduler.api)
     if served is None:
@@ -91,7 +90,7 @@ def decide(job: Job, observation: Observation, now: float, over: bool = False) -
         text = f"{scheduler.name} is to start at least {members(job)} pods together"
         return [ApplyPodGroup(members(job), wanted, text)]
     asked = known_api(_api(job.status.get("gang")))  # what is deleted is ours by name, whatever status says
-    ending = over or bool(halted(job))
+    ending = over or bool(job.halted)
     pods_left = any(pod.end is None for pod in observation.workers) or bool(observation.coordinators)
     pods_left = pods_left or bool(observation.servers)
     if not asked or observation.pod_group_gone or (ending and pods_left):
@@ -103,7 +102,7 @@ def decide(job: Job, observation: Observation, now: float, over: bool = False) -
 def problem(job: Job, observation: Observation) -> Problem | None:
     """The named scheduler's API is missing: pods are started one by one."""
     scheduler = gang_scheduler(job)
-    if scheduler is None or halted(job) or observation.apis.get(scheduler.api) is not False:
+    if scheduler is None or job.halted or observation.apis.get(scheduler.api) is not False:
         return None
     text = (
         f"the cluster does not serve {scheduler.api}, so pods are not started together: install"
@@ -128,6 +127,6 @@ def _api(entry: Any) -> object:
 def _present(job: Job, observation: Observation) -> GangScheduler | None:
     """Who gets a PodGroup now."""
     scheduler = gang_scheduler(job)
-    if scheduler is None or halted(job) or not observation.apis.get(scheduler.api):
+    if scheduler is None or job.halted or not observation.apis.get(scheduler.api):
         return None
     return scheduler

@@ -15,7 +15,6 @@ from dataclasses import replace
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.api.model import OnHang
-from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.observation import (
     End,
     LateReport,
@@ -24,7 +23,7 @@ from springtide_operator.plan.observation import (
     StallReport,
     WorkerPod,
 )
-from springtide_operator.plan.suspension import halted
+from springtide_operator.plan.values import timestamp
 
 SHOWN = 3
 GRACE_SECONDS = 1  # what hangs does not leave by itself, and its place is needed
@@ -34,7 +33,7 @@ def stall(job: Job, observation: Observation) -> StallReport | None:
     """The stall that is a hang; None while there is none, or while it is not certain."""
     incarnation = (job.status.get("coordinator") or {}).get("incarnation", 0)
     report = observation.report_of(incarnation)
-    if halted(job) or report is None or observation.unreachable_since is not None:
+    if job.halted or report is None or observation.unreachable_since is not None:
         return None
     if report.stall is None or report.phase not in ("RUNNING", "ENDING"):
         return None

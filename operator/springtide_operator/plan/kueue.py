@@ -26,7 +26,7 @@ from springtide_operator.plan.actions import (
     UpdateWorkload,
 )
 from springtide_operator.plan.observation import Observation, Problem
-from springtide_operator.plan.refused import held_back
+from springtide_operator.plan.retry import held_back
 from springtide_operator.plan.workload import WorkloadSeen
 
 ROLE = "workload"

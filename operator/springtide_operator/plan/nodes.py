@@ -31,7 +31,7 @@ from springtide_operator.plan.observation import (
     ServerPod,
     WorkerPod,
 )
-from springtide_operator.plan.refused import held_back
+from springtide_operator.plan.retry import held_back
 
 AnyPod = WorkerPod | ServerPod | CoordinatorPod
 

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from springtide_operator.api import names, reasons
-from springtide_operator.plan.clock import parse_time
 from springtide_operator.plan.observation import CoordinatorPod, Node, Problem, ServerPod, WorkerPod
 from springtide_operator.plan.outcome import disruption, read_end
+from springtide_operator.plan.values import parse_time
 
 Object = dict[str, Any]
 

@@ -7,9 +7,8 @@ import re
 from typing import Any
 
 from springtide_operator.api import reasons
-from springtide_operator.plan.clock import parse_time
-from springtide_operator.plan.numbers import real, whole
 from springtide_operator.plan.observation import End, Finished
+from springtide_operator.plan.values import parse_time, real, whole
 
 Object = dict[str, Any]
 

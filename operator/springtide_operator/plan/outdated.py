@@ -20,7 +20,7 @@ from springtide_operator.plan import coordinator, servers, sizing
 from springtide_operator.plan.actions import Action, DeletePod, Event
 from springtide_operator.plan.ledger import Ledger, Slot
 from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
-from springtide_operator.plan.refused import held_back
+from springtide_operator.plan.retry import held_back
 
 _WHY = "it has not begun, and the template that it was made from was edited"
 

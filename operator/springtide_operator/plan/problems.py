@@ -1,4 +1,9 @@
-"""Problems: what keeps the job from its size or its coordinator, worst first."""
+"""Problems: what keeps the job from its size or its coordinator, worst first.
+
+Of pods that a node has taken and whose containers do not begin, Kubernetes says only ContainerCreating, for as
+long as it lasts. Why (a volume that cannot be attached, a network that is not ready, a very large image) stands
+in the pod's events, which the operator does not read: it says which pod, on which node, and where to look.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +18,20 @@ from springtide_operator.plan import (
     restarts,
     servers,
     sizing,
-    starting,
     template,
 )
 from springtide_operator.plan import coordinator as coordinator_policy
-from springtide_operator.plan.backoff import LOOP_COUNT, decayed
-from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.ledger import Ledger
-from springtide_operator.plan.observation import CoordinatorPod, Observation, Problem
-from springtide_operator.plan.refused import namespace_goes
+from springtide_operator.plan.observation import CoordinatorPod, Observation, Problem, ServerPod, WorkerPod
+from springtide_operator.plan.retry import LOOP_COUNT, decayed, namespace_goes
+from springtide_operator.plan.values import timestamp
 
 SILENT_SECONDS = 60.0
 STARTING_SECONDS = 60.0  # a coordinator's process may need this long, on a busy machine, until it answers
 TRY_SECONDS = 30.0  # a new worker in a crash loop that runs for longer is taken for one that will not crash
+BEGIN_SECONDS = 120.0  # from a node's taking of a pod to its first container
 SHOWN = 3
+_Pod = WorkerPod | ServerPod | CoordinatorPod
 _REFUSED = {
     "service": reasons.SERVICE_REFUSED,
     "networkpolicy": reasons.NETWORK_POLICY_REFUSED,
@@ -47,7 +52,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_gang(job, observation),
         *_hung(job, observation),
         *_workers(job, observation),
-        *starting.problems(observation, ledger, now),
+        *_not_begun(observation, ledger, now),
         *servers.problems(job, observation, ledger, now),
         *_silent(observation, ledger, now),
         *_vanished(observation),
@@ -269,3 +274,35 @@ def _not_up(pod: CoordinatorPod, now: float) -> list[Problem]:
         return []
     text = f"{pod.name} runs, and has not begun to answer within {STARTING_SECONDS:.0f} s: see its log"
     return [Problem(reasons.COORDINATOR_UNREACHABLE, text)]
+
+
+def _not_begun(observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
+    """One for each role, the coordinator first; it names the first pod and counts the others."""
+    coordinator = coordinator_policy.current(observation, ledger)
+    roles: tuple[tuple[str, list[_Pod]], ...] = (
+        ("the coordinator", [coordinator] if coordinator is not None else []),
+        ("worker", [*sizing.live_pods(observation)]),
+        ("parameter server", [*servers.live(observation)]),
+    )
+    result = []
+    for role, pods in roles:
+        stuck = [pod for pod in pods if _stuck(pod, now)]
+        if stuck:
+            result.append(Problem(reasons.CONTAINERS_NOT_STARTED, _not_begun_text(role, stuck)))
+    return result
+
+
+def _stuck(pod: _Pod, now: float) -> bool:
+    if pod.problem is not None or pod.starting_since is None:
+        return False
+    return now - pod.starting_since >= BEGIN_SECONDS
+
+
+def _not_begun_text(role: str, stuck: list[_Pod]) -> str:
+    first = stuck[0]
+    more = f" (and {len(stuck) - 1} more)" if len(stuck) > 1 else ""
+    return (
+        f"no container of {role} {first.name} on node {first.node} has begun within {BEGIN_SECONDS:.0f} s"
+        f"{more}: its image is still pulled, a volume cannot be mounted, or its network is not ready;"
+        f" the events of the pod say which (kubectl describe pod {first.name})"
+    )

@@ -7,8 +7,8 @@ from typing import Any
 
 from springtide_operator.api import reasons
 from springtide_operator.plan.actions import Event
-from springtide_operator.plan.clock import parse_time, timestamp
 from springtide_operator.plan.observation import Finished, Report
+from springtide_operator.plan.values import parse_time, timestamp
 
 INTERVAL_SECONDS = 15.0
 MAX_VALUES = 64

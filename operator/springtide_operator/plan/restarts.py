@@ -12,13 +12,13 @@ from typing import NamedTuple
 from springtide_operator.api import reasons
 from springtide_operator.api.failure_rules import RuleAction
 from springtide_operator.api.job import Job
-from springtide_operator.plan import incidents, rules
+from springtide_operator.plan import rules
 from springtide_operator.plan.actions import Action, DeletePod, Event
-from springtide_operator.plan.backoff import QUICK_SECONDS
-from springtide_operator.plan.clock import timestamp
-from springtide_operator.plan.ledger import Ledger, Slot
+from springtide_operator.plan.ledger import Ledger, Slot, open_ones, take_in
 from springtide_operator.plan.observation import End, Observation, Problem, WorkerPod
+from springtide_operator.plan.retry import QUICK_SECONDS
 from springtide_operator.plan.rules import Verdict
+from springtide_operator.plan.values import timestamp
 
 ROLE = "worker"
 
@@ -136,7 +136,7 @@ def record_exits(job: Job, observation: Observation, ledger: Ledger, now: float)
             ledger.end(slot, ended.end.kind)
             if ended.end.kind == reasons.END_SURPLUS:
                 ledger.raise_backoff(ROLE, now)  # the next one would be, too, until the job's end is read
-    ledger.incidents = incidents.open_ones(ledger.incidents, now)
+    ledger.incidents = open_ones(ledger.incidents, now)
     return [_decide(job, ledger, cause, together, now) for cause, together in groups.items()]
 
 
@@ -188,7 +188,7 @@ def _waits_in_vain(job: Job, pod: WorkerPod) -> End | None:
 def _decide(job: Job, ledger: Ledger, cause: str, together: Sequence[Ended], now: float) -> Event:
     """One restart decision for workers that ended together for one cause."""
     slots = [ended.slot for ended in together]
-    ledger.incidents, new = incidents.take_in(ledger.incidents, cause, slots, now)
+    ledger.incidents, new = take_in(ledger.incidents, cause, slots, now)
     first, verdict = together[0], together[0].verdict
     backoff = ledger.backoff(ROLE)
     healthy = {one.slot: backoff.healthy(one.lived(now), one.worked, now) for one in together}

@@ -21,11 +21,9 @@ from springtide_operator.plan.actions import (
     DeletePod,
     Event,
 )
-from springtide_operator.plan.backoff import QUICK_SECONDS
 from springtide_operator.plan.ledger import Ledger, Slot
 from springtide_operator.plan.observation import Observation, Problem, Report, ServerPod
-from springtide_operator.plan.refused import held_back
-from springtide_operator.plan.suspension import halted
+from springtide_operator.plan.retry import QUICK_SECONDS, held_back
 
 ROLE = "server"
 MUTE_SECONDS = 60.0  # a server that has run for so long serves
@@ -37,7 +35,7 @@ _REPLACED = (reasons.DELETE_NODE_LOST, reasons.DELETE_STUCK, reasons.DELETE_REPL
 
 def wanted(job: Job) -> int:
     """Server pods that are to exist."""
-    return 0 if halted(job) else job.spec.servers
+    return 0 if job.halted else job.spec.servers
 
 
 def newest(observation: Observation) -> dict[int, ServerPod]:
@@ -122,7 +120,7 @@ def how_it_ended(pod: ServerPod | None) -> tuple[str, str] | None:
 def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Action]:
     """Creations (their attempts raised in the ledger), deletions, and the disruption budget."""
     actions: list[Action] = []
-    if job.spec.servers and not halted(job):
+    if job.spec.servers and not job.halted:
         actions += _budget(job, observation, now)
     actions += _give_back(job, observation, ledger)
     actions += _tidy(observation)
@@ -171,7 +169,7 @@ def _give_back(job: Job, observation: Observation, ledger: Ledger) -> list[Actio
     excess = [pod for pod in live(observation) if pod.slot >= wanted(job)]
     if not excess:
         return []
-    if halted(job):
+    if job.halted:
         if any(pod.end is None for pod in observation.workers):
             return []
         because, text = reasons.DELETE_SUSPENDED, "the job is suspended and no worker is left"

@@ -11,18 +11,17 @@ from springtide_operator.plan import elasticity, restarts
 from springtide_operator.plan.actions import Action, CreateWorker, DeletePod
 from springtide_operator.plan.ledger import Ledger, Slot
 from springtide_operator.plan.observation import Observation, WorkerPod
-from springtide_operator.plan.refused import held_back
-from springtide_operator.plan.suspension import halted
+from springtide_operator.plan.retry import held_back
 
 
 def target(job: Job) -> int:
     """Worker pods that are to exist."""
-    return 0 if halted(job) else elasticity.size(job)
+    return 0 if job.halted else elasticity.size(job)
 
 
 def expected(job: Job, observation: Observation) -> int:
     """Workers that are to train: extra ones that no node has taken yet are not waited for."""
-    return 0 if halted(job) else elasticity.expected(job, live_pods(observation))
+    return 0 if job.halted else elasticity.expected(job, live_pods(observation))
 
 
 def live_pods(observation: Observation) -> list[WorkerPod]:
@@ -108,8 +107,8 @@ def _give_back(job: Job, live: list[WorkerPod], observation: Observation, ledger
     if said := elasticity.why(job):
         text += f": {said}"
     because = reasons.DELETE_SCALE_DOWN
-    if halted(job):
-        text, because = halted(job), reasons.DELETE_SUSPENDED
+    if job.halted:
+        text, because = job.halted, reasons.DELETE_SUSPENDED
     victims = order[: len(live) - target(job)]
     for pod in victims:
         ledger.end(pod.slot, reasons.END_SCALED_DOWN)

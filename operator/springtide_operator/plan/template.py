@@ -16,7 +16,6 @@ from springtide_operator.manifests.errors import TemplateError
 from springtide_operator.manifests.server import server_pod
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan.observation import Observation, Problem, Refusal
-from springtide_operator.plan.suspension import halted
 
 ROLES = ("worker", "coordinator", "server")
 _PODS = {"worker": "worker pod", "coordinator": "coordinator pod", "server": "parameter server's pod"}
@@ -51,7 +50,7 @@ def fatal(job: Job, observation: Observation) -> str | None:
 def problems(job: Job, observation: Observation) -> list[Problem]:
     """Of a job that goes on with the pods it has, or that is put away."""
     lead = "the job goes on with the pods that it has, and none of them can be replaced"
-    if halted(job):
+    if job.halted:
         lead = "the job cannot go on like this when it is resumed"
     return [
         Problem(reasons.INVALID_TEMPLATE, f"{lead}: {text[:1000]}; correct spec, or take the last edit back")
@@ -82,4 +81,4 @@ def _goes_on(job: Job, observation: Observation, role: str) -> bool:
     slots = job.status.get("serverSlots" if role == "server" else "slots") or {}
     edited = any(slot.get("edited") for slot in slots.values())
     left = edited or any(pod.live for pod in pods)
-    return bool(job.status.get("generation")) and (bool(halted(job)) or left)
+    return bool(job.status.get("generation")) and (bool(job.halted) or left)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from springtide_operator.api import reasons
-from springtide_operator.plan.clock import parse_time, timestamp
 from springtide_operator.plan.observation import RateReport
+from springtide_operator.plan.values import parse_time, timestamp
 
 LEAST_STEPS = 10
 AGAIN_SECONDS = 600.0  # until larger sizes are measured anew; doubled each time that nothing came of it

@@ -19,7 +19,7 @@ from chart_rights import granted, used
 from e2e_jobs import job, script
 
 from deploy.grafana import dashboard
-from springtide_operator.plan.clock import parse_time
+from springtide_operator.plan.values import parse_time
 
 pytestmark = pytest.mark.timeout(600)
 

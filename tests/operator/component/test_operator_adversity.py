@@ -12,7 +12,7 @@ from operator_running import operator, until
 
 from springtide_operator.api import names
 from springtide_operator.kube import ApiError
-from springtide_operator.plan.clock import timestamp
+from springtide_operator.plan.values import timestamp
 
 Object = dict[str, Any]
 

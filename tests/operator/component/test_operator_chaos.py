@@ -23,7 +23,7 @@ from operator_faults import Faults, acting_operator, kill_process, process_of
 from operator_journal import Journal, Seen, Watcher
 
 from springtide_local.cluster import Cluster
-from springtide_operator.plan.clock import parse_time
+from springtide_operator.plan.values import parse_time
 
 SECONDS = float(os.environ.get("SPRINGTIDE_CHAOS_SECONDS") or 60)
 SEEDS = Path(__file__).resolve().parents[2] / "support" / "operator_chaos_seeds.txt"

@@ -12,7 +12,7 @@ from operator_cluster import FakeCluster, FakeCoordinator
 from operator_running import operator, until
 
 from springtide_operator.api import names
-from springtide_operator.plan.clock import timestamp
+from springtide_operator.plan.values import timestamp
 from springtide_protocol.sync_client import SyncClient
 
 THEIRS = "a token of somebody else's making"

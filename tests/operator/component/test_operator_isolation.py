@@ -22,8 +22,8 @@ from springtide_operator.guarded_http import GuardedResponse
 from springtide_operator.kube import ApiError, Kube
 from springtide_operator.link import to_report
 from springtide_operator.plan import conditions, observe
-from springtide_operator.plan.clock import parse_time, timestamp
 from springtide_operator.plan.outcome import read_end
+from springtide_operator.plan.values import parse_time, timestamp
 from springtide_operator.runtime import Operator
 from springtide_protocol import coordinator_pb2 as pb
 

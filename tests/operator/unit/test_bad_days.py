@@ -23,7 +23,7 @@ from operator_bad_days import (
 )
 from operator_world import World, finished_message
 
-from springtide_operator.plan.clock import timestamp
+from springtide_operator.plan.values import timestamp
 
 
 def rule(action: str, **when: object) -> dict[str, object]:

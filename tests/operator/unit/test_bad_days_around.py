@@ -26,8 +26,8 @@ from operator_world import World
 
 from springtide_operator.api import names
 from springtide_operator.plan.actions import CreateWorkload
-from springtide_operator.plan.clock import timestamp
-from springtide_operator.plan.refused import refuse
+from springtide_operator.plan.retry import refuse
+from springtide_operator.plan.values import timestamp
 
 REFUSAL = ("Degraded", "PodCreationRefused")
 FORBIDDEN = 'pods "digits-worker-3-0" is forbidden: '

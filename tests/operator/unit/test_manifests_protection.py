@@ -16,7 +16,7 @@ from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan.actions import ApplyNetworkPolicy, CreateCoordinator, CreateWorker
 from springtide_operator.plan.decide import plan
 from springtide_operator.plan.observation import Observation
-from springtide_operator.plan.refused import refuse
+from springtide_operator.plan.retry import refuse
 
 MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 

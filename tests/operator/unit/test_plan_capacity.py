@@ -12,10 +12,10 @@ from operator_world import World, job_object
 
 from springtide_operator.plan.actions import CreateWorker, DeletePod, Plan
 from springtide_operator.plan.capacity import RETRY_LIMIT_SECONDS, Extras, Room, step, wait
-from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.coordinator_sync import word
 from springtide_operator.plan.decide import plan
 from springtide_operator.plan.observation import Node, Refusal
+from springtide_operator.plan.values import timestamp
 
 ROOM = Room(replicas=3, maximum=6, patience=30.0, placed=3, open_nodes=2)
 

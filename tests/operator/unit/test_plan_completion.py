@@ -10,7 +10,7 @@ from operator_world import World, finished_message, job_object
 from springtide_operator.api import reasons
 from springtide_operator.plan.actions import DeletePod, DeleteService
 from springtide_operator.plan.completion import LAST_CALLS_SECONDS
-from springtide_operator.plan.refused import refuse
+from springtide_operator.plan.retry import refuse
 
 
 def started(replicas: int = 3, cleanup: str = "Running") -> World:

@@ -14,9 +14,9 @@ from springtide_operator.plan.actions import (
     DeletePod,
     EnsureSecret,
 )
-from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.coordinator import LEARNING_SECONDS, SECRET_CHECK_SECONDS
 from springtide_operator.plan.observation import Refusal
+from springtide_operator.plan.values import timestamp
 
 
 def started() -> World:

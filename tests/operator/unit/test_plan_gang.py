@@ -20,7 +20,7 @@ from springtide_operator.manifests.resources import quantity, sum_of_requests, w
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.optional_apis import ABSENT_SECONDS, PRESENT_SECONDS, OptionalApis
 from springtide_operator.plan.actions import ApplyPodGroup, CreateCoordinator, CreateWorker, DeletePodGroup
-from springtide_operator.plan.refused import refuse
+from springtide_operator.plan.retry import refuse
 
 GROUP = "digits-job-uid-"
 

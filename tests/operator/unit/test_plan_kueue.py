@@ -400,7 +400,7 @@ def test_time_in_the_queue_is_not_time_at_work() -> None:
 
 
 def test_a_refused_workload_is_shown_while_the_job_waits() -> None:
-    from springtide_operator.plan.refused import refuse
+    from springtide_operator.plan.retry import refuse
 
     world = queued_world()
     world.refusals["workload"] = refuse(None, 403, "workloads.kueue.x-k8s.io is forbidden", world.now)

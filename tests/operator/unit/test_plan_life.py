@@ -12,8 +12,8 @@ from springtide_operator.api.job import InvalidJob, Job
 from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan.actions import CreateCoordinator, CreateWorker, DeleteJob, DeletePod
-from springtide_operator.plan.clock import parse_time, timestamp
 from springtide_operator.plan.coordinator_sync import word
+from springtide_operator.plan.values import parse_time, timestamp
 
 
 def world_of(replicas: int = 2, **spec: Any) -> World:

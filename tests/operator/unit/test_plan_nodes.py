@@ -14,9 +14,9 @@ from operator_world import World, finished_message, job_object
 from springtide_operator.api import names
 from springtide_operator.plan import nodes, observe
 from springtide_operator.plan.actions import DeletePod
-from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.coordinator_sync import word
 from springtide_operator.plan.observation import MemberReport, Node
+from springtide_operator.plan.values import timestamp
 
 Object = dict[str, Any]
 

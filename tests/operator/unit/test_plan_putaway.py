@@ -15,7 +15,7 @@ from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan.actions import DeletePod
 from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, word
 from springtide_operator.plan.observation import CheckpointReport
-from springtide_operator.plan.save_on_suspend import DEAF_SECONDS, LAST_WORD_SECONDS, SAVE_SECONDS
+from springtide_operator.plan.suspend import DEAF_SECONDS, LAST_WORD_SECONDS, SAVE_SECONDS
 
 NAME = "step-000000000030-g1.0.1"
 

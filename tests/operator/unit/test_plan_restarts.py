@@ -7,8 +7,8 @@ from operator_world import World, finished_message, job_object
 
 from springtide_operator.api import names, reasons
 from springtide_operator.plan.actions import CreateWorker
-from springtide_operator.plan.backoff import Backoff, decayed, delay
-from springtide_operator.plan.clock import timestamp
+from springtide_operator.plan.retry import Backoff, decayed, delay
+from springtide_operator.plan.values import timestamp
 
 
 def running_world(replicas: int = 3) -> World:

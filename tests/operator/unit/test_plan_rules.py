@@ -11,9 +11,9 @@ from operator_world import World, job_object
 from springtide_operator.api import reasons
 from springtide_operator.api.failure_rules import FailureRule
 from springtide_operator.manifests.worker import TemplateError, worker_pod
-from springtide_operator.plan import incidents, rules
+from springtide_operator.plan import rules
 from springtide_operator.plan.actions import CreateWorker
-from springtide_operator.plan.incidents import TOGETHER_SECONDS, Incident
+from springtide_operator.plan.ledger import TOGETHER_SECONDS, Incident, take_in
 from springtide_operator.plan.observation import End
 from springtide_operator.plan.outcome import raised
 
@@ -172,7 +172,7 @@ def test_every_slot_counts_at_most_once_in_an_incident(
     for slots, passed, cause in story:
         now += passed
         before = known.get(cause)
-        known, new = incidents.take_in(known, cause, slots, now)
+        known, new = take_in(known, cause, slots, now)
         joins = before is not None and before.is_open(now) and not before.slots & slots
         assert new is not joins
         assert known[cause].slots >= slots

@@ -14,7 +14,6 @@ from operator_world import World, avoided, job_object
 from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.plan import nodes, sight
 from springtide_operator.plan.actions import CreateCoordinator, DeletePod
-from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.coordinator_sync import word
 from springtide_operator.plan.observation import (
     LeaseSeen,
@@ -25,6 +24,7 @@ from springtide_operator.plan.observation import (
     WorkerPod,
 )
 from springtide_operator.plan.observation import Testimony as Told
+from springtide_operator.plan.values import timestamp
 
 
 class Doubted(World):

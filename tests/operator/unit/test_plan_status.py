@@ -11,11 +11,11 @@ from operator_world import World, finished_message, job_object
 
 from springtide_operator.api import reasons
 from springtide_operator.api.crd import custom_resource_definition
-from springtide_operator.plan.clock import timestamp
 from springtide_operator.plan.coordinator_sync import UNREACHABLE_LOST_SECONDS, word
 from springtide_operator.plan.decide import invalid
 from springtide_operator.plan.observation import FailureReport
 from springtide_operator.plan.progress import rounded
+from springtide_operator.plan.values import timestamp
 
 
 def started(replicas: int = 3) -> World:

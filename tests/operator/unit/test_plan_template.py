@@ -12,7 +12,7 @@ from operator_world import World, job_object
 
 from springtide_operator.api import reasons
 from springtide_operator.plan.observation import Refusal
-from springtide_operator.plan.refused import answers_to, refuse, room_was_made
+from springtide_operator.plan.retry import answers_to, refuse, room_was_made
 
 
 def trained(servers: int = 0) -> World:
