@@ -1,9 +1,10 @@
 """What must survive the operator: attempts, counts and incarnation, kept in status and raised there before
 use.
 
-Workers that end together for one cause are one restart decision: an incident. It begins with the first of them
-and takes in, for ten seconds, every other slot that ends for the same cause. A slot that ends again begins the
-next one: a crash loop counts each time, two hundred workers that lose their data at once count once.
+Workers that end together for one cause are one restart decision: an incident. It begins with the first of
+them and takes in, for ten seconds, every other slot that ends for the same cause. A slot that ends again
+begins the next one: a crash loop counts each time, two hundred workers that lose their data at once count
+once.
 """
 
 from __future__ import annotations

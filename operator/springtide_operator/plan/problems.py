@@ -1,8 +1,9 @@
 """Problems: what keeps the job from its size or its coordinator, worst first.
 
-Of pods that a node has taken and whose containers do not begin, Kubernetes says only ContainerCreating, for as
-long as it lasts. Why (a volume that cannot be attached, a network that is not ready, a very large image) stands
-in the pod's events, which the operator does not read: it says which pod, on which node, and where to look.
+Of pods that a node has taken and whose containers do not begin, Kubernetes says only ContainerCreating, for
+as long as it lasts. Why (a volume that cannot be attached, a network that is not ready, a very large image)
+stands in the pod's events, which the operator does not read: it says which pod, on which node, and where to
+look.
 """
 
 from __future__ import annotations

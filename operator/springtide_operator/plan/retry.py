@@ -1,8 +1,8 @@
 """When something is tried again: pods that ended badly, and creations that the API server refused.
 
-The backoff of a role's pods grows exponentially, and decays with healthy time and with healthy lives.
-Refused creations (quota, PodSecurity, webhooks, throttling) are shown and retried ever more slowly; they never
-fail the job.
+The backoff of a role's pods grows exponentially, and decays with healthy time and with healthy lives. Refused
+creations (quota, PodSecurity, webhooks, throttling) are shown and retried ever more slowly; they never fail
+the job.
 """
 
 from __future__ import annotations
